@@ -28,7 +28,6 @@ PUBLIC = {
         "Storage", "StorageWrapper", "TEMPORARY_PREFIX", "clear_process_caches", "drop_memory_root", "open_storage",
         "run_parallel",
     },
-    "trinitylake_ops.telemetry": {"DeferredSpans"},
 }  # fmt: skip
 FACES = [*PUBLIC, "trinitylake_ops.operations", "trinitylake_ops.dagster_plugin"]
 #: Airflow is in an environment of its own.

@@ -16,7 +16,9 @@ import pytest
 from tests.lakes import Lakes
 from tests.operations.aging import Aging, keeping
 from tests.operations.changes import create
+from tests.telemetry.listener import hearing
 from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import PlanChangedError
 from trinitylake_ops.format.file_names import HINT_PATH, is_immutable_path
 from trinitylake_ops.operations.base import Cost, Plan, PlannedOperation
 from trinitylake_ops.operations.executor import Executor, LocalExecutor, Weight
@@ -157,7 +159,25 @@ def test_a_plan_is_data_and_its_operation_executes_it(aging: Aging, lakes: Lakes
     assert dataclasses.fields(made_by)[0].name == "lake"
     with mock.patch.object(made_by, "execute", autospec=True) as execute:
         assert plan.execute(approved_digest="some") is execute.return_value
-    assert execute.call_args.args == (plan.operation, plan, "some")
+    operation, *arguments = execute.call_args.args
+    assert (type(operation), arguments) == (made_by, [plan, "some"])
+    assert operation.lake is plan.operation.lake
+
+
+def test_operations_have_names_of_their_own_in_telemetry() -> None:
+    made_by = {typing.get_type_hints(plan)["operation"] for plan in _PLANS}
+    assert len({operation.telemetry_name for operation in made_by}) == len(_PLANS)
+
+
+@pytest.mark.parametrize("name", sorted(_MADE))
+def test_an_execution_is_reported_once_to_telemetry(aging: Aging, lakes: Lakes, name: str) -> None:
+    plan = _MADE[name](aging.lake, lakes.root("away"))
+    with hearing() as heard:
+        plan.execute(plan.digest)
+        with pytest.raises(PlanChangedError):
+            plan.execute("0-none")
+    key = ("operations", plan.operation.telemetry_name)
+    assert (heard.added[*key, "done"], heard.added[*key, "failed"]) == (1, 1)
 
 
 @pytest.mark.parametrize("name", sorted(_MADE))

@@ -11,6 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import Sampler
 
 from trinitylake_ops.telemetry.hub import listen
 from trinitylake_ops.telemetry.otel import stop_listening
@@ -45,9 +46,9 @@ def hearing() -> Iterator[Heard]:
 
 
 @contextmanager
-def recording(patch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """Let the process have a tracer provider, as an application would set it."""
-    provider, exporter = TracerProvider(), InMemorySpanExporter()
+def recording(patch: pytest.MonkeyPatch, sampler: Sampler | None = None) -> Iterator[InMemorySpanExporter]:
+    """Give the process a tracer provider, as an application sets it."""
+    provider, exporter = TracerProvider(sampler), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with patch.context() as context:
         context.setattr(trace, "get_tracer_provider", lambda: provider)

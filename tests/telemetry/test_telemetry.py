@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import Histogram, InMemoryMetricReader
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.clock import ClockStorage
@@ -23,7 +28,7 @@ from trinitylake_ops.operations.gc.delete import delete_files
 from trinitylake_ops.storage import MemoryStorage, RetryStorage, open_storage
 from trinitylake_ops.storage.meter import ObservedStorage
 from trinitylake_ops.telemetry import hub, settings, spans
-from trinitylake_ops.telemetry.hub import INSTRUMENTS
+from trinitylake_ops.telemetry.hub import INSTRUMENTS, VERSION_SECONDS
 from trinitylake_ops.telemetry.otel import OtelListener
 from trinitylake_ops.telemetry.prometheus import PrometheusListener
 from trinitylake_ops.telemetry.settings import JsonFormatter, TelemetrySettings, about
@@ -159,6 +164,59 @@ def test_the_engine_tells_without_any_library(root: str) -> None:
     assert "the extra 'lineage' brings it: pip install 'trinitylake-ops[lineage]'" in ran.stderr
 
 
+def test_spans_of_other_libraries_nest_with_those_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with recording(monkeypatch) as exporter:
+        tracer = trace.get_tracer_provider().get_tracer("a client of a storage")
+        with tracer.start_as_current_span("request"), spans.span("commit", {"a": 1}) as span:
+            with spans.span("attempt"), tracer.start_as_current_span("GET"):
+                spans.note("storage read", time.time_ns(), {"b": 2})
+            trace.get_current_span().set_attribute("c", 3)
+            span.set({"d": 4})
+        assert set(parents(exporter)) == {
+            ("request", ""),
+            ("commit", "request"),
+            ("attempt", "commit"),
+            ("GET", "attempt"),
+            ("storage read", "GET"),
+        }
+        (commit,) = (one for one in exporter.get_finished_spans() if one.name == "commit")
+        assert dict(commit.attributes or {}) == {"a": 1, "c": 3, "d": 4}
+
+
+def test_the_sampler_decides(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with recording(monkeypatch, ParentBased(ALWAYS_OFF)) as exporter:
+        create(Lakehouse.create(root, {"fsync": "false"}), "ns")
+        with spans.span("commit"):
+            assert not spans.is_recorded()
+    assert exporter.get_finished_spans() == ()
+
+
+def test_a_span_processor_that_fails_fails_no_commit(
+    root: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = Lakehouse.create(root, {"fsync": "false"})
+    for method in ("on_start", "on_end"):
+        caplog.clear()
+        with monkeypatch.context() as patch, recording(patch):
+            patch.setattr(SimpleSpanProcessor, method, lambda *_, **__: 1 / 0)
+            create(Lakehouse.open(root), method)
+        assert "a span could not be recorded" in caplog.text
+    assert lake.snapshot().has_namespace("on_start") and lake.snapshot().has_namespace("on_end")
+
+
+def test_spans_of_a_forked_child_are_within_the_span_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with recording(monkeypatch) as exporter:
+        with spans.span("operation"):
+            child = os.fork()
+            if not child:
+                spans.note("of the child", time.time_ns(), {})
+                (noted,) = exporter.get_finished_spans()
+                is_within = noted.parent == trace.get_current_span().get_span_context()
+                os._exit(0 if is_within else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert parents(exporter) == [("operation", "")]
+
+
 # Where numbers go
 
 
@@ -197,6 +255,27 @@ def test_opentelemetry_has_all_instruments() -> None:
         f"trinitylake.{one}" for one in INSTRUMENTS
     }
     provider.shutdown()
+
+
+def test_histograms_have_their_values_and_exemplars_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = InMemoryMetricReader()
+    meters = MeterProvider([reader])
+    listener = OtelListener(meters)
+    with recording(monkeypatch) as exporter:
+        with spans.span("transaction"):
+            for _ in range(300):
+                listener.observe(VERSION_SECONDS, 0.002, {})
+        data = reader.get_metrics_data()
+        assert data is not None
+        metrics = {one.name: one.data for one in data.resource_metrics[0].scope_metrics[0].metrics}
+        found = metrics[f"trinitylake.{VERSION_SECONDS}"]
+        assert isinstance(found, Histogram)
+        (point,) = found.data_points
+        assert (point.count, point.sum) == (300, pytest.approx(0.6))
+        (transaction,) = exporter.get_finished_spans()
+        assert transaction.context is not None
+        assert {one.trace_id for one in point.exemplars} == {transaction.context.trace_id}
+    meters.shutdown()
 
 
 def test_settings_of_the_environment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,6 @@ of their approval.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import logging
@@ -15,10 +14,10 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar
 
 from trinitylake_ops.errors import FileMissingError, NotFoundError, PlanChangedError
 from trinitylake_ops.operations.budget import Spending, counting
@@ -26,52 +25,17 @@ from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage import MeteredStorage, Storage
 from trinitylake_ops.telemetry import hub, spans
 from trinitylake_ops.telemetry.hub import OPERATION_SECONDS, OPERATIONS
-from trinitylake_ops.telemetry.settings import about, fields_now
+from trinitylake_ops.telemetry.settings import about
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.commit_info import acting_run
 from trinitylake_ops.versions.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
-C = TypeVar("C", bound=Callable[..., Any])
-
-_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_FIELD = "operation"
-
-
-def instrumented(execute: C) -> C:
-    """Return the method ``execute`` of an operation, which tells of itself under the name of its class."""
-
-    @functools.wraps(execute)
-    def instrumented_call(self: Any, *arguments: Any, **options: Any) -> Any:
-        name = _WORD.sub("-", type(self).__name__).lower()
-        if fields_now().get(_FIELD) == name:  # it calls that of its base
-            return execute(self, *arguments, **options)
-        with operation_span(name):
-            return execute(self, *arguments, **options)
-
-    return cast(C, instrumented_call)
-
-
-def instrumented_as(operation: str) -> Callable[[C], C]:
-    """Return a decorator for a function that is an operation. Within the operation of that name it tells nothing."""
-
-    def decorated(work: C) -> C:
-        @functools.wraps(work)
-        def instrumented_call(*arguments: Any, **options: Any) -> Any:
-            if fields_now().get(_FIELD) == operation:
-                return work(*arguments, **options)
-            with operation_span(operation):
-                return work(*arguments, **options)
-
-        return cast(C, instrumented_call)
-
-    return decorated
-
 
 @contextmanager
 def operation_span(operation: str) -> Iterator[None]:
-    """Tell of an operation that a block is."""
+    """Report a block to telemetry as an operation: a span, a log line, its outcome and its duration."""
     begun_s, outcome = time.monotonic(), "failed"
     run_id = acting_run()
     attributes = {"trinitylake.operation": operation, **({"trinitylake.run": run_id} if run_id else {})}
@@ -170,7 +134,7 @@ class Plan(Document):
 
     @abstractmethod
     def execute(self) -> Document:
-        """Execute the plan. Each kind takes an ``approved_digest`` and further options."""
+        """Execute the plan. Each kind takes an ``approved_digest`` and further options, and documents its errors."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content as values of JSON, and the digest, which is None if there is nothing to approve."""
@@ -244,23 +208,36 @@ ReportT = TypeVar("ReportT", bound=Document)
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedOperation(ABC, Generic[PlannedT, ReportT]):
-    """Base of what plans and executes: a lakehouse, options, an executor, and what planning opened of them."""
+    """Base of the operations: plans and executes one verb on a lakehouse.
+
+    The fields are the lakehouse, the options of the operation and of its execution, and what planning opened.
+    """
+
+    #: The name of the operation in spans, metrics and the log.
+    telemetry_name: ClassVar[str]
 
     lake: Lakehouse
-
-    def __init_subclass__(cls) -> None:
-        """Let telemetry hear of each execution."""
-        super().__init_subclass__()
-        if "execute" in cls.__dict__:
-            cls.execute = instrumented(cls.execute)  # type: ignore[method-assign]
 
     @abstractmethod
     def plan(self) -> PlannedT:
         """Make the plan, on the latest version unless a base was read; only reads."""
 
     @abstractmethod
+    def run(self, plan: PlannedT, approved_digest: str | None) -> ReportT:
+        """Apply a plan, as ``execute`` of the plan documents it."""
+
     def execute(self, plan: PlannedT, approved_digest: str | None = None) -> ReportT:
-        """Do what a plan says. Each kind takes further options. Raises what ``execute`` of its plan raises."""
+        """Run a plan, and report the run to telemetry.
+
+        Args:
+            plan: The plan, made by this operation.
+            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+
+        Raises:
+            TrinityLakeError: The errors that ``execute`` of the plan documents.
+        """
+        with operation_span(self.telemetry_name):
+            return self.run(plan, approved_digest)
 
     def checked(self, plan: PlannedT, approved_digest: str | None) -> PlannedT:
         """Return the plan, made again by this operation if a digest was approved.

@@ -52,6 +52,8 @@ class DropNamespacePlan(Plan):
 class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
     """The drop of a namespace; one that holds tables needs ``cascade``."""
 
+    telemetry_name = "drop-namespace"
+
     namespace: str
     cascade: bool
 
@@ -66,8 +68,8 @@ class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
             )
         return DropNamespacePlan(base_version=latest.version, namespace=self.namespace, tables=tables, operation=self)
 
-    def execute(self, plan: DropNamespacePlan, approved_digest: str | None = None) -> CommitReport:
-        """Drop them in one commit. Raises what :meth:`DropNamespacePlan.execute` raises."""
+    def run(self, plan: DropNamespacePlan, approved_digest: str | None) -> CommitReport:
+        """Drop them in one commit."""
         metered = MeteredLakehouse(self.lake, keeps_cache=True)
         replace(self, lake=metered.lake, cascade=True).checked(plan, approved_digest)
         with metered.lake.transaction(message=self.namespace[:_LONGEST_MESSAGE_CHARS], operation=_OPERATION) as txn:

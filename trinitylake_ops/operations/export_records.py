@@ -21,7 +21,7 @@ from trinitylake_ops.format.checksums import MAX_FILE_LIST_BYTES, name_identity
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.keys import validate_name
 from trinitylake_ops.format.sealed_files import decode_sealed_json, encode_sealed_json
-from trinitylake_ops.operations.base import instrumented_as
+from trinitylake_ops.operations.base import operation_span
 from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.storage.interface import Storage
@@ -197,7 +197,6 @@ def _info(record: ExportRecord) -> ExportInfo:
     )
 
 
-@instrumented_as("drop-export")
 def drop_export(lake: Lakehouse, name: str) -> int:
     """Forget an export in one commit, then delete its root and manifest. Returns the version.
 
@@ -205,6 +204,12 @@ def drop_export(lake: Lakehouse, name: str) -> int:
     not be deleted. A version that the export was restored to may need them. Another root is left as it is. Raises
     ExportNotFoundError, CommitAttemptsExhaustedError, StorageError, and InvalidInputError for a clone.
     """
+    with operation_span("drop-export"):
+        return drop_one_export(lake, name)
+
+
+def drop_one_export(lake: Lakehouse, name: str) -> int:
+    """Forget an export as :func:`drop_export` does, without a report to telemetry."""
     check_no_clone(record_of(lake.snapshot().definition, name))
     return drop_exports(lake, [name])
 

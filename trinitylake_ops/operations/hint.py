@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, instrumented_as
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, operation_span
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage import background
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -75,23 +75,23 @@ def inspect_hint(lake: Lakehouse) -> HintReport:
     return HintReport(state=state, hinted=hinted, latest=latest, cost=metered.cost())
 
 
-@instrumented_as("repair-hint")
 def repair_hint(lake: Lakehouse) -> HintReport:
     """Let the hint name the latest version. Returns its former state. A right one is left alone.
 
     Raises LakehouseNotFoundError, StorageError.
     """
-    metered = MeteredLakehouse(lake)
-    found = inspect_hint(metered.lake)
-    if found.state == HintState.RIGHT:
-        return replace(found, cost=metered.cost())
-    storage, roots, latest = metered.lake.storage, metered.lake.files.roots, found.latest
-    while True:
-        storage.write(HINT_PATH, str(latest).encode("ascii"))
-        # A commit since may have set the hint before us; never leave it behind that one.
-        if latest == MAX_VERSION or not storage.exists(roots.path(latest + 1)):
-            return replace(found, latest=latest, repaired=True, cost=metered.cost())
-        latest = find_latest(roots)[0]
+    with operation_span("repair-hint"):
+        metered = MeteredLakehouse(lake)
+        found = inspect_hint(metered.lake)
+        if found.state == HintState.RIGHT:
+            return replace(found, cost=metered.cost())
+        storage, roots, latest = metered.lake.storage, metered.lake.files.roots, found.latest
+        while True:
+            storage.write(HINT_PATH, str(latest).encode("ascii"))
+            # A commit since may have set the hint before us; never leave it behind that one.
+            if latest == MAX_VERSION or not storage.exists(roots.path(latest + 1)):
+                return replace(found, latest=latest, repaired=True, cost=metered.cost())
+            latest = find_latest(roots)[0]
 
 
 def _state(roots: Roots) -> tuple[HintState, int | None, int]:

@@ -110,6 +110,8 @@ class RelocationPlan(Plan):
 class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
     """The relocation of all tables of the latest version, to ``table_root`` if that is given."""
 
+    telemetry_name = "relocation"
+
     table_root: str = ""
 
     def plan(self) -> RelocationPlan:
@@ -166,8 +168,8 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
         existing = table_root_of(self.lake, replace(base.definition, table_root=self.table_root))
         return self.table_root != _named_table_root(base) or existing is None or bool(existing.refusal)
 
-    def execute(self, plan: RelocationPlan, approved_digest: str | None = None) -> RelocationReport:
-        """Relocate by a plan made anew. Raises what :meth:`RelocationPlan.execute` raises."""
+    def run(self, plan: RelocationPlan, approved_digest: str | None) -> RelocationReport:
+        """Relocate by a plan made anew."""
         metered = MeteredLakehouse(self.lake)
         here = replace(self, lake=metered.lake)
         plan = here.plan()

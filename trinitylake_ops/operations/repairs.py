@@ -28,7 +28,7 @@ from trinitylake_ops.operations.base import (
     Plan,
     PlannedOperation,
     digest_of,
-    instrumented_as,
+    operation_span,
     uncached,
 )
 from trinitylake_ops.operations.rendering import Document, Table, new_table
@@ -150,6 +150,8 @@ def _is_complete(not_mended: Sequence[UnrepairedFinding]) -> bool:
 class Repair(PlannedOperation[RepairPlan, RepairReport]):
     """The repair of a report's findings, None for a new report."""
 
+    telemetry_name = "repair"
+
     report: VerifyReport | None
     to_last_good: bool
 
@@ -170,8 +172,8 @@ class Repair(PlannedOperation[RepairPlan, RepairReport]):
             )
         return _Planner(self, report).plan()
 
-    def execute(self, plan: RepairPlan, approved_digest: str | None = None) -> RepairReport:
-        """Take all steps of a plan. Raises what :meth:`RepairPlan.execute` raises."""
+    def run(self, plan: RepairPlan, approved_digest: str | None) -> RepairReport:
+        """Take all steps of a plan."""
         if approved_digest is not None:
             plan.check_approved(approved_digest)
         metered = MeteredLakehouse(self.lake)
@@ -213,10 +215,11 @@ def plan_repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_
     return Repair(lake=uncached(lake), report=report, to_last_good=to_last_good).plan()
 
 
-@instrumented_as("repair")
 def repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_good: bool = False) -> RepairReport:
     """Plan and execute a repair. Raises the errors of both."""
-    return plan_repair(lake, report, to_last_good=to_last_good).execute()
+    with operation_span(Repair.telemetry_name):
+        plan = plan_repair(lake, report, to_last_good=to_last_good)
+        return plan.operation.run(plan, None)
 
 
 class _Planner:

@@ -28,7 +28,7 @@ from trinitylake_ops.operations.base import (
     Plan,
     PlannedOperation,
     digest_of,
-    instrumented_as,
+    operation_span,
     uncached,
 )
 from trinitylake_ops.operations.export_records import record_of
@@ -122,17 +122,20 @@ class RollbackPlan(Plan):
         when, without ``reapply``, another commit was made since. Raises the error of a damaged table, unless the plan
         that names it was approved by its digest. Raises the errors of planning.
         """
-        return self.operation.execute(self, approved_digest, reapply=reapply)
+        return replace(self.operation, reapply=reapply).execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
     """A rollback of chosen objects, or of all, from a base to a target, both of which were read."""
 
+    telemetry_name = "rollback"
+
     base: Snapshot
     target: _Target
     chosen: tuple[ObjectName, ...]
     message: str | None
+    reapply: bool = False
 
     def plan(self) -> RollbackPlan:
         """Plan on the base. Raises what :func:`plan_rollback` raises."""
@@ -154,8 +157,8 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
             operation=self,
         )
 
-    def execute(self, plan: RollbackPlan, approved_digest: str | None = None, *, reapply: bool = False) -> CommitReport:
-        """Commit what is planned again. Raises what :meth:`RollbackPlan.execute` raises."""
+    def run(self, plan: RollbackPlan, approved_digest: str | None) -> CommitReport:
+        """Commit what is planned again."""
         metered = MeteredLakehouse(self.lake)
         lake = metered.lake
         base = lake.snapshot()
@@ -163,23 +166,22 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         now = here.plan()
         if approved_digest is not None:
             now.check_approved(approved_digest)
-        elif now.base_version != plan.base_version and not reapply:
+        elif now.base_version != plan.base_version and not self.reapply:
             raise _outdated_plan_error(plan.base_version, now.base_version)
         return CommitReport(
             operation=_OPERATION,
             base_version=now.base_version,
-            version=here.commit(now, reapply, now.failures if approved_digest is not None else ()),
+            version=here.commit(now, now.failures if approved_digest is not None else ()),
             changed=len(now.changes),
             damaged=now.damaged,
             cost=metered.cost(),
         )
 
-    def commit(self, plan: RollbackPlan, reapply: bool, approved_damage: Container[ObjectName] = ()) -> int:
+    def commit(self, plan: RollbackPlan, approved_damage: Container[ObjectName] = ()) -> int:
         """Commit a plan; returns the version.
 
         Args:
             plan: The plan, made on the base of this operation.
-            reapply: Whether to roll back commits in between, too.
             approved_damage: The damaged tables that may come back.
 
         Raises:
@@ -191,9 +193,9 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         only = f"{': ' if plan.only else ''}{', '.join(plan.only)}"
         message = (self.message or f"to version {plan.to_version}{only}")[:500]
         if self.chosen:
-            return self._commit_subset(message, reapply, approved_damage)
+            return self._commit_subset(message, approved_damage)
         info = CommitInfo(_OPERATION, message, properties=self._properties)
-        change = _WholeTree(self.target, info, reapply, approved_damage)
+        change = _WholeTree(self.target, info, self.reapply, approved_damage)
         return self.lake.commit(change, self.base)
 
     @property
@@ -201,16 +203,16 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         """The claim of the commit, which readers check: it names the version whose content comes back."""
         return {ROLLED_BACK_TO: str(self.target.snapshot.version)}
 
-    def _commit_subset(self, message: str, reapply: bool, approved_damage: Container[ObjectName]) -> int:
-        for _ in range(DEFAULT_MAX_ATTEMPTS - 1 if reapply else 0):
+    def _commit_subset(self, message: str, approved_damage: Container[ObjectName]) -> int:
+        for _ in range(DEFAULT_MAX_ATTEMPTS - 1 if self.reapply else 0):
             with suppress(CommitConflictError):
-                return self._commit_subset_once(message, reapply, approved_damage)
-        return self._commit_subset_once(message, reapply, approved_damage)
+                return self._commit_subset_once(message, approved_damage)
+        return self._commit_subset_once(message, approved_damage)
 
-    def _commit_subset_once(self, message: str, reapply: bool, approved_damage: Container[ObjectName]) -> int:
+    def _commit_subset_once(self, message: str, approved_damage: Container[ObjectName]) -> int:
         with self.lake.transaction(message=message, properties=self._properties, operation=_OPERATION) as txn:
             base = txn.base
-            if base.version != self.base.version and not reapply:
+            if base.version != self.base.version and not self.reapply:
                 raise _outdated_plan_error(self.base.version, base.version)
             txn.require(lambda latest: self.target.check_retained(latest.definition))
             txn.require(lambda latest: _check_unchanged(base, latest, self.chosen))
@@ -400,7 +402,6 @@ def _target(lake: Lakehouse, base: Snapshot, to: int | str | None, timestamp: da
     return _Target(str(to) if is_name else snapshot.version, snapshot, io)
 
 
-@instrumented_as("rollback")
 def rollback(
     lake: Lakehouse,
     to: int | str | None = None,
@@ -415,8 +416,9 @@ def rollback(
 
     It is planned once: another commit in between is met when this one is made.
     """
-    plan = _plan(lake, to, namespaces, tables, timestamp=timestamp, message=message)
-    return plan.operation.commit(plan, reapply)
+    with operation_span(Rollback.telemetry_name):
+        plan = _plan(lake, to, namespaces, tables, timestamp=timestamp, message=message)
+        return replace(plan.operation, reapply=reapply).commit(plan)
 
 
 def chosen_objects(

@@ -114,11 +114,8 @@ def send() -> Callable[[], None]:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-        from trinitylake_ops.telemetry.deferred_spans import DeferredSpans
     resource = Resource.create({"service.name": "trinitylake", "service.version": package_version(_PACKAGE)})
     spans = TracerProvider(resource=resource)
-    spans.add_span_processor(DeferredSpans())
     spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(spans)
     numbers = SdkMeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource)

@@ -1,29 +1,30 @@
-"""Spans by OpenTelemetry's interface, where the process has set it up; otherwise nothing.
+"""Spans through the API of OpenTelemetry (``opentelemetry-api``), if the process has configured it; otherwise no-ops.
 
-The interface is never imported here. Who wants spans has loaded it, and has set a tracer provider: an application, its
-auto-instrumentation, or ``telemetry/otel.py``. So the engine needs no library, and a process without one pays a look
-into a dictionary.
+The API is never imported here, because loading it takes longer than opening a lakehouse. A process that wants spans has
+loaded it and has set a tracer provider: an application, its automatic instrumentation, or ``telemetry/otel.py``. A
+process without it pays one lookup in a dictionary per span.
 """
 
 from __future__ import annotations
 
-import contextvars
+import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 SCOPE = "trinitylake_ops"
 Attributes = Mapping[str, str | int | float | bool]
+_FAILED = "a span could not be recorded; the work continues"
 
 _known: tuple[Any, Any] = (None, None)  # a provider, and its tracer
 
 
 def tracer() -> Any | None:
-    """Return the tracer of the process, None where no provider was set."""
+    """Return the tracer of the process, None if no provider was set."""
     global _known  # noqa: PLW0603 - making a tracer costs more than a span
     interface = sys.modules.get("opentelemetry.trace")
     provider_of = getattr(interface, "get_tracer_provider", None)  # None while another thread imports it
@@ -37,82 +38,31 @@ def tracer() -> Any | None:
     return _known[1]
 
 
-class SpanBatcher(Protocol):
-    """Has spans made later than the block that they tell of (``telemetry/deferred_spans.py``)."""
-
-    def begin(self, tracer: Any, name: str, attributes: Attributes | None) -> AbstractContextManager[Any]:
-        """Begin a span within the present one."""
-
-    def note(self, tracer: Any, name: str, begun_ns: int, attributes: Attributes) -> None:
-        """Record a span that ends now."""
-
-
-_batcher: SpanBatcher | None = None
-
-
-def defer(batcher: SpanBatcher) -> Callable[[], None]:
-    """Let all spans from now on be made later. Returns what ends that."""
-    global _batcher  # noqa: PLW0603 - that of the process
-    _batcher = batcher
-
-    def end() -> None:
-        global _batcher  # noqa: PLW0603
-        if _batcher is batcher:
-            _batcher = None
-
-    return end
-
-
 def is_recorded() -> bool:
-    """Whether the present span is recorded, so that parts of it are worth a span."""
+    """Whether the current span is recorded, so that parts of it are worth a span."""
     interface = sys.modules.get("opentelemetry.trace")
     current = getattr(interface, "get_current_span", None)
     return current is not None and bool(current().is_recording())
 
 
-class _Nothing:
-    """A span that nobody records."""
-
-    def set(self, attributes: Attributes) -> None:
-        """Forget attributes."""
-
-    def fail(self, error: str) -> None:
-        """Forget a failure."""
-
-
-class _Recorded:
-    """A span that is recorded, unless it was sampled out."""
-
-    def __init__(self, span: Any):
-        self._span = span
-
-    def set(self, attributes: Attributes) -> None:
-        """Add attributes."""
-        self._span.set_attributes(attributes)
-
-    def fail(self, error: str) -> None:
-        """Say that it failed, and with an error of which type. Messages may hold names, and stay out."""
-        from opentelemetry.trace import StatusCode
-
-        self._span.set_attribute("error.type", error)
-        self._span.set_status(StatusCode.ERROR)
-
-
-_NOTHING = _Nothing()
-
-
 class _NoopSpan:
-    """A block within no span."""
+    """A block without a span."""
 
-    def __enter__(self) -> _Nothing:
-        return _NOTHING
+    def __enter__(self) -> _NoopSpan:
+        return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
+    def set(self, attributes: Attributes) -> None:
+        """Ignore attributes."""
 
-class _SpanScope:
-    """A block within a span. By hand: half of what the interface's own context manager costs is not the span."""
+    def fail(self, error: str) -> None:
+        """Ignore a failure."""
+
+
+class _Span:
+    """A block within a span. The context manager of the API does the same at twice the cost."""
 
     __slots__ = ("_contexts", "_span", "_token")
 
@@ -121,41 +71,53 @@ class _SpanScope:
         self._span = own.start_span(name, attributes=attributes)
         self._token: Any = None
 
-    def __enter__(self) -> _Recorded:
+    def __enter__(self) -> _Span:
         interface = sys.modules["opentelemetry.trace"]
         self._token = self._contexts.attach(interface.set_span_in_context(self._span))
-        return _Recorded(self._span)
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._contexts.detach(self._token)
-        if kind is not None:
-            _Recorded(self._span).fail(kind.__name__)
-        self._span.end()
+        try:
+            if kind is not None:
+                self.fail(kind.__name__)
+            self._span.end()
+        except Exception:  # a span processor that fails must not make a commit look as if it had failed
+            logger.warning(_FAILED, exc_info=True)
+
+    def set(self, attributes: Attributes) -> None:
+        """Add attributes."""
+        self._span.set_attributes(attributes)
+
+    def fail(self, error: str) -> None:
+        """Record a failure by the type of its error. Messages may contain names, so they are not recorded."""
+        from opentelemetry.trace import StatusCode
+
+        self._span.set_attribute("error.type", error)
+        self._span.set_status(StatusCode.ERROR)
 
 
 _NOOP_SPAN = _NoopSpan()
 
 
-def span(name: str, attributes: Attributes | None = None) -> AbstractContextManager[_Nothing | _Recorded]:
-    """Begin a span within the present one, and end it with the block. An exception is its failure."""
+def span(name: str, attributes: Attributes | None = None) -> AbstractContextManager[_NoopSpan | _Span]:
+    """Open a span within the current one for the length of a block. An exception of the block is its failure."""
     own = tracer()
     if own is None:
         return _NOOP_SPAN
-    return _SpanScope(own, name, attributes) if _batcher is None else _batcher.begin(own, name, attributes)
+    try:
+        return _Span(own, name, attributes)
+    except Exception:
+        logger.warning(_FAILED, exc_info=True)
+        return _NOOP_SPAN
 
 
 def note(name: str, begun_ns: int, attributes: Attributes) -> None:
-    """Record a span that ends now, and began at a time of ``time.time_ns``, within the present one."""
+    """Record a span within the current one that began at ``begun_ns``, by ``time.time_ns``, and ends now."""
     own = tracer()
     if own is None:
         return
-    if _batcher is None:
+    try:
         own.start_span(name, attributes=attributes, start_time=begun_ns).end(time.time_ns())
-    else:
-        _batcher.note(own, name, begun_ns, attributes)
-
-
-def in_this_context(work: Callable[[], T]) -> Callable[[], T]:
-    """Return work that belongs to the present span, whichever thread does it."""
-    context = contextvars.copy_context()
-    return lambda: context.run(work)
+    except Exception:
+        logger.warning(_FAILED, exc_info=True)

@@ -122,6 +122,8 @@ class CloneReport(Document):
 class Clone(PlannedOperation[ClonePlan, CloneReport]):
     """The clone of a version, by its number, by the name of an export, or by a time; by default of the latest."""
 
+    telemetry_name = "clone"
+
     name: str
     version: int | str | None
     timestamp: datetime | int | None
@@ -195,8 +197,8 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
     def _target_options(self, root: str) -> Mapping[str, str] | None:
         return self.target_options if self.target_options is not None else options_for(self.lake, root)
 
-    def execute(self, plan: ClonePlan, approved_digest: str | None = None) -> CloneReport:
-        """Make the clone. Raises what :meth:`ClonePlan.execute` raises."""
+    def run(self, plan: ClonePlan, approved_digest: str | None) -> CloneReport:
+        """Make the clone."""
         plan = replace(self, version=plan.version, timestamp=None).checked(plan, approved_digest)
         metered = MeteredLakehouse(self.lake)
         lake, now_ms = metered.lake, self.lake.storage.now_ms()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import (
     CommitConflictError,
@@ -33,7 +33,7 @@ from trinitylake_ops.operations.base import (
     Plan,
     PlannedOperation,
     digest_of,
-    instrumented_as,
+    operation_span,
     uncached,
 )
 from trinitylake_ops.operations.clones.records import (
@@ -111,7 +111,7 @@ class DropClonePlan(Plan):
         It is kept where files could not be deleted: drop it again. Raises PlanChangedError, CommitConflictError when
         somebody committed to the clone since the plan, ExportNotFoundError, StorageError.
         """
-        return self.operation.execute(self, approved_digest, progress=progress)
+        return replace(self.operation, progress=progress).execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +137,12 @@ class DropCloneReport(DeletionReport):
 class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
     """The drop of a clone by its name."""
 
+    telemetry_name = "drop-clone"
+
     name: str
     deletes_files: bool
     target_options: Mapping[str, str] | None
+    progress: Progress = no_progress
 
     def plan(self) -> DropClonePlan:
         """Plan on the latest version. Raises what :func:`plan_drop_clone` raises."""
@@ -191,17 +194,15 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             return None, error.message
         return clone, None
 
-    def execute(
-        self, plan: DropClonePlan, approved_digest: str | None = None, *, progress: Progress = no_progress
-    ) -> DropCloneReport:
-        """Delete files and forget the clone. Raises what :meth:`DropClonePlan.execute` raises."""
+    def run(self, plan: DropClonePlan, approved_digest: str | None) -> DropCloneReport:
+        """Delete files and forget the clone."""
         plan = self.checked(plan, approved_digest)
         metered = MeteredLakehouse(self.lake)
         definition = metered.lake.snapshot().definition
         record = clone_record(definition, plan.name)
         deletion = Deletion()
         if plan.files:
-            deletion = self._delete(plan, metered, record, progress)
+            deletion = self._delete(plan, metered, record)
         version = None
         if deletion.is_complete:
             # A refresh may have kept one version more for it since then.
@@ -218,9 +219,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             files_stay=plan.clone_version is not None and not plan.deletes_files,
         )
 
-    def _delete(
-        self, plan: DropClonePlan, metered: MeteredLakehouse, record: ExportRecord, progress: Progress
-    ) -> Deletion:
+    def _delete(self, plan: DropClonePlan, metered: MeteredLakehouse, record: ExportRecord) -> Deletion:
         if plan.clone_version is None:
             lake, following = lakehouse_of(metered, record, self.target_options), 0
         else:
@@ -237,7 +236,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
 
         total = Deletion()
         for stage in plan.stages:
-            done = delete_files(storage, stage, before_batch=check_unchanged, progress=progress)
+            done = delete_files(storage, stage, before_batch=check_unchanged, progress=self.progress)
             total.files += done.files
             total.bytes += done.bytes
             total.throttled += done.throttled
@@ -262,12 +261,13 @@ def plan_drop_clone(
     return DropClone(lake=uncached(lake), name=name, deletes_files=delete_files, target_options=target_options).plan()
 
 
-@instrumented_as("drop-clone")
 def drop_clone(
     lake: Lakehouse, name: str, *, delete_files: bool = False, target_options: Mapping[str, str] | None = None
 ) -> DropCloneReport:
     """Plan and execute the drop of a clone. Raises what both raise."""
-    return plan_drop_clone(lake, name, delete_files=delete_files, target_options=target_options).execute()
+    with operation_span(DropClone.telemetry_name):
+        plan = plan_drop_clone(lake, name, delete_files=delete_files, target_options=target_options)
+        return plan.operation.run(plan, None)
 
 
 def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:

@@ -111,7 +111,7 @@ class PromotionPlan(MergePlan):
         CommitConflictError for conflicts that nobody decided, and when a commit in between touched what is promoted.
         Raises CorruptFileError, StorageError.
         """
-        return self.operation.execute(self, approved_digest, progress=progress)
+        return replace(self.operation, progress=progress).execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +138,12 @@ class PromotionReport(Document):
 class Promote(MergeOperation[PromotionPlan, PromotionReport]):
     """The promotion of a clone, or of chosen objects, with the sides that were chosen for conflicts."""
 
+    telemetry_name = "promote"
+
     namespaces: tuple[str, ...]
     tables: tuple[str, ...]
     executor: Executor
+    progress: Progress = no_progress
 
     def planned(self, sides: MergeInputs) -> PromotionPlan:
         """Plan on both sides. Raises what :func:`plan_promotion` raises."""
@@ -176,14 +179,12 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
             operation=self,
         )
 
-    def execute(
-        self, plan: PromotionPlan, approved_digest: str | None = None, *, progress: Progress = no_progress
-    ) -> PromotionReport:
-        """Copy and commit. Raises what :meth:`PromotionPlan.execute` raises."""
+    def run(self, plan: PromotionPlan, approved_digest: str | None) -> PromotionReport:
+        """Copy and commit."""
         metered = MeteredLakehouse(self.lake)
         sides = self.opened(metered)
         plan = self.decided(plan, approved_digest, sides)
-        copier = Copier(metered.lake.storage, progress=progress, n_expected=plan.files, executor=self.executor)
+        copier = Copier(metered.lake.storage, progress=self.progress, n_expected=plan.files, executor=self.executor)
         version = plan.base_version if plan.is_empty else self._promote(plan, sides, copier)
         return PromotionReport(
             name=plan.name,

@@ -117,6 +117,8 @@ class RefreshPlan(MergePlan):
 class Refresh(MergeOperation[RefreshPlan, CommitReport]):
     """The refresh of a clone, with the sides that were chosen for conflicts."""
 
+    telemetry_name = "refresh"
+
     def planned(self, sides: MergeInputs) -> RefreshPlan:
         """Plan on both sides. Raises what :func:`plan_refresh` raises."""
         clone = sides.clone.latest
@@ -148,8 +150,8 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
             operation=self,
         )
 
-    def execute(self, plan: RefreshPlan, approved_digest: str | None = None) -> CommitReport:
-        """Keep and commit. Raises what :meth:`RefreshPlan.execute` raises."""
+    def run(self, plan: RefreshPlan, approved_digest: str | None) -> CommitReport:
+        """Keep and commit."""
         metered = MeteredLakehouse(self.lake)
         sides = self.opened(metered)
         plan = self.decided(plan, approved_digest, sides)

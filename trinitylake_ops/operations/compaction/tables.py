@@ -145,15 +145,21 @@ class CompactTablesPlan(Plan):
         Raises the errors of ``write`` and of a commit, and the error of a damaged table if no other table could be
         compacted. New files are deleted then, best effort, and nothing is lost.
         """
-        return self.operation.execute(self, approved_digest, write=write, run_id=run_id, message=message)
+        operation = replace(self.operation, write=write, run_id=run_id, message=message)
+        return operation.execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
     """The compaction of tables by rules. ``only`` names them as ``namespace.table``, None for all."""
 
+    telemetry_name = "compact-tables"
+
     rules: RewriteRules
     only: tuple[str, ...] | None
+    write: GroupWriter = rewrite_in_process
+    run_id: str | None = None
+    message: str | None = None
 
     def plan(self) -> CompactTablesPlan:
         """Plan on the latest version. Raises what :func:`plan_compact_tables` raises."""
@@ -190,22 +196,14 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
             base_version=base.version, tables=tuple(found), left=left, older_spec_files=older, operation=self
         )
 
-    def execute(
-        self,
-        plan: CompactTablesPlan,
-        approved_digest: str | None = None,
-        *,
-        write: GroupWriter = rewrite_in_process,
-        run_id: str | None = None,
-        message: str | None = None,
-    ) -> CompactTablesReport:
-        """Write the files of a plan anew and commit. Raises what :meth:`CompactTablesPlan.execute` raises."""
+    def run(self, plan: CompactTablesPlan, approved_digest: str | None) -> CompactTablesReport:
+        """Write the files of a plan anew and commit."""
         metered = MeteredLakehouse(self.lake)
         lake = metered.lake
         base = lake.snapshot()
-        publication, since = publication_id(_OPERATION, run_id or str(uuid.uuid4())), base.version
-        if run_id is not None:
-            since = pinned_version(base, publication_id("pin", _OPERATION, run_id))
+        publication, since = publication_id(_OPERATION, self.run_id or str(uuid.uuid4())), base.version
+        if self.run_id is not None:
+            since = pinned_version(base, publication_id("pin", _OPERATION, self.run_id))
             version = published_version(lake, publication, since)
             if version is not None:
                 return report_of(Publication(version, was_published=True), {}, {}, 0, metered.cost())
@@ -213,9 +211,9 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
         if plan.is_empty:
             return report_of(Publication(base.version, was_published=False), {}, {}, 0, metered.cost())
         work = _Work(lake, plan, writing_io(self.lake), lake.storage.now_ms())
-        work.write(write)
+        work.write(self.write)
         try:
-            published, left, attempts = work.commit(publication, since, run_id, message)
+            published, left, attempts = work.commit(publication, since, self.run_id, self.message)
         except CommitOutcomeUnknownError:
             raise
         except TrinityLakeError:

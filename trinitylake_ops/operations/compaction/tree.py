@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, instrumented_as
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, operation_span
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.transaction.commit import commit
 from trinitylake_ops.transaction.draft import Draft, RootStamp
@@ -104,6 +104,8 @@ class CompactionPlan(Plan):
 class Compact(PlannedOperation[CompactionPlan, CompactionReport]):
     """The compaction of the latest tree."""
 
+    telemetry_name = "compact"
+
     def plan(self) -> CompactionPlan:
         """Plan on the latest version. Raises CorruptFileError, StorageError."""
         base = self.lake.snapshot()
@@ -121,10 +123,10 @@ class Compact(PlannedOperation[CompactionPlan, CompactionReport]):
             operation=self,
         )
 
-    def execute(self, plan: CompactionPlan, approved_digest: str | None = None) -> CompactionReport:
-        """Compact. Raises what :meth:`CompactionPlan.execute` raises."""
+    def run(self, plan: CompactionPlan, approved_digest: str | None) -> CompactionReport:
+        """Compact."""
         self.checked(plan, approved_digest)
-        return compact(self.lake)
+        return _compact(self.lake, None)
 
 
 def plan_compact(lake: Lakehouse) -> CompactionPlan:
@@ -132,7 +134,6 @@ def plan_compact(lake: Lakehouse) -> CompactionPlan:
     return Compact(lake=lake).plan()
 
 
-@instrumented_as("compact")
 def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
     """Flush all buffers down and merge thin nodes, as a commit of its own.
 
@@ -141,6 +142,11 @@ def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
     are not cached. Raises CommitAttemptsExhaustedError, TransactionExpiredError, CommitOutcomeUnknownError,
     LakehouseNotFoundError, CorruptFileError, StorageError.
     """
+    with operation_span(Compact.telemetry_name):
+        return _compact(lake, message)
+
+
+def _compact(lake: Lakehouse, message: str | None) -> CompactionReport:
     metered = MeteredLakehouse(lake)
     base = metered.lake.snapshot()
     check_no_gap(metered.lake.files.roots, base.version)

@@ -18,7 +18,7 @@ from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.format.locations import is_uri, located, to_location
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.iceberg.reach import files_of
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, instrumented_as, uncached_on
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, operation_span, uncached_on
 from trinitylake_ops.operations.export_records import CopiedFile, check_no_clone, read_manifest, record_of
 from trinitylake_ops.operations.exports.roots import check_is_export_of
 from trinitylake_ops.operations.mark.mark import CatalogReach
@@ -66,7 +66,6 @@ class ExportCheck(Document):
         return new_table(title, "what", "path", rows=rows)
 
 
-@instrumented_as("verify-export")
 def verify_export(
     lake: Lakehouse,
     name: str,
@@ -82,50 +81,55 @@ def verify_export(
     InvalidInputError for an export that is not complete, has no manifest, or whose place another lakehouse has taken.
     Raises VersionExpiredError if the other lakehouse's version expired.
     """
-    metered = MeteredLakehouse(lake)
-    definition = metered.lake.snapshot().definition
-    record = record_of(definition, name)
-    if record is None and name not in definition.exported_snapshots:
-        raise ExportNotFoundError(f"there is no export {name!r}")
-    check_no_clone(record)
-    if record is None or not record.manifest_path:
-        raise InvalidInputError(f"export {name!r} was recorded by another program, without a manifest to compare with")
-    if record.state != ExportState.COMPLETE:
-        raise InvalidInputError(f"export {name!r} was cut off; export it again to finish it, or drop it")
-    copies = read_manifest(metered.lake.storage, record.manifest_path)
-    storage, options = metered.lake.storage, lake.storage_options
-    if record.target_uri:
-        if target_options is None:  # otherwise the caller knows the target
-            lake.external_storages.allowed_roots.check_root(record.target_uri)
-        options = StorageOptions(target_options if target_options is not None else options_for(lake, record.target_uri))
-        storage = metered.also(open_storage(record.target_uri, options))
-    there = {info.path: info.size_bytes for info in storage.list()}
-    io = reading_io(metered.lake)
-    beyond = [copy.target for copy in copies if is_uri(copy.target)]  # below the table root
-    sizes = run_parallel(io.size_bytes, beyond, storage.concurrency)
-    there |= {uri: size for uri, size in zip(beyond, sizes, strict=True) if size is not None}
-    sizes_bytes: dict[str, int | None] = {copy.target: copy.size_bytes for copy in copies}
-    damaged: set[str] = set()
-    if record.target_uri:
-        other = uncached_on(storage, options)
-        other.external_storages.register_storage(metered.lake.storage)  # for files that were not copied
-        needed, damaged = _needed_at_target(metered.lake, other, record, there)
-        copies = [copy for copy in copies if copy.target in needed]
-        sizes_bytes = {path: sizes_bytes.get(path, size) for path, size in needed.items()}
-    changed = damaged | {path for path, size in sizes_bytes.items() if size not in (None, there.get(path, size))}
-    if deep:
-        same = [copy for copy in copies if there.get(copy.target) == copy.size_bytes]
-        changed |= {copy.target for copy in _with_other_checksums(storage, io, same, progress)}
-    return ExportCheck(
-        name=name,
-        root=storage.root,
-        files=len(sizes_bytes),
-        bytes=sum(there.get(path, 0) for path in sizes_bytes),
-        deep=deep,
-        missing=tuple(sorted(sizes_bytes.keys() - there.keys())),
-        changed=tuple(sorted(changed)),
-        cost=metered.cost(),
-    )
+    with operation_span("verify-export"):
+        metered = MeteredLakehouse(lake)
+        definition = metered.lake.snapshot().definition
+        record = record_of(definition, name)
+        if record is None and name not in definition.exported_snapshots:
+            raise ExportNotFoundError(f"there is no export {name!r}")
+        check_no_clone(record)
+        if record is None or not record.manifest_path:
+            raise InvalidInputError(
+                f"export {name!r} was recorded by another program, without a manifest to compare with"
+            )
+        if record.state != ExportState.COMPLETE:
+            raise InvalidInputError(f"export {name!r} was cut off; export it again to finish it, or drop it")
+        copies = read_manifest(metered.lake.storage, record.manifest_path)
+        storage, options = metered.lake.storage, lake.storage_options
+        if record.target_uri:
+            if target_options is None:  # otherwise the caller knows the target
+                lake.external_storages.allowed_roots.check_root(record.target_uri)
+            options = StorageOptions(
+                target_options if target_options is not None else options_for(lake, record.target_uri)
+            )
+            storage = metered.also(open_storage(record.target_uri, options))
+        there = {info.path: info.size_bytes for info in storage.list()}
+        io = reading_io(metered.lake)
+        beyond = [copy.target for copy in copies if is_uri(copy.target)]  # below the table root
+        sizes = run_parallel(io.size_bytes, beyond, storage.concurrency)
+        there |= {uri: size for uri, size in zip(beyond, sizes, strict=True) if size is not None}
+        sizes_bytes: dict[str, int | None] = {copy.target: copy.size_bytes for copy in copies}
+        damaged: set[str] = set()
+        if record.target_uri:
+            other = uncached_on(storage, options)
+            other.external_storages.register_storage(metered.lake.storage)  # for files that were not copied
+            needed, damaged = _needed_at_target(metered.lake, other, record, there)
+            copies = [copy for copy in copies if copy.target in needed]
+            sizes_bytes = {path: sizes_bytes.get(path, size) for path, size in needed.items()}
+        changed = damaged | {path for path, size in sizes_bytes.items() if size not in (None, there.get(path, size))}
+        if deep:
+            same = [copy for copy in copies if there.get(copy.target) == copy.size_bytes]
+            changed |= {copy.target for copy in _with_other_checksums(storage, io, same, progress)}
+        return ExportCheck(
+            name=name,
+            root=storage.root,
+            files=len(sizes_bytes),
+            bytes=sum(there.get(path, 0) for path in sizes_bytes),
+            deep=deep,
+            missing=tuple(sorted(sizes_bytes.keys() - there.keys())),
+            changed=tuple(sorted(changed)),
+            cost=metered.cost(),
+        )
 
 
 def _needed_at_target(

@@ -82,6 +82,8 @@ class PrunePlan(Plan):
 class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
     """The drop of old exports whose names match a pattern, by the rules of a policy."""
 
+    telemetry_name = "prune-exports"
+
     pattern: str
     policy: RetentionPolicy
 
@@ -124,8 +126,8 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
             return f"{text.partition(',')[0]}, and no rule keeps it"
         return text.replace("it is the latest", "it is the newest")
 
-    def execute(self, plan: PrunePlan, approved_digest: str | None = None) -> CommitReport:
-        """Drop them in one commit. Raises what :meth:`PrunePlan.execute` raises."""
+    def run(self, plan: PrunePlan, approved_digest: str | None) -> CommitReport:
+        """Drop them in one commit."""
         metered = MeteredLakehouse(self.lake, keeps_cache=True)
         plan = replace(self, lake=metered.lake).checked(plan, approved_digest)
         return CommitReport(
@@ -224,6 +226,8 @@ class DropExportPlan(Plan):
 class DropExport(PlannedOperation[DropExportPlan, CommitReport]):
     """The drop of the export of a name."""
 
+    telemetry_name = "drop-export"
+
     name: str
 
     def plan(self) -> DropExportPlan:
@@ -244,8 +248,8 @@ class DropExport(PlannedOperation[DropExportPlan, CommitReport]):
             operation=self,
         )
 
-    def execute(self, plan: DropExportPlan, approved_digest: str | None = None) -> CommitReport:
-        """Forget it. Raises what :meth:`DropExportPlan.execute` raises."""
+    def run(self, plan: DropExportPlan, approved_digest: str | None) -> CommitReport:
+        """Forget it."""
         metered = MeteredLakehouse(self.lake, keeps_cache=True)
         plan = replace(self, lake=metered.lake).checked(plan, approved_digest)
         return CommitReport(

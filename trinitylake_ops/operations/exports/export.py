@@ -85,12 +85,14 @@ class ExportPlan(Plan):
         Raises PlanChangedError when an approved digest is not that of the plan made again now. Raises CorruptFileError
         when a copy is not the source, ExportExistsError, VersionExpiredError, CommitConflictError, StorageError.
         """
-        return self.operation.execute(self, approved_digest, progress=progress)
+        return replace(self.operation, progress=progress).execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export(PlannedOperation[ExportPlan, ExportReport]):
     """An export of a version, None for the latest. ``opened`` is what planning opened for the copies."""
+
+    telemetry_name = "export"
 
     name: str
     level: str
@@ -102,6 +104,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
     target_options: Mapping[str, str] | None
     executor: Executor
     opened: Opened | None = None
+    progress: Progress = no_progress
 
     def plan(self) -> ExportPlan:
         """Plan on the latest version. Raises what :func:`plan_export` raises."""
@@ -164,13 +167,11 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         choice = _choice(plan.level, plan.namespaces, plan.definitions)
         return ExportWork(self.opened, plan.record, choice, plan.content, self.executor)
 
-    def execute(
-        self, plan: ExportPlan, approved_digest: str | None = None, *, progress: Progress = no_progress
-    ) -> ExportReport:
-        """Export, or finish an export. Raises what :meth:`ExportPlan.execute` raises."""
+    def run(self, plan: ExportPlan, approved_digest: str | None) -> ExportReport:
+        """Export, or finish an export."""
         retain_for_ms = plan.retain_for_ms
         plan = replace(self, version=plan.version).checked(plan, approved_digest)
-        return plan.operation.work(plan).run(self.lake, retain_for_ms, progress)
+        return plan.operation.work(plan).run(self.lake, retain_for_ms, self.progress)
 
 
 def plan_export(

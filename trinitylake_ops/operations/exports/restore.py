@@ -27,7 +27,7 @@ from trinitylake_ops.operations.base import (
     Plan,
     PlannedOperation,
     digest_of,
-    instrumented_as,
+    operation_span,
     uncached,
 )
 from trinitylake_ops.operations.export_records import check_no_clone, record_of
@@ -104,7 +104,7 @@ class RestorePlan(Plan):
         A removal of orphans deletes files that were copied before a failure. Raises PlanChangedError,
         CommitConflictError when another commit was made since the plan, CorruptFileError, StorageError.
         """
-        return self.operation.execute(self, approved_digest, progress=progress)
+        return replace(self.operation, progress=progress).execute(self, approved_digest)
 
 
 def plan_restore(
@@ -135,7 +135,6 @@ def plan_restore(
     ).plan()
 
 
-@instrumented_as("restore")
 def restore_export(
     lake: Lakehouse,
     name: str,
@@ -148,22 +147,27 @@ def restore_export(
 
     Raises the errors of both, and the error of a damaged table, which :func:`plan_restore` leaves out.
     """
-    plan = plan_restore(lake, name, namespaces, tables, target_options=target_options)
-    if isinstance(plan, RestorePlan):
+    with operation_span(Restore.telemetry_name):
+        plan = plan_restore(lake, name, namespaces, tables, target_options=target_options)
+        if not isinstance(plan, RestorePlan):
+            return plan.execute().version
         for error in plan.content.damaged.values():
             raise error
-    return plan.execute().version
+        return plan.operation.run(plan, None).version
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restore(PlannedOperation[RestorePlan, CommitReport]):
     """The restore of objects, by name, from an export at another root. ``export`` is what planning opened."""
 
+    telemetry_name = "restore"
+
     name: str
     namespaces: tuple[str, ...]
     tables: tuple[str, ...]
     target_options: Mapping[str, str] | None
     export: Snapshot | None = None
+    progress: Progress = no_progress
 
     def plan(self) -> RestorePlan:
         """Plan on the latest version. Raises what :func:`plan_restore` raises."""
@@ -211,23 +215,21 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
             operation=replace(self, export=export),
         )
 
-    def execute(
-        self, plan: RestorePlan, approved_digest: str | None = None, *, progress: Progress = no_progress
-    ) -> CommitReport:
-        """Copy missing files and commit. Raises what :meth:`RestorePlan.execute` raises."""
+    def run(self, plan: RestorePlan, approved_digest: str | None) -> CommitReport:
+        """Copy missing files and commit."""
         metered = MeteredLakehouse(self.lake, keeps_cache=True)
         plan = replace(self, lake=metered.lake).checked(plan, approved_digest)
         return CommitReport(
             operation=_OPERATION,
             base_version=plan.base_version,
-            version=plan.operation.commit(plan, metered, progress),
+            version=replace(self, export=plan.operation.export).commit(plan, metered),
             changed=len(plan.changes),
             damaged=plan.damaged,
             cost=metered.cost(),
         )
 
-    def commit(self, plan: RestorePlan, metered: MeteredLakehouse, progress: Progress) -> int:
-        """Copy and commit by this lakehouse. Returns the version. Raises what :meth:`RestorePlan.execute` raises."""
+    def commit(self, plan: RestorePlan, metered: MeteredLakehouse) -> int:
+        """Copy missing files and commit; return the version."""
         assert self.export is not None
         lake = metered.lake
         io = self._reading(metered.also(self.export.files.storage), lake)
@@ -239,7 +241,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
                 txn.restore_entry(key, None)
             for key, location in plan.content.entries:
                 txn.restore_entry(key, location)
-            copier = Copier(lake.storage, progress=progress, n_expected=plan.content.n_files)
+            copier = Copier(lake.storage, progress=self.progress, n_expected=plan.content.n_files)
             copier.table_storages = claim_table_folders(writing_io(lake), plan.content.tables, txn.base.definition)
             copier.copy_content(plan.content, io)
         assert txn.committed_version is not None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
@@ -28,7 +27,6 @@ from trinitylake_ops.operations.rendering import Document
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.telemetry import hub
 from trinitylake_ops.telemetry.hub import FREED_BYTES, FREED_FILES
-from trinitylake_ops.versions.snapshot import Snapshot
 
 _PASSING = (ThrottledError, TransientError, AmbiguousWriteError)
 _TRIES = 4
@@ -276,20 +274,18 @@ def _prefix_of(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DeletingOperation(TimedOperation[TimedT, ReportT]):
-    """Base of operations that delete, and whose plans count against a budget."""
+    """Base of operations that delete files: with an executor, and with the spending and the progress of the run."""
 
     executor: Executor
+    spending: Spending = field(default_factory=Spending)
+    progress: Progress = no_progress
 
-    @abstractmethod
-    def plan_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> TimedT:
-        """Return the plan for a version and a time, in milliseconds since the epoch."""
-
-    def plan(self, *, budget: Budget | Spending = NO_LIMITS, progress: Progress = no_progress) -> TimedT:
-        """Plan on the latest version. Raises BudgetSpentBeforeError, and what ``plan_`` of its kind raises."""
-        spending = Spending.of(budget)
-        here = replace(self, lake=MeteredLakehouse(self.lake, spending).lake)
-        with spending.planning(progress) as counted_progress:
-            made = on_latest(
-                here.lake, lambda base: here.plan_at(base, here.lake.storage.now_ms(), progress=counted_progress)
-            )
-        return replace(made, operation=replace(made.operation, lake=uncached(self.lake)))
+    def plan(self) -> TimedT:
+        """Plan on the latest version. Raises BudgetSpentBeforeError, and the errors of ``plan_`` of its kind."""
+        lake = MeteredLakehouse(self.lake, self.spending).lake
+        with self.spending.planning(self.progress) as progress:
+            here = replace(self, lake=lake, progress=progress)
+            made = on_latest(lake, lambda base: here.plan_at(base, lake.storage.now_ms()))
+        operation = cast(Self, made.operation)
+        own = replace(operation, lake=uncached(self.lake), spending=Spending(), progress=no_progress)
+        return replace(made, operation=own)

@@ -22,7 +22,7 @@ from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState,
 from trinitylake_ops.format.keys import SEALED_AT_MILLIS
 from trinitylake_ops.format.node_file import decode_system_rows
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, TimedOperation, TimedPlan, instrumented_as, uncached
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, TimedOperation, TimedPlan, operation_span, uncached
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.export_records import without_exports
 from trinitylake_ops.operations.gc.unreached import ReclaimedFiles, damaged_tables, reclaimed_files
@@ -154,7 +154,7 @@ class ExpirationPlan(TimedPlan):
         Raises PlanChangedError when the approved plan cannot be made again, MaintenanceBlockedError before a
         reconcile, CommitConflictError, StorageError.
         """
-        return self.operation.execute(self, approved_digest, progress=progress)
+        return replace(self.operation, progress=progress).execute(self, approved_digest)
 
     def within(self, freed: ReclaimedFiles) -> Self:
         """Return this plan with those of its files that others have, too."""
@@ -166,24 +166,21 @@ class ExpirationPlan(TimedPlan):
 class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
     """The expiry of versions by a policy, None for the lakehouse's own. ``base`` is where a plan was made."""
 
+    telemetry_name = "expiration"
+
     policy: RetentionPolicy | None
     executor: Executor
     base: Snapshot | None = None
+    progress: Progress = no_progress
 
-    def plan(self, *, progress: Progress = no_progress) -> ExpirationPlan:
+    def plan(self) -> ExpirationPlan:
         """Plan on the latest version. Raises what :func:`plan_expiration` raises."""
-        return on_latest(self.lake, lambda base: self.plan_at(base, self.lake.storage.now_ms(), progress=progress))
+        made = on_latest(self.lake, lambda base: self.plan_at(base, self.lake.storage.now_ms()))
+        return replace(made, operation=replace(made.operation, progress=no_progress))
 
-    def plan_at(
-        self,
-        base: Snapshot,
-        now_ms: int,
-        *,
-        within: ExpirationPlan | None = None,
-        progress: Progress = no_progress,
-    ) -> ExpirationPlan:
+    def plan_at(self, base: Snapshot, now_ms: int, *, within: ExpirationPlan | None = None) -> ExpirationPlan:
         """Plan at a version and time. ``within`` limits it to what another plan lets expire."""
-        survey = survey_versions(self.lake, base, progress, executor=self.executor)
+        survey = survey_versions(self.lake, base, self.progress, executor=self.executor)
         survey.check_reconciled()
         policy = own_policy = RetentionPolicy.of(base.definition)
         if self.policy is not None:
@@ -195,7 +192,7 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
             allowed = VersionRanges.parse(within.versions)
             expiring = [version for version in expiring if version in allowed]
             exports = [name for name in exports if name in within.exports]
-        freed = reclaimed_files(survey, expiring, exports, progress)
+        freed = reclaimed_files(survey, expiring, exports, self.progress)
         return ExpirationPlan(
             base_version=base.version,
             now_ms=now_ms,
@@ -210,15 +207,13 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
             operation=replace(self, base=base),
         )
 
-    def execute(
-        self, plan: ExpirationPlan, approved_digest: str | None = None, *, progress: Progress = no_progress
-    ) -> ExpirationReport:
-        """Record the expiry in one commit. Raises what :meth:`ExpirationPlan.execute` raises."""
+    def run(self, plan: ExpirationPlan, approved_digest: str | None) -> ExpirationReport:
+        """Record the expiry in one commit."""
         metered = MeteredLakehouse(self.lake)
         here = replace(self, lake=metered.lake)
         approved = here.as_approved(plan, approved_digest)
         for _ in range(_MAX_PLANS):
-            latest, now = on_latest(here.lake, lambda base: (base, here._on(base, approved, progress)))
+            latest, now = on_latest(here.lake, lambda base: (base, here._on(base, approved)))
             if now.is_empty:
                 return _report(now, approved, None, None, metered)
             try:
@@ -229,11 +224,11 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
             "exports, expirations or settings of the lakehouse changed each time; nothing expired, run it again"
         )
 
-    def _on(self, latest: Snapshot, approved: ExpirationPlan, progress: Progress) -> ExpirationPlan:
+    def _on(self, latest: Snapshot, approved: ExpirationPlan) -> ExpirationPlan:
         """Return a plan on its or a later version: without versions kept there, and never with more."""
         if latest.version == approved.base_version:
             return approved
-        return self.plan_at(latest, approved.now_ms, within=approved, progress=progress).within(approved.freed)
+        return self.plan_at(latest, approved.now_ms, within=approved).within(approved.freed)
 
 
 def _commit(
@@ -321,10 +316,9 @@ def plan_expiration(
     InvalidInputError for an empty policy, MaintenanceBlockedError before a reconcile, StorageError. Raises
     CorruptFileError and FileMissingError for a kept root or node that cannot be read.
     """
-    return Expiration(lake=uncached(lake), policy=policy, executor=executor).plan(progress=progress)
+    return Expiration(lake=uncached(lake), policy=policy, executor=executor, progress=progress).plan()
 
 
-@instrumented_as("undelete")
 def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
     """Bring expired versions back, given as ``3-90,95``, a number or numbers. Returns the version that records it.
 
@@ -332,22 +326,23 @@ def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
     VersionExpiredError where their purge has begun, InvalidInputError for versions that are not expired,
     MaintenanceBlockedError before a reconcile.
     """
-    wanted = _ranges(versions)
-    if not len(wanted):
-        raise InvalidInputError("undelete which versions? Write them as 3-90,95")
+    with operation_span("undelete"):
+        wanted = _ranges(versions)
+        if not len(wanted):
+            raise InvalidInputError("undelete which versions? Write them as 3-90,95")
 
-    lake = uncached(lake)
-    survey = survey_versions(lake)
-    survey.check_reconciled()  # another program's definition may say EXPIRED of versions that a purge is sealing
+        lake = uncached(lake)
+        survey = survey_versions(lake)
+        survey.check_reconciled()  # another program's definition may say EXPIRED of versions that a purge is sealing
 
-    def undeleted(base: Snapshot) -> LakehouseDef:
-        if base.version != survey.base.version:
-            survey.extended(base).check_reconciled()
-        remaining = _without(base.definition.expirations, wanted)
-        _check_not_sealed(lake, wanted)
-        return replace(base.definition, expirations=remaining)
+        def undeleted(base: Snapshot) -> LakehouseDef:
+            if base.version != survey.base.version:
+                survey.extended(base).check_reconciled()
+            remaining = _without(base.definition.expirations, wanted)
+            _check_not_sealed(lake, wanted)
+            return replace(base.definition, expirations=remaining)
 
-    return StateChange("undelete", f"versions {wanted}", undeleted).commit(lake, survey.base)
+        return StateChange("undelete", f"versions {wanted}", undeleted).commit(lake, survey.base)
 
 
 def _check_not_sealed(lake: Lakehouse, versions: VersionRanges) -> None:

@@ -268,27 +268,31 @@ class OrphanPlan(TimedPlan):
         Raises BudgetSpentBeforeError if the budget was used up before anything could be deleted. Files that cannot be
         deleted are in the report.
         """
-        return self.operation.execute(self, approved_digest, budget=budget, progress=progress)
+        operation = replace(self.operation, spending=Spending.of(budget), progress=progress)
+        return operation.execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
     """The removal of orphans of an age, None for the least, found by a listing or an ``inventory``."""
 
+    telemetry_name = "orphan-removal"
+
     older_than_ms: int | None
     inventory: str | None
 
-    def plan_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> OrphanPlan:
+    def plan_at(self, base: Snapshot, now_ms: int) -> OrphanPlan:
         """Return the plan with the same age for a version and time."""
         _check_no_purge(base.definition)
         known = (
             None if self.inventory is None else read_inventory(self.lake, self.inventory, base.definition.table_root)
         )
         age_ms = max(self.older_than_ms or 0, protected_ms(base.definition))
-        mark = Mark(survey_versions(self.lake, base, progress, executor=self.executor), progress=progress)
+        survey = survey_versions(self.lake, base, self.progress, executor=self.executor)
+        mark = Mark(survey, progress=self.progress)
         own = there = None
         if known is not None:
-            own, there = list_by_inventory(self.lake, self.executor, known, mark, progress)
+            own, there = list_by_inventory(self.lake, self.executor, known, mark, self.progress)
         if own is None:
             own = list_without(self.lake.storage, self.executor, mark.catalog.paths)
         found = Orphans.of_all(
@@ -312,31 +316,24 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
             operation=self if known is None else replace(self, inventory=known.location),
         )
 
-    def execute(
-        self,
-        plan: OrphanPlan,
-        approved_digest: str | None = None,
-        *,
-        budget: Budget | Spending = NO_LIMITS,
-        progress: Progress = no_progress,
-    ) -> OrphanReport:
-        """Delete what nothing reaches by then. Raises what :meth:`OrphanPlan.execute` raises."""
-        spending = Spending.of(budget)
+    def run(self, plan: OrphanPlan, approved_digest: str | None) -> OrphanReport:
+        """Delete what nothing reaches by then."""
+        spending = self.spending
         metered = MeteredLakehouse(self.lake, spending)
         lake = metered.lake
-        with spending.planning(progress):
-            approved = replace(self, lake=lake).as_approved(plan, approved_digest)
+        with spending.planning(self.progress) as progress:
+            approved = replace(self, lake=lake, progress=progress).as_approved(plan, approved_digest)
         if approved.is_empty:
             damaged = approved.damaged
             return OrphanReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost(), damaged=damaged)
         with lease(lake.storage, _OPERATION) as held:
             has_tables = any(is_uri(path) or is_below_tables(path) for path in approved.paths)
 
-            with spending.planning(progress) as counted_progress:
+            with spending.planning(self.progress) as progress:
 
                 def marked(base: Snapshot) -> Mark:
-                    survey = survey_versions(lake, base, counted_progress, executor=self.executor)
-                    return Mark(survey, with_tables=has_tables, progress=counted_progress)
+                    survey = survey_versions(lake, base, progress, executor=self.executor)
+                    return Mark(survey, with_tables=has_tables, progress=progress)
 
                 mark = on_latest(lake, marked)
 
@@ -358,7 +355,7 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
             )
             version = change.commit(lake, mark.base)
             doomed = unreached(mark, approved.sizes_bytes)
-            done = delete_unreached(lake.storage, doomed, mark, held, spending, progress)
+            done = delete_unreached(lake.storage, doomed, mark, held, spending, self.progress)
             still_needed = len(approved.sizes_bytes) - len(doomed) + done.spared
             # deleted last: without it, the owner of the other files is unknown
             if done.is_complete and approved.owners:
@@ -391,8 +388,14 @@ def plan_orphan_removal(
     reconcile, BudgetSpentBeforeError, and the errors of an inventory and of marking.
     """
     older_than_ms = None if older_than is None else duration_ms(older_than, "older_than")
-    removal = OrphanRemoval(lake=lake, older_than_ms=older_than_ms, inventory=inventory, executor=executor)
-    return removal.plan(budget=budget, progress=progress)
+    return OrphanRemoval(
+        lake=lake,
+        older_than_ms=older_than_ms,
+        inventory=inventory,
+        executor=executor,
+        spending=Spending.of(budget),
+        progress=progress,
+    ).plan()
 
 
 def _check_no_purge(definition: LakehouseDef) -> None:

@@ -90,6 +90,11 @@ class PurgePlan(TimedPlan):
     operation: Purge = field(repr=False, compare=False)
 
     @property
+    def due(self) -> dict[str, str]:
+        """The versions of each batch that is due, by the id of the batch."""
+        return {batch.id: batch.versions for batch in self.batches if batch.is_due}
+
+    @property
     def digest(self) -> str:
         """Return ``<base version>-<time in ms>-<sha256>`` over the batches that are due and all files."""
         due = sorted((batch.id, batch.versions) for batch in self.batches if batch.is_due)
@@ -98,7 +103,24 @@ class PurgePlan(TimedPlan):
     @property
     def is_empty(self) -> bool:
         """Whether nothing is due."""
-        return not any(batch.is_due for batch in self.batches)
+        return not self.due
+
+    def check_batches(self, definition: LakehouseDef, states: Collection[ExpirationState] = _UNFINISHED) -> None:
+        """Check that all batches that are due exist as they were planned.
+
+        Args:
+            definition: The current lakehouse definition.
+            states: The states that the batches may have.
+
+        Raises:
+            PlanChangedError: If versions of a batch were undeleted or purged since the plan was made.
+        """
+        existing = {batch.id: batch.versions for batch in definition.expirations if batch.state in states}
+        for batch_id, versions in self.due.items():
+            if existing.get(batch_id) != versions:
+                raise PlanChangedError(
+                    f"the expired versions {versions} were undeleted, in part, or purged since the plan: plan again"
+                )
 
     def table(self) -> Table:
         """Return one row for each batch that is not purged."""
@@ -133,16 +155,19 @@ class PurgePlan(TimedPlan):
         BudgetSpentBeforeError if the budget was used up before anything could be sealed or deleted. Files that cannot
         be deleted are in the report.
         """
-        return self.operation.execute(self, approved_digest, budget=budget, progress=progress)
+        operation = replace(self.operation, spending=Spending.of(budget), progress=progress)
+        return operation.execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Purge(DeletingOperation[PurgePlan, PurgeReport]):
     """The purge of versions that expired at least a grace ago, None for the least."""
 
+    telemetry_name = "purge"
+
     grace_ms: int | None
 
-    def plan_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> PurgePlan:
+    def plan_at(self, base: Snapshot, now_ms: int) -> PurgePlan:
         """Return the plan with the same grace for a version and time."""
         grace_ms = max(self.grace_ms or 0, protected_ms(base.definition))
         batches, versions, planned = unpurged_batches(self.lake, base.definition, now_ms, grace_ms)
@@ -150,8 +175,8 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         damaged: dict[str, str] = {}
         left = ""
         if any(batch.is_due for batch in batches):
-            survey = survey_versions(self.lake, base, progress, executor=self.executor)
-            mark = _marked(survey, versions, planned, progress)
+            survey = survey_versions(self.lake, base, self.progress, executor=self.executor)
+            mark = _marked(survey, versions, planned, self.progress)
             check_not_pinned(survey, versions, now_ms)
             doomed, left = unreached(mark, planned), left_table_root(mark)
             damaged = dict(sorted(mark.tables.damaged.items()))
@@ -170,113 +195,85 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
             operation=replace(self, grace_ms=grace_ms),
         )
 
-    def execute(
-        self,
-        plan: PurgePlan,
-        approved_digest: str | None = None,
-        *,
-        budget: Budget | Spending = NO_LIMITS,
-        progress: Progress = no_progress,
-    ) -> PurgeReport:
-        """Seal the versions and delete the files. Raises what :meth:`PurgePlan.execute` raises."""
-        spending = Spending.of(budget)
-        metered = MeteredLakehouse(self.lake, spending)
-        with spending.planning(progress):
-            approved = replace(self, lake=metered.lake).as_approved(plan, approved_digest)
+    def run(self, plan: PurgePlan, approved_digest: str | None) -> PurgeReport:
+        """Seal the versions and delete the files, under the lease."""
+        metered = MeteredLakehouse(self.lake, self.spending)
+        here = replace(self, lake=metered.lake)
+        with self.spending.planning(self.progress) as progress:
+            approved = replace(here, progress=progress).as_approved(plan, approved_digest)
         if approved.is_empty:
             return PurgeReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost(), versions="")
         with lease(metered.lake.storage, _OPERATION) as held:
-            return _PurgeRun(approved, metered, held, spending, progress).run()
+            return here._purge(approved, held, metered)
 
-
-class _PurgeRun:
-    """One run, under the lease."""
-
-    def __init__(self, plan: PurgePlan, metered: MeteredLakehouse, held: Lease, spending: Spending, progress: Progress):
-        self._plan = plan
-        self._executor = plan.operation.executor
-        self._metered = metered
-        self._lake = metered.lake
-        self._held = held
-        self._spending = spending
-        self._progress = progress
-        self._batches = {batch.id: batch.versions for batch in plan.batches if batch.is_due}
-        self._versions = VersionRanges.parse(plan.versions)
-        self._is_resumed = False
-
-    def run(self) -> PurgeReport:
-        """Run all steps."""
-        mark = self._begin()
-        if (stopped := self._seal()) is not None:
+    def _purge(self, plan: PurgePlan, held: Lease, metered: MeteredLakehouse) -> PurgeReport:
+        """Purge under the lease. This operation's lakehouse is the metered one."""
+        mark, is_resumed = self._begin(plan)
+        if (stopped := self._seal(plan, held)) is not None:
             left = Deletion(stopped=stopped)
-            cost = self._metered.cost()
-            return PurgeReport.of(left, version=None, still_needed=0, cost=cost, versions=self._plan.versions)
-        mark.extend(self._lake.snapshot())
-        doomed = unreached(mark, self._plan.sizes_bytes)
-        still_needed = len(self._plan.planned) - len(doomed)
-        if self._is_resumed:  # files that are gone would use up the budget, and count twice
-            existing = existing_named_files(self._lake.storage, self._executor, doomed, mark.table_root)
+            return PurgeReport.of(left, version=None, still_needed=0, cost=metered.cost(), versions=plan.versions)
+        storage = self.lake.storage
+        mark.extend(self.lake.snapshot())
+        doomed = unreached(mark, plan.sizes_bytes)
+        still_needed = len(plan.planned) - len(doomed)
+        if is_resumed:  # files that are gone would use up the budget, and count twice
+            existing = existing_named_files(storage, self.executor, doomed, mark.table_root)
             doomed = {info.path: doomed[info.path] for info in existing}
-        deletion = delete_unreached(self._lake.storage, doomed, mark, self._held, self._spending, self._progress)
+        deletion = delete_unreached(storage, doomed, mark, held, self.spending, self.progress)
         still_needed += deletion.spared
-        version = self._finish(deletion, still_needed) if deletion.is_complete else None
+        version = self._finish(plan, deletion, still_needed) if deletion.is_complete else None
         return PurgeReport.of(
             deletion,
             version=version,
             still_needed=still_needed,
-            cost=self._metered.cost(),
-            versions=self._plan.versions,
+            cost=metered.cost(),
+            versions=plan.versions,
             damaged=dict(sorted(mark.tables.damaged.items())),
         )
 
-    def _begin(self) -> Mark:
-        """Record that the purge begins, on exactly the version up to which all is marked."""
-        with self._spending.planning(self._progress) as progress:
+    def _begin(self, plan: PurgePlan) -> tuple[Mark, bool]:
+        """Record that the purge begins, on exactly the version up to which everything is marked.
+
+        Returns the mark, and whether an earlier run of this purge was cut off.
+        """
+        versions, due, is_resumed = VersionRanges.parse(plan.versions), plan.due, False
+        with self.spending.planning(self.progress) as progress:
 
             def marked(base: Snapshot) -> Mark:
-                survey = survey_versions(self._lake, base, progress, executor=self._executor)
-                return _marked(survey, self._versions, self._plan.planned, progress)
+                survey = survey_versions(self.lake, base, progress, executor=self.executor)
+                return _marked(survey, versions, plan.planned, progress)
 
-            mark = on_latest(self._lake, marked)
+            mark = on_latest(self.lake, marked)
 
         def purging(base: Snapshot) -> LakehouseDef | None:
-            self._check_batches(base.definition)
-            check_not_pinned(mark.survey, self._versions, self._plan.now_ms)
-            self._is_resumed = any(
-                batch.id in self._batches and batch.state == ExpirationState.PURGING
-                for batch in base.definition.expirations
+            nonlocal is_resumed
+            plan.check_batches(base.definition)
+            check_not_pinned(mark.survey, versions, plan.now_ms)
+            is_resumed = any(
+                batch.id in due and batch.state == ExpirationState.PURGING for batch in base.definition.expirations
             )
             batches = tuple(
-                replace(batch, state=ExpirationState.PURGING) if batch.id in self._batches else batch
+                replace(batch, state=ExpirationState.PURGING) if batch.id in due else batch
                 for batch in base.definition.expirations
             )
             return None if batches == base.definition.expirations else replace(base.definition, expirations=batches)
 
         change = StateChange(
             _OPERATION,
-            f"begin with versions {self._versions}",
+            f"begin with versions {versions}",
             purging,
             lambda _base, latest: mark.extend(latest),
-            {"versions": len(self._versions), "files": self._plan.files, "bytes": self._plan.bytes},
+            {"versions": len(versions), "files": plan.files, "bytes": plan.bytes},
         )
-        change.commit(self._lake, mark.base)
-        return mark
+        change.commit(self.lake, mark.base)
+        return mark, is_resumed
 
-    def _check_batches(self, definition: LakehouseDef, states: Collection[ExpirationState] = _UNFINISHED) -> None:
-        """Raise PlanChangedError unless all batches are there as they were planned, in one of these states."""
-        existing = {batch.id: batch.versions for batch in definition.expirations if batch.state in states}
-        for batch_id, versions in self._batches.items():
-            if existing.get(batch_id) != versions:
-                raise PlanChangedError(
-                    f"the expired versions {versions} were undeleted, in part, or purged since the plan: plan again"
-                )
-
-    def _seal(self) -> str | None:
-        """Overwrite the roots of all versions, which nobody opens any more, by sealed ones.
+    def _seal(self, plan: PurgePlan, held: Lease) -> str | None:
+        """Overwrite the roots of all versions, which no reader opens any more, by sealed ones.
 
         Returns why it ended early, None if all are sealed.
         """
-        storage, roots = self._lake.storage, self._lake.files.roots
+        storage, roots = self.lake.storage, self.lake.files.roots
 
         def seal(version: int) -> None:
             path = roots.path(version)
@@ -289,48 +286,49 @@ class _PurgeRun:
                 sealed.append(version)
 
         sealed: list[int] = []
-        versions = list(self._versions)
+        versions = list(VersionRanges.parse(plan.versions))
         done = 0
         while done < len(versions):
             # A run that has sealed something may end here. A run that found all sealed goes on, so that each makes
             # progress.
-            if sealed and (spent := self._spending.exhausted()) is not None:
+            if sealed and (spent := self.spending.exhausted()) is not None:
                 return f"{spent}; {len(versions) - done} versions are left to seal, and all files to delete"
-            self._held.check()
-            self._check_batches(self._lake.snapshot().definition, (ExpirationState.PURGING,))
-            batch = versions[done : done + self._spending.within(_SEALED_AT_ONCE)]
+            held.check()
+            plan.check_batches(self.lake.snapshot().definition, (ExpirationState.PURGING,))
+            batch = versions[done : done + self.spending.within(_SEALED_AT_ONCE)]
             run_parallel(in_one_round_trip(seal), batch, storage.concurrency)
             done += len(batch)
-            self._progress("sealed", done, len(versions))
-        spent = self._spending.exhausted() if sealed else None
+            self.progress("sealed", done, len(versions))
+        spent = self.spending.exhausted() if sealed else None
         return None if spent is None else f"{spent}; all versions are sealed, the files are left to delete"
 
-    def _finish(self, deletion: Deletion, still_needed: int) -> int:
-        """Record that all is done. The records of purged batches become one."""
+    def _finish(self, plan: PurgePlan, deletion: Deletion, still_needed: int) -> int:
+        """Record that everything is done, and return the version. The records of purged batches become one."""
         plan_paths: list[str] = []
+        versions, due = VersionRanges.parse(plan.versions), plan.due
 
         def purged(base: Snapshot) -> LakehouseDef | None:
             definition = base.definition
-            if not self._versions - expired_versions(definition, (ExpirationState.PURGED,)) and self._versions:
+            if not versions - expired_versions(definition, (ExpirationState.PURGED,)) and versions:
                 return None  # another run finished it
-            self._check_batches(definition)
-            ours = [batch for batch in definition.expirations if batch.id in self._batches]
+            plan.check_batches(definition)
+            ours = [batch for batch in definition.expirations if batch.id in due]
             plan_paths[:] = [batch.plan_path for batch in ours if batch.plan_path]
-            return replace(definition, expirations=with_purged(definition.expirations, self._batches))
+            return replace(definition, expirations=with_purged(definition.expirations, due))
 
         change = StateChange(
             _OPERATION,
-            f"versions {self._versions}",
+            f"versions {versions}",
             purged,
             counts={
-                "versions": len(self._versions),
+                "versions": len(versions),
                 "files": deletion.files,
                 "bytes": deletion.bytes,
                 "still_needed": still_needed,
             },
         )
-        version = change.commit(self._lake, self._lake.snapshot())
-        discard(self._lake.storage, plan_paths)
+        version = change.commit(self.lake, self.lake.snapshot())
+        discard(self.lake.storage, plan_paths)
         return version
 
 
@@ -360,7 +358,8 @@ def plan_purge(
     negative grace, MaintenanceBlockedError before a reconcile, BudgetSpentBeforeError, what marking raises.
     """
     grace_ms = None if grace is None else duration_ms(grace, "the grace")
-    return Purge(lake=lake, grace_ms=grace_ms, executor=executor).plan(budget=budget, progress=progress)
+    spending = Spending.of(budget)
+    return Purge(lake=lake, grace_ms=grace_ms, executor=executor, spending=spending, progress=progress).plan()
 
 
 def _marked(survey: Survey, leaving: VersionRanges, planned: Iterable[str], progress: Progress) -> Mark:

@@ -14,7 +14,7 @@ from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, instrumented_as
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, operation_span
 from trinitylake_ops.operations.lease import lease
 from trinitylake_ops.operations.mark.listing import (
     acknowledged_versions,
@@ -109,6 +109,8 @@ class ReconcilePlan(Plan):
 class Reconcile(PlannedOperation[ReconcilePlan, ReconcileReport]):
     """The settlement of other programs' changes, with versions that an operator acknowledges."""
 
+    telemetry_name = "reconcile"
+
     acknowledge: str
 
     def plan(self) -> ReconcilePlan:
@@ -131,8 +133,8 @@ class Reconcile(PlannedOperation[ReconcilePlan, ReconcileReport]):
             operation=self,
         )
 
-    def execute(self, plan: ReconcilePlan, approved_digest: str | None = None) -> ReconcileReport:
-        """Reconcile. Raises what :meth:`ReconcilePlan.execute` raises."""
+    def run(self, plan: ReconcilePlan, approved_digest: str | None) -> ReconcileReport:
+        """Reconcile."""
 
         def check(base: Snapshot, settled: _Settled) -> None:
             if approved_digest is not None:
@@ -146,7 +148,6 @@ def plan_reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcilePlan:
     return Reconcile(lake=lake, acknowledge=acknowledge).plan()
 
 
-@instrumented_as("reconcile")
 def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
     """Repair exports, pins and expirations after another program replaced the lakehouse definition, in one commit.
 
@@ -157,7 +158,8 @@ def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
     definition cannot be read. Raises MaintenanceBlockedError while another operation has the lease,
     CommitConflictError, StorageError.
     """
-    return _reconcile(lake, acknowledge, lambda _base, _settled: None)
+    with operation_span(Reconcile.telemetry_name):
+        return _reconcile(lake, acknowledge, lambda _base, _settled: None)
 
 
 def _reconcile(lake: Lakehouse, acknowledge: str, check: Callable[[Snapshot, _Settled], None]) -> ReconcileReport:

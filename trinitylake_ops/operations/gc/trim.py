@@ -245,6 +245,8 @@ class TrimPlan(Plan):
 class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
     """The trim of tables by a policy, None for the lakehouse's own. ``only`` names tables as ``namespace.table``."""
 
+    telemetry_name = "trim"
+
     policy: RetentionPolicy | None
     only: tuple[str, ...] | None
 
@@ -265,8 +267,8 @@ class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
             operation=self,
         )
 
-    def execute(self, plan: TrimPlan, approved_digest: str | None = None) -> TrimReport:
-        """Trim the tables of a plan, made anew. Raises what :meth:`TrimPlan.execute` raises."""
+    def run(self, plan: TrimPlan, approved_digest: str | None) -> TrimReport:
+        """Trim the tables of a plan, made anew."""
         metered = MeteredLakehouse(self.lake)
         here = replace(self, lake=metered.lake)
         approved = {(trim.namespace, trim.table, trim.table_id): frozenset(trim.dropped) for trim in plan.tables}
