@@ -23,6 +23,7 @@ from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.io.file_io import reading_io
 from trinitylake_ops.operations import relocate
+from trinitylake_ops.operations.records import MAX_ATTEMPTS
 from trinitylake_ops.storage import MeteredStorage, StorageWrapper
 
 
@@ -101,7 +102,7 @@ def test_a_commit_between_what_relocation_writes_and_its_commit(
 ) -> None:
     copy = copied(source.lake, there)
     before = files(copy)
-    races = iter(range(1) if is_ever_won else range(relocate.MAX_ATTEMPTS))
+    races = iter(range(1) if is_ever_won else range(MAX_ATTEMPTS))
     write_relocated = relocate.write_relocated
 
     def write_late(*arguments: Any) -> TableDef:
@@ -118,7 +119,7 @@ def test_a_commit_between_what_relocation_writes_and_its_commit(
     else:
         with pytest.raises(CommitConflictError):
             plan.execute()
-        assert len(rows(copy)) == 6 + 3 * relocate.MAX_ATTEMPTS
+        assert len(rows(copy)) == 6 + 3 * MAX_ATTEMPTS
     assert operations.plan_relocation(copy).is_empty == is_ever_won
     assert {finding.code for finding in operations.verify(copy).findings} <= {"moved"}, "no file was left behind"
     assert before <= files(copy)

@@ -5,10 +5,12 @@ Each operation that goes over all roots reads it once, and keeps it for pages.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.errors import CommitConflictError, CorruptFileError
 from trinitylake_ops.format.checksums import MAX_FILE_LIST_BYTES
 from trinitylake_ops.format.definitions import ExpirationBatch, LakehouseDef
 from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_plan_path
@@ -23,6 +25,35 @@ from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.history import rollback_from
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.undone import rolled_back_to
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 5
+
+
+def commit_on_latest(
+    attempt: Callable[[int], T],
+    max_attempts: int = MAX_ATTEMPTS,
+    *,
+    may_succeed: Callable[[], bool] = lambda: True,
+) -> T:
+    """Plan on the latest version and commit, again each time that another commit conflicted.
+
+    Args:
+        attempt: Plans, commits, and returns the result. It gets the number of the attempt, from 1 on.
+        max_attempts: The number of attempts.
+        may_succeed: Whether another attempt can succeed after a conflict.
+
+    Raises:
+        CommitConflictError: If the last attempt conflicted.
+    """
+    for number in itertools.count(1):
+        try:
+            return attempt(number)
+        except CommitConflictError:
+            if number >= max_attempts or not may_succeed():
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 @dataclass(frozen=True)

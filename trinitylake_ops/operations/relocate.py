@@ -29,14 +29,13 @@ from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, Planne
 from trinitylake_ops.operations.mark.survey import on_latest
 from trinitylake_ops.operations.mark.table_files import iceberg_metadata
 from trinitylake_ops.operations.mark.tables import defined, table_root_of, tables_of
+from trinitylake_ops.operations.records import commit_on_latest
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.table_records import alter_tables, check_tables, discarded_on_failure
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.versions.snapshot import Snapshot
-
-MAX_ATTEMPTS = 5
 
 _OPERATION = "relocate"
 
@@ -172,26 +171,23 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
         """Relocate by a plan made anew."""
         metered = MeteredLakehouse(self.lake)
         here = replace(self, lake=metered.lake)
-        plan = here.plan()
+        first = here.plan()
         if approved_digest is not None:
-            plan.check_approved(approved_digest)
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            try:
-                version = plan.base_version if plan.is_empty else _commit(metered.lake, plan)
-            except CommitConflictError:
-                if attempt == MAX_ATTEMPTS:
-                    raise
-                plan = here.plan()
-                continue
+            first.check_approved(approved_digest)
+
+        def attempt(number: int) -> RelocationReport:
+            now = first if number == 1 else here.plan()
+            version = now.base_version if now.is_empty else _commit(metered.lake, now)
             return RelocationReport(
                 version=version,
-                tables=plan.tables,
-                refused=plan.refused,
-                files=plan.files,
-                table_root=plan.table_root,
+                tables=now.tables,
+                refused=now.refused,
+                files=now.files,
+                table_root=now.table_root,
                 cost=metered.cost(),
             )
-        raise AssertionError("the last attempt returns or raises")
+
+        return commit_on_latest(attempt)
 
 
 @dataclass(frozen=True, kw_only=True)

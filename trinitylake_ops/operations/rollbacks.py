@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Container, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -33,6 +32,7 @@ from trinitylake_ops.operations.base import (
 )
 from trinitylake_ops.operations.export_records import record_of
 from trinitylake_ops.operations.mark.tables import check_table_files, missing_file_error
+from trinitylake_ops.operations.records import commit_on_latest
 from trinitylake_ops.operations.rendering import Table, change_rows, new_table
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.change_set import NewNames
@@ -193,7 +193,10 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         only = f"{': ' if plan.only else ''}{', '.join(plan.only)}"
         message = (self.message or f"to version {plan.to_version}{only}")[:500]
         if self.chosen:
-            return self._commit_subset(message, approved_damage)
+            return commit_on_latest(
+                lambda _number: self._commit_subset(message, approved_damage),
+                DEFAULT_MAX_ATTEMPTS if self.reapply else 1,
+            )
         info = CommitInfo(_OPERATION, message, properties=self._properties)
         change = _WholeTree(self.target, info, self.reapply, approved_damage)
         return self.lake.commit(change, self.base)
@@ -204,12 +207,6 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         return {ROLLED_BACK_TO: str(self.target.snapshot.version)}
 
     def _commit_subset(self, message: str, approved_damage: Container[ObjectName]) -> int:
-        for _ in range(DEFAULT_MAX_ATTEMPTS - 1 if self.reapply else 0):
-            with suppress(CommitConflictError):
-                return self._commit_subset_once(message, approved_damage)
-        return self._commit_subset_once(message, approved_damage)
-
-    def _commit_subset_once(self, message: str, approved_damage: Container[ObjectName]) -> int:
         with self.lake.transaction(message=message, properties=self._properties, operation=_OPERATION) as txn:
             base = txn.base
             if base.version != self.base.version and not self.reapply:

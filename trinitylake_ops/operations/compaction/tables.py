@@ -42,12 +42,11 @@ from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.operations.base import MeteredLakehouse, Plan, PlannedOperation, digest_of
 from trinitylake_ops.operations.compaction.data_files import CompactTablesReport, report_of
 from trinitylake_ops.operations.mark.tables import defined, tables_of
+from trinitylake_ops.operations.records import commit_on_latest
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import pinned_version
-
-MAX_ATTEMPTS = 5
 
 _OPERATION = "compact-tables"
 #: Failures of a table whose files are damaged or are not its own: the other tables are compacted.
@@ -336,19 +335,18 @@ class _Work:
         Returns the publication, tables that were left, and attempts.
         """
         self._count_from_first_file()
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+
+        def attempt(number: int) -> tuple[Publication, dict[str, str], int]:
             try:
                 left = self._stage()
-                published = self._publish(publication, since, run_id, message)
+                return self._publish(publication, since, run_id, message), left, number
             except CommitConflictError:
                 version = published_version(self._lake, publication, since)
-                if version is not None:
-                    return Publication(version, was_published=True), {}, attempt
-                if attempt == MAX_ATTEMPTS or not self.staged:
+                if version is None:
                     raise
-                continue
-            return published, left, attempt
-        raise AssertionError("the last attempt returns or raises")
+                return Publication(version, was_published=True), {}, number
+
+        return commit_on_latest(attempt, may_succeed=lambda: bool(self.staged))
 
     def _count_from_first_file(self) -> None:
         """Let the commit age from its first file, if reading and writing took longer than files may age.

@@ -27,7 +27,7 @@ from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.export_records import without_exports
 from trinitylake_ops.operations.gc.unreached import ReclaimedFiles, damaged_tables, reclaimed_files
 from trinitylake_ops.operations.mark.survey import Progress, is_lapsed, no_progress, on_latest, survey_versions
-from trinitylake_ops.operations.records import PlanFile, StateChange, VersionRecord, write_plan_file
+from trinitylake_ops.operations.records import PlanFile, StateChange, VersionRecord, commit_on_latest, write_plan_file
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.retention import RetentionPolicy, Verdict, protected_ms
 from trinitylake_ops.transaction.commit import discard
@@ -212,17 +212,14 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
         metered = MeteredLakehouse(self.lake)
         here = replace(self, lake=metered.lake)
         approved = here.as_approved(plan, approved_digest)
-        for _ in range(_MAX_PLANS):
+
+        def attempt(_number: int) -> ExpirationReport:
             latest, now = on_latest(here.lake, lambda base: (base, here._on(base, approved)))
             if now.is_empty:
                 return _report(now, approved, None, None, metered)
-            try:
-                return _commit(now, latest, approved, metered)
-            except _DecidingSettingsChangedError:
-                continue
-        raise CommitConflictError(
-            "exports, expirations or settings of the lakehouse changed each time; nothing expired, run it again"
-        )
+            return _commit(now, latest, approved, metered)
+
+        return commit_on_latest(attempt, _MAX_PLANS)
 
     def _on(self, latest: Snapshot, approved: ExpirationPlan) -> ExpirationPlan:
         """Return a plan on its or a later version: without versions kept there, and never with more."""
@@ -291,16 +288,20 @@ def _report(
     )
 
 
-class _DecidingSettingsChangedError(TrinityLakeError):
-    """A commit in between changed the basis of verdicts, so they have to be made anew."""
-
-
 def _check_same_settings(base: Snapshot, latest: Snapshot) -> None:
-    """Further versions never make a version expire less, but other settings, exports and expirations do."""
+    """Raise CommitConflictError if a commit in between changed the basis of verdicts.
+
+    Further versions never make a version expire less, but other settings, exports and expirations do.
+    """
     if latest.definition_location != base.definition_location:
         for name in _DECIDING_SETTINGS:
             if getattr(base.definition, name) != getattr(latest.definition, name):
-                raise _DecidingSettingsChangedError(f"{name} changed")
+                raise CommitConflictError(
+                    f"nothing expired: version {latest.version} changed {name} of the lakehouse; run it again",
+                    conflicts=(f"settings of the lakehouse: {name} changed since the plan",),
+                    base_version=base.version,
+                    latest_version=latest.version,
+                )
 
 
 def plan_expiration(

@@ -27,6 +27,7 @@ from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, Planne
 from trinitylake_ops.operations.mark.mark import CatalogReach, retained_roots
 from trinitylake_ops.operations.mark.survey import on_latest, survey_versions
 from trinitylake_ops.operations.mark.tables import defined, in_batches, tables_of
+from trinitylake_ops.operations.records import commit_on_latest
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.retention import RetentionPolicy
 from trinitylake_ops.operations.table_records import alter_tables, check_tables, discarded_on_failure
@@ -176,8 +177,6 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
     return needed
 
 
-MAX_ATTEMPTS = 5
-
 _OPERATION = "trim"
 _SHOWN_IDS = 5
 
@@ -272,20 +271,17 @@ class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
         metered = MeteredLakehouse(self.lake)
         here = replace(self, lake=metered.lake)
         approved = {(trim.namespace, trim.table, trim.table_id): frozenset(trim.dropped) for trim in plan.tables}
-        now = here.plan()
+        first = here.plan()
         if approved_digest is not None:
-            now.check_approved(approved_digest)
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+            first.check_approved(approved_digest)
+
+        def attempt(number: int) -> TrimReport:
+            now = first if number == 1 else here.plan()
             trims = _within(now.tables, approved)
-            try:
-                version = _commit(metered.lake, now, trims) if trims else now.base_version
-            except CommitConflictError:
-                if attempt == MAX_ATTEMPTS:
-                    raise
-                now = here.plan()
-                continue
-            return _report(plan, trims, version, attempt, metered.cost())
-        raise AssertionError("the last attempt returns or raises")
+            version = _commit(metered.lake, now, trims) if trims else now.base_version
+            return _report(plan, trims, version, number, metered.cost())
+
+        return commit_on_latest(attempt)
 
 
 @dataclass(frozen=True, kw_only=True)
