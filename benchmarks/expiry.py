@@ -42,8 +42,8 @@ _PLAN = """
 import json
 from benchmarks.lakes import Later
 from trinitylake_ops import Lakehouse, operations
-from trinitylake_ops.operations.mark.mark import CatalogReach
-from trinitylake_ops.operations.mark.survey import survey_versions
+from trinitylake_ops.operations.gc.mark import CatalogReach
+from trinitylake_ops.operations.gc.survey import survey_versions
 from trinitylake_ops.storage import LocalStorage, MeteredStorage
 meter = MeteredStorage(Later(LocalStorage(root)))
 lake = Lakehouse(meter, cache="off")

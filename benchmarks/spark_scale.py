@@ -108,8 +108,8 @@ def work(given: str) -> dict[str, Any]:
     from trinitylake_ops import operations
     from trinitylake_ops.operations.base import uncached
     from trinitylake_ops.operations.executor import LOCAL
-    from trinitylake_ops.operations.mark.mark import Mark
-    from trinitylake_ops.operations.mark.survey import survey_versions
+    from trinitylake_ops.operations.gc.mark import Mark
+    from trinitylake_ops.operations.gc.survey import survey_versions
     from trinitylake_ops.spark.executor import SparkExecutor
     from trinitylake_ops.spark.runtime.task_jobs import run_in_tasks
     from trinitylake_ops.spark.session import session_scope

@@ -40,7 +40,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.file_names import HINT_PATH, ORPHAN_BARRIER_PATH, owner_path
 from trinitylake_ops.iceberg.managed import owner_file
 from trinitylake_ops.operations.gc import delete as deletion
-from trinitylake_ops.operations.mark.table_files import table_id_in
+from trinitylake_ops.operations.gc.table_files import table_id_in
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 
 ROOT = "memory://expiry-crashes/"

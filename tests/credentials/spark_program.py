@@ -20,7 +20,7 @@ from tests.credentials.canaries import WRONG_SECRET_ACCESS_KEY
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import InvalidInputError, StoragePermissionError
 from trinitylake_ops.iceberg.write.staging import publish
-from trinitylake_ops.operations.mark.survey import survey_versions
+from trinitylake_ops.operations.gc.survey import survey_versions
 from trinitylake_ops.spark import executor as executor_module
 from trinitylake_ops.spark.executor import SparkExecutor
 from trinitylake_ops.spark.runtime.errors import spark_failures

@@ -268,7 +268,7 @@ def test_metadata_that_nobody_can_read_is_told_and_the_rest_is_counted(lake: Lak
 
 
 def test_data_files_are_counted_within_a_time(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinitylake_ops.operations.mark.tables._BATCH", 1)
+    monkeypatch.setattr("trinitylake_ops.operations.gc.tables._BATCH", 1)
     append_rows(lake.lake, "sales.orders")
     one = lake.check(CheckLimits(data_files_seconds=0))["data_files_in_shape"]
     assert one.passed

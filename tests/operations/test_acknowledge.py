@@ -15,7 +15,7 @@ from trinitylake_ops.errors import CorruptFileError, InvalidInputError
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.format.keys import COMMIT_ID, CREATED_AT_MILLIS
 from trinitylake_ops.format.node_file import decode_node, encode_node
-from trinitylake_ops.operations.mark.listing import ACKNOWLEDGED
+from trinitylake_ops.operations.gc.listing import ACKNOWLEDGED
 from trinitylake_ops.reports import verification_page
 
 

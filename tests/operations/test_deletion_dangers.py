@@ -20,10 +20,10 @@ from trinitylake_ops import Lakehouse, TableDef, operations
 from trinitylake_ops.errors import InvalidInputError, MaintenanceBlockedError, ThrottledError
 from trinitylake_ops.format.file_names import lease_path, new_node_path, owner_path
 from trinitylake_ops.operations.gc import delete as deletion
+from trinitylake_ops.operations.gc.mark import Mark
+from trinitylake_ops.operations.gc.survey import survey_versions
 from trinitylake_ops.operations.gc.unreached import delete_unreached
 from trinitylake_ops.operations.lease import DURATION_MS, lease
-from trinitylake_ops.operations.mark.mark import Mark
-from trinitylake_ops.operations.mark.survey import survey_versions
 from trinitylake_ops.storage import FileInfo, LocalStorage, Storage, StorageWrapper
 
 ROWS = pa.table({"id": pa.array([1], pa.int64())})

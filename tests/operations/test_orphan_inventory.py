@@ -19,7 +19,7 @@ from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError, InvalidLocationError
 from trinitylake_ops.format.file_names import new_node_path, owner_path
-from trinitylake_ops.operations.mark.table_files import table_id_in
+from trinitylake_ops.operations.gc.table_files import table_id_in
 from trinitylake_ops.storage import LocalStorage, MeteredStorage
 
 

@@ -27,9 +27,9 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import files_of
 from trinitylake_ops.operations.executor import LocalExecutor
-from trinitylake_ops.operations.mark.mark import CatalogReach, Mark, is_deletable, retained_roots
-from trinitylake_ops.operations.mark.survey import survey_versions
-from trinitylake_ops.operations.mark.tables import table_files
+from trinitylake_ops.operations.gc.mark import CatalogReach, Mark, is_deletable, retained_roots
+from trinitylake_ops.operations.gc.survey import survey_versions
+from trinitylake_ops.operations.gc.tables import table_files
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
 from trinitylake_ops.tree.shape import walk
 

@@ -13,7 +13,7 @@ from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.arrow_ipc import check_stream
 from trinitylake_ops.format.file_names import new_verified_path
 from trinitylake_ops.iceberg.io.file_io import reading_io
-from trinitylake_ops.operations.mark.inventory import Inventory, InventoryQuery, InventorySearch
+from trinitylake_ops.operations.gc.inventory import Inventory, InventoryQuery, InventorySearch
 from trinitylake_ops.operations.verified_files import _SCHEMA, VerifiedFile, read_records, write_record
 from trinitylake_ops.operations.verified_files import RecordedPart as KeptOf
 
@@ -37,7 +37,7 @@ def test_a_record_that_decompresses_to_more_than_any_is_damaged(lake: Lakehouse)
 
 def test_a_record_of_ours_is_read(lake: Lakehouse) -> None:
     files = {f"tables/{number}": VerifiedFile(KeptOf.CHECKSUM, 7, 8, bytes(32)) for number in range(5000)}
-    path = write_record(lake.storage, files, [])
+    path = write_record(lake.storage, files)
     assert read_records(lake.storage, [lake.storage.stat(path)]).files == files
 
 

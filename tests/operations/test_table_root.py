@@ -27,10 +27,10 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations.gc.mark import Mark
+from trinitylake_ops.operations.gc.survey import survey_versions
 from trinitylake_ops.operations.gc.unreached import delete_unreached, unreached
 from trinitylake_ops.operations.lease import lease
-from trinitylake_ops.operations.mark.mark import Mark
-from trinitylake_ops.operations.mark.survey import survey_versions
 from trinitylake_ops.storage import Storage, open_storage
 
 __all__ = ["table_roots"]

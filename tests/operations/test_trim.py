@@ -415,7 +415,7 @@ def test_an_unknown_outcome_deletes_nothing(lake: Lakehouse) -> None:
 
 def test_nothing_is_trimmed_before_reconciliation(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     overwrite(lake, "t", 2)
-    monkeypatch.setattr("trinitylake_ops.operations.mark.survey.Survey.foreign_steps", lambda _: [1])
+    monkeypatch.setattr("trinitylake_ops.operations.gc.survey.Survey.foreign_steps", lambda _: [1])
     with pytest.raises(MaintenanceBlockedError):
         operations.plan_trim_tables(lake, keeping(1))
 

@@ -42,7 +42,7 @@ from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.operations.budget import BudgetSpentBeforeError, Spending
 from trinitylake_ops.operations.export_records import manifest_targets
-from trinitylake_ops.operations.mark.survey import expired_versions, is_lapsed
+from trinitylake_ops.operations.gc.survey import expired_versions, is_lapsed
 from trinitylake_ops.tree.search import scan
 from trinitylake_ops.tree.shape import walk
 from trinitylake_ops.versions.snapshot import Snapshot

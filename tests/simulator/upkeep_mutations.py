@@ -15,9 +15,8 @@ from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.operations import register, repair_steps
 from trinitylake_ops.operations.exports import restore, work
 from trinitylake_ops.operations.exports import roots as export_roots
-from trinitylake_ops.operations.gc import expire, orphans, purge
-from trinitylake_ops.operations.mark import mark as reachability
-from trinitylake_ops.operations.mark import survey
+from trinitylake_ops.operations.gc import expire, orphans, purge, survey
+from trinitylake_ops.operations.gc import mark as reachability
 from trinitylake_ops.operations.rollbacks import _WholeTree
 from trinitylake_ops.versions.snapshot import Snapshot
 

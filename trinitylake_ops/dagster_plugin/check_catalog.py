@@ -17,7 +17,7 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations import Budget, ExportCheck, ExportInfo, RetentionPolicy
 from trinitylake_ops.operations.base import uncached
 from trinitylake_ops.operations.compaction.data_files import TableFileCounts, survey_data_files
-from trinitylake_ops.operations.mark.survey import is_lapsed, survey_versions, versions_in
+from trinitylake_ops.operations.gc.survey import is_lapsed, survey_versions, versions_in
 from trinitylake_ops.operations.retention import protected_ms, span_text
 from trinitylake_ops.versions.snapshot import utc_of
 

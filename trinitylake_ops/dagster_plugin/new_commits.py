@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.operations.mark.survey import expired_versions
+from trinitylake_ops.operations.gc.survey import expired_versions
 from trinitylake_ops.versions.history import Change, VersionInfo, diff_snapshots, version_infos
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 

@@ -24,9 +24,15 @@ if TYPE_CHECKING:
     from trinitylake_ops.operations.diff.versions import ChangedObject, TableDelta, VersionDiff, diff_versions
     from trinitylake_ops.operations.drop_namespace import DropNamespacePlan, plan_drop_namespace
     from trinitylake_ops.operations.executor import LOCAL, Executor
-    from trinitylake_ops.operations.export_records import ExportInfo, drop_export, list_exports
+    from trinitylake_ops.operations.export_records import ExportInfo, list_exports
     from trinitylake_ops.operations.exports.check import ExportCheck, verify_export
-    from trinitylake_ops.operations.exports.drop import DropExportPlan, PrunePlan, plan_drop_export, plan_prune_exports
+    from trinitylake_ops.operations.exports.drop import (
+        DropExportPlan,
+        PrunePlan,
+        drop_export,
+        plan_drop_export,
+        plan_prune_exports,
+    )
     from trinitylake_ops.operations.exports.export import ExportPlan, plan_export
     from trinitylake_ops.operations.exports.outcome import ExportReport
     from trinitylake_ops.operations.exports.restore import RestorePlan, plan_restore, restore_export
@@ -173,9 +179,9 @@ __getattr__, __dir__ = lazy_face(
         "diff.versions": ("ChangedObject", "TableDelta", "TableTotals", "VersionDiff", "diff_versions"),
         "drop_namespace": ("DropNamespacePlan", "plan_drop_namespace"),
         "executor": ("Executor", "LOCAL"),
-        "export_records": ("ExportInfo", "drop_export", "list_exports"),
+        "export_records": ("ExportInfo", "list_exports"),
         "exports.check": ("ExportCheck", "verify_export"),
-        "exports.drop": ("DropExportPlan", "PrunePlan", "plan_drop_export", "plan_prune_exports"),
+        "exports.drop": ("DropExportPlan", "PrunePlan", "drop_export", "plan_drop_export", "plan_prune_exports"),
         "exports.export": ("ExportPlan", "plan_export"),
         "exports.outcome": ("ExportReport",),
         "exports.restore": ("RestorePlan", "plan_restore", "restore_export"),

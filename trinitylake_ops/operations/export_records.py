@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -17,11 +16,10 @@ from trinitylake_ops.errors import (
     InvalidInputError,
     InvalidNameError,
 )
-from trinitylake_ops.format.checksums import MAX_FILE_LIST_BYTES, name_identity
+from trinitylake_ops.format.checksums import MAX_FILE_LIST_BYTES
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.keys import validate_name
 from trinitylake_ops.format.sealed_files import decode_sealed_json, encode_sealed_json
-from trinitylake_ops.operations.base import operation_span
 from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.storage.interface import Storage
@@ -33,8 +31,6 @@ MAX_NAME_BYTES = 200
 
 EXPORT = "export"
 CLONE = "clone"
-
-_OWN_NAME = re.compile("(?:_export_|_ops/export-)[^/]+")
 
 
 def check_name(name: str, kind: str = EXPORT) -> None:
@@ -197,23 +193,6 @@ def _info(record: ExportRecord) -> ExportInfo:
     )
 
 
-def drop_export(lake: Lakehouse, name: str) -> int:
-    """Forget an export in one commit, then delete its root and manifest. Returns the version.
-
-    Its version can expire from then on. A removal of orphans deletes other copies under this root, and files that could
-    not be deleted. A version that the export was restored to may need them. Another root is left as it is. Raises
-    ExportNotFoundError, CommitAttemptsExhaustedError, StorageError, and InvalidInputError for a clone.
-    """
-    with operation_span("drop-export"):
-        return drop_one_export(lake, name)
-
-
-def drop_one_export(lake: Lakehouse, name: str) -> int:
-    """Forget an export as :func:`drop_export` does, without a report to telemetry."""
-    check_no_clone(record_of(lake.snapshot().definition, name))
-    return drop_exports(lake, [name])
-
-
 def check_no_clone(record: ExportRecord | None) -> None:
     """Raise InvalidInputError for the record of a clone, which other operations are for."""
     if record is not None and record.clone_id:
@@ -221,57 +200,6 @@ def check_no_clone(record: ExportRecord | None) -> None:
             f"{record.name!r} is a clone, at {record.target_uri}; clones are looked at by compare and verify, brought"
             " back by promote, and dropped by drop-clone"
         )
-
-
-def drop_exports(
-    lake: Lakehouse, names: Sequence[str], more: Callable[[LakehouseDef], Iterable[str]] = lambda _definition: ()
-) -> int:
-    """Forget several exports in one commit, as :func:`drop_export` does one. Returns the version.
-
-    ``more`` returns the names of others that go with them, by what is recorded when they go.
-    """
-    first = lake.snapshot()
-    known = [_known(first.definition, name) for name in names]
-    kinds = {kind_of(record_of(first.definition, name)) for name in names}
-    kind = CLONE if kinds == {CLONE} else EXPORT
-    gone: list[ExportRecord] = []
-    remaining = first.definition
-
-    def dropped(base: Snapshot) -> LakehouseDef:
-        nonlocal gone, remaining
-        for name, before in zip(names, known, strict=True):
-            if _known(base.definition, name) != before:
-                raise ExportNotFoundError(f"{kind} {name!r} was dropped by somebody else, and another one has its name")
-        all_names = {*names, *more(base.definition)}
-        gone = [record for record in base.definition.exports if record.name in all_names]
-        remaining = without_exports(base.definition, all_names)
-        return remaining
-
-    version = StateChange(f"drop-{kind}", ", ".join(names), dropped).commit(lake, first)
-    own = [path for record in gone for path in _own_files(record, remaining)]
-    if own:
-        lake.storage.delete_many(own)
-    return version
-
-
-def _own_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
-    """Return root and manifest of a dropped export, if they have names that we give and no other export needs them.
-
-    Other programs may spell them differently, such as by a full URI through a link: the uuid identifies them.
-    """
-    own = [path for path in (record.root_location, record.manifest_path) if _OWN_NAME.fullmatch(path)]
-    others = {*remaining.exported_snapshots.values()}
-    others.update(path for other in remaining.exports for path in (other.root_location, other.manifest_path))
-    needed = set(map(name_identity, others))
-    return [path for path in own if name_identity(path) not in needed]
-
-
-def _known(definition: LakehouseDef, name: str) -> str:
-    """Return a text that distinguishes an export from a later one of the same name. Raises ExportNotFoundError."""
-    record, location = record_of(definition, name), definition.exported_snapshots.get(name)
-    if record is None and location is None:
-        raise ExportNotFoundError(f"there is no export {name!r}")
-    return record.manifest_path if record is not None and record.manifest_path else location or ""
 
 
 def without_exports(definition: LakehouseDef, names: Iterable[str]) -> LakehouseDef:

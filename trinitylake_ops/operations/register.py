@@ -21,10 +21,10 @@ from trinitylake_ops.iceberg.io.file_io import reading_io
 from trinitylake_ops.iceberg.managed import EXTERNAL
 from trinitylake_ops.iceberg.table_change import registered_table, registered_uri, registering_io
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, uncached
+from trinitylake_ops.operations.gc.mark import CatalogReach, retained_roots
+from trinitylake_ops.operations.gc.survey import survey_versions
+from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.operations.lease import lease
-from trinitylake_ops.operations.mark.mark import CatalogReach, retained_roots
-from trinitylake_ops.operations.mark.survey import survey_versions
-from trinitylake_ops.operations.mark.table_files import iceberg_metadata
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel

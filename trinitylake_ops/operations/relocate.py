@@ -26,9 +26,9 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io, writin
 from trinitylake_ops.iceberg.reach import DAMAGE, TableFile, files_of
 from trinitylake_ops.iceberg.relocate import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of
-from trinitylake_ops.operations.mark.survey import on_latest
-from trinitylake_ops.operations.mark.table_files import iceberg_metadata
-from trinitylake_ops.operations.mark.tables import defined, table_root_of, tables_of
+from trinitylake_ops.operations.gc.survey import on_latest
+from trinitylake_ops.operations.gc.table_files import iceberg_metadata
+from trinitylake_ops.operations.gc.tables import defined, table_root_of, tables_of
 from trinitylake_ops.operations.records import commit_on_latest
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.table_records import alter_tables, check_tables, discarded_on_failure

@@ -31,7 +31,7 @@ from trinitylake_ops.operations.base import (
     uncached,
 )
 from trinitylake_ops.operations.export_records import record_of
-from trinitylake_ops.operations.mark.tables import check_table_files, missing_file_error
+from trinitylake_ops.operations.gc.tables import check_table_files, missing_file_error
 from trinitylake_ops.operations.records import commit_on_latest
 from trinitylake_ops.operations.rendering import Table, change_rows, new_table
 from trinitylake_ops.storage.parallel import run_parallel

@@ -149,14 +149,13 @@ def _read(storage: Storage, found: list[FileInfo]) -> Records:
     return Records(files, tuple(info.path for info in newest_first), damaged)
 
 
-def write_record(storage: Storage, files: Mapping[str, VerifiedFile], superseded: Iterable[str]) -> str:
-    """Write a record under a fresh name, then delete the superseded ones. Returns its path. Raises StorageError.
+def write_record(storage: Storage, files: Mapping[str, VerifiedFile]) -> str:
+    """Write a record under a fresh name, and return its path. Raises StorageError.
 
-    A record that cannot be deleted is an orphan once it is old, and harmless before.
+    The caller deletes superseded records. One that stays is an orphan once it is old, and harmless before.
     """
     path = new_verified_path()
     create_fresh(storage, {path: _encoded(files)})
-    storage.delete_many([other for other in superseded if other != path])
     return path
 
 

@@ -27,7 +27,7 @@ from trinitylake_ops.iceberg.write.data_files import with_path
 from trinitylake_ops.iceberg.write.replacement import add_snapshot
 from trinitylake_ops.operations.clones.promoted import clone_io
 from trinitylake_ops.operations.clones.three_way import MergeInputs, ObjectState
-from trinitylake_ops.operations.mark.table_files import iceberg_metadata
+from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot as Version
 

@@ -45,11 +45,11 @@ from trinitylake_ops.operations.exports.roots import (
     export_id,
     lakehouse_def_copy,
 )
+from trinitylake_ops.operations.gc.delete import delete_operation_files
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.local.posix_files import make_root_folder
-from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, write_lakehouse_definition
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.tree.edit import carried_tree
@@ -215,7 +215,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
         try:
             committed_version = complete(lake, record, location, until_ms, lambda base: None)
         except ExportNotFoundError:
-            discard(lake.storage, [record.manifest_path])
+            delete_operation_files(lake.storage, [record.manifest_path])
             raise
         return CloneReport(
             name=record.name,

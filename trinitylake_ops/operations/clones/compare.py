@@ -10,7 +10,7 @@ from trinitylake_ops.operations.base import Cost, MeteredLakehouse
 from trinitylake_ops.operations.clones.promoted import clone_io
 from trinitylake_ops.operations.clones.three_way import ChangedOn, MergeInputs, ObjectState
 from trinitylake_ops.operations.diff.versions import TableDelta, TableState, signed, table_delta
-from trinitylake_ops.operations.mark.table_files import iceberg_metadata
+from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse

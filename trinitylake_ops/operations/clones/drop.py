@@ -48,11 +48,11 @@ from trinitylake_ops.operations.clones.records import (
     opened_clone,
     records_of_clone,
 )
-from trinitylake_ops.operations.export_records import drop_exports
+from trinitylake_ops.operations.exports.drop import drop_exports
 from trinitylake_ops.operations.gc.delete import Deletion, DeletionReport, delete_files
-from trinitylake_ops.operations.mark.mark import owned_tables
-from trinitylake_ops.operations.mark.survey import Progress, no_progress
-from trinitylake_ops.operations.mark.table_files import table_id_in
+from trinitylake_ops.operations.gc.mark import owned_tables
+from trinitylake_ops.operations.gc.survey import Progress, no_progress
+from trinitylake_ops.operations.gc.table_files import table_id_in
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.storage import TEMPORARY_PREFIX
 from trinitylake_ops.transaction.creation import has_roots

@@ -30,7 +30,7 @@ from trinitylake_ops.operations.clones.records import same_clone
 from trinitylake_ops.operations.clones.three_way import MergeInputs, ObjectState
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.exports.copy import Copier
-from trinitylake_ops.operations.mark.survey import Progress, no_progress
+from trinitylake_ops.operations.gc.survey import Progress, no_progress
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.table_records import discarded_on_failure
 from trinitylake_ops.transaction.change_set import NewNames

@@ -19,7 +19,7 @@ from trinitylake_ops.iceberg.reach import FileKind, files_of
 from trinitylake_ops.operations.clones.records import records_of_clone
 from trinitylake_ops.operations.clones.three_way import MergeInputs, promoted_path
 from trinitylake_ops.operations.exports.content import Content, DefinitionCopy, TableCopy
-from trinitylake_ops.operations.mark.table_files import iceberg_metadata
+from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.storage.parallel import run_parallel
 
 

@@ -30,8 +30,8 @@ from trinitylake_ops.format.definitions import (
 from trinitylake_ops.format.locations import as_uri
 from trinitylake_ops.operations.base import MeteredLakehouse, uncached_on
 from trinitylake_ops.operations.exports.roots import leaves_objects
-from trinitylake_ops.operations.mark.survey import is_past
-from trinitylake_ops.operations.mark.table_files import iceberg_metadata
+from trinitylake_ops.operations.gc.survey import is_past
+from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.local.posix_files import lies_within
 from trinitylake_ops.storage.options import StorageOptions

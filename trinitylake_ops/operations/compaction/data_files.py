@@ -16,7 +16,7 @@ from trinitylake_ops.iceberg.trim import is_trimmable
 from trinitylake_ops.iceberg.write.publication import Publication
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.operations.base import Cost
-from trinitylake_ops.operations.mark.tables import defined, tables_of
+from trinitylake_ops.operations.gc.tables import defined, tables_of
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse

@@ -27,7 +27,7 @@ from trinitylake_ops.iceberg.io.file_io import reading_io
 from trinitylake_ops.iceberg.metadata import load_table_metadata
 from trinitylake_ops.iceberg.totals import NO_TOTALS, TableTotals, count_in, rows_removed, totals_of
 from trinitylake_ops.iceberg.trim import is_first
-from trinitylake_ops.operations.mark.table_files import iceberg_metadata
+from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse

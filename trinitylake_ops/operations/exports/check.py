@@ -21,9 +21,9 @@ from trinitylake_ops.iceberg.reach import files_of
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, operation_span, uncached_on
 from trinitylake_ops.operations.export_records import CopiedFile, check_no_clone, read_manifest, record_of
 from trinitylake_ops.operations.exports.roots import check_is_export_of
-from trinitylake_ops.operations.mark.mark import CatalogReach
-from trinitylake_ops.operations.mark.survey import Progress, SurveyedRoot, no_progress
-from trinitylake_ops.operations.mark.table_files import iceberg_metadata
+from trinitylake_ops.operations.gc.mark import CatalogReach
+from trinitylake_ops.operations.gc.survey import Progress, SurveyedRoot, no_progress
+from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.verification.storage import PIECE_BYTES
 from trinitylake_ops.storage import Storage, open_storage

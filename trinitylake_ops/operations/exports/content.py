@@ -32,7 +32,7 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import DAMAGE
 from trinitylake_ops.operations.executor import LOCAL, Executor, Weight
 from trinitylake_ops.operations.exports.outcome import Destination
-from trinitylake_ops.operations.mark.table_files import iceberg_metadata
+from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tree.search import prefix_end, scan

@@ -23,7 +23,7 @@ from trinitylake_ops.iceberg.reach import DAMAGE, FileKind
 from trinitylake_ops.operations.executor import LOCAL, Executor, Weight
 from trinitylake_ops.operations.export_records import CopiedFile
 from trinitylake_ops.operations.exports.content import Content, DefinitionCopy, TableCopy
-from trinitylake_ops.operations.mark.survey import Progress, no_progress
+from trinitylake_ops.operations.gc.survey import Progress, no_progress
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.storage.local.posix_files import check_can_hold, lies_within

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 
 from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError
-from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
-from trinitylake_ops.operations.base import CommitReport, MeteredLakehouse, Plan, PlannedOperation, digest_of
+from trinitylake_ops.format.checksums import name_identity
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.operations.base import (
+    CommitReport,
+    MeteredLakehouse,
+    Plan,
+    PlannedOperation,
+    digest_of,
+    operation_span,
+)
 from trinitylake_ops.operations.export_records import (
+    CLONE,
+    EXPORT,
     ExportInfo,
     check_no_clone,
-    drop_export,
-    drop_exports,
+    kind_of,
     list_exports,
     record_of,
+    without_exports,
 )
+from trinitylake_ops.operations.gc.delete import delete_operation_files
+from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.operations.retention import RetentionPolicy, VersionAge, judge
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.versions.snapshot import utc_of
+from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
 _PRUNE = "prune-exports"
+_OWN_NAME = re.compile("(?:_export_|_ops/export-)[^/]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +269,7 @@ class DropExport(PlannedOperation[DropExportPlan, CommitReport]):
         return CommitReport(
             operation=_DROP,
             base_version=plan.base_version,
-            version=drop_export(metered.lake, self.name),
+            version=_drop_export(metered.lake, self.name),
             changed=1,
             cost=metered.cost(),
         )
@@ -264,3 +278,68 @@ class DropExport(PlannedOperation[DropExportPlan, CommitReport]):
 def plan_drop_export(lake: Lakehouse, name: str) -> DropExportPlan:
     """Plan to forget an export; reads only. Raises ExportNotFoundError, InvalidInputError for a clone."""
     return DropExport(lake=lake, name=name).plan()
+
+
+def drop_export(lake: Lakehouse, name: str) -> int:
+    """Forget an export in one commit, then delete its root and manifest. Returns the version.
+
+    Its version can expire from then on. A removal of orphans deletes other copies under this root, and files that could
+    not be deleted. A version that the export was restored to may need them. Another root is left as it is. Raises
+    ExportNotFoundError, CommitAttemptsExhaustedError, StorageError, and InvalidInputError for a clone.
+    """
+    with operation_span(DropExport.telemetry_name):
+        return _drop_export(lake, name)
+
+
+def _drop_export(lake: Lakehouse, name: str) -> int:
+    check_no_clone(record_of(lake.snapshot().definition, name))
+    return drop_exports(lake, [name])
+
+
+def drop_exports(
+    lake: Lakehouse, names: Sequence[str], more: Callable[[LakehouseDef], Iterable[str]] = lambda _definition: ()
+) -> int:
+    """Forget several exports in one commit, as :func:`drop_export` does one. Returns the version.
+
+    ``more`` returns the names of others that go with them, by what is recorded when they go.
+    """
+    first = lake.snapshot()
+    known = [_known(first.definition, name) for name in names]
+    kinds = {kind_of(record_of(first.definition, name)) for name in names}
+    kind = CLONE if kinds == {CLONE} else EXPORT
+    gone: list[ExportRecord] = []
+    remaining = first.definition
+
+    def dropped(base: Snapshot) -> LakehouseDef:
+        nonlocal gone, remaining
+        for name, before in zip(names, known, strict=True):
+            if _known(base.definition, name) != before:
+                raise ExportNotFoundError(f"{kind} {name!r} was dropped, and another one has its name")
+        all_names = {*names, *more(base.definition)}
+        gone = [record for record in base.definition.exports if record.name in all_names]
+        remaining = without_exports(base.definition, all_names)
+        return remaining
+
+    version = StateChange(f"drop-{kind}", ", ".join(names), dropped).commit(lake, first)
+    delete_operation_files(lake.storage, [path for record in gone for path in _own_files(record, remaining)])
+    return version
+
+
+def _own_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
+    """Return root and manifest of a dropped export, if they have names that we give and no other export needs them.
+
+    Other programs may spell them differently, such as by a full URI through a link: the uuid identifies them.
+    """
+    own = [path for path in (record.root_location, record.manifest_path) if _OWN_NAME.fullmatch(path)]
+    others = {*remaining.exported_snapshots.values()}
+    others.update(path for other in remaining.exports for path in (other.root_location, other.manifest_path))
+    needed = set(map(name_identity, others))
+    return [path for path in own if name_identity(path) not in needed]
+
+
+def _known(definition: LakehouseDef, name: str) -> str:
+    """Return a text that distinguishes an export from a later one of the same name. Raises ExportNotFoundError."""
+    record, location = record_of(definition, name), definition.exported_snapshots.get(name)
+    if record is None and location is None:
+        raise ExportNotFoundError(f"there is no export {name!r}")
+    return record.manifest_path if record is not None and record.manifest_path else location or ""

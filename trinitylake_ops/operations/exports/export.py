@@ -22,7 +22,7 @@ from trinitylake_ops.operations.exports.content import Choice, Content
 from trinitylake_ops.operations.exports.copy import check_contains_no_source, target_root
 from trinitylake_ops.operations.exports.outcome import ExportReport, left_out, reasons, uncopied_note
 from trinitylake_ops.operations.exports.work import ExportWork, Opened
-from trinitylake_ops.operations.mark.survey import Progress, no_progress
+from trinitylake_ops.operations.gc.survey import Progress, no_progress
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.operations.retention import duration_ms
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for

@@ -23,9 +23,10 @@ from trinitylake_ops.format.file_names import as_version_4, derived_uuid, new_na
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.locations import is_uri, to_location, to_uri
 from trinitylake_ops.operations.base import Cost
-from trinitylake_ops.operations.export_records import check_copying, drop_exports
+from trinitylake_ops.operations.export_records import check_copying
+from trinitylake_ops.operations.exports.drop import drop_exports
+from trinitylake_ops.operations.gc.delete import delete_operation_files
 from trinitylake_ops.operations.rendering import Document, Table, new_table
-from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 logger = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ def clean_up_if_dropped(lake: Lakehouse, record: ExportRecord) -> None:
     try:
         check_copying(latest, record)
     except ExportNotFoundError:
-        discard(lake.storage, [path for path in (record.root_location, record.manifest_path) if path])
+        delete_operation_files(lake.storage, [path for path in (record.root_location, record.manifest_path) if path])
         raise
 
 

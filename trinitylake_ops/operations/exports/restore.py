@@ -36,8 +36,8 @@ from trinitylake_ops.operations.exports.copy import Copier
 from trinitylake_ops.operations.exports.outcome import Destination, left_out, reasons
 from trinitylake_ops.operations.exports.roots import check_is_export_of
 from trinitylake_ops.operations.exports.work import claim_table_folders
-from trinitylake_ops.operations.mark.survey import Progress, no_progress
-from trinitylake_ops.operations.mark.tables import check_table_files
+from trinitylake_ops.operations.gc.survey import Progress, no_progress
+from trinitylake_ops.operations.gc.tables import check_table_files
 from trinitylake_ops.operations.rendering import Table, change_rows, new_table
 from trinitylake_ops.operations.rollbacks import RollbackPlan, is_chosen, plan_rollback, selected_objects
 from trinitylake_ops.storage import Storage

@@ -19,7 +19,7 @@ from trinitylake_ops.operations.executor import Executor
 from trinitylake_ops.operations.exports.content import Choice, Content, CopiedTable, chosen_entries, gather
 from trinitylake_ops.operations.exports.outcome import Destination
 from trinitylake_ops.operations.exports.roots import TargetLakehouse
-from trinitylake_ops.operations.mark.table_files import iceberg_metadata
+from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot

@@ -46,7 +46,7 @@ from trinitylake_ops.operations.exports.target_files import (
     check_recopied,
     missing_content,
 )
-from trinitylake_ops.operations.mark.survey import Progress
+from trinitylake_ops.operations.gc.survey import Progress
 from trinitylake_ops.storage import FileInfo, Storage, open_storage
 from trinitylake_ops.storage.local.posix_files import make_root_folder
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel

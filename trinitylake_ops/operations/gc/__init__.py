@@ -1,1 +1,1 @@
-"""Garbage collection: trim, expire, purge and orphans."""
+"""Garbage collection: the mark of all files that kept versions reach, trim, expire, purge and orphans."""

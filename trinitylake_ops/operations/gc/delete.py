@@ -1,7 +1,12 @@
-"""Deletes many files: in batches, within budgets, at a bounded rate, and only while it is allowed."""
+"""Deletes files of a lakehouse: many in batches, within budgets, at a bounded rate, and only while it is allowed.
+
+It is the only module of the operations that deletes existing files. A failed operation discards the files that it wrote
+itself (``transaction.commit.discard``).
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -21,12 +26,14 @@ from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, ReportT, TimedOperation, TimedT, uncached
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending, counting
 from trinitylake_ops.operations.executor import LOCAL, Executor, Fence
-from trinitylake_ops.operations.mark.survey import Progress, no_progress, on_latest
-from trinitylake_ops.operations.mark.table_files import table_id_in
+from trinitylake_ops.operations.gc.survey import Progress, no_progress, on_latest
+from trinitylake_ops.operations.gc.table_files import table_id_in
 from trinitylake_ops.operations.rendering import Document
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.telemetry import hub
 from trinitylake_ops.telemetry.hub import FREED_BYTES, FREED_FILES
+
+logger = logging.getLogger(__name__)
 
 _PASSING = (ThrottledError, TransientError, AmbiguousWriteError)
 _TRIES = 4
@@ -130,6 +137,22 @@ def delete_files(
     hub.add(FREED_FILES, done.files)
     hub.add(FREED_BYTES, done.bytes)
     return done
+
+
+def delete_operation_files(storage: Storage, paths: Sequence[str]) -> None:
+    """Delete files of operations, such as plans and manifests, that no definition names any more.
+
+    A file that cannot be deleted stays, and a removal of orphans deletes it.
+
+    Args:
+        storage: The storage of the lakehouse.
+        paths: The paths of the files.
+
+    Raises:
+        StorageError: If the request fails as a whole.
+    """
+    for path, error in storage.delete_many(paths).items():
+        logger.warning("file %r, which no definition names any more, could not be deleted: %s", path, error)
 
 
 class _Deleting:

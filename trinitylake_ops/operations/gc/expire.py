@@ -25,8 +25,8 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, TimedOperation, TimedPlan, operation_span, uncached
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.export_records import without_exports
+from trinitylake_ops.operations.gc.survey import Progress, is_lapsed, no_progress, on_latest, survey_versions
 from trinitylake_ops.operations.gc.unreached import ReclaimedFiles, damaged_tables, reclaimed_files
-from trinitylake_ops.operations.mark.survey import Progress, is_lapsed, no_progress, on_latest, survey_versions
 from trinitylake_ops.operations.records import PlanFile, StateChange, VersionRecord, commit_on_latest, write_plan_file
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.retention import RetentionPolicy, Verdict, protected_ms

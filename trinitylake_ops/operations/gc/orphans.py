@@ -29,13 +29,13 @@ from trinitylake_ops.operations.base import MeteredLakehouse, TimedPlan, timed_d
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.gc.delete import DeletingOperation, Deletion, DeletionReport
+from trinitylake_ops.operations.gc.inventory import list_by_inventory, read_inventory
+from trinitylake_ops.operations.gc.listing import list_without
+from trinitylake_ops.operations.gc.mark import Mark, is_deletable, owned_tables
+from trinitylake_ops.operations.gc.survey import Progress, no_progress, on_latest, survey_versions
+from trinitylake_ops.operations.gc.table_files import is_below_tables, table_id_in
 from trinitylake_ops.operations.gc.unreached import damaged_tables, delete_unreached, left_table_root, unreached
 from trinitylake_ops.operations.lease import lease
-from trinitylake_ops.operations.mark.inventory import list_by_inventory, read_inventory
-from trinitylake_ops.operations.mark.listing import list_without
-from trinitylake_ops.operations.mark.mark import Mark, is_deletable, owned_tables
-from trinitylake_ops.operations.mark.survey import Progress, no_progress, on_latest, survey_versions
-from trinitylake_ops.operations.mark.table_files import is_below_tables, table_id_in
 from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.operations.retention import barred_before_ms, duration_ms, protected_ms

@@ -19,11 +19,9 @@ from trinitylake_ops.operations.base import MeteredLakehouse, TimedPlan, timed_d
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.gc.batches import PurgeBatch, unpurged_batches, with_purged
-from trinitylake_ops.operations.gc.delete import DeletingOperation, Deletion, DeletionReport
-from trinitylake_ops.operations.gc.unreached import damaged_tables, delete_unreached, left_table_root, unreached
-from trinitylake_ops.operations.lease import Lease, lease
-from trinitylake_ops.operations.mark.mark import Mark
-from trinitylake_ops.operations.mark.survey import (
+from trinitylake_ops.operations.gc.delete import DeletingOperation, Deletion, DeletionReport, delete_operation_files
+from trinitylake_ops.operations.gc.mark import Mark
+from trinitylake_ops.operations.gc.survey import (
     Progress,
     Survey,
     expired_versions,
@@ -32,13 +30,14 @@ from trinitylake_ops.operations.mark.survey import (
     pinned_versions,
     survey_versions,
 )
-from trinitylake_ops.operations.mark.table_files import is_below_tables
-from trinitylake_ops.operations.mark.tables import existing_named_files
+from trinitylake_ops.operations.gc.table_files import is_below_tables
+from trinitylake_ops.operations.gc.tables import existing_named_files
+from trinitylake_ops.operations.gc.unreached import damaged_tables, delete_unreached, left_table_root, unreached
+from trinitylake_ops.operations.lease import Lease, lease
 from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.operations.retention import duration_ms, protected_ms
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
-from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -328,7 +327,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
             },
         )
         version = change.commit(self.lake, self.lake.snapshot())
-        discard(self.lake.storage, plan_paths)
+        delete_operation_files(self.lake.storage, plan_paths)
         return version
 
 

@@ -15,14 +15,14 @@ from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState,
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, operation_span
-from trinitylake_ops.operations.lease import lease
-from trinitylake_ops.operations.mark.listing import (
+from trinitylake_ops.operations.gc.listing import (
     acknowledged_versions,
     check_faulty,
     parse_acknowledged,
     with_acknowledged,
 )
-from trinitylake_ops.operations.mark.survey import RECONCILE, Survey, expired_versions, survey_versions, versions_in
+from trinitylake_ops.operations.gc.survey import RECONCILE, Survey, expired_versions, survey_versions, versions_in
+from trinitylake_ops.operations.lease import lease
 from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse

@@ -24,9 +24,9 @@ from trinitylake_ops.iceberg.trim import (
     write_without_snapshots,
 )
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of
-from trinitylake_ops.operations.mark.mark import CatalogReach, retained_roots
-from trinitylake_ops.operations.mark.survey import on_latest, survey_versions
-from trinitylake_ops.operations.mark.tables import defined, in_batches, tables_of
+from trinitylake_ops.operations.gc.mark import CatalogReach, retained_roots
+from trinitylake_ops.operations.gc.survey import on_latest, survey_versions
+from trinitylake_ops.operations.gc.tables import defined, in_batches, tables_of
 from trinitylake_ops.operations.records import commit_on_latest
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.retention import RetentionPolicy

@@ -16,11 +16,11 @@ from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.operations.executor import Fence
 from trinitylake_ops.operations.gc.delete import Deletion, delete_files
+from trinitylake_ops.operations.gc.mark import CatalogReach, Mark, exported_roots, is_deletable, owned_tables
+from trinitylake_ops.operations.gc.survey import Progress, Survey, no_progress
+from trinitylake_ops.operations.gc.table_files import table_id_in
+from trinitylake_ops.operations.gc.tables import TableRoot, existing_named_files, reclaimed_table_files
 from trinitylake_ops.operations.lease import Lease
-from trinitylake_ops.operations.mark.mark import CatalogReach, Mark, exported_roots, is_deletable, owned_tables
-from trinitylake_ops.operations.mark.survey import Progress, Survey, no_progress
-from trinitylake_ops.operations.mark.table_files import table_id_in
-from trinitylake_ops.operations.mark.tables import TableRoot, existing_named_files, reclaimed_table_files
 from trinitylake_ops.storage import Storage
 
 

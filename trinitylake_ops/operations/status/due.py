@@ -11,9 +11,9 @@ from trinitylake_ops.format.definitions import ExportRecord, ExportState, Lakeho
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations.gc.batches import PurgeBatch
+from trinitylake_ops.operations.gc.listing import acknowledged_versions
+from trinitylake_ops.operations.gc.survey import expired_versions, is_lapsed, is_past
 from trinitylake_ops.operations.hint import HintState
-from trinitylake_ops.operations.mark.listing import acknowledged_versions
-from trinitylake_ops.operations.mark.survey import expired_versions, is_lapsed, is_past
 from trinitylake_ops.operations.retention import RetentionPolicy, VersionAge, judge, span_text
 from trinitylake_ops.operations.status.activity import Commits
 from trinitylake_ops.versions.history import VersionInfo, version_infos

@@ -17,9 +17,9 @@ from trinitylake_ops.errors import LakehouseNotFoundError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse
+from trinitylake_ops.operations.gc.survey import expired_versions
 from trinitylake_ops.operations.hint import HintState, inspect_hint
 from trinitylake_ops.operations.lease import describe_lease
-from trinitylake_ops.operations.mark.survey import expired_versions
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.retention import span_text
 from trinitylake_ops.operations.status.activity import (

@@ -21,8 +21,8 @@ from trinitylake_ops.format.sealed_files import check_file
 from trinitylake_ops.iceberg.reach import FileKind, TableFile
 from trinitylake_ops.iceberg.whole_files import TableFiles, WholeFileIO
 from trinitylake_ops.operations.executor import Executor, Weight
-from trinitylake_ops.operations.mark.survey import Pointers
-from trinitylake_ops.operations.mark.table_files import iceberg_metadata
+from trinitylake_ops.operations.gc.survey import Pointers
+from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.operations.verification.objects import Kind, WholeDefinitions, is_empty
 from trinitylake_ops.operations.verification.storage import KnownFilesStorage
 from trinitylake_ops.operations.verification.tables import CONTENT_KINDS, ContentReader, ReadContent

@@ -21,8 +21,8 @@ from trinitylake_ops.format.file_names import (
 from trinitylake_ops.format.sealed_files import check_file
 from trinitylake_ops.iceberg.managed import owner_file, read_owner
 from trinitylake_ops.iceberg.reach import FileKind, TableFile
-from trinitylake_ops.operations.mark.table_files import table_id_in
-from trinitylake_ops.operations.mark.tables import table_root_of
+from trinitylake_ops.operations.gc.table_files import table_id_in
+from trinitylake_ops.operations.gc.tables import table_root_of
 from trinitylake_ops.operations.verification.report import ChecksumTally, Findings, kind_of
 from trinitylake_ops.operations.verified_files import (
     PackedBytes,

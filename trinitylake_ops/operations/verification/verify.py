@@ -16,10 +16,11 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations.base import MeteredLakehouse, operation_span, uncached_on
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, BudgetSpentError, Spending
 from trinitylake_ops.operations.executor import LOCAL, Executor
+from trinitylake_ops.operations.gc.delete import delete_operation_files
+from trinitylake_ops.operations.gc.listing import acknowledged_versions, list_existing
 from trinitylake_ops.operations.gc.orphans import Orphans
+from trinitylake_ops.operations.gc.survey import Survey, expired_versions
 from trinitylake_ops.operations.hint import HintState, inspect_hint
-from trinitylake_ops.operations.mark.listing import acknowledged_versions, list_existing
-from trinitylake_ops.operations.mark.survey import Survey, expired_versions
 from trinitylake_ops.operations.relocate import moved_tables
 from trinitylake_ops.operations.verification import state as verify_state
 from trinitylake_ops.operations.verification.read_ahead import ReadAhead
@@ -394,9 +395,10 @@ class _Verification:
             self.findings.error("file-changed", message, path, None)
 
     def _write_record(self) -> str | None:
-        superseded = (*self._records.paths, *self._records.damaged)
         try:
-            return write_record(self._plain, self._known.verified(self.findings.wrong_paths()), superseded)
+            path = write_record(self._plain, self._known.verified(self.findings.wrong_paths()))
+            delete_operation_files(self._plain, list(dict.fromkeys((*self._records.paths, *self._records.damaged))))
+            return path
         except StorageError as error:
             message = f"what was verified could not be recorded, the next run reads it again: {error.message}"
             self.findings.warn("record-not-written", message, error.path, None, None)

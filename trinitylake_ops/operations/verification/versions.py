@@ -14,8 +14,8 @@ from trinitylake_ops.format.limits import IMMUTABLE_SETTINGS
 from trinitylake_ops.format.locations import located
 from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.operations.mark.listing import chain_faults
-from trinitylake_ops.operations.mark.survey import SurveyedRoot
+from trinitylake_ops.operations.gc.listing import chain_faults
+from trinitylake_ops.operations.gc.survey import SurveyedRoot
 from trinitylake_ops.operations.records import VersionRecord
 from trinitylake_ops.operations.verification.objects import ObjectVerifier
 from trinitylake_ops.operations.verification.report import Findings, Report

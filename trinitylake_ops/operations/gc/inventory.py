@@ -41,10 +41,10 @@ from trinitylake_ops.iceberg.validation.files import CheckedPages, read_footer
 from trinitylake_ops.iceberg.validation.orc_process import column_in_process
 from trinitylake_ops.operations.budget import counted_with
 from trinitylake_ops.operations.executor import Executor, Weight
-from trinitylake_ops.operations.mark.listing import list_folders
-from trinitylake_ops.operations.mark.mark import Mark
-from trinitylake_ops.operations.mark.survey import Progress, no_progress
-from trinitylake_ops.operations.mark.table_files import is_below_tables, table_id_in
+from trinitylake_ops.operations.gc.listing import list_folders
+from trinitylake_ops.operations.gc.mark import Mark
+from trinitylake_ops.operations.gc.survey import Progress, no_progress
+from trinitylake_ops.operations.gc.table_files import is_below_tables, table_id_in
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage, open_storage
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.storage.paths import check_path

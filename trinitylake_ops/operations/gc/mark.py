@@ -26,9 +26,9 @@ from trinitylake_ops.iceberg.managed import read_owner
 from trinitylake_ops.iceberg.reach import files_of
 from trinitylake_ops.operations.executor import LOCAL, Executor, Weight
 from trinitylake_ops.operations.export_records import manifest_targets
-from trinitylake_ops.operations.mark.survey import Pointers, Progress, Survey, SurveyedRoot, no_progress
-from trinitylake_ops.operations.mark.table_files import TableReach, TableWalk, table_id_in
-from trinitylake_ops.operations.mark.tables import table_root_of
+from trinitylake_ops.operations.gc.survey import Pointers, Progress, Survey, SurveyedRoot, no_progress
+from trinitylake_ops.operations.gc.table_files import TableReach, TableWalk, table_id_in
+from trinitylake_ops.operations.gc.tables import table_root_of
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot

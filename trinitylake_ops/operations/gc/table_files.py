@@ -20,7 +20,7 @@ from trinitylake_ops.format.locations import is_uri, to_location, to_uri
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.iceberg.reach import DAMAGE, TableFile, files_of
 from trinitylake_ops.operations.executor import LOCAL, Executor, Weight
-from trinitylake_ops.operations.mark.survey import Progress, no_progress
+from trinitylake_ops.operations.gc.survey import Progress, no_progress
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse

@@ -23,8 +23,8 @@ from trinitylake_ops.iceberg.io.folder_owners import latest_definition_at
 from trinitylake_ops.iceberg.reach import DAMAGE, TableFile, files_of
 from trinitylake_ops.operations.budget import counted_with
 from trinitylake_ops.operations.executor import Executor, Weight
-from trinitylake_ops.operations.mark.listing import list_folders, list_named
-from trinitylake_ops.operations.mark.table_files import iceberg_metadata, table_id_at, table_id_in
+from trinitylake_ops.operations.gc.listing import list_folders, list_named
+from trinitylake_ops.operations.gc.table_files import iceberg_metadata, table_id_at, table_id_in
 from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse

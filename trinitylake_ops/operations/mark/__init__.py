@@ -1,1 +1,0 @@
-"""The mark: all roots, the files that they reach, and the files that exist."""
