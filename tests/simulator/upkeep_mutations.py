@@ -12,6 +12,7 @@ from unittest import mock
 from tests.simulator.mutations import Mutation, both
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import ExpirationState
+from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations import register, repair_steps
 from trinitylake_ops.operations.exports import restore, work
 from trinitylake_ops.operations.exports import roots as export_roots
@@ -64,11 +65,11 @@ def _go_back_to_the_old_definition() -> AbstractContextManager[Any]:
 
 
 def _delete_roots() -> AbstractContextManager[Any]:
-    def delete(self: Any) -> None:
-        for version in self._versions:
-            self._lake.storage.delete(self._lake.files.roots.path(version))
+    def delete(self: purge.Purge, plan: purge.PurgePlan, held: Any) -> None:
+        for version in VersionRanges.parse(plan.versions):
+            self.lake.storage.delete(self.lake.files.roots.path(version))
 
-    return mock.patch.object(purge._PurgeRun, "_seal", delete)
+    return mock.patch.object(purge.Purge, "_seal", delete)
 
 
 def _undelete_what_is_being_purged() -> AbstractContextManager[Any]:
@@ -132,7 +133,7 @@ def _purge_before_its_time() -> AbstractContextManager[Any]:
     """No grace at all, and no check of what was undeleted meanwhile."""
     return both(
         mock.patch.object(purge, "protected_ms", return_value=0),
-        mock.patch.object(purge._PurgeRun, "_check_batches"),
+        mock.patch.object(purge.PurgePlan, "check_batches"),
     )
 
 
@@ -145,7 +146,7 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "keep nothing that can be undeleted": _forget_expired_ones,
     "forget exports": _forget_exports,
     "remove orphans of any age": _remove_young_orphans,
-    "purge what was undeleted": _replacing(purge._PurgeRun, "_check_batches", lambda self, definition, states=(): None),
+    "purge what was undeleted": _replacing(purge.PurgePlan, "check_batches", lambda self, definition, states=(): None),
     "undelete what is being purged": _undelete_what_is_being_purged,
     "delete what the plan names, reached or not": _replacing(
         reachability.Mark, "__contains__", lambda self, path: False
