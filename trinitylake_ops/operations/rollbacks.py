@@ -10,17 +10,10 @@ from datetime import datetime
 
 from trinitylake_ops.errors import (
     CommitConflictError,
-    ExportNotFoundError,
-    FileMissingError,
     InvalidInputError,
-    NamespaceNotFoundError,
     TrinityLakeError,
-    VersionExpiredError,
 )
-from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.keys import TABLE_KEY_PREFIX, ObjectName
-from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
-from trinitylake_ops.iceberg.reach import DAMAGE
+from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.operations.base import (
     CommitReport,
     MeteredLakehouse,
@@ -30,24 +23,24 @@ from trinitylake_ops.operations.base import (
     operation_span,
     uncached,
 )
-from trinitylake_ops.operations.export_records import record_of
-from trinitylake_ops.operations.gc.tables import check_table_files, missing_file_error
 from trinitylake_ops.operations.records import commit_on_latest
 from trinitylake_ops.operations.rendering import Table, change_rows, new_table
-from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.operations.rollback_target import (
+    Target,
+    changes_between,
+    checked_changes,
+    selected_objects,
+    target_of,
+)
 from trinitylake_ops.transaction.change_set import NewNames
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.conflicts import describe_key
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.history import Change, change_of, history
-from trinitylake_ops.versions.latest import latest_snapshot
-from trinitylake_ops.versions.lookup import check_not_expired
 from trinitylake_ops.versions.roots import check_no_gap
 from trinitylake_ops.versions.snapshot import Snapshot
-from trinitylake_ops.versions.table_names import OneName, resolve_table, table_ids
 from trinitylake_ops.versions.undone import ROLLED_BACK_TO, find_undone
 
 logger = logging.getLogger(__name__)
@@ -132,7 +125,7 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
     telemetry_name = "rollback"
 
     base: Snapshot
-    target: _Target
+    target: Target
     chosen: tuple[ObjectName, ...]
     message: str | None
     reapply: bool = False
@@ -142,7 +135,7 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         base = self.base
         check_no_gap(self.lake.files.roots, base.version)
         failures: dict[ObjectName, TrinityLakeError] = {}
-        differences = _checked_differences(base, self.target, self.chosen, failures)
+        differences = checked_changes(base, self.target, self.chosen, failures)
         if self.chosen:  # a whole version has each name once
             NewNames(base, {change.key: change.after for change in differences}).check(base)
         changes = [change_of(base.keys, difference) for difference in differences]
@@ -162,7 +155,7 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         metered = MeteredLakehouse(self.lake)
         lake = metered.lake
         base = lake.snapshot()
-        here = replace(self, lake=lake, base=base, target=_target(lake, base, self.target.to))
+        here = replace(self, lake=lake, base=base, target=target_of(lake, base, self.target.to))
         now = here.plan()
         if approved_digest is not None:
             now.check_approved(approved_digest)
@@ -214,29 +207,13 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
             txn.require(lambda latest: self.target.check_retained(latest.definition))
             txn.require(lambda latest: _check_unchanged(base, latest, self.chosen))
             failures: dict[ObjectName, TrinityLakeError] = {}
-            differences = _checked_differences(base, self.target, self.chosen, failures)
+            differences = checked_changes(base, self.target, self.chosen, failures)
             _check_approved(failures, approved_damage)
             for change in differences:
                 txn.restore_entry(change.key, change.after)
             txn.reset_age()  # it took long to look for the files of tables, and none was written
         assert txn.committed_version is not None
         return txn.committed_version
-
-
-@dataclass(frozen=True)
-class _Target:
-    """The target of a rollback: a snapshot, the version or export's name by which it was found, and files of tables."""
-
-    to: int | str
-    snapshot: Snapshot
-    io: StorageFileIO
-
-    def check_retained(self, latest: LakehouseDef) -> None:
-        """Raise VersionExpiredError or ExportNotFoundError when the files of the target are not kept any more."""
-        if isinstance(self.to, int):
-            check_not_expired(self.to, latest)
-        elif self.to not in latest.exported_snapshots:
-            raise ExportNotFoundError(f"export {self.to!r} was dropped since the rollback was planned")
 
 
 @dataclass(frozen=True)
@@ -247,13 +224,13 @@ class _WholeTree:
     would expire.
     """
 
-    target: _Target
+    target: Target
     info: CommitInfo
     reapply: bool
     approved_damage: Container[ObjectName]
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
-        n_changes = len(_differences(base, self.target.snapshot, ()))
+        n_changes = len(changes_between(base, self.target.snapshot, ()))
         if not n_changes:
             return None
         info = replace(self.info, counts={"changed": n_changes})
@@ -264,7 +241,7 @@ class _WholeTree:
             raise _outdated_plan_error(base.version, latest.version)
         self.target.check_retained(latest.definition)
         failures: dict[ObjectName, TrinityLakeError] = {}
-        _checked_differences(latest, self.target, (), failures)
+        checked_changes(latest, self.target, (), failures)
         _check_approved(failures, self.approved_damage)
 
 
@@ -282,7 +259,7 @@ def _check_approved(failures: Mapping[ObjectName, TrinityLakeError], approved: C
 
 def _check_unchanged(base: Snapshot, latest: Snapshot, chosen: Sequence[ObjectName]) -> None:
     """Raise CommitConflictError when a chosen object has changed, also one that the rollback leaves as it is."""
-    changes = _differences(base, latest, chosen)
+    changes = changes_between(base, latest, chosen)
     if changes:
         conflicts = tuple(
             f"{describe_key(base.keys, change.key)}: a concurrent commit changed it" for change in changes
@@ -342,7 +319,7 @@ def _plan(
         raise InvalidInputError("a rollback needs a version, the name of an export or a timestamp to go back to")
     lake = uncached(lake)
     base = lake.snapshot()
-    target = _target(lake, base, to, timestamp)
+    target = target_of(lake, base, to, timestamp)
     chosen = selected_objects(base, target.snapshot, target.to, namespaces, tables)
     return Rollback(lake=lake, base=base, target=target, chosen=chosen, message=message).plan()
 
@@ -354,49 +331,6 @@ def _undone_by(rollback: Rollback) -> int | None:
         return None
     infos = list(history(base.files, min(base.version - to, _MOST_VERSIONS), base))
     return find_undone(base.files, infos, oldest=to).by(to, rollback.chosen)
-
-
-def selected_objects(
-    base: Snapshot,
-    target: Snapshot,
-    to: int | str,
-    namespaces: Sequence[str] | None,
-    tables: Sequence[str] | None,
-) -> tuple[ObjectName, ...]:
-    """Return what was named, else the namespaces that an export is limited to; nothing where all comes back.
-
-    Raises InvalidInputError for what a limited export does not hold: that would be dropped; NamespaceNotFoundError
-    and the like.
-    """
-    record = record_of(base.definition, to) if isinstance(to, str) else None
-    held = () if record is None else record.namespaces
-    chosen = chosen_objects(base, target, namespaces or (() if tables else held), tables or ())
-    for name in chosen:
-        if held and name.namespace not in held:
-            raise InvalidInputError(
-                f"export {to!r} holds only the namespaces {', '.join(held)}, not that of {str(name)!r}"
-            )
-    return chosen
-
-
-def _target(lake: Lakehouse, base: Snapshot, to: int | str | None, timestamp: datetime | int | None = None) -> _Target:
-    snapshot = lake.snapshot(to, timestamp, latest=base)
-    if snapshot.files is not lake.files:
-        is_export = isinstance(to, str) and to in base.definition.exported_snapshots
-        if base.definition.parent is not None and not is_export:
-            raise InvalidInputError(
-                f"version {snapshot.version} of {snapshot.files.storage.root} is from before the beginning of this"
-                " clone, which goes back to versions of its own; the first of them, 0, is the version that was cloned"
-            )
-        raise InvalidInputError(
-            f"export {to!r} is a lakehouse of its own, at {snapshot.files.storage.root}; what it holds is brought back"
-            f" by: trinitylake restore {to}"
-        )
-    if snapshot.root.is_sealed:
-        raise VersionExpiredError(f"version {snapshot.version} was expired and purged", path=snapshot.location)
-    is_name = isinstance(to, str) and not (to.isascii() and to.isdecimal())
-    io = reading_io(lake)
-    return _Target(str(to) if is_name else snapshot.version, snapshot, io)
 
 
 def rollback(
@@ -416,117 +350,3 @@ def rollback(
     with operation_span(Rollback.telemetry_name):
         plan = _plan(lake, to, namespaces, tables, timestamp=timestamp, message=message)
         return replace(plan.operation, reapply=reapply).commit(plan)
-
-
-def chosen_objects(
-    base: Snapshot, target: Snapshot, namespaces: Sequence[str], tables: Sequence[str]
-) -> tuple[ObjectName, ...]:
-    """Return what was named: namespaces with their tables, and tables. Raises NamespaceNotFoundError and the like."""
-    for namespace in namespaces:
-        if not base.has_namespace(namespace) and not target.has_namespace(namespace):
-            raise NamespaceNotFoundError(
-                f"there is no namespace {namespace!r}, neither in version {base.version} nor in {target.version}"
-            )
-    named = [ObjectName(*resolve_table(table, base, target)) for table in tables]
-    return (*map(ObjectName, namespaces), *named)
-
-
-def _differences(base: Snapshot, target: Snapshot, chosen: Sequence[ObjectName]) -> list[KeyChange]:
-    """Return what leads from ``base`` to ``target``, of the chosen objects or of all."""
-    try:
-        differences = diff_trees(base.files.nodes, base.root, target.root)
-    except FileMissingError as error:
-        raise FileMissingError(
-            f"cannot go from version {base.version} back to version {target.version}: a node of one of them is missing;"
-            " nothing was changed",
-            path=error.path,
-        ) from error
-    return [change for change in differences if is_chosen(base, change.key, chosen)]
-
-
-def is_chosen(base: Snapshot, key: str, chosen: Sequence[ObjectName]) -> bool:
-    """Whether a key is that of a chosen object, or of a table in a chosen namespace; without a choice all are."""
-    if not chosen:
-        return True
-    name = base.keys.decode(key)
-    return name is not None and any(wanted in (name, ObjectName(name.namespace)) for wanted in chosen)
-
-
-def _checked_differences(
-    base: Snapshot, target: _Target, chosen: Sequence[ObjectName], failures: dict[ObjectName, TrinityLakeError]
-) -> list[KeyChange]:
-    """Return the changes that lead from ``base`` to ``target`` after checking that they can be made.
-
-    Args:
-        base: The version to roll back.
-        target: The version to return to.
-        chosen: The objects to roll back, empty for all.
-        failures: The errors of damaged tables that would come back are added to it, by the tables' names.
-
-    Raises:
-        FileMissingError, CorruptFileError, LocationNotAllowedError: A node or a definition is missing or damaged, or
-            a table that was chosen by its name is.
-        VersionExpiredError: The target has expired meanwhile.
-    """
-    try:
-        differences = _differences(base, target.snapshot, chosen)
-        _check_namespaces(base, differences)
-        failures |= _damaged_tables(target, differences)
-        for error in (failures[name] for name in chosen if name in failures):
-            raise error
-        if any(isinstance(error, FileMissingError) for error in failures.values()):
-            target.check_retained(latest_snapshot(base.files).definition)  # it may have been purged meanwhile
-        _check_names(base, target, differences)
-    except FileMissingError:
-        target.check_retained(latest_snapshot(base.files).definition)  # it may have been purged meanwhile
-        raise
-    return differences
-
-
-def _check_namespaces(base: Snapshot, differences: Sequence[KeyChange]) -> None:
-    """Raise NamespaceNotFoundError when a table would come back into a namespace that is not there."""
-    restored = [name for change in differences if change.after is not None and (name := base.keys.decode(change.key))]
-    coming = {name.namespace for name in restored if name.table is None}
-    for name in restored:
-        if name.namespace not in coming and not base.has_namespace(name.namespace):
-            raise NamespaceNotFoundError(
-                f"table {name} needs namespace {name.namespace!r}, which version {base.version} does not have;"
-                " bring the namespace back instead"
-            )
-
-
-def _check_names(base: Snapshot, target: _Target, differences: Sequence[KeyChange]) -> None:
-    """Raise TableHasAnotherNameError when a table would come back that now has another name, and keeps it."""
-    tables = {change.key: change.after for change in differences if change.key.startswith(TABLE_KEY_PREFIX)}
-    restored = table_ids(target.snapshot, tables)
-    OneName({key: restored.get(key) for key in tables})(base)
-
-
-def _damaged_tables(target: _Target, differences: Sequence[KeyChange]) -> dict[ObjectName, TrinityLakeError]:
-    """Return the errors of damaged tables that would come back, by their names.
-
-    Raises FileMissingError, CorruptFileError for a definition.
-    """
-    snapshot = target.snapshot
-    files = snapshot.files
-    namespaces: list[str] = []
-    tables: dict[ObjectName, str] = {}
-    for change in differences:
-        name = snapshot.keys.decode(change.key)
-        if change.after is not None and name is not None:
-            if name.table is None:
-                namespaces.append(change.after)
-            else:
-                tables[name] = change.after
-    try:
-        run_parallel(files.definitions.namespace, namespaces, files.storage.concurrency)
-        definitions = files.definitions.tables(list(tables.values()))
-    except FileMissingError as error:
-        raise missing_file_error(snapshot.version, "a definition", error.path) from error
-    failures: dict[ObjectName, TrinityLakeError] = {}
-    for name, definition in zip(tables, definitions, strict=True):
-        try:
-            check_table_files(snapshot.version, target.io, definition)
-        except DAMAGE as error:
-            failures[name] = error
-    return failures

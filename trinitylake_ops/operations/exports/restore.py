@@ -39,7 +39,8 @@ from trinitylake_ops.operations.exports.work import claim_table_folders
 from trinitylake_ops.operations.gc.survey import Progress, no_progress
 from trinitylake_ops.operations.gc.tables import check_table_files
 from trinitylake_ops.operations.rendering import Table, change_rows, new_table
-from trinitylake_ops.operations.rollbacks import RollbackPlan, is_chosen, plan_rollback, selected_objects
+from trinitylake_ops.operations.rollback_target import is_chosen, selected_objects
+from trinitylake_ops.operations.rollbacks import RollbackPlan, plan_rollback
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.change_set import NewNames, is_namespace_key
