@@ -126,14 +126,14 @@ _about: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVa
 @contextmanager
 def about(**fields: Any) -> Iterator[None]:
     """Add fields, such as ``operation`` and ``run_id``, to each line of this block. None leaves one as it is."""
-    token = _about.set({**fields_now(), **{name: value for name, value in fields.items() if value is not None}})
+    token = _about.set({**_fields_now(), **{name: value for name, value in fields.items() if value is not None}})
     try:
         yield
     finally:
         _about.reset(token)
 
 
-def fields_now() -> Mapping[str, Any]:
+def _fields_now() -> Mapping[str, Any]:
     """Return the fields of the present block."""
     return _about.get() or {}
 
@@ -156,7 +156,7 @@ class JsonFormatter(logging.Formatter):
         fields["version"] = self._engine
         if record.exc_info:
             fields["exception"] = self._redact(self.formatException(record.exc_info))
-        return json.dumps({**fields, **fields_now(), **getattr(record, "fields", {})}, default=str)
+        return json.dumps({**fields, **_fields_now(), **getattr(record, "fields", {})}, default=str)
 
 
 def log_as_json(redact: Callable[[str], str]) -> None:

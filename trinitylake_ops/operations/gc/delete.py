@@ -312,3 +312,20 @@ class DeletingOperation(TimedOperation[TimedT, ReportT]):
         operation = cast(Self, made.operation)
         own = replace(operation, lake=uncached(self.lake), spending=Spending(), progress=no_progress)
         return replace(made, operation=own)
+
+    def prepared(self, plan: TimedT, approved_digest: str | None) -> tuple[Self, MeteredLakehouse, TimedT]:
+        """Return this operation on a metered lakehouse, that lakehouse, and the plan that was approved.
+
+        Args:
+            plan: The plan to execute.
+            approved_digest: The digest of the approved plan, None if ``plan`` was not approved.
+
+        Raises:
+            PlanChangedError: If the approved plan cannot be made again.
+            BudgetSpentBeforeError: If the budget was used up.
+            StorageError: If a file cannot be read.
+        """
+        metered = MeteredLakehouse(self.lake, self.spending)
+        here = replace(self, lake=metered.lake)
+        with self.spending.planning(self.progress) as progress:
+            return here, metered, replace(here, progress=progress).as_approved(plan, approved_digest)

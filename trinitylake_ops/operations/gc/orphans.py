@@ -25,7 +25,7 @@ from trinitylake_ops.format.file_names import (
     parse_lease_path,
 )
 from trinitylake_ops.format.locations import is_uri
-from trinitylake_ops.operations.base import MeteredLakehouse, TimedPlan, timed_digest
+from trinitylake_ops.operations.base import TimedPlan, timed_digest
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.gc.delete import DeletingOperation, Deletion, DeletionReport
@@ -35,7 +35,7 @@ from trinitylake_ops.operations.gc.mark import Mark, is_deletable, owned_tables
 from trinitylake_ops.operations.gc.survey import Progress, no_progress, on_latest, survey_versions
 from trinitylake_ops.operations.gc.table_files import is_below_tables, table_id_in
 from trinitylake_ops.operations.gc.unreached import damaged_tables, delete_unreached, left_table_root, unreached
-from trinitylake_ops.operations.lease import lease
+from trinitylake_ops.operations.lease import Lease, lease
 from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.operations.retention import barred_before_ms, duration_ms, protected_ms
@@ -317,56 +317,62 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
         )
 
     def run(self, plan: OrphanPlan, approved_digest: str | None) -> OrphanReport:
-        """Delete what nothing reaches by then."""
-        spending = self.spending
-        metered = MeteredLakehouse(self.lake, spending)
-        lake = metered.lake
-        with spending.planning(self.progress) as progress:
-            approved = replace(self, lake=lake, progress=progress).as_approved(plan, approved_digest)
+        """Commit that orphans are removed, and delete those that nothing reaches by then, under the lease."""
+        here, metered, approved = self.prepared(plan, approved_digest)
         if approved.is_empty:
             damaged = approved.damaged
             return OrphanReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost(), damaged=damaged)
-        with lease(lake.storage, _OPERATION) as held:
-            has_tables = any(is_uri(path) or is_below_tables(path) for path in approved.paths)
-
-            with spending.planning(self.progress) as progress:
-
-                def marked(base: Snapshot) -> Mark:
-                    survey = survey_versions(lake, base, progress, executor=self.executor)
-                    return Mark(survey, with_tables=has_tables, progress=progress)
-
-                mark = on_latest(lake, marked)
-
-            # Files of older transactions may be deleted now, whatever their time to live is when they commit.
-            before_ms = barred_before_ms(approved.now_ms, approved.older_than_ms)
-            raise_barrier(lake.storage, before_ms)
-
-            def recorded(base: Snapshot) -> LakehouseDef:
-                _check_no_purge(base.definition)
-                known_ms = recorded_barrier_ms(base.definition, lake.storage.now_ms())
-                return replace(base.definition, orphans_removed_before_millis=max(before_ms, known_ms))
-
-            change = StateChange(
-                _OPERATION,
-                f"{len(approved.paths)} files of {approved.bytes} bytes",
-                recorded,
-                lambda _base, latest: mark.extend(latest),
-                {"files": len(approved.paths), "bytes": approved.bytes},
-            )
-            version = change.commit(lake, mark.base)
-            doomed = unreached(mark, approved.sizes_bytes)
-            done = delete_unreached(lake.storage, doomed, mark, held, spending, self.progress)
-            still_needed = len(approved.sizes_bytes) - len(doomed) + done.spared
-            # deleted last: without it, the owner of the other files is unknown
-            if done.is_complete and approved.owners:
-                inhabited = {_folder_owner_file(path, mark) for path in approved.sizes_bytes if path not in doomed}
-                owners = unreached(mark, approved.owners)
-                owners = {path: size for path, size in owners.items() if path not in inhabited}
-                last = delete_unreached(lake.storage, owners, mark, held, spending)
-                still_needed += len(approved.owners) - len(owners) + last.spared
-                done.add(last)
+        with lease(metered.lake.storage, _OPERATION) as held:
+            mark, version = here._begin(approved)
+            done, still_needed = here._delete(approved, mark, held)
         damaged = dict(sorted(mark.tables.damaged.items()))
         return OrphanReport.of(done, version=version, still_needed=still_needed, cost=metered.cost(), damaged=damaged)
+
+    def _begin(self, plan: OrphanPlan) -> tuple[Mark, int]:
+        """Mark everything, bar older transactions, and record the removal. Returns the mark and the version."""
+        lake = self.lake
+        has_tables = any(is_uri(path) or is_below_tables(path) for path in plan.paths)
+        with self.spending.planning(self.progress) as progress:
+
+            def marked(base: Snapshot) -> Mark:
+                survey = survey_versions(lake, base, progress, executor=self.executor)
+                return Mark(survey, with_tables=has_tables, progress=progress)
+
+            mark = on_latest(lake, marked)
+
+        # Files of older transactions may be deleted now, whatever their time to live is when they commit.
+        before_ms = barred_before_ms(plan.now_ms, plan.older_than_ms)
+        raise_barrier(lake.storage, before_ms)
+
+        def recorded(base: Snapshot) -> LakehouseDef:
+            _check_no_purge(base.definition)
+            known_ms = recorded_barrier_ms(base.definition, lake.storage.now_ms())
+            return replace(base.definition, orphans_removed_before_millis=max(before_ms, known_ms))
+
+        change = StateChange(
+            _OPERATION,
+            f"{len(plan.paths)} files of {plan.bytes} bytes",
+            recorded,
+            lambda _base, latest: mark.extend(latest),
+            {"files": len(plan.paths), "bytes": plan.bytes},
+        )
+        return mark, change.commit(lake, mark.base)
+
+    def _delete(self, plan: OrphanPlan, mark: Mark, held: Lease) -> tuple[Deletion, int]:
+        """Delete the files that nothing reaches. Returns the result, and how many files are still needed."""
+        storage = self.lake.storage
+        doomed = unreached(mark, plan.sizes_bytes)
+        done = delete_unreached(storage, doomed, mark, held, self.spending, self.progress)
+        still_needed = len(plan.sizes_bytes) - len(doomed) + done.spared
+        # deleted last: without it, the owner of the other files is unknown
+        if done.is_complete and plan.owners:
+            inhabited = {_folder_owner_file(path, mark) for path in plan.sizes_bytes if path not in doomed}
+            owners = unreached(mark, plan.owners)
+            owners = {path: size for path, size in owners.items() if path not in inhabited}
+            last = delete_unreached(storage, owners, mark, held, self.spending)
+            still_needed += len(plan.owners) - len(owners) + last.spared
+            done.add(last)
+        return done, still_needed
 
 
 def plan_orphan_removal(

@@ -196,10 +196,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
 
     def run(self, plan: PurgePlan, approved_digest: str | None) -> PurgeReport:
         """Seal the versions and delete the files, under the lease."""
-        metered = MeteredLakehouse(self.lake, self.spending)
-        here = replace(self, lake=metered.lake)
-        with self.spending.planning(self.progress) as progress:
-            approved = replace(here, progress=progress).as_approved(plan, approved_digest)
+        here, metered, approved = self.prepared(plan, approved_digest)
         if approved.is_empty:
             return PurgeReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost(), versions="")
         with lease(metered.lake.storage, _OPERATION) as held:
