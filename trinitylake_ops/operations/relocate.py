@@ -168,7 +168,7 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
         return self.table_root != _named_table_root(base) or existing is None or bool(existing.refusal)
 
     def run(self, plan: RelocationPlan, approved_digest: str | None) -> RelocationReport:
-        """Relocate by a plan made anew."""
+        """Plan again and relocate."""
         metered = MeteredLakehouse(self.lake)
         here = replace(self, lake=metered.lake)
         first = here.plan()

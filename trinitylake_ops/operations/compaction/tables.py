@@ -196,7 +196,7 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
         )
 
     def run(self, plan: CompactTablesPlan, approved_digest: str | None) -> CompactTablesReport:
-        """Write the files of a plan anew and commit."""
+        """Rewrite the data files of a plan and commit."""
         metered = MeteredLakehouse(self.lake)
         lake = metered.lake
         base = lake.snapshot()

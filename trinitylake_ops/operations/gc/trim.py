@@ -267,7 +267,7 @@ class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
         )
 
     def run(self, plan: TrimPlan, approved_digest: str | None) -> TrimReport:
-        """Trim the tables of a plan, made anew."""
+        """Plan again, and trim at most what the plan names."""
         metered = MeteredLakehouse(self.lake)
         here = replace(self, lake=metered.lake)
         approved = {(trim.namespace, trim.table, trim.table_id): frozenset(trim.dropped) for trim in plan.tables}
