@@ -104,7 +104,7 @@ def test_execute_returns_a_frozen_report_with_its_cost(plan: type[Plan]) -> None
 
 
 @pytest.mark.parametrize("name", sorted(_MADE))
-def test_a_plan_is_shown_and_its_report_is(aging: Aging, lakes: Lakes, name: str) -> None:
+def test_a_plan_and_its_report_are_shown_and_executions_are_in_telemetry(aging: Aging, lakes: Lakes, name: str) -> None:
     plan = _MADE[name](aging.lake, lakes.root("away"))
     assert type(plan).__name__ == name
     said = json.loads(json.dumps(plan.to_dict()))
@@ -113,7 +113,12 @@ def test_a_plan_is_shown_and_its_report_is(aging: Aging, lakes: Lakes, name: str
     assert plan.digest.startswith(f"{plan.base_version}-")
     assert str(plan)
     assert json.loads(plan.to_json()) == said
-    report = plan.execute()
+    with hearing() as heard:
+        with pytest.raises(PlanChangedError):
+            plan.execute(approved_digest="0-none")
+        report = plan.execute()
+    in_telemetry = [heard.added["operations", plan.operation.telemetry_name, how] for how in ("failed", "done")]
+    assert in_telemetry == [1, 1]
     assert json.loads(report.to_json())["cost"]["duration_ms"] >= 0
     assert str(report)
 
@@ -167,17 +172,6 @@ def test_a_plan_is_data_and_its_operation_executes_it(aging: Aging, lakes: Lakes
 def test_operations_have_names_of_their_own_in_telemetry() -> None:
     made_by = {typing.get_type_hints(plan)["operation"] for plan in _PLANS}
     assert len({operation.telemetry_name for operation in made_by}) == len(_PLANS)
-
-
-@pytest.mark.parametrize("name", sorted(_MADE))
-def test_an_execution_is_reported_once_to_telemetry(aging: Aging, lakes: Lakes, name: str) -> None:
-    plan = _MADE[name](aging.lake, lakes.root("away"))
-    with hearing() as heard:
-        plan.execute(plan.digest)
-        with pytest.raises(PlanChangedError):
-            plan.execute("0-none")
-    key = ("operations", plan.operation.telemetry_name)
-    assert (heard.added[*key, "done"], heard.added[*key, "failed"]) == (1, 1)
 
 
 @pytest.mark.parametrize("name", sorted(_MADE))
