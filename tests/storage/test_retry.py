@@ -27,7 +27,7 @@ Operation = Callable[[RetryStorage], object]
 OPERATIONS: dict[str, Operation] = {
     "read": lambda storage: storage.read("old"),
     "stat": lambda storage: storage.stat("old"),
-    "create": lambda storage: storage.create("new", b"x"),
+    "create": lambda storage: storage.send_with_retries(lambda: storage.create("new", b"x")),
     "write": lambda storage: storage.write("new", b"x"),
     "delete": lambda storage: storage.delete("old"),
     "list": lambda storage: list(storage.list("o")),
@@ -84,10 +84,19 @@ def test_lasting_failures_are_not_retried(root: str, kind: str, error: type[Stor
     assert setup.waits_seconds == []
 
 
+@pytest.mark.parametrize("error", [ThrottledError, TransientError])
+def test_a_create_is_sent_once(root: str, error: type[StorageError]) -> None:
+    """Its caller decides whether it may be sent again."""
+    setup = Setup(root, fail(1, error))
+    with pytest.raises(error):
+        setup.storage.create("new", b"x")
+    assert setup.kinds == ["create"]
+
+
 def test_create_with_a_lost_answer_is_not_repeated(root: str) -> None:
     setup = Setup(root, lose_response(1))
     with pytest.raises(AmbiguousWriteError):
-        setup.storage.create("new", b"x")
+        OPERATIONS["create"](setup.storage)
     assert setup.kinds == ["create"]
     assert setup.storage.read("new") == b"x"
 
@@ -95,7 +104,7 @@ def test_create_with_a_lost_answer_is_not_repeated(root: str) -> None:
 def test_lost_answer_after_a_retry_of_create_stays_ambiguous(root: str) -> None:
     setup = Setup(root, fail(1, TransientError), lose_response(2))
     with pytest.raises(AmbiguousWriteError):
-        setup.storage.create("new", b"x")
+        OPERATIONS["create"](setup.storage)
     assert setup.kinds == ["create", "create"]
 
 
@@ -111,7 +120,7 @@ def test_write_and_delete_with_lost_answers_are_repeated(root: str, kind: str) -
 def test_lost_create_race_is_reported_at_once(root: str) -> None:
     setup = Setup(root)
     with pytest.raises(FileExistsAlreadyError):
-        setup.storage.create("old", b"x")
+        setup.storage.send_with_retries(lambda: setup.storage.create("old", b"x"))
     assert setup.kinds == ["create"]
 
 

@@ -206,5 +206,6 @@ def test_a_check_is_for_its_own_create_only() -> None:
     retrying = RetryStorage(storage, base_delay_seconds=0)
     checks: list[str] = []
     create_settled(retrying, "first", b"ours", is_ours=is_ours, before_send=lambda: checks.append("first"))
-    retrying.create("second", b"x")
+    create_fresh(retrying, {"second": b"x"})
     assert checks == ["first"]
+    assert kinds(storage) == ["create"] * 3

@@ -19,7 +19,6 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import run_round_trip
-from trinitylake_ops.storage.retry import checked_resends
 
 _MAX_SENDS = 5
 
@@ -37,12 +36,21 @@ def create_settled(
 ) -> bool:
     """Create a file if absent. Returns True when the file there is ours, False when it is another writer's.
 
-    ``is_ours`` tells from a file's bytes whether it is ours. ``before_send`` runs before every send of the same bytes,
-    also before repetitions of RetryStorage. Raises AmbiguousWriteError when the outcome cannot be told now: a send may
-    have taken effect, or still may. Any other error, of ``before_send`` too, means that the file was not created.
+    All sends of the file are made here; the storage below makes each of them once.
 
-    ``trusts_refusals`` says that a refusal is raised as it came if the name cannot be read. ``read_back`` reads the
-    name for callers who read more in the same round. The calls of ``also`` are made in the round of the first send.
+    Args:
+        storage: The storage.
+        path: The path of the file.
+        data: Its bytes.
+        is_ours: Whether the bytes of an existing file are ours.
+        before_send: Called before every send of the same bytes, including resends.
+        trusts_refusals: Whether a rejection is raised unchanged if the name cannot be read.
+        read_back: Reads the name, for a caller that reads more in the same round trip.
+        also: Calls to make in the round trip of the first send.
+
+    Raises:
+        AmbiguousWriteError: The outcome is unknown: a send may have taken effect, or still may.
+        TrinityLakeError: Any other error, of ``before_send`` too, means that the file was not created.
     """
     lost_response: TrinityLakeError | None = None
     # The file of another writer may differ a little from ours in size.
@@ -103,25 +111,30 @@ def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:
 def _send(
     storage: Storage, path: str, data: bytes, before_send: Callable[[], None], also: Sequence[Callable[[], None]]
 ) -> tuple[TrinityLakeError | None, bool]:
-    """Send a create. Returns the refusal, or None, and whether anything was sent."""
-    refusals: list[TrinityLakeError] = []
+    """Send a create, and again after a failure without effect. Returns the error, or None, and whether it was sent."""
+    refusal: TrinityLakeError | None = None
     is_sent = False
 
     def send() -> None:
         nonlocal is_sent
+        if is_sent:
+            before_send()
+        is_sent = True
+        storage.create(path, data)
+
+    def send_in_time() -> None:
+        nonlocal refusal
         try:
             before_send()
-            is_sent = True
-            with checked_resends(before_send):
-                storage.create(path, data)
+            storage.send_with_retries(send)
         except TrinityLakeError as error:
-            refusals.append(error)
+            refusal = error
 
     if also:
-        _in_one_round_trip(storage, [send, *also])
+        _in_one_round_trip(storage, [send_in_time, *also])
     else:
-        send()
-    return (refusals[0] if refusals else None), is_sent
+        send_in_time()
+    return refusal, is_sent
 
 
 def _in_one_round_trip(storage: Storage, calls: Sequence[Callable[[], None]]) -> None:

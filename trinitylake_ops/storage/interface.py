@@ -5,7 +5,7 @@ one. Paths are relative to the root (FORMAT.md, L2) and literal. Guarantees S1-S
 ``tests/contract`` checks them on every storage.
 
 A wrapper overrides the single operations (read, stat, stage, commit_lock, create, write, write_best_effort, delete,
-delete_batch, list, now_ms, expect_clock, is_linked, remove_empty_folders, drop_cached). It keeps ``exists`` and the
+delete_batch, list, now_ms, expect_clock, is_linked, remove_empty_folders, drop_cached, send_with_retries). It keeps ``exists`` and the
 ``*_many`` methods. These are inherited from Storage and call the single operations of the outermost wrapper. So in
 ``Retry(Meter(Local))`` as in ``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes
 every wrapper once. In the first stack the meter counts each attempt, in the second each file. Beside the calls,
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -97,7 +98,17 @@ class Storage(ABC):
 
         Raises FileExistsAlreadyError when the name is occupied, AmbiguousWriteError when the answer
         was lost and the file may have been created.
+
+        One call sends one request. ``send_with_retries`` repeats it, and ``conditional_create`` also finds out whether
+        a request with a lost response took effect.
         """
+
+    def send_with_retries(self, send: Callable[[], None]) -> None:
+        """Call ``send``, which creates a file, and again while it raises an error of a request that had no effect.
+
+        A storage alone calls it once; ``RetryStorage`` repeats it. Raises the last error.
+        """
+        send()
 
     def stage(self, path: str, data: bytes) -> None:
         """Do ahead what a create of this very object at this path would have to wait for. It sends no request.
@@ -202,7 +213,7 @@ class Storage(ABC):
         """Create several files in parallel, each if absent. Raises the first failure after all ended."""
 
         def create_one(item: tuple[str, bytes]) -> None:
-            self.create(*item)
+            self.send_with_retries(functools.partial(self.create, *item))
 
         run_round_trip(create_one, list(files.items()), self.concurrency, self.serial_create_limit)
 
@@ -261,6 +272,9 @@ class StorageWrapper(Storage):
 
     def create(self, path: str, data: bytes) -> None:
         self.inner.create(path, data)
+
+    def send_with_retries(self, send: Callable[[], None]) -> None:
+        self.inner.send_with_retries(send)
 
     def stage(self, path: str, data: bytes) -> None:
         self.inner.stage(path, data)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -22,29 +21,15 @@ T = TypeVar("T")
 _WITHOUT_EFFECT = (ThrottledError, TransientError)
 _PASSING = (*_WITHOUT_EFFECT, AmbiguousWriteError)
 
-_before_resend: ContextVar[Callable[[], None] | None] = ContextVar("before_resend", default=None)
-
-
-@contextmanager
-def checked_resends(check: Callable[[], None]) -> Iterator[None]:
-    """Call ``check`` before each repetition of a create in this block, in this thread.
-
-    An error from it ends the repetitions.
-    """
-    token = _before_resend.set(check)
-    try:
-        yield
-    finally:
-        _before_resend.reset(token)
-
 
 class RetryStorage(StorageWrapper):
     """Repeats a request that was throttled or failed in passing, then gives up with the last error.
 
-    Throttled and transient requests certainly had no effect. So every operation is repeated after them, ``create`` too.
-    After an AmbiguousWriteError only ``write`` and ``delete`` are repeated. A repeated create could meet its own file
-    and report it as another writer's. A listing is repeated until its first file arrived. A later failure is raised,
-    because files were handed out.
+    Throttled and transient requests certainly had no effect. So every operation is repeated after them, except
+    ``create``: it is sent once, because its caller decides whether the file may still be created. ``send_with_retries``
+    repeats it. After an AmbiguousWriteError only ``write`` and ``delete`` are repeated. A repeated create could meet its
+    own file and report it as another writer's. A listing is repeated until its first file arrived. A later failure is
+    raised, because files were handed out.
 
     ``attempts`` counts the first try; the wait before retry k is random in
     ``[0, min(max_delay_seconds, base_delay_seconds * 2**(k - 1))]``. Raises InvalidInputError for
@@ -79,18 +64,8 @@ class RetryStorage(StorageWrapper):
     def stat(self, path: str) -> FileInfo:
         return self._retry(self.inner.stat, path)
 
-    def create(self, path: str, data: bytes) -> None:
-        check = _before_resend.get()
-        is_resend = False
-
-        def send() -> None:
-            nonlocal is_resend
-            if is_resend and check is not None:
-                check()
-            is_resend = True
-            self.inner.create(path, data)
-
-        self._retry(send)
+    def send_with_retries(self, send: Callable[[], None]) -> None:
+        self._retry(functools.partial(self.inner.send_with_retries, send))
 
     def write(self, path: str, data: bytes) -> None:
         self._retry_idempotent(self.inner.write, path, data)
