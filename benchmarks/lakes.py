@@ -12,7 +12,6 @@ from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.file_names import new_table_path
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper, background
-from trinitylake_ops.transaction.commit import commit
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.tree.bulk import bulk_load
 from trinitylake_ops.tree.edit import EditedTree
@@ -128,7 +127,7 @@ def loaded(storage: Storage, n_tables: int, **settings: str) -> Lakehouse:
     lake = Lakehouse.create(storage.root, storage=storage, **settings)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
-    commit(lake.files, _Load(n_tables), lake.snapshot())
+    lake.commit(_Load(n_tables), lake.snapshot())
     return lake
 
 

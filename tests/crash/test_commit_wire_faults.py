@@ -26,7 +26,7 @@ from tests.proxy import Exchange, FaultyProxy, WireFault
 from tests.servers.s3_server import S3Server
 from trinitylake_ops.errors import CommitOutcomeUnknownError
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.transaction.resolve import CommitResolution
+from trinitylake_ops.transaction.publish import CommitResolution
 
 pytestmark = pytest.mark.debian_packages
 

@@ -15,7 +15,7 @@ from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.format.arrow_ipc import decompressed_bytes
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.format.node_file import decode_node, encode_node
-from trinitylake_ops.transaction.resolve import CommitResolution
+from trinitylake_ops.transaction.publish import CommitResolution
 from trinitylake_ops.tree.shape import walk
 
 codecs = pytest.mark.parametrize("codec", ["lz4", "zstd"])

@@ -4,53 +4,72 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from trinitylake_ops.errors import AmbiguousWriteError, CommitOutcomeUnknownError, FileExistsAlreadyError, StorageError
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    CommitOutcomeUnknownError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    StorageError,
+)
+from trinitylake_ops.format.keys import COMMIT_ID
+from trinitylake_ops.format.node_file import decode_system_rows
+from trinitylake_ops.storage import RetryStorage
 from trinitylake_ops.storage import conditional_create as write_outcome
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.transaction import batch, change_set, commit, lakehouse, resolve, transaction
+from trinitylake_ops.transaction import change_set, commit, group, lakehouse, publish, transaction
 from trinitylake_ops.transaction import draft as submission
-from trinitylake_ops.transaction.resolve import CommitResolution
+from trinitylake_ops.transaction.publish import CommitResolution
 from trinitylake_ops.versions import latest as latest_version
 from trinitylake_ops.versions import lookup
 from trinitylake_ops.versions import roots as versions
+from trinitylake_ops.versions.roots import KnownRoot
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.time_travel import VersionTime
 
 Mutation = Callable[[], AbstractContextManager[Any]]
 
 
+def _create_root(create: Callable[[Storage, KnownRoot, Callable[[], None]], bool]) -> AbstractContextManager[Any]:
+    """Create the roots of commits in another way, which returns whether a root is ours."""
+
+    def create_root(root: KnownRoot, roots: Any, before_send: Any, read_back: Any, calls: Any) -> bool:
+        is_ours = create(roots.storage, root, before_send)
+        if not is_ours:
+            with suppress(FileMissingError):  # a lost response counts as a conflict, though there is no root
+                read_back()
+        return is_ours
+
+    return mock.patch.object(publish, "create_root", create_root)
+
+
 def _response_for_conflict(is_ours: bool) -> Mutation:
-    def create_root(
-        roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None, *_: Any
-    ) -> bool:
+    def create(storage: Storage, root: KnownRoot, before_send: Callable[[], None]) -> bool:
         before_send()
         try:
-            roots.storage.create(roots.path(version), data)
+            storage.send_with_retries(lambda: storage.create(root.path, root.data))
         except FileExistsAlreadyError:
             return False
         except AmbiguousWriteError:
             return is_ours
         return True
 
-    return lambda: mock.patch.object(commit, "create_root", create_root)
+    return lambda: _create_root(create)
 
 
 def _overwrite_roots() -> AbstractContextManager[Any]:
-    def create_root(
-        roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None, *_: Any
-    ) -> bool:
-        if roots.storage.exists(roots.path(version)):
+    def create(storage: Storage, root: KnownRoot, before_send: Callable[[], None]) -> bool:
+        if storage.exists(root.path):
             return False
         before_send()
-        roots.storage.write(roots.path(version), data)
+        storage.write(root.path, root.data)
         return True
 
-    return mock.patch.object(commit, "create_root", create_root)
+    return _create_root(create)
 
 
 def _take_any_root_for_ours() -> AbstractContextManager[Any]:
@@ -59,7 +78,7 @@ def _take_any_root_for_ours() -> AbstractContextManager[Any]:
     def create_settled(storage: Storage, path: str, data: bytes, **options: Any) -> bool:
         return settled(storage, path, data, **{**options, "is_ours": lambda found: True})
 
-    return mock.patch.object(commit, "create_settled", create_settled)
+    return mock.patch.object(publish, "create_settled", create_settled)
 
 
 def _trust_the_hint() -> AbstractContextManager[Any]:
@@ -76,23 +95,15 @@ def _trust_the_hint() -> AbstractContextManager[Any]:
 
 def _keep_the_tree_of_the_base() -> AbstractContextManager[Any]:
     """Rebase the number of the version, not its pointers."""
-    bring = batch.GroupChange._bring_to
-
-    def bring_to(self: Any, base: Snapshot) -> None:
-        bring(self, base)
-        self.stale = getattr(self, "stale", base.root)
-
-    draft_of = batch.GroupChange.draft
+    draft_of = group.Group.draft
 
     def draft(self: Any, base: Snapshot, stamp: Any) -> Any:
+        self.stale = getattr(self, "stale", base.root)
         system = {**self.stale.system, "created_at_millis": base.root.system["created_at_millis"]}
         stale = replace(self.stale, system={**system, "lakehouse_def": base.definition_location})
         return draft_of(self, Snapshot(base.files, base.version, base.location, stale, base.read_at_ms), stamp)
 
-    return both(
-        mock.patch.object(batch.GroupChange, "_bring_to", bring_to),
-        mock.patch.object(batch.GroupChange, "draft", draft),
-    )
+    return mock.patch.object(group.Group, "draft", draft)
 
 
 def _forget_files_of_unknown_outcomes() -> AbstractContextManager[Any]:
@@ -102,7 +113,7 @@ def _forget_files_of_unknown_outcomes() -> AbstractContextManager[Any]:
         try:
             return run(self, base)
         except CommitOutcomeUnknownError:
-            commit.discard(self._files.storage, [*self._kept, *self._nodes])
+            commit.discard(self._files.storage, [*self._definitions, *self._nodes])
             raise
 
     return mock.patch.object(commit.Commit, "run", run_and_discard)
@@ -111,22 +122,20 @@ def _forget_files_of_unknown_outcomes() -> AbstractContextManager[Any]:
 def _expire_after_lost_response() -> AbstractContextManager[Any]:
     """Say that a transaction is too old although an earlier send of its root may have landed."""
 
-    def create_root(
-        roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None, *_: Any
-    ) -> bool:
+    def create(storage: Storage, root: KnownRoot, before_send: Callable[[], None]) -> bool:
         for _ in range(5):
             before_send()
             try:
-                roots.storage.create(roots.path(version), data)
+                storage.send_with_retries(lambda: storage.create(root.path, root.data))
                 return True
             except FileExistsAlreadyError:
-                found = commit.decode_system_rows(roots.storage.read(roots.path(version)), roots.path(version))
-                return found.get(commit.COMMIT_ID) == commit_id
+                system = decode_system_rows(storage.read(root.path), root.path)
+                return system.get(COMMIT_ID) == root.node.system[COMMIT_ID]
             except AmbiguousWriteError:
                 continue
         raise StorageError("no answer")
 
-    return mock.patch.object(commit, "create_root", create_root)
+    return _create_root(create)
 
 
 def _overwrite_definitions() -> AbstractContextManager[Any]:
@@ -143,7 +152,7 @@ def _begin_on_an_earlier_version() -> AbstractContextManager[Any]:
 
 def _take_undecided_for_lost() -> AbstractContextManager[Any]:
     def resolve_commit(*arguments: Any, **options: Any) -> CommitResolution:
-        found = resolve.resolve_commit(*arguments, **options)
+        found = publish.resolve_commit(*arguments, **options)
         return CommitResolution.LOST if found is CommitResolution.UNDECIDED else found
 
     return mock.patch.object(lakehouse, "resolve_commit", resolve_commit)
@@ -151,9 +160,29 @@ def _take_undecided_for_lost() -> AbstractContextManager[Any]:
 
 def _send_again_what_was_sent() -> AbstractContextManager[Any]:
     def abandoned(self: Any) -> list[Any]:
-        return [member for member in self._members.taken[1:] if member.outcome is None]
+        return [member for member in self._followers if member.outcome is None]
 
-    return mock.patch.object(batch.Group, "abandoned", abandoned)
+    return mock.patch.object(group.Group, "abandoned", abandoned)
+
+
+def _keep_conflicting_members() -> AbstractContextManager[Any]:
+    settle = group.Group._settle
+
+    def keep(self: Any, member: Any, outcome: int | Exception) -> None:
+        if isinstance(outcome, int):
+            settle(self, member, outcome)
+
+    return mock.patch.object(group.Group, "_settle", keep)
+
+
+def _resend_unchecked() -> AbstractContextManager[Any]:
+    """Let the storage repeat a create by itself, so that no check precedes the repetition."""
+    once = RetryStorage.create
+
+    def create(self: RetryStorage, path: str, data: bytes) -> None:
+        self._retry(once, self, path, data)
+
+    return mock.patch.object(RetryStorage, "create", create)
 
 
 @contextmanager
@@ -195,14 +224,14 @@ MUTATIONS: Mapping[str, Mutation] = {
     "skip the check of read settings": lambda: mock.patch.object(
         transaction.Transaction, "definition", property(lambda self: self._changes.definition or self.base.definition)
     ),
-    "skip the time to live": _returning(batch, "check_age", None),
+    "skip the time to live": _returning(group, "check_age", None),
     "take the clock's time, also when it jumped back": lambda: mock.patch.object(
         commit, "time_after", lambda base, now_ms: VersionTime(now_ms, None)
     ),
     "put transactions together that touch each other": _returning(change_set.Footprint, "is_touched_by", False),
     "delete the files of a commit with an unknown outcome": _forget_files_of_unknown_outcomes,
     "give up an old transaction whose root was sent": _expire_after_lost_response,
-    "keep a transaction that conflicts in its group": _returning(batch.Members, "fail", None),
+    "keep a transaction that conflicts in its group": _keep_conflicting_members,
     "begin on an earlier version": _begin_on_an_earlier_version,
     "make up conflicts": _returning(change_set, "new_table_conflicts", ["made up"]),
     "look nowhere for a resumed transaction": _returning(submission, "version_of", None),
@@ -211,7 +240,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "travel to the latest version, whatever the time": lambda: mock.patch.object(
         lookup, "find_version_at", lambda roots, timestamp_ms, latest, probed: latest
     ),
-    "send again after the time to live": _returning(write_outcome, "checked_resends", nullcontext()),
+    "send again after the time to live": _resend_unchecked,
     "give an interrupted group to the next leader, though its root was sent": _send_again_what_was_sent,
 }  # fmt: skip
 

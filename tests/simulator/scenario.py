@@ -46,7 +46,7 @@ from trinitylake_ops.format.node_file import decode_system_rows
 from trinitylake_ops.operations.verification.verify import verify
 from trinitylake_ops.storage import RetryStorage, Storage
 from trinitylake_ops.storage.cache.storage import clear_process_caches
-from trinitylake_ops.transaction.resolve import CommitResolution
+from trinitylake_ops.transaction.publish import CommitResolution
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree import node
 

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from tests.lakes import Lakes
 from trinitylake_ops.errors import CommitOutcomeUnknownError, TrinityLakeError
 from trinitylake_ops.spark.runtime.errors import spark_failures
-from trinitylake_ops.transaction.commit import outcome_unknown
+from trinitylake_ops.transaction.publish import outcome_unknown
 
 
 def told(error: TrinityLakeError) -> TrinityLakeError:

@@ -17,12 +17,12 @@ import pytest
 from tests.lakes import Lakes, table
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.storage import FileInfo, MemoryStorage, Storage, StorageWrapper
-from trinitylake_ops.transaction import batch, commit_queue
+from trinitylake_ops.transaction import commit_queue, group
 from trinitylake_ops.transaction.transaction import Transaction
 
 Work = Callable[[Transaction], object]
 LONGEST_WAIT_S = 10
-_MODULES = {str(Path(module.__file__)) for module in (batch, commit_queue)}
+_MODULES = {str(Path(module.__file__)) for module in (commit_queue, group)}
 
 
 def commit_together(

@@ -14,7 +14,7 @@ from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.format.keys import COMMIT_ID, COMMIT_INFO, decode_commit_info, encode_commit_info
 from trinitylake_ops.format.node_file import decode_node, encode_node
 from trinitylake_ops.storage import Storage
-from trinitylake_ops.transaction.resolve import CommitResolution
+from trinitylake_ops.transaction.publish import CommitResolution
 from trinitylake_ops.transaction.saved import version_of
 from trinitylake_ops.versions.history import VersionInfo
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,8 @@ from trinitylake_ops.transaction.pacing import (
     Fairness,
     SlotRequest,
 )
+from trinitylake_ops.transaction.publish import Created, Lost
+from trinitylake_ops.versions.roots import KnownRoot, Roots
 
 
 @pytest.fixture
@@ -57,20 +60,19 @@ def _asked(storage: Storage) -> set[str]:
 
 def _losing(times: int, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None] = lambda: None) -> None:
     """Let others be first so many times, and only then this process."""
-    create, remaining = commit.create_root, iter(range(times))
+    publish, remaining = commit.publish_root, iter(range(times))
 
-    def create_root(roots: object, version: int, *arguments: object, **options: object) -> bool:
+    def publish_root(root: KnownRoot, roots: Roots, *arguments: Any) -> Created | Lost:
         if next(remaining, None) is None:
             meanwhile()
-            return bool(create(roots, version, *arguments, **options))  # type: ignore[arg-type]
+            return publish(root, roots, *arguments)
         with monkeypatch.context() as undisturbed:
-            undisturbed.setattr(commit, "create_root", create)
-            other = Lakehouse(roots.storage)  # type: ignore[attr-defined]
-            with other.transaction() as txn:
-                txn.create_namespace(f"other-{version}")
-        return bool(create(roots, version, *arguments, **options))  # type: ignore[arg-type]
+            undisturbed.setattr(commit, "publish_root", publish)
+            with Lakehouse(roots.storage).transaction() as txn:
+                txn.create_namespace(f"other-{root.version}")
+        return publish(root, roots, *arguments)
 
-    monkeypatch.setattr(commit, "create_root", create_root)
+    monkeypatch.setattr(commit, "publish_root", publish_root)
 
 
 def test_who_lost_often_asks_until_it_has_committed(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:

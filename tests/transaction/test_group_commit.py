@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +13,15 @@ import pytest
 from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, left_over_paths, table
-from tests.transaction.groups import Interrupted, commit_together, commit_waiting, creates, let_requests_take_long
+from tests.transaction.groups import (
+    Hooked,
+    Interrupted,
+    commit_together,
+    commit_waiting,
+    creates,
+    elsewhere,
+    let_requests_take_long,
+)
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -24,9 +31,9 @@ from trinitylake_ops.errors import (
     StoragePermissionError,
     TransactionExpiredError,
 )
+from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
-from trinitylake_ops.transaction import batch
-from trinitylake_ops.transaction.commit import Commit
+from trinitylake_ops.transaction import group
 from trinitylake_ops.transaction.draft import Submission
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.commit_info import acting_for_run
@@ -216,8 +223,7 @@ def test_a_root_has_room_for_what_its_members_say(filled: Lakehouse) -> None:
 
 
 def test_large_transactions_go_alone(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (batch, batch):
-        monkeypatch.setattr(module, "MAX_GROUP_CHANGES", 2)
+    monkeypatch.setattr(group, "MAX_GROUP_CHANGES", 2)
 
     def many(txn: Transaction) -> None:
         for number in range(3):
@@ -286,28 +292,26 @@ def test_each_learns_that_the_outcome_is_unknown(lakes: Lakes) -> None:
     assert lake.snapshot().namespaces() == ["a", "b"]
 
 
-def test_attempts_are_counted_for_each_member(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process is always first."""
+def test_attempts_are_counted_for_each_member(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process always wins the race for the next version."""
     numbers = iter(range(100))
-    attempt = Commit._attempt
+    storage = Hooked(lakes.storage())
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
 
-    def intruded(self: Commit, base: Any) -> Any:
-        if not is_intruding.is_set():
-            is_intruding.set()
-            with Lakehouse(filled.storage).transaction() as other:
-                other.create_table("ns", f"other{next(numbers)}", table())
-            is_intruding.clear()
-        return attempt(self, base)
+    def before(path: str) -> None:
+        if parse_root_path(path) is not None:
+            elsewhere(storage.inner, creates(f"other{next(numbers)}"))
 
-    is_intruding = threading.Event()
-    monkeypatch.setattr(Commit, "_attempt", intruded)
-    patient, hasty = filled.transaction(), filled.transaction()
+    storage.before = before
+    patient, hasty = lake.transaction(), lake.transaction()
     creates("d")(patient)
     creates("e")(hasty)
     commits = {patient: 5, hasty: 2}
     for txn, attempts in commits.items():
         monkeypatch.setattr(txn, "commit", lambda txn=txn, attempts=attempts: Transaction.commit(txn, attempts))
-    first, second = commit_waiting(filled, [patient, hasty])
+    first, second = commit_waiting(lake, [patient, hasty])
     assert [type(outcome) for outcome in (first, second)] == [CommitAttemptsExhaustedError] * 2
     assert str(first).startswith("5 attempts")
     assert str(second).startswith("2 attempts")

@@ -11,6 +11,8 @@ from tests.lakes import check_lake, table
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.file_names import HINT_PATH, root_naming, root_path
+from trinitylake_ops.format.keys import COMMIT_ID
+from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.storage import (
     LocalStorage,
     MemoryStorage,
@@ -19,9 +21,10 @@ from trinitylake_ops.storage import (
     StorageWrapper,
     drop_memory_root,
 )
-from trinitylake_ops.transaction.commit import create_root
 from trinitylake_ops.transaction.pacing import COMMITS_BETWEEN_POLLS
+from trinitylake_ops.transaction.publish import create_root
 from trinitylake_ops.versions import roots as roots_module
+from trinitylake_ops.versions.roots import KnownRoot
 
 ROOT = "memory://newest-root/"
 
@@ -330,7 +333,8 @@ def test_creating_a_root_counts_also_where_its_answer_is_lost(
 ) -> None:
     monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
     opened = Lakehouse.open(ROOT, storage=meter)
-    assert not create_root(lake.files.roots, 1, b"another", "another")
+    another = NodeFile(system={COMMIT_ID: "another"})
+    assert not create_root(KnownRoot(1, root_path(1), b"another", another), lake.files.roots)
     with meter.measure() as begin:
         opened.snapshot()
     assert begin.counts.rounds == 1

@@ -32,8 +32,8 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path
 from trinitylake_ops.storage import Storage
-from trinitylake_ops.transaction.batch import Group, Member
-from trinitylake_ops.transaction.pacing import Fairness
+from trinitylake_ops.transaction.group import Group, Member
+from trinitylake_ops.transaction.pacing import Pacing
 from trinitylake_ops.transaction.transaction import Transaction
 
 
@@ -180,7 +180,7 @@ def test_who_began_later_than_a_version_is_built_on_waits_for_the_next(
     monkeypatch.setattr(queue, "commit", lambda submission, most: members.append(Member.of(submission, most)) or 0)
     for txn in (old, young):
         txn.commit()
-    group = Group(members[0], Fairness())
+    group = Group(members[0], Pacing())
     queue._waiting.extend(members)
     queue._gather(group, old.base.version)
     assert members[1] not in group

@@ -36,7 +36,7 @@ from trinitylake_ops.cli.context import (
     shown_progress,
 )
 from trinitylake_ops.cli.engine import Engine, engine_options
-from trinitylake_ops.transaction.resolve import CommitResolution
+from trinitylake_ops.transaction.publish import CommitResolution
 
 if TYPE_CHECKING:
     from trinitylake_ops.iceberg.write.rewrite import GroupWriter

@@ -5,8 +5,9 @@ one. Paths are relative to the root (FORMAT.md, L2) and literal. Guarantees S1-S
 ``tests/contract`` checks them on every storage.
 
 A wrapper overrides the single operations (read, stat, stage, commit_lock, create, write, write_best_effort, delete,
-delete_batch, list, now_ms, expect_clock, is_linked, remove_empty_folders, drop_cached, send_with_retries). It keeps ``exists`` and the
-``*_many`` methods. These are inherited from Storage and call the single operations of the outermost wrapper. So in
+delete_batch, list, now_ms, expect_clock, is_linked, remove_empty_folders, drop_cached, send_with_retries). It keeps
+``exists`` and the ``*_many`` methods. These are inherited from Storage and call the single operations of the outermost
+wrapper. So in
 ``Retry(Meter(Local))`` as in ``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes
 every wrapper once. In the first stack the meter counts each attempt, in the second each file. Beside the calls,
 ``parallel.current_round_trip`` tells that they belong to one parallel round.
@@ -104,9 +105,9 @@ class Storage(ABC):
         """
 
     def send_with_retries(self, send: Callable[[], None]) -> None:
-        """Call ``send``, which creates a file, and again while it raises an error of a request that had no effect.
+        """Call ``send``, which creates a file, and repeat it after an error that says that it had no effect.
 
-        A storage alone calls it once; ``RetryStorage`` repeats it. Raises the last error.
+        Only ``RetryStorage`` repeats it. Raises the last error.
         """
         send()
 

@@ -26,10 +26,10 @@ class RetryStorage(StorageWrapper):
     """Repeats a request that was throttled or failed in passing, then gives up with the last error.
 
     Throttled and transient requests certainly had no effect. So every operation is repeated after them, except
-    ``create``: it is sent once, because its caller decides whether the file may still be created. ``send_with_retries``
-    repeats it. After an AmbiguousWriteError only ``write`` and ``delete`` are repeated. A repeated create could meet its
-    own file and report it as another writer's. A listing is repeated until its first file arrived. A later failure is
-    raised, because files were handed out.
+    ``create``. It is sent once, because its caller decides whether the file may still be created, and repeats it with
+    ``send_with_retries``. After an AmbiguousWriteError only ``write`` and ``delete`` are repeated. A repeated create
+    could meet its own file and report it as another writer's. A listing is repeated until its first file arrived. A
+    later failure is raised, because files were handed out.
 
     ``attempts`` counts the first try; the wait before retry k is random in
     ``[0, min(max_delay_seconds, base_delay_seconds * 2**(k - 1))]``. Raises InvalidInputError for

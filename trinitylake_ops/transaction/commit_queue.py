@@ -1,8 +1,11 @@
 """The queue of a process: which transaction commits next, and which go into the same root (docs/protocol.md, C).
 
 The first arrival becomes the leader and commits at once. Transactions that arrive meanwhile wait. When the leader is
-done, the first of them leads the next group and takes along all that fit. An interrupt (KeyboardInterrupt, in the main
-thread) may come at any point. The waiting transactions still get an answer, and the next one leads.
+done, the first of them leads the next group and takes along all that fit. A reader who follows one transaction can skip
+the queue: alone, it becomes a group of one, which ``commit.py`` commits.
+
+An interrupt (KeyboardInterrupt, in the main thread) may come at any point. The waiting transactions still get an
+outcome, and the next one leads.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -22,20 +25,18 @@ from weakref import WeakValueDictionary
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.storage.background import at_fork
-from trinitylake_ops.transaction.batch import Group, Member
 from trinitylake_ops.transaction.change_set import Footprint
 from trinitylake_ops.transaction.commit import Committed
 from trinitylake_ops.transaction.draft import Submission
-from trinitylake_ops.transaction.pacing import Fairness
-from trinitylake_ops.versions.roots import KnownRoot, find_later, speculative_probe
+from trinitylake_ops.transaction.group import Group, Member
+from trinitylake_ops.transaction.pacing import Fairness, Pacing, pace
+from trinitylake_ops.versions.roots import KnownRoot, find_later
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 1.0
 _MOST_OF_THE_REST = 0.25
-#: So long a commit waits at most for those of other processes, where its storage has a line.
-LONGEST_LINE_S = 2.0
 #: What a commit made is taken for the latest version for so many times as long as it took, and no longer than this.
 _MOMENT_COMMITS = 10.0
 _LONGEST_MOMENT_S = 0.5
@@ -97,10 +98,10 @@ class CommitQueue:
         """
         own = Member.of(submission, max_attempts)
         if own.is_exclusive:
-            before = self._newest_of_others
-            with nullcontext() if own.is_large else self._beside, self._wait_for_slot(own) as newest:
+            before, pacing = self._newest_of_others, pace(own.base.files, self._fairness)
+            with nullcontext() if own.is_large else self._beside, _wait_for_slot(own, pacing) as newest:
                 meanwhile = None if self._newest_of_others is before else self._newest_of_others
-                committed = Group(own, self._fairness).run(newest or meanwhile)
+                committed = Group(own, pacing).run(newest or meanwhile)
                 self._newest_of_others = committed or self._newest_of_others
             return own.result()
         try:
@@ -138,23 +139,20 @@ class CommitQueue:
 
     def _write_ahead(self, own: Member) -> None:
         """Write the files of ``own`` before it waits. The first of those who do so looks for other processes beside."""
-        look, reads = None, list[Callable[[], None]]()
         roots, version = own.base.files.roots, own.base.version
+        pacing = pace(own.base.files, self._fairness)
         with self._lock:
             is_first = not self._coming and not self._is_led
             self._coming.add(own)
-        if is_first and self._fairness.is_crowded and version < MAX_VERSION:
-            look, reads = speculative_probe(roots, version + 1)
-        own.write_ahead(reads)
-        known = roots.newest
-        latest = None if look is None else look.latest(roots)
+        own.write_ahead(pacing.calls_to_probe(roots, version + 1) if is_first and version < MAX_VERSION else ())
+        known, latest = roots.newest, pacing.latest_seen(roots)
         if latest is None:
             return
         with self._lock:
             is_ours = self._is_led
             self._newest = _later(self._newest, Committed(latest.version, latest))
         if not is_ours and (known is None or known.version < latest.version):
-            self._fairness.note_other_commit()
+            pacing.note_other_commit()
 
     def _has_arrived(self, own: Member) -> None:
         """Note that it writes no files any more. May be repeated."""
@@ -165,9 +163,10 @@ class CommitQueue:
 
     def _lead(self, own: Member) -> None:
         """Commit the group that begins with ``own``."""
-        group = Group(own, self._fairness)
+        pacing = pace(own.base.files, self._fairness)
+        group = Group(own, pacing)
         try:
-            with self._wait_for_slot(own) as newest:
+            with _wait_for_slot(own, pacing) as newest:
                 self._await_coming(own)
                 self._gather(group)
                 begun_s = time.monotonic()
@@ -185,20 +184,6 @@ class CommitQueue:
         kept = own.base.files.roots.newest
         newest = newest if kept is None else _later(newest, Committed(kept.version, kept))
         return newest if self._newest is None else _later(newest, self._newest)
-
-    @contextmanager
-    def _wait_for_slot(self, own: Member) -> Iterator[Committed | None]:
-        """Wait for writers of other processes, for a part of the time that ``own`` has left.
-
-        First for those that ask for a turn, then in line. Yields the latest version if it waited, so that ``own`` does
-        not begin with a lost attempt.
-        """
-        files = own.base.files
-        rest_ms = own.begun_at_ms + own.base.definition.txn_ttl_millis - files.storage.now_ms()
-        longest_s = _MOST_OF_THE_REST * rest_ms / 1000
-        gave_way = self._fairness.yield_to_others(files.storage, longest_s)
-        with files.storage.commit_lock(min(longest_s, LONGEST_LINE_S)) as has_waited:
-            yield _latest(files, own.base.version) if gave_way or has_waited else None
 
     def _await_coming(self, own: Member) -> None:
         """Wait for those who write their files, where they are no fewer than those who wait.
@@ -286,6 +271,18 @@ class CommitQueue:
             self._leader.wakes.set()
         elif not self._coming:
             self._newest = None  # the next arrival has read the latest version itself
+
+
+@contextmanager
+def _wait_for_slot(own: Member, pacing: Pacing) -> Iterator[Committed | None]:
+    """Wait for writers of other processes, for a part of the time that ``own`` has left.
+
+    Yields the latest version if it waited, so that ``own`` does not begin with a conflict.
+    """
+    files = own.base.files
+    rest_ms = own.begun_at_ms + own.base.definition.txn_ttl_millis - files.storage.now_ms()
+    with pacing.slot(_MOST_OF_THE_REST * rest_ms / 1000) as has_waited:
+        yield _latest(files, own.base.version) if has_waited else None
 
 
 def _latest(files: LakehouseFiles, known: int) -> Committed | None:

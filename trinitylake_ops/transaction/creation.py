@@ -22,10 +22,12 @@ from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.transaction.commit import create_root, discard
+from trinitylake_ops.transaction.commit import discard
+from trinitylake_ops.transaction.publish import create_root
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.search import prefix_end, scan
 from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
+from trinitylake_ops.versions.roots import KnownRoot
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.versions.time_travel import check_time
 
@@ -124,8 +126,8 @@ def first_root(
 def create_first_version(files: LakehouseFiles, definition: LakehouseDef, root: NodeFile) -> bool:
     """Create version 0. Returns False when another one exists. Raises CommitOutcomeUnknownError, StorageError."""
     files.roots.known_naming = ROOT_NAMING
-    data = TreeLimits.of(definition).encoded(root, files.roots.path(0))
-    is_ours = create_root(files.roots, 0, data, root.system[COMMIT_ID])
+    path = files.roots.path(0)
+    is_ours = create_root(KnownRoot(0, path, TreeLimits.of(definition).encoded(root, path), root), files.roots)
     if is_ours:
         files.hint.note(0)
     return is_ours

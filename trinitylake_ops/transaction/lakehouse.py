@@ -22,12 +22,13 @@ from trinitylake_ops.storage import Storage, background, open_storage
 from trinitylake_ops.storage.cache.memory import storage_identity
 from trinitylake_ops.storage.cache.storage import CacheStorage, private_cache_view, shared_cache_view
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
-from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, Committable, commit
+from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, Commit, Committable
 from trinitylake_ops.transaction.commit_queue import CommitQueue, shared_queue
 from trinitylake_ops.transaction.creation import check_no_table_under, claim_named_root, create_lakehouse
-from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
+from trinitylake_ops.transaction.pacing import pace
+from trinitylake_ops.transaction.publish import CommitResolution, resolve_commit
 from trinitylake_ops.transaction.saved import StagedDefinition, checked_id, read_saved, stage_definition
-from trinitylake_ops.transaction.time_to_live import TransactionAge
+from trinitylake_ops.transaction.time_to_live import OperationAge, TransactionAge
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.store import NodeStore
 from trinitylake_ops.versions.commit_info import CommitInfo, acting_run
@@ -290,9 +291,9 @@ class Lakehouse:
         """Say what became of a commit that ended with CommitOutcomeUnknownError: committed, lost or undecided.
 
         ``fence`` decides an undecided commit: an empty commit takes the version, unless the other commit lands first.
-        Raises what :func:`resolve.resolve_commit` raises.
+        Raises what :func:`publish.resolve_commit` raises.
         """
-        return resolve_commit(self.files, version, commit_id, fence=fence)
+        return resolve_commit(self.files, version, commit_id, self.commit if fence else None)
 
     @property
     def failed_hint_writes(self) -> int:
@@ -307,11 +308,28 @@ class Lakehouse:
         *,
         written_since_ms: int | None = None,
     ) -> int:
-        """Commit a change of any kind on the version that was the latest, as operations do.
+        """Commit a change of any kind, as operations do, and return its version.
 
-        Arguments and errors as of :func:`commit.commit`.
+        Transactions of this process that wait do not join it, and it waits for no slot. It returns ``base.version`` if
+        nothing changes there.
+
+        Args:
+            change: The change.
+            base: The version that was the latest.
+            max_attempts: The number of attempts after which a conflict fails the commit.
+            written_since_ms: When the first file was written that the change names, by the storage's clock. The time to
+                live counts from it. By default it counts from the first file of each attempt.
+
+        Raises:
+            CommitConflictError: The change conflicts with another commit.
+            CommitAttemptsExhaustedError: All attempts were lost to other commits.
+            TransactionExpiredError: The change is too old.
+            CommitOutcomeUnknownError: The change may or may not have been committed.
         """
-        return commit(self.files, change, base, max_attempts=max_attempts, written_since_ms=written_since_ms)
+        files = self.files
+        since_ms = written_since_ms
+        age_limit = OperationAge(files.storage) if since_ms is None else TransactionAge(files.storage, since_ms)
+        return Commit(files, change, age_limit, max_attempts, pace(files)).run(base).version
 
 
 def options_for(lake: Lakehouse, other_root: str) -> StorageOptions | None:

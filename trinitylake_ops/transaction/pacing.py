@@ -1,24 +1,34 @@
-"""Fairness between writers: one that lost often, or much, asks the others to wait (docs/internals/fast-commits.md).
+"""How a commit shares a lakehouse with other writers: fairness, the commit lock, early reads and staged roots.
 
-A request is an empty file, whose name says how long an attempt of its writer takes. A request is advice: no commit
-depends on it, and its failure harms no commit. Its writer renews it every second for as long as the attempt may take. A
-request that was not renewed for some seconds counts for nothing.
+A reader can understand commits without this module. ``Pacing`` is its whole interface, and its default does nothing:
+everything here only saves requests and time, or shares them fairly, and no commit depends on it.
+
+A writer that lost often, or much, requests a slot: others then wait before they commit (docs/protocol.md, "Fairness";
+docs/internals/fast-commits.md). A request is an empty file, whose name says how long an attempt of its writer takes.
+Its writer renews it every second for as long as the attempt may take. A request that was not renewed for some seconds
+counts for nothing.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.file_names import SLOT_REQUEST_PREFIX, new_slot_request_path, parse_slot_request_path
 from trinitylake_ops.storage import background
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.versions.roots import KnownRoot, RootProbe, Roots, speculative_probe
+from trinitylake_ops.versions.snapshot import LakehouseFiles
 
 logger = logging.getLogger(__name__)
+
+Call = Callable[[], None]
 
 #: Attempts in a row that a writer loses before it asks for a turn. Fewer losses are common among equals.
 CONFLICTS_BEFORE_REQUEST = 5
@@ -41,6 +51,151 @@ _LONGEST_ATTEMPT_MS = 600_000
 _ATTEMPTS_RENEWED = 4
 _SHORTEST_RENEWAL_S = 5.0
 _LONGEST_RENEWAL_WAIT_S = 1.0
+#: The maximum time that a commit waits for those of other processes, where its storage has a commit lock.
+LONGEST_LOCK_WAIT_S = 2.0
+
+
+class Pacing:
+    """The pacing of one commit. This default does nothing.
+
+    A commit calls ``slot`` around all its work. It calls ``calls_with_files``, ``seen``, ``calls_with_root`` and
+    ``end_attempt`` in each attempt, and ``note_other_commit`` and ``note_conflict`` after each conflict. In the end it
+    calls ``committed`` or ``withdraw``, and ``close`` in any case. What this module itself cannot do is logged.
+    """
+
+    def slot(self, longest_s: float) -> AbstractContextManager[bool]:
+        """Wait for other writers for up to ``longest_s`` seconds. The block gets whether it waited."""
+        del longest_s
+        return nullcontext(False)
+
+    def calls_to_probe(self, roots: Roots, version: int) -> Sequence[Call]:
+        """Return reads of a version that other writers may have created, for a round trip of the caller."""
+        del roots, version
+        return ()
+
+    def calls_with_files(self, root: KnownRoot, roots: Roots, *, has_files: bool) -> Sequence[Call]:
+        """Return calls for the round trip that writes the files of an attempt, if it has any to write."""
+        del root, roots, has_files
+        return ()
+
+    def calls_with_root(self, root: KnownRoot, roots: Roots) -> Sequence[Call]:
+        """Return calls for the round trip that creates the root of an attempt."""
+        del root, roots
+        return ()
+
+    def seen(self, path: str) -> RootProbe | None:
+        """Return what the calls read, if they saw a root at this path."""
+        del path
+
+    def latest_seen(self, roots: Roots) -> KnownRoot | None:
+        """Return the latest version that the calls saw, None if they saw none."""
+        del roots
+
+    def end_attempt(self) -> None:
+        """Undo what was prepared for the root of an attempt and not used."""
+
+    def note_other_commit(self) -> None:
+        """Note that another process commits at the same time."""
+
+    def note_conflict(self, n_conflicts: int, attempt_s: float) -> None:
+        """Note that attempts were lost, of which the last one took ``attempt_s`` seconds."""
+
+    def committed(self) -> None:
+        """End a commit that created a version."""
+
+    def withdraw(self) -> None:
+        """End a commit that created no version, or that may have."""
+
+    def close(self) -> None:
+        """Release what an interrupted commit would hold otherwise."""
+
+
+def pace(files: LakehouseFiles, fairness: Fairness | None = None) -> Pacing:
+    """Return the pacing of a commit.
+
+    Args:
+        files: The files of the lakehouse.
+        fairness: What this process knows of other writers. None for a commit that waits for no slot, as those of
+            operations do: it still requests one.
+    """
+    return WriterPacing(files, fairness)
+
+
+class WriterPacing(Pacing):
+    """Waits for slots, requests one after conflicts, reads the next root early, and stages ours on a local disk."""
+
+    def __init__(self, files: LakehouseFiles, fairness: Fairness | None):
+        self._storage = files.storage
+        self._fairness = fairness
+        self._slot_request: SlotRequest | None = None
+        self._staged: Call | None = None  # discards it
+        self._probe: RootProbe | None = None
+
+    @contextmanager
+    def slot(self, longest_s: float) -> Iterator[bool]:
+        """Wait for writers of other processes: first for those that request a slot, then for the commit lock."""
+        gave_way = self._fairness is not None and self._fairness.yield_to_others(self._storage, longest_s)
+        with self._storage.commit_lock(min(longest_s, LONGEST_LOCK_WAIT_S)) as has_waited:
+            yield gave_way or has_waited
+
+    def calls_to_probe(self, roots: Roots, version: int) -> Sequence[Call]:
+        """Return reads of a version and of the one after it, where others commit at the same time."""
+        self._probe = None
+        if self._fairness is None or not self._fairness.is_crowded:
+            return ()
+        self._probe, reads = speculative_probe(roots, version)
+        return reads
+
+    def calls_with_files(self, root: KnownRoot, roots: Roots, *, has_files: bool) -> Sequence[Call]:
+        """Stage the root, and read it early where others commit at the same time."""
+        calls: list[Call] = []
+        if roots.storage.supports_staging:
+            calls.append(functools.partial(roots.storage.stage, root.path, root.data))
+            self._staged = functools.partial(roots.storage.discard_staged, root.data)
+        if has_files:
+            calls += self.calls_to_probe(roots, root.version)
+        return calls
+
+    def calls_with_root(self, root: KnownRoot, roots: Roots) -> Sequence[Call]:
+        """Read the root and the next one early. A read costs a storage that stages more than a rejected create."""
+        return () if roots.storage.supports_staging else self.calls_to_probe(roots, root.version)
+
+    def seen(self, path: str) -> RootProbe | None:
+        return None if self._probe is None or self._probe.probed.contents.get(path) is None else self._probe
+
+    def latest_seen(self, roots: Roots) -> KnownRoot | None:
+        return None if self._probe is None else self._probe.latest(roots)
+
+    def end_attempt(self) -> None:
+        if self._staged is not None:
+            self._staged()
+
+    def note_other_commit(self) -> None:
+        if self._fairness is not None:
+            self._fairness.note_other_commit()
+
+    def note_conflict(self, n_conflicts: int, attempt_s: float) -> None:
+        """Request a slot, or renew the request, in the background."""
+        self._probe = None
+        if may_request_slot(n_conflicts, attempt_s):
+            self._slot_request = self._slot_request or SlotRequest(self._storage)
+            background.put(functools.partial(self._slot_request.note_conflicts, n_conflicts, attempt_s))
+
+    def committed(self) -> None:
+        """Withdraw the request in the background. At times look for the requests of others there."""
+        if self._slot_request is not None:
+            background.put(self._slot_request.withdraw)
+        if self._fairness is not None:
+            self._fairness.poll_periodically(self._storage)
+
+    def withdraw(self) -> None:
+        if self._slot_request is not None:
+            self._slot_request.withdraw()
+
+    def close(self) -> None:
+        """Renew the request no longer, so that others do not wait for a writer that was interrupted."""
+        if self._slot_request is not None:
+            self._slot_request.end()
 
 
 class SlotRequest:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, operation_span
 from trinitylake_ops.operations.rendering import Document, Table, new_table
-from trinitylake_ops.transaction.commit import commit
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.compact import compacted_tree
@@ -151,7 +150,7 @@ def _compact(lake: Lakehouse, message: str | None) -> CompactionReport:
     base = metered.lake.snapshot()
     check_no_gap(metered.lake.files.roots, base.version)
     change = _Compaction(CommitInfo(_OPERATION, message))
-    version = commit(metered.lake.files, change, base)
+    version = metered.lake.commit(change, base)
     if version != base.version:
         base = metered.lake.snapshot(version - 1)
     before = base.tree_shape()

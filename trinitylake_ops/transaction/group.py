@@ -1,6 +1,8 @@
-"""Transactions that one commit publishes together.
+"""Transactions that one commit publishes together (docs/protocol.md, "Group commit").
 
-Each is checked as if it were committed by itself after those before it.
+A group is one change for ``commit.py``, and each of its members is checked as if it were committed by itself, after
+those before it. ``commit_queue.py`` decides which transactions form a group, and whose thread commits it. A reader who
+follows one transaction can skip both.
 """
 
 from __future__ import annotations
@@ -17,20 +19,13 @@ from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.storage import background
 from trinitylake_ops.storage.conditional_create import create_fresh
-from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.telemetry import hub
 from trinitylake_ops.telemetry.hub import GROUP_SIZE
 from trinitylake_ops.transaction.change_set import Footprint
-from trinitylake_ops.transaction.commit import (
-    Commit,
-    Committed,
-    DraftOutdatedError,
-    attempts_exhausted,
-    discard,
-    outcome_unknown,
-)
+from trinitylake_ops.transaction.commit import Commit, Committed, DraftOutdatedError, attempts_exhausted, discard
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Submission, Writes
-from trinitylake_ops.transaction.pacing import Fairness
+from trinitylake_ops.transaction.pacing import Pacing
+from trinitylake_ops.transaction.publish import outcome_unknown
 from trinitylake_ops.transaction.time_to_live import check_age, is_young, recorded_barrier_ms, removed_before_ms
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.versions.commit_info import CommitInfo
@@ -143,180 +138,31 @@ class AllSettledError(TrinityLakeError):
     """All members of a group have their outcome."""
 
 
-@dataclass(slots=True)
-class Members:
-    """The transactions of a group.
+class Group:
+    """Transactions on their way to become one version: the leader, and the members that go with it.
 
-    ``pending`` are those without an outcome so far, with the leader first at the outset.
+    For the commit it is the change (commit.Committable) and the limit of its age (time_to_live.AgeLimit) in one. A
+    member that conflicts, is too old, or has used up its attempts fails by itself, and the others go on.
     """
 
-    pending: list[Member]
-    taken: list[Member] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.taken = list(self.pending)
-
-    @property
-    def leader(self) -> Member:
-        """Who commits the group in its own thread."""
-        return self.taken[0]
-
-    def take(self, member: Member) -> None:
-        """Add a member."""
-        self.taken.append(member)
-        self.pending.append(member)
-
-    def fail(self, member: Member, error: Exception) -> None:
-        """Let a member fail by itself."""
-        self.settle(member, error)
-
-    def settle(self, member: Member, outcome: int | Exception) -> None:
-        """Give a member its outcome."""
-        self.pending.remove(member)
-        member.settle(outcome)
-
-    def settle_all(self, outcome: int | TrinityLakeError) -> None:
-        """Give the same outcome to all members that have none yet."""
-        for member in self.pending:
-            # Raised in several threads, one object would gather all their tracebacks.
-            member.settle(copy.copy(outcome) if isinstance(outcome, TrinityLakeError) else outcome)
-        self.pending = []
-
-    def check_any_unsettled(self) -> None:
-        """Raise AllSettledError where all have their outcome."""
-        if not self.pending:
-            raise AllSettledError("no transaction of the group is left")
-
-
-class GroupChange:
-    """The common change of a group's members (commit.Committable). A member that conflicts fails by itself."""
-
-    def __init__(self, members: Members, gather: Callable[[int], None]):
-        self._members = members
-        self._gather = gather
-
-    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
-        """Return what all members together write on ``base``, with those that have come since the last attempt.
-
-        Members that would write nothing are done, and those fail that do not hold on ``base``.
-        """
-        self._gather(base.version)
-        self._bring_to(base)
-        parts, checks = [], list[Callable[[], None]]()
-        owners: dict[str, Member] = {}
-        for member in list(self._members.pending):
-            if member.failure is not None:
-                self._members.fail(member, member.failure)
-                continue
-            try:
-                writes = member.submission.writes_on(base)
-                has_new_names = writes is not None and member.submission.has_new_names
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
-                self._members.fail(member, error)
-                continue
-            if writes is None:
-                # Others made the same change since, or there was nothing to change from the outset.
-                unchanged = base.version if member.unchanged_version is None else member.unchanged_version
-                self._members.settle(member, unchanged)
-            else:
-                parts.append(writes)
-                owners |= dict.fromkeys(writes.files, member)
-                if has_new_names:
-                    checks.append(functools.partial(_check_names, member, base))
-        self._members.check_any_unsettled()
-        common = parts[0] if len(parts) == 1 else _together(parts)
-        return common.draft(base, stamp, checks, functools.partial(_blame, owners))
-
-    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        """Check every member against ``latest``.
-
-        Members fail that conflict, are too old, or have tried often enough.
-        """
-        for member in list(self._members.pending):
-            member.n_conflicts += 1
-            if member.failure is not None:
-                self._members.fail(member, member.failure)
-            elif member.n_conflicts >= member.max_attempts:
-                self._members.fail(member, attempts_exhausted(member.max_attempts, latest.version))
-        self._bring_to(latest)
-
-    def _bring_to(self, base: Snapshot) -> None:
-        """Check members with earlier bases against ``base``. Members that conflict fail."""
-        changes: dict[int, dict[str, KeyChange]] = {}
-        for member in list(self._members.pending):
-            if member.base.version == base.version:
-                continue
-            try:
-                with reading_bases(member.base, base):
-                    if member.base.version not in changes:
-                        differences = diff_trees(base.files.nodes, member.base.root, base.root)
-                        changes[member.base.version] = {change.key: change for change in differences}
-                    member.submission.check(member.base, base, changes[member.base.version])
-                member.base = base
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
-                self._members.fail(member, error)
-        self._members.check_any_unsettled()
-
-
-class GroupAge:
-    """The age limit of a group (time_to_live.AgeLimit): each member keeps its own age."""
-
-    def __init__(self, storage: Storage, members: Members):
-        self._storage = storage
-        self._members = members
-
-    def begin_writing(self) -> None:
-        """Do nothing: each transaction keeps its age."""
-
-    def check_base(self, definition: LakehouseDef) -> None:
-        """Raise DraftOutdatedError as ``check`` does."""
-        self.check(definition)
-
-    def check(self, definition: LakehouseDef) -> None:
-        """Raise DraftOutdatedError where a member has outlived its time to live. The next draft leaves it out.
-
-        Such a member has no outcome yet: this root may have been sent before, and landed.
-        """
-        members = self._members.pending
-        if not members:
-            return
-        oldest_ms = min(member.begun_at_ms for member in members)
-        barred_ms, unreadable = recorded_barrier_ms(definition, self._storage.now_ms()), None
-        try:  # asked before the time, as the answer may take a while
-            barred_ms = removed_before_ms(self._storage, definition, oldest_ms)
-        except TrinityLakeError as error:
-            unreadable = error
-        now_ms = self._storage.now_ms()
-        for member in members:
-            try:
-                check_age(member.begun_at_ms, now_ms, definition, barred_ms)
-            except TrinityLakeError as error:
-                member.failure = error
-            if unreadable is not None and not is_young(member.begun_at_ms, now_ms):
-                member.failure = copy.copy(unreadable)
-        if any(member.failure is not None for member in members):
-            raise DraftOutdatedError("some of the transactions are too old")
-
-
-class Group:
-    """A group on its way to become a version: the leader, and the members that go with it."""
-
-    def __init__(self, leader: Member, fairness: Fairness):
-        self._members = Members([leader])
-        self._written = dict(leader.written)
-        self._fairness = fairness
+    def __init__(self, leader: Member, pacing: Pacing):
+        self._leader = leader
+        self._pending = [leader]  # those without an outcome so far
+        self._followers: list[Member] = []  # all others that were ever members
         self._files = leader.base.files
-        self._commit: Commit | None = None
+        self._commit = Commit(self._files, self, self, sys.maxsize, pacing)
+        self._commit.add_written(leader.written)
+        self._gather: Callable[[int], None] = lambda _: None
 
     def __contains__(self, member: Member) -> bool:
-        return member in self._members.pending
+        return member in self._pending
 
     def has_room_for(self, candidate: Member) -> bool:
         """Whether one more transaction fits: it touches nothing that the others touch, and the root has room for it.
 
         One with the id of a member is the same transaction, sent again. The next version tells it that it is done.
         """
-        members = self._members.pending
+        members = self._pending
         if any(member.submission.id == candidate.submission.id for member in members):
             return False
         footprints = [member.footprint for member in members]
@@ -332,53 +178,166 @@ class Group:
 
     def take(self, candidate: Member) -> None:
         """Add a member."""
-        self._written |= candidate.written
+        self._commit.add_written(candidate.written)
         candidate.is_taken = True
-        self._members.take(candidate)
+        self._followers.append(candidate)
+        self._pending.append(candidate)
 
     def run(self, newest: Committed | None, gather: Callable[[int], None] = lambda _: None) -> Committed | None:
         """Commit the members as one version and settle each. Returns that version, None where none was committed.
 
-        ``newest`` is the latest version that is known. ``gather`` takes more members, before each attempt on a version.
-        Raises CorruptFileError where the root of ``newest`` cannot be decoded; nobody has an outcome then.
+        Args:
+            newest: The latest version that is known.
+            gather: Takes more members that may go on a base version. Called before each draft.
+
+        Raises:
+            CorruptFileError: The root of ``newest`` cannot be decoded. No member has an outcome then.
         """
-        members, base = self._members, self._newest_base(newest)
-        change, age_limit = GroupChange(members, gather), GroupAge(self._files.storage, members)
-        members.leader.is_taken = True
-        self._commit = Commit(self._files, change, age_limit, sys.maxsize, self._fairness, self._written)
+        base, self._gather = self._newest_base(newest), gather
+        self._leader.is_taken = True
         try:
             committed = self._commit.run(base)
         except AllSettledError:
             return None
         except TrinityLakeError as error:
-            members.settle_all(error)
+            for member in self._pending:
+                # Raised in several threads, one object would gather all their tracebacks.
+                member.settle(copy.copy(error))
+            self._pending = []
             return None
-        hub.observe(GROUP_SIZE, len(members.pending))
-        members.settle_all(committed.version)
+        hub.observe(GROUP_SIZE, len(self._pending))
+        for member in self._pending:
+            member.settle(committed.version)
+        self._pending = []
         return committed
 
     def _newest_base(self, newest: Committed | None) -> Snapshot:
         """Return the newest known version: one that a member began on, or the one committed just before."""
-        bases = [member.base for member in self._members.pending]
+        bases = [member.base for member in self._pending]
         if newest is not None and newest.root is not None:
             bases.append(Snapshot(self._files, newest.version, newest.root.path, newest.root.node))
         return max(bases, key=lambda snapshot: snapshot.version)
 
     def abandoned(self) -> list[Member]:
-        """Give an answer to the members that have none, after an interrupt of the leader at any point.
+        """Settle the members that have no outcome after an interrupt of the leader, at any point.
 
         Returns the members for which nothing was sent.
         """
         unsent = []
-        for member in self._members.taken[1:]:
-            if self._commit is not None and self._commit.committed is not None:
+        for member in self._followers:
+            if self._commit.committed is not None:
                 member.settle(self._commit.committed.version)
-            elif self._commit is not None and self._commit.sent is not None:
+            elif self._commit.sent is not None:
                 reason = "the thread that committed it was interrupted"
                 member.settle(outcome_unknown(self._files.roots, *self._commit.sent, reason))
             elif member.outcome is None:
                 unsent.append(member)
         return unsent
+
+    # The change
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        """Return what all members together write on ``base``, with those that have come since the last attempt.
+
+        Members that would write nothing are done, and those fail that conflict with ``base``.
+        """
+        self._gather(base.version)
+        self._bring_to(base)
+        parts, checks = list[Writes](), list[Callable[[], None]]()
+        owners: dict[str, Member] = {}
+        for member in list(self._pending):
+            if member.failure is not None:
+                self._settle(member, member.failure)
+                continue
+            try:
+                writes = member.submission.writes_on(base)
+                has_new_names = writes is not None and member.submission.has_new_names
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
+                self._settle(member, error)
+                continue
+            if writes is None:
+                # Others made the same change since, or there was nothing to change from the outset.
+                unchanged = base.version if member.unchanged_version is None else member.unchanged_version
+                self._settle(member, unchanged)
+            else:
+                parts.append(writes)
+                owners |= dict.fromkeys(writes.files, member)
+                if has_new_names:
+                    checks.append(functools.partial(_check_names, member, base))
+        self._check_any_pending()
+        common = parts[0] if len(parts) == 1 else _together(parts)
+        return common.draft(base, stamp, checks, functools.partial(_blame, owners))
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        """Check every member against ``latest``."""
+        for member in list(self._pending):
+            member.n_conflicts += 1
+            if member.failure is not None:
+                self._settle(member, member.failure)
+            elif member.n_conflicts >= member.max_attempts:
+                self._settle(member, attempts_exhausted(member.max_attempts, latest.version))
+        self._bring_to(latest)
+
+    def _bring_to(self, base: Snapshot) -> None:
+        """Check members with earlier bases against ``base``. Members that conflict fail."""
+        changes: dict[int, dict[str, KeyChange]] = {}
+        for member in list(self._pending):
+            if member.base.version == base.version:
+                continue
+            try:
+                with reading_bases(member.base, base):
+                    if member.base.version not in changes:
+                        differences = diff_trees(base.files.nodes, member.base.root, base.root)
+                        changes[member.base.version] = {change.key: change for change in differences}
+                    member.submission.check(member.base, base, changes[member.base.version])
+                member.base = base
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
+                self._settle(member, error)
+        self._check_any_pending()
+
+    def _settle(self, member: Member, outcome: int | Exception) -> None:
+        """Set the outcome of a member, which leaves the group."""
+        self._pending.remove(member)
+        member.settle(outcome)
+
+    def _check_any_pending(self) -> None:
+        if not self._pending:
+            raise AllSettledError("no transaction of the group is left")
+
+    # The limit of its age: each member has its own
+
+    def begin_writing(self) -> None:
+        """Do nothing: each transaction keeps its age."""
+
+    def check_base(self, definition: LakehouseDef) -> None:
+        """Raise DraftOutdatedError as ``check`` does."""
+        self.check(definition)
+
+    def check(self, definition: LakehouseDef) -> None:
+        """Raise DraftOutdatedError where a member has outlived its time to live. The next draft leaves it out.
+
+        Such a member has no outcome yet: this root may have been sent before, and may exist.
+        """
+        members = self._pending
+        if not members:
+            return
+        storage, unreadable = self._files.storage, None
+        oldest_ms = min(member.begun_at_ms for member in members)
+        barred_ms = recorded_barrier_ms(definition, storage.now_ms())
+        try:  # read before the time is taken, as the response may take a while
+            barred_ms = removed_before_ms(storage, definition, oldest_ms)
+        except TrinityLakeError as error:
+            unreadable = error
+        now_ms = storage.now_ms()
+        for member in members:
+            try:
+                check_age(member.begun_at_ms, now_ms, definition, barred_ms)
+            except TrinityLakeError as error:
+                member.failure = error
+            if unreadable is not None and not is_young(member.begun_at_ms, now_ms):
+                member.failure = copy.copy(unreadable)
+        if any(member.failure is not None for member in members):
+            raise DraftOutdatedError("some of the transactions are too old")
 
 
 def group_info(infos: Iterable[CommitInfo]) -> CommitInfo:
