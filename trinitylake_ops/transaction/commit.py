@@ -154,14 +154,13 @@ class Commit:
                     if draft is None:
                         return Committed(base.version, None)
                     try:
-                        root = self._write_files(draft, base)
-                        outcome: Created | Lost | None = self._publish(root, base)
+                        outcome: Created | Lost | None = self._publish(self._write_files(draft, base), base)
                     except DraftOutdatedError:
                         outcome = None
                     finally:
                         self._pacing.end_attempt()
                 match outcome:
-                    case Created():
+                    case Created(root):
                         return Committed(root.version, root)
                     case Lost(probe):
                         self._forget_attempt()

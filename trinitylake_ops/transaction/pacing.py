@@ -86,10 +86,12 @@ class Pacing:
     def seen(self, path: str) -> RootProbe | None:
         """Return what the calls read, if they saw a root at this path."""
         del path
+        return None
 
     def latest_seen(self, roots: Roots) -> KnownRoot | None:
         """Return the latest version that the calls saw, None if they saw none."""
         del roots
+        return None
 
     def end_attempt(self) -> None:
         """Undo what was prepared for the root of an attempt and not used."""

@@ -39,6 +39,8 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 class Created:
     """The root is ours: its version is committed."""
 
+    root: KnownRoot
+
 
 @dataclass(frozen=True, slots=True)
 class Lost:
@@ -63,21 +65,17 @@ def publish_root(root: KnownRoot, roots: Roots, before_send: Callable[[], None],
     probe = pacing.seen(root.path)
     if probe is not None:
         return Lost(probe)
-    calls = pacing.calls_with_root(root, roots)
+    calls, probes = pacing.calls_with_root(root, roots), list[RootProbe]()
 
     def read_back() -> bytes:
         """Read the root. In the same round trip read what follows it, in case that it is not ours."""
-        nonlocal probe
-        probe = pacing.seen(root.path) or probe_successors(roots, root.version)
-        data = probe.probed.contents[root.path]
+        probes.append(pacing.seen(root.path) or probe_successors(roots, root.version))
+        data = probes[-1].probed.contents[root.path]
         if data is None:
             raise FileMissingError(f"there is no root of version {root.version}", path=root.path)
         return data
 
-    if create_root(root, roots, before_send, read_back, calls):
-        return Created()
-    assert probe is not None
-    return Lost(probe)
+    return Created(root) if create_root(root, roots, before_send, read_back, calls) else Lost(probes[-1])
 
 
 def create_root(
