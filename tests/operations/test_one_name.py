@@ -14,7 +14,7 @@ from tests.operations.test_promotion import root_of
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitConflictError, TableHasAnotherNameError
 from trinitylake_ops.iceberg import catalog_at
-from trinitylake_ops.transaction.transaction import IdOf
+from trinitylake_ops.transaction.catalog_editor import IdOf
 from trinitylake_ops.versions.table_names import TableNames
 
 

@@ -21,8 +21,7 @@ from trinitylake_ops.format.node_file import decode_system_rows
 from trinitylake_ops.storage import RetryStorage
 from trinitylake_ops.storage import conditional_create as write_outcome
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.transaction import change_set, commit, group, lakehouse, publish, transaction
-from trinitylake_ops.transaction import draft as submission
+from trinitylake_ops.transaction import change_set, commit, group, lakehouse, publish, submission, transaction
 from trinitylake_ops.transaction.publish import CommitResolution
 from trinitylake_ops.versions import latest as latest_version
 from trinitylake_ops.versions import lookup

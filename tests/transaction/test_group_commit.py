@@ -34,7 +34,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
 from trinitylake_ops.transaction import group
-from trinitylake_ops.transaction.draft import Submission
+from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.commit_info import acting_for_run
 

@@ -42,9 +42,9 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.storage import background
 from trinitylake_ops.transaction import pacing
-from trinitylake_ops.transaction.draft import Submission
 from trinitylake_ops.transaction.group import Member
 from trinitylake_ops.transaction.pacing import COMMITS_BETWEEN_POLLS, CONFLICTS_BEFORE_REQUEST
+from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.time_to_live import YOUNG_MS
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.roots import KnownRoot

@@ -86,8 +86,9 @@ from trinitylake_ops.iceberg.totals import with_totals
 from trinitylake_ops.iceberg.types import check_arrow_schema, with_typed_specs
 from trinitylake_ops.iceberg.updates import named_files
 from trinitylake_ops.storage.cache.storage import private_cache_view
+from trinitylake_ops.transaction.catalog_editor import IdOf
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.transaction import IdOf, Transaction
+from trinitylake_ops.transaction.transaction import Transaction
 
 if TYPE_CHECKING:
     import pyarrow as pa

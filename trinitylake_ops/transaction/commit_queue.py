@@ -27,9 +27,9 @@ from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.storage.background import at_fork
 from trinitylake_ops.transaction.change_set import Footprint
 from trinitylake_ops.transaction.commit import Committed
-from trinitylake_ops.transaction.draft import Submission
 from trinitylake_ops.transaction.group import Group, Member
 from trinitylake_ops.transaction.pacing import Fairness, Pacing, pace
+from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.versions.roots import KnownRoot, find_later
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 

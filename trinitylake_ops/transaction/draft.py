@@ -1,14 +1,12 @@
-"""A transaction that is submitted for commit, and the files that its commit would write on a base."""
+"""A draft: the files that a commit would write on a base, before anything is sent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from dataclasses import dataclass
 
-from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, TrinityLakeError
-from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef, NamespaceDef
-from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_namespace_path, new_table_path
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.keys import (
     CLOCK_RESET,
     COMMIT_ID,
@@ -20,15 +18,11 @@ from trinitylake_ops.format.keys import (
     SYSTEM_KEYS,
 )
 from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.transaction.change_set import ChangeSet, Footprint, NewNames, is_namespace_key
-from trinitylake_ops.transaction.conflicts import describe_key, merge_lakehouse_defs
-from trinitylake_ops.transaction.saved import CommittedByOtherError, version_of
-from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.tree.edit import EditedTree, apply_messages, carried_tree
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.versions.roots import KnownRoot
-from trinitylake_ops.versions.snapshot import Entry, Snapshot
+from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.time_travel import VersionTime
 
 
@@ -155,249 +149,3 @@ class Writes:
             root_system=system,
         )
         return Draft(system, self.info, tree, self.files, definition, checks, on_write_error)
-
-
-_LONGEST_OPERATION = "alter-definition"
-_LONGEST_SUMMARY_CHARS = 200
-_SHORT_CHARS = 64  # an operation and a run of such lengths leave room for all else
-_LARGEST_COUNTS = {"set": 10**9, "deleted": 10**9}
-
-
-def check_info(info: CommitInfo) -> None:
-    """Raise InvalidInputError for a message so long that the commit cannot add its own entries."""
-    if not (info.message or info.properties) and max(len(info.operation), len(info.run_id or "")) <= _SHORT_CHARS:
-        return
-    _largest(info, "\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS).largest()
-
-
-@dataclass(frozen=True, slots=True)
-class Precondition:
-    """``check`` raises a typed error for a version on which a transaction may not be committed.
-
-    ``is_alone`` says that others in a group may change what it looks at.
-    """
-
-    check: Callable[[Snapshot], None]
-    is_alone: bool
-
-
-class Submission:
-    """A transaction that is ready to be committed.
-
-    ``base`` is the version that the transaction began on, ``begun_at_ms`` the moment of that by the storage's clock.
-    ``was_saved`` says that other processes may have resumed it.
-    """
-
-    def __init__(
-        self,
-        transaction_id: str,
-        base: Snapshot,
-        changes: ChangeSet,
-        isolation: IsolationLevel,
-        info: CommitInfo,
-        *,
-        begun_at_ms: int,
-        preconditions: Sequence[Precondition] = (),
-        was_saved: bool = False,
-    ):
-        self.id = transaction_id
-        self.base = base
-        self.begun_at_ms = begun_at_ms
-        self._changes = changes
-        self._isolation = isolation
-        self._info = info
-        self._preconditions = preconditions
-        self._was_saved = was_saved
-        self._keys = base.keys
-        self._paths: dict[str, str] = {}
-        self._definition_path: str | None = None
-        self._was_rolled_back = False
-        self._names = NewNames(base, changes.writes)
-
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether the transaction would change nothing in its base version. Raises StorageError."""
-        return self._changes.changes_nothing_on(self.base)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether only a whole version can tell what the transaction touches. It then gets a version to itself."""
-        return self._changes.definition is not None or any(one.is_alone for one in self._preconditions)
-
-    def footprint(self) -> Footprint:
-        """Return what the transaction touches, including the names of its new views. Raises StorageError."""
-        footprint, view_keys = self._changes.footprint(self._keys, self._isolation), self._names.view_keys
-        return replace(footprint, keys={*footprint.keys, *view_keys}) if view_keys else footprint
-
-    def largest_info(self) -> CommitInfo:
-        """Return what the transaction will say about itself, with the largest numbers that it may contain."""
-        return _largest(self._info, self._summary())
-
-    def writes_on(self, base: Snapshot) -> Writes | None:
-        """Return what the transaction would write on ``base``, or None when nothing would change."""
-        messages: dict[str, str | None] = {}
-        self._check_not_reclaimed()
-        files = dict(self._changes.files)
-        dropped = base.entries([key for key, entry in self._changes.writes.items() if entry is None])
-        for key, entry in self._changes.writes.items():
-            if entry is None:
-                if dropped[key] is not None:
-                    messages[key] = None
-            elif isinstance(entry, str):
-                messages[key] = entry
-            else:
-                path = self._paths.setdefault(key, self._new_path(key))
-                messages[key] = path
-                files[path] = self._changes.definition_file(key, path)
-        lakehouse_def, definition = None, self._changes.definition
-        if definition == base.definition:
-            definition = None
-        if definition is not None:
-            lakehouse_def = self._definition_path = self._definition_path or new_lakehouse_def_path()
-            files[lakehouse_def] = definition.to_bytes(lakehouse_def)
-        if not messages and definition is None:
-            return None
-        return Writes(messages, files, self._info_on(base, messages), lakehouse_def, definition)
-
-    @property
-    def has_new_names(self) -> bool:
-        """Whether :meth:`check_names` has anything to check. Raises StorageError."""
-        return self._names.has_any
-
-    def check_names(self, base: Snapshot) -> None:
-        """Raise ObjectExistsError if a table and a view would have the same name, StorageError."""
-        self._names.check(base)
-
-    def rename_files(self) -> None:
-        """Give new names to all files that it would write. Its former files may be deleted at any time."""
-        self._paths.clear()
-        self._definition_path = None
-        self._was_rolled_back = True
-
-    def _check_not_reclaimed(self) -> None:
-        """Raise CommitConflictError where files have names that others gave them, and may be deleted at any time."""
-        if self._was_rolled_back and self._changes.files:
-            raise CommitConflictError(
-                "the thread that committed this transaction with others was interrupted; nothing was committed, try"
-                " again",
-                base_version=self.base.version,
-                latest_version=self.base.version,
-            )
-
-    def check(self, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]) -> None:
-        """Check that the transaction still holds on ``latest``, which differs from ``base`` by ``changes``.
-
-        Take over what merges.
-
-        Raises CommitConflictError, and what its preconditions raise. Raises CommittedByOtherError for a saved
-        transaction that one of the versions between holds, with the same changes.
-        """
-        if self._was_saved and (version := version_of(base.files, self.id, base.version, latest.version)) is not None:
-            self._check_committed_as(Snapshot.of(base.files, version), base)
-        conflicts = self._changes.conflicts(self._isolation, base, latest, changes)
-        conflicts += self._merge_definition(base, latest)
-        if conflicts:
-            raise CommitConflictError(
-                f"version {latest.version} conflicts with this transaction, based on version {base.version}: "
-                + "; ".join(conflicts),
-                conflicts=tuple(conflicts),
-                base_version=base.version,
-                latest_version=latest.version,
-            )
-        for precondition in self._preconditions:
-            precondition.check(latest)
-
-    def _merge_definition(self, base: Snapshot, latest: Snapshot) -> list[str]:
-        """Take over the changes of others in the lakehouse definition. Returns the conflicts."""
-        ours = self._changes.definition
-        if ours is None or latest.definition_location == base.definition_location:
-            return []
-        self._changes.definition, conflicts = merge_lakehouse_defs(base.definition, ours, latest.definition)
-        self._definition_path = None
-        return conflicts
-
-    def _check_committed_as(self, committed: Snapshot, base: Snapshot) -> NoReturn:
-        """Raise the error for a transaction that another process committed.
-
-        Raises CommitConflictError where this copy has changed since, TransactionExpiredError where the version was
-        purged.
-        """
-        if committed.root.is_sealed:
-            raise TransactionExpiredError(
-                f"transaction {self.id} was committed as version {committed.version} by another process; the version"
-                " was purged since, and nobody can tell whether with these changes",
-                path=committed.location,
-                version=committed.version,
-            )
-        for key, entry in self._changes.writes.items():
-            if not _holds(committed, key, entry):
-                self._raise_changed(committed, base, describe_key(self._keys, key))
-        ours = self._changes.definition
-        if ours is not None:
-            merged, conflicts = merge_lakehouse_defs(base.definition, ours, committed.definition)
-            if conflicts or merged != committed.definition:
-                self._raise_changed(committed, base, "settings of the lakehouse")
-        raise CommittedByOtherError(
-            f"transaction {self.id} was committed by another process", committed_version=committed.version
-        )
-
-    def _raise_changed(self, committed: Snapshot, base: Snapshot, what: str) -> NoReturn:
-        raise CommitConflictError(
-            f"transaction {self.id} was committed as version {committed.version} by another process, which resumed it,"
-            f" with another {what}; begin a new one for what is missing",
-            conflicts=(f"{what}: we changed it since",),
-            base_version=base.version,
-            latest_version=committed.version,
-        )
-
-    # What the transaction says about itself
-
-    def _info_on(self, base: Snapshot, messages: Mapping[str, str | None]) -> CommitInfo:
-        n_set = sum(value is not None for value in messages.values())
-        return replace(
-            self._info,
-            operation=self._info.operation or self._operation_on(base),
-            message=self._info.message or self._summary(),
-            counts={"set": n_set, "deleted": len(messages) - n_set},
-        )
-
-    def _operation_on(self, base: Snapshot) -> str:
-        """Return the operation of a transaction that has no name for it, when it does one thing."""
-        writes = self._changes.writes
-        if not writes:
-            return "alter-definition"
-        if len(writes) > 1 or self._changes.definition is not None:
-            return "transaction"
-        key, write = next(iter(writes.items()))
-        kind = "namespace" if is_namespace_key(key) else "table"
-        if write is None:
-            return f"drop-{kind}"
-        return f"{'create' if base.entry(key) is None else 'alter'}-{kind}"
-
-    def _summary(self) -> str | None:
-        """Return the object of a transaction that has no message, when it is one object."""
-        if len(self._changes.writes) != 1:
-            return None
-        return str(self.base.object_name(next(iter(self._changes.writes))))[:_LONGEST_SUMMARY_CHARS]
-
-    def _new_path(self, key: str) -> str:
-        name = self.base.object_name(key)
-        limit_bytes = self.base.definition.file_path_max_size_bytes
-        if name.table is None:
-            return new_namespace_path(name.namespace, limit_bytes)
-        return new_table_path(name.namespace, name.table, limit_bytes)
-
-
-def _holds(version: Snapshot, key: str, entry: Entry | None) -> bool:
-    """Whether a key maps to such an entry in a version. Raises StorageError, CorruptFileError."""
-    location = version.entry(key)
-    if entry is None or isinstance(entry, str) or location is None:
-        return location == entry
-    if isinstance(entry, NamespaceDef):
-        return version.namespace_at(location) == entry
-    return version.table_at(location) == entry
-
-
-def _largest(info: CommitInfo, summary: str | None) -> CommitInfo:
-    operation, message = info.operation or _LONGEST_OPERATION, info.message or summary
-    return replace(info, operation=operation, message=message, counts=_LARGEST_COUNTS)

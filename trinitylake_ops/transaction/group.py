@@ -23,9 +23,10 @@ from trinitylake_ops.telemetry import hub
 from trinitylake_ops.telemetry.hub import GROUP_SIZE
 from trinitylake_ops.transaction.change_set import Footprint
 from trinitylake_ops.transaction.commit import Commit, Committed, DraftOutdatedError, attempts_exhausted, discard
-from trinitylake_ops.transaction.draft import Draft, RootStamp, Submission, Writes
+from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.pacing import Pacing
 from trinitylake_ops.transaction.publish import outcome_unknown
+from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.time_to_live import check_age, is_young, recorded_barrier_ms, removed_before_ms
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.versions.commit_info import CommitInfo

@@ -49,9 +49,9 @@ from trinitylake_ops.iceberg.write.plan import TableWrite, extend_schema
 from trinitylake_ops.iceberg.write.presence import describe_change
 from trinitylake_ops.iceberg.write.replacement import add_snapshot, all_files, files_in_partitions, files_matching
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.transaction.catalog_editor import IdOf
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.time_to_live import removed_before_ms
-from trinitylake_ops.transaction.transaction import IdOf
 from trinitylake_ops.transaction.transaction import Transaction as LakehouseTransaction
 from trinitylake_ops.versions.snapshot import CatalogReader
 
