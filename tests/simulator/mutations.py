@@ -26,7 +26,7 @@ from trinitylake_ops.transaction.publish import CommitResolution
 from trinitylake_ops.versions import latest as latest_version
 from trinitylake_ops.versions import lookup
 from trinitylake_ops.versions import roots as versions
-from trinitylake_ops.versions.roots import KnownRoot
+from trinitylake_ops.versions.root_files import KnownRoot
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.time_travel import VersionTime
 

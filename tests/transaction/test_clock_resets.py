@@ -23,7 +23,8 @@ from trinitylake_ops.operations.lease import lease
 from trinitylake_ops.operations.retention import protected_ms
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
-from trinitylake_ops.versions.roots import ProbedRoots, Roots
+from trinitylake_ops.versions.root_files import ProbedRoots
+from trinitylake_ops.versions.roots import Roots
 from trinitylake_ops.versions.time_travel import bounded_time_ms, find_version_at, find_version_before
 
 START_MS = 1_700_000_000_000

@@ -29,7 +29,8 @@ from trinitylake_ops.transaction.pacing import (
     SlotRequest,
 )
 from trinitylake_ops.transaction.publish import Created, Lost
-from trinitylake_ops.versions.roots import KnownRoot, Roots
+from trinitylake_ops.versions.root_files import KnownRoot
+from trinitylake_ops.versions.roots import Roots
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ from trinitylake_ops.transaction.pacing import COMMITS_BETWEEN_POLLS, CONFLICTS_
 from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.time_to_live import YOUNG_MS
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.versions.roots import KnownRoot
+from trinitylake_ops.versions.root_files import KnownRoot
 
 ADDED = "tables/x/metadata/0.json"
 

@@ -24,7 +24,7 @@ from trinitylake_ops.storage import (
 from trinitylake_ops.transaction.pacing import COMMITS_BETWEEN_POLLS
 from trinitylake_ops.transaction.publish import create_root
 from trinitylake_ops.versions import roots as roots_module
-from trinitylake_ops.versions.roots import KnownRoot
+from trinitylake_ops.versions.root_files import KnownRoot
 
 ROOT = "memory://newest-root/"
 

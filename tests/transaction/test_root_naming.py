@@ -26,7 +26,8 @@ from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
 from trinitylake_ops.transaction.publish import CommitResolution
-from trinitylake_ops.versions.roots import ProbedRoots, Roots, find_latest
+from trinitylake_ops.versions.root_files import ProbedRoots
+from trinitylake_ops.versions.roots import Roots, find_latest
 from trinitylake_ops.versions.time_travel import find_version_at
 
 LATEST = 9

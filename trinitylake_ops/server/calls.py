@@ -41,7 +41,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import CommittedByOtherError, version_of
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.history import CLIENT_PROPERTY
-from trinitylake_ops.versions.roots import ProbedRoots
+from trinitylake_ops.versions.root_files import ProbedRoots
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.time_travel import find_version_before
 

@@ -38,7 +38,8 @@ from trinitylake_ops.transaction.publish import Created, Lost, publish_root
 from trinitylake_ops.transaction.time_to_live import AgeLimit
 from trinitylake_ops.versions.commit_info import CommitCost
 from trinitylake_ops.versions.latest import latest_after, reading_bases
-from trinitylake_ops.versions.roots import KnownRoot, RootProbe
+from trinitylake_ops.versions.root_files import KnownRoot
+from trinitylake_ops.versions.roots import RootProbe
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.versions.time_travel import time_after
 

@@ -30,7 +30,8 @@ from trinitylake_ops.transaction.commit import Committed
 from trinitylake_ops.transaction.group import Group, Member
 from trinitylake_ops.transaction.pacing import Fairness, Pacing, pace
 from trinitylake_ops.transaction.submission import Submission
-from trinitylake_ops.versions.roots import KnownRoot, find_later
+from trinitylake_ops.versions.root_files import KnownRoot
+from trinitylake_ops.versions.roots import find_later
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from trinitylake_ops.transaction.publish import create_root
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.search import prefix_end, scan
 from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
-from trinitylake_ops.versions.roots import KnownRoot
+from trinitylake_ops.versions.root_files import KnownRoot
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.versions.time_travel import check_time
 

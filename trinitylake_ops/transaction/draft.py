@@ -21,7 +21,7 @@ from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.tree.edit import EditedTree, apply_messages, carried_tree
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
-from trinitylake_ops.versions.roots import KnownRoot
+from trinitylake_ops.versions.root_files import KnownRoot
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.time_travel import VersionTime
 

@@ -23,7 +23,8 @@ from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.file_names import SLOT_REQUEST_PREFIX, new_slot_request_path, parse_slot_request_path
 from trinitylake_ops.storage import background
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.versions.roots import KnownRoot, RootProbe, Roots, speculative_probe
+from trinitylake_ops.versions.root_files import KnownRoot
+from trinitylake_ops.versions.roots import RootProbe, Roots, speculative_probe
 from trinitylake_ops.versions.snapshot import LakehouseFiles
 
 logger = logging.getLogger(__name__)

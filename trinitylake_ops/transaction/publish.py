@@ -31,7 +31,8 @@ from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.transaction.pacing import Pacing
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.latest import latest_snapshot
-from trinitylake_ops.versions.roots import KnownRoot, RootProbe, Roots, count_created_root, probe_successors
+from trinitylake_ops.versions.root_files import KnownRoot
+from trinitylake_ops.versions.roots import RootProbe, Roots, count_created_root, probe_successors
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 

@@ -1,15 +1,28 @@
-"""Writing the hint after a commit (docs/protocol.md, C5)."""
+"""Read the hint, and write it after a commit (docs/protocol.md, F1 and C5). It only saves requests."""
 
 from __future__ import annotations
 
 import logging
 
-from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.format.file_names import HINT_PATH
+from trinitylake_ops.errors import FileMissingError, StorageError, TrinityLakeError
+from trinitylake_ops.format.file_names import HINT_PATH, parse_hint
 from trinitylake_ops.storage import background
 from trinitylake_ops.storage.interface import Storage
 
 logger = logging.getLogger(__name__)
+
+HINT_READ_BYTES = 64  # more than any number takes, with white space; a file of garbage may be huge
+
+
+def read_hint(storage: Storage) -> int | None:
+    """Return the version the hint names, or None when it is missing, holds no version or cannot be read."""
+    try:
+        return parse_hint(storage.read(HINT_PATH, length=HINT_READ_BYTES))
+    except FileMissingError:
+        return None
+    except StorageError as error:
+        logger.warning("the hint cannot be read, going on without it: %s", error)
+        return None
 
 
 class HintWriter:

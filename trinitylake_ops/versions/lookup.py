@@ -22,7 +22,7 @@ from trinitylake_ops.format.keys import LAKEHOUSE_DEF, PREVIOUS_ROOT
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
 from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.versions.latest import latest_snapshot
-from trinitylake_ops.versions.roots import ProbedRoots
+from trinitylake_ops.versions.root_files import ProbedRoots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, epoch_ms
 from trinitylake_ops.versions.time_travel import find_version_at
 

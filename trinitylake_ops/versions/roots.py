@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from trinitylake_ops._lazy import cached_attribute
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, LakehouseNotFoundError, StorageError
 from trinitylake_ops.format.file_names import (
     HINT_PATH,
@@ -18,76 +16,16 @@ from trinitylake_ops.format.file_names import (
     ROOT_NAMINGS,
     ROOT_PREFIX,
     RootNaming,
-    parse_hint,
     parse_root_path,
     root_naming,
 )
-from trinitylake_ops.format.keys import COMMIT_ID
-from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
-
-logger = logging.getLogger(__name__)
+from trinitylake_ops.versions.hint import read_hint
+from trinitylake_ops.versions.root_files import JustOpened, KnownRoot, ProbedRoots, one_naming
 
 #: What the names of version 0 begin with in all namings, and those of no other version.
 _OLDEST_PREFIX = min((naming.path(0).partition(".")[0] for naming in ROOT_NAMINGS), key=len)
-HINT_READ_BYTES = 64  # more than any number takes, with white space; a file of garbage may be huge
-
-
-_UUID_CHARS = 36
-
-
-class KnownRoot:
-    """A root that this process has read or created: its bytes, decoded when somebody asks."""
-
-    def __init__(self, version: int, path: str, data: bytes, node: NodeFile | None = None):
-        self.version = version
-        self.path = path
-        self.data = data
-        self._node = node
-
-    @property
-    def node(self) -> NodeFile:
-        """The decoded root. Raises CorruptFileError."""
-        if self._node is None:
-            self._node = decode_node(self.data, self.path)
-        return self._node
-
-    @cached_attribute
-    def _mark(self) -> tuple[int, bytes]:
-        """Where its ``commit_id`` stands, which no other root has.
-
-        No bytes where it has none, where it is no UUID, or where the file is compressed.
-        """
-        try:
-            commit_id = self.node.system.get(COMMIT_ID, "").encode()
-        except CorruptFileError:
-            return 0, b""
-        offset = self.data.find(commit_id)
-        return (offset, commit_id) if offset >= 0 and len(commit_id) == _UUID_CHARS else (0, b"")
-
-    def still_exists(self, storage: Storage) -> bool:
-        """Whether this very root stands at its path, and not one of a lakehouse that was put in its place.
-
-        Reads its ``commit_id`` only, if it has one. Raises StorageError.
-        """
-        offset, commit_id = self._mark
-        try:
-            if not commit_id:
-                return storage.read(self.path) == self.data
-            return storage.read(self.path, offset=offset, length=len(commit_id)) == commit_id
-        except FileMissingError:
-            return False
-
-
-@dataclass(frozen=True, slots=True)
-class JustOpened:
-    """The latest version that ``open`` found: when by the storage's clock, and what this process had done by then."""
-
-    root: KnownRoot
-    read_at_ms: int
-    found_at_s: float
-    n_created: int
 
 
 class Roots:
@@ -314,32 +252,6 @@ def open_roots(roots: Roots) -> tuple[int, bytes, int]:
     return *_latest_from(roots, naming, start, probed), read_at_ms
 
 
-class ProbedRoots:
-    """Roots that were looked for: which of them exist, and the content of those that were read (None: absent).
-
-    ``wanted`` are versions that the caller will ask for besides the latest.
-    """
-
-    def __init__(self, storage: Storage, wanted: Iterable[int] = ()):
-        self.storage = storage
-        self.wanted = [version for version in wanted if 0 <= version <= MAX_VERSION]
-        self.existing: set[str] = set()
-        self.contents: dict[str, bytes | None] = {}
-
-    def read(self, paths: Iterable[str]) -> None:
-        """Read roots in one round. Raises the first failure to read a root that exists."""
-        unread = [path for path in dict.fromkeys(paths) if path not in self.contents]
-        run_parallel(in_one_round_trip(self.read_one), unread, self.storage.concurrency, self.storage.serial_read_limit)
-
-    def read_one(self, path: str) -> None:
-        """Read a root. Raises StorageError."""
-        try:
-            self.contents[path] = self.storage.read(path)
-            self.existing.add(path)
-        except FileMissingError:
-            self.contents[path] = None
-
-
 def _probe_oldest(probed: ProbedRoots) -> int | None:
     """Return the hint. In the same round, find which names of version 0 exist."""
 
@@ -401,26 +313,6 @@ def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoo
     return latest, roots.storage.read(roots.path(latest))
 
 
-def one_naming(root_uri: str, paths: Iterable[str]) -> RootNaming | None:
-    """Return the naming of the root nodes among paths, None if there are none.
-
-    Raises CorruptFileError for several namings.
-    """
-    found: dict[RootNaming, str] = {}
-    for path in sorted(paths):
-        naming = root_naming(path)
-        if naming is not None:
-            found.setdefault(naming, path)
-    if len(found) > 1:
-        first, second, *_ = found.values()
-        raise CorruptFileError(
-            f"{root_uri} holds root files of several namings, such as {first!r} and {second!r}, but a lakehouse has"
-            " one; check the storage's address, find out which of them are its own, and move the others away",
-            path=second,
-        )
-    return next(iter(found), None)
-
-
 def read_roots(roots: Roots, versions: Sequence[int], batch: int) -> Iterator[tuple[int, bytes | None]]:
     """Yield versions, in their order, with the bytes of their roots, None where one is gone.
 
@@ -436,17 +328,6 @@ def read_roots(roots: Roots, versions: Sequence[int], batch: int) -> Iterator[tu
                 yield version, None
             else:
                 raise data
-
-
-def read_hint(storage: Storage) -> int | None:
-    """Return the version the hint names, or None when it is missing, holds no version or cannot be read."""
-    try:
-        return parse_hint(storage.read(HINT_PATH, length=HINT_READ_BYTES))
-    except FileMissingError:
-        return None
-    except StorageError as error:
-        logger.warning("the hint cannot be read, going on without it: %s", error)
-        return None
 
 
 def find_later(roots: Roots, known: int) -> int:

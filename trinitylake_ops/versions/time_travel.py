@@ -9,7 +9,8 @@ from trinitylake_ops.errors import StorageError, VersionNotFoundError
 from trinitylake_ops.format.keys import CLOCK_RESET, COMMIT_ID, CREATED_AT_MILLIS, MAX_TIME_MS, clock_reset
 from trinitylake_ops.format.node_file import decode_system_rows
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
-from trinitylake_ops.versions.roots import ProbedRoots, Roots, read_roots
+from trinitylake_ops.versions.root_files import ProbedRoots
+from trinitylake_ops.versions.roots import Roots, read_roots
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
 #: The most by which the clocks of an orchestrator's processes, its database and the lakehouse's storage may differ.

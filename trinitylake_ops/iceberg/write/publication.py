@@ -24,7 +24,7 @@ from trinitylake_ops.iceberg.write.staging import publish
 from trinitylake_ops.telemetry.lineage import Origin, PublishedTable, ReadTable, is_wanted, send_publication
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import CommittedByOtherError, version_of, versions_of
-from trinitylake_ops.versions.roots import ProbedRoots
+from trinitylake_ops.versions.root_files import ProbedRoots
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms, utc_of
 from trinitylake_ops.versions.time_travel import find_version_before
 

@@ -29,7 +29,8 @@ from trinitylake_ops.operations.records import VersionRecord
 from trinitylake_ops.operations.retention import RetentionPolicy, Verdict, VersionAge, judge
 from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.versions.roots import Roots, one_naming, read_roots, versions_beyond_gap
+from trinitylake_ops.versions.root_files import one_naming
+from trinitylake_ops.versions.roots import Roots, read_roots, versions_beyond_gap
 from trinitylake_ops.versions.snapshot import Snapshot
 
 RECONCILE = "reconcile"
