@@ -48,6 +48,8 @@ def run_round_trip(call: Callable[[A], T], arguments: Sequence[A], concurrency: 
 
     A single call that is made within another round is a part of that round.
     """
+    if not arguments:
+        return []
     if len(arguments) == 1 and current_round_trip() is not None:
         return [call(arguments[0])]
     own_round_trip = RoundTrip()

@@ -113,11 +113,19 @@ class RetryStorage(StorageWrapper):
         self._after_no_effect = self._retrying(_WITHOUT_EFFECT)
         self._after_any = self._retrying(_PASSING)
 
-    def _retry(self, call: Callable[..., T], *args: object, **options: object) -> T:
-        return _repeated(self._after_no_effect, lambda: call(*args, **options), self.root)
+    def _retry(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        try:
+            return call(*args, **options)
+        except _PASSING as error:
+            first = error
+        return _retry_after(first, self._after_no_effect, lambda: call(*args, **options), self.root)
 
-    def _retry_idempotent(self, call: Callable[..., T], *args: object) -> T:
-        return _repeated(self._after_any, lambda: call(*args), self.root)
+    def _retry_idempotent(self, call: Callable[..., T], *args: Any) -> T:
+        try:
+            return call(*args)
+        except _PASSING as error:
+            first = error
+        return _retry_after(first, self._after_any, lambda: call(*args), self.root)
 
     def _started_list(self, prefix: str) -> Iterator[FileInfo]:
         files = self.inner.list(prefix)
@@ -144,20 +152,16 @@ def without_retries(storage: Storage) -> Storage:
     return storage
 
 
-def _repeated(retrying: Retrying, call: Callable[[], T], root: str) -> T:
-    """Make the first call. Only a call that failed in passing pays for the bookkeeping of attempts and waits."""
-    failure: StorageError | None = None
-    try:
-        return call()
-    except _PASSING as error:
-        failure = error
-        _count_retry(root, error)
+def _retry_after(first: StorageError, retrying: Retrying, call: Callable[[], T], root: str) -> T:
+    """Repeat a call whose first attempt raised ``first``. A call that succeeds at once costs no bookkeeping."""
+    failure: StorageError | None = first
+    _count_retry(root, first)
 
     def attempt() -> T:
         nonlocal failure
         if failure is not None:
-            first, failure = failure, None
-            raise first
+            error, failure = failure, None
+            raise error
         try:
             return call()
         except _PASSING as error:

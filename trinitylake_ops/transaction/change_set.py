@@ -296,6 +296,8 @@ class NewNames:
     @cached_attribute
     def _views(self) -> dict[str, list[str]]:
         """The names of new views, by namespace."""
+        if not self._namespaces:
+            return {}
         after = _views(self._base, self._namespaces)
         entries = {namespace: self._base.entry(self._base.keys.namespace_key(namespace)) for namespace in after}
         before = _views(self._base, {namespace: entry for namespace, entry in entries.items() if entry is not None})
@@ -324,9 +326,10 @@ def _views(version: Snapshot, entries: Mapping[str, Entry]) -> dict[str, set[str
 
 def _definitions(version: Snapshot, entries: Mapping[str, Entry]) -> dict[str, NamespaceDef]:
     """Return definitions of namespaces by name. Those that are not in memory are read in parallel."""
-    locations = [entry for entry in entries.values() if isinstance(entry, str)]
-    with version.reading():
-        read = dict(zip(locations, version.files.definitions.namespaces(locations), strict=True))
+    locations, read = [entry for entry in entries.values() if isinstance(entry, str)], dict[str, NamespaceDef]()
+    if locations:
+        with version.reading():
+            read = dict(zip(locations, version.files.definitions.namespaces(locations), strict=True))
     definitions: dict[str, NamespaceDef] = {}
     for namespace, entry in entries.items():
         definition = read[entry] if isinstance(entry, str) else entry

@@ -188,10 +188,11 @@ class Commit:
     def _write_files(self, draft: Draft, base: Snapshot) -> KnownRoot:
         """Write all files of a draft except its root, in one round trip, and each definition once. Return the root."""
         # Such files are a lakehouse definition from before a merge, or definitions of a transaction that left a group.
-        replaced = sorted(self._definitions.keys() - draft.definition_files.keys())
-        discard(self._files.storage, replaced)
-        for path in replaced:
-            del self._definitions[path]
+        replaced = self._definitions.keys() - draft.definition_files.keys()
+        if replaced:
+            discard(self._files.storage, sorted(replaced))
+            for path in replaced:
+                del self._definitions[path]
         if not self._definitions:
             self._age_limit.begin_writing()
         fresh = {

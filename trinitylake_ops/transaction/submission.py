@@ -101,7 +101,8 @@ class Submission:
         messages: dict[str, str | None] = {}
         self._check_not_reclaimed()
         files = dict(self._changes.files)
-        dropped = base.entries([key for key, entry in self._changes.writes.items() if entry is None])
+        drops = [key for key, entry in self._changes.writes.items() if entry is None]
+        dropped = base.entries(drops) if drops else {}
         for key, entry in self._changes.writes.items():
             if entry is None:
                 if dropped[key] is not None:

@@ -98,6 +98,8 @@ class DefinitionStore:
             if isinstance(cached, kind):
                 found[location] = cached
         missing = [location for location in dict.fromkeys(locations) if location not in found]
+        if not missing:
+            return [found[location] for location in locations]
         paths = {location: self._path(location) for location in missing}
         near = [location for location in missing if not is_uri(paths[location])]
         distant = [location for location in missing if is_uri(paths[location])]
