@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -20,12 +21,15 @@ from tests.simulator.scenario import N_FOREIGN_STEPS, digest, simulate
 from tests.simulator.upkeep import OPERATIONS
 from tests.simulator.upkeep_mutations import RARE_UPKEEP_MUTATIONS, UPKEEP_CONDITIONS, UPKEEP_MUTATIONS
 from tests.simulator.world import empty_cells, matrix
+from trinitylake_ops.transaction import pacing
+from trinitylake_ops.transaction.pacing import Pacing
 
 N_PARTS = 4
 #: Where `make soak` goes on.
 FIRST_SOAK_SEED = 1_000
 N_SOAK_SEEDS = 20_000
 N_SEEDS_OF_A_PAIR = 100
+N_SEEDS_WITHOUT_PACING = 20
 _MOST_SEEDS_TO_CATCH = 400
 REPLAY = "replay it with: python -m tests.simulator.replay"
 
@@ -189,6 +193,16 @@ def test_each_mutation_changes_something_that_exists() -> None:
     for mutation in ALL_MUTATIONS.values():
         with mutation():
             pass
+
+
+def test_commits_are_correct_without_pacing() -> None:
+    """Fairness, the commit lock, early reads and staged roots decide how fast commits are, and nothing else."""
+    happened = Counter[str]()
+    for seed in range(N_SEEDS_WITHOUT_PACING):
+        outcome = simulate(seed, lambda: mock.patch.object(pacing, "WriterPacing", return_value=Pacing()))
+        assert outcome.wrong == [], seed
+        happened += outcome.happened
+    assert happened["committed"] > 15 * N_SEEDS_WITHOUT_PACING
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from trinitylake_ops.transaction.pacing import (
     LONGEST_WAIT_FOR_LONG_ATTEMPTS_S,
     LONGEST_WAIT_S,
     Fairness,
+    Pacing,
     SlotRequest,
 )
 from trinitylake_ops.transaction.publish import Created, Lost
@@ -414,6 +416,29 @@ def test_a_request_is_renewed_and_says_what_is_true(lakes: Lakes) -> None:
     turn.withdraw()
     assert _asked(lake.storage) == set()
     assert len(storage.log) == 6
+
+
+def test_commits_need_no_pacing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, writers that conflict all the time still commit each change once."""
+    monkeypatch.setattr(fairness, "WriterPacing", lambda *_: Pacing())
+    storage = FaultyStorage(_lake(lakes).storage)
+    version, writers = Lakehouse(storage).latest_version(), [Lakehouse(storage) for _ in range(3)]
+    n_changes = 10
+
+    def commit_all(writer: int) -> list[int]:
+        versions = []
+        for number in range(n_changes):
+            with writers[writer].transaction() as txn:
+                txn.create_namespace(f"w{writer}-{number}")
+            versions.append(txn.committed_version or 0)
+        return versions
+
+    with ThreadPoolExecutor(len(writers)) as pool:
+        versions = [made for made_by_one in pool.map(commit_all, range(len(writers))) for made in made_by_one]
+    assert sorted(versions) == list(range(version + 1, version + 1 + len(writers) * n_changes))
+    assert len(writers[0].snapshot().namespaces()) == 1 + len(versions)
+    assert not [request for request in storage.log if request.path.startswith(SLOT_REQUEST_PREFIX)]
+    assert left_over_paths(writers[0]) == set()
 
 
 def test_what_follows_a_commit_cannot_fail_it(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
