@@ -161,7 +161,8 @@ class Group:
     def has_room_for(self, candidate: Member) -> bool:
         """Whether one more transaction fits: it touches nothing that the others touch, and the root has room for it.
 
-        One with the id of a member is the same transaction, sent again. The next version tells it that it is done.
+        A transaction with the id of a member is the same transaction, sent again. On the next version it finds that it
+        was committed.
         """
         members = self._pending
         if any(member.submission.id == candidate.submission.id for member in members):

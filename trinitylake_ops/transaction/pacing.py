@@ -185,7 +185,7 @@ class WriterPacing(Pacing):
             background.put(functools.partial(self._slot_request.note_conflicts, n_conflicts, attempt_s))
 
     def committed(self) -> None:
-        """Withdraw the request in the background. At times look for the requests of others there."""
+        """Withdraw the request in the background. After some commits, list the requests of other writers there."""
         if self._slot_request is not None:
             background.put(self._slot_request.withdraw)
         if self._fairness is not None:

@@ -199,7 +199,7 @@ def _owner(files: LakehouseFiles, version: int) -> str | None:
 def _check_next(version: int, latest: Snapshot) -> None:
     if version <= latest.version:
         raise CorruptFileError(
-            "the root of this version was deleted, so nobody can tell whose it was",
+            "the root of this version was deleted, so it is unknown which commit created it",
             path=latest.files.roots.path(version),
             version=version,
         )

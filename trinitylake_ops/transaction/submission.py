@@ -84,7 +84,7 @@ class Submission:
 
     @property
     def is_alone(self) -> bool:
-        """Whether only a whole version can tell what the transaction touches. It then gets a version to itself."""
+        """Whether what the transaction touches is known only for a whole version. It then gets a version to itself."""
         return self._changes.definition is not None or any(one.is_alone for one in self._preconditions)
 
     def footprint(self) -> Footprint:
@@ -189,7 +189,7 @@ class Submission:
         if committed.root.is_sealed:
             raise TransactionExpiredError(
                 f"transaction {self.id} was committed as version {committed.version} by another process; the version"
-                " was purged since, and nobody can tell whether with these changes",
+                " was purged since, so it is unknown whether it had these changes",
                 path=committed.location,
                 version=committed.version,
             )

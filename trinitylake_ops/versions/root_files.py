@@ -17,7 +17,7 @@ _UUID_CHARS = 36
 
 
 class KnownRoot:
-    """A root that this process has read or created: its bytes, decoded when somebody asks."""
+    """A root that this process has read or created: its bytes, which are decoded on first use."""
 
     def __init__(self, version: int, path: str, data: bytes, node: NodeFile | None = None):
         self.version = version
@@ -34,7 +34,7 @@ class KnownRoot:
 
     @cached_attribute
     def _mark(self) -> tuple[int, bytes]:
-        """Where its ``commit_id`` stands, which no other root has.
+        """The offset and the bytes of its ``commit_id``, which no other root has.
 
         No bytes where it has none, where it is no UUID, or where the file is compressed.
         """
@@ -46,7 +46,7 @@ class KnownRoot:
         return (offset, commit_id) if offset >= 0 and len(commit_id) == _UUID_CHARS else (0, b"")
 
     def still_exists(self, storage: Storage) -> bool:
-        """Whether this very root stands at its path, and not one of a lakehouse that was put in its place.
+        """Whether this very root is at its path, and not one of a lakehouse that replaced this one.
 
         Reads its ``commit_id`` only, if it has one. Raises StorageError.
         """
