@@ -95,7 +95,7 @@ class CommitQueue:
 
         A transaction that goes alone is committed beside the queue: none in the queue waits for it. Unless they are
         large, such transactions go one after the other, so that they lose no attempts to each other. Raises what
-        :func:`commit.commit` raises.
+        :meth:`commit.Commit.run` raises.
         """
         own = Member.of(submission, max_attempts)
         if own.is_exclusive:
