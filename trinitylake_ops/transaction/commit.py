@@ -15,7 +15,7 @@ import functools
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,6 +83,7 @@ class Commit:
         age_limit: How old it may be when its root is sent.
         max_attempts: The number of attempts after which a conflict fails it.
         pacing: How it shares the lakehouse with other writers.
+        definitions: Definitions of the drafts to come that are written already. The caller may add more between drafts.
     """
 
     def __init__(
@@ -92,13 +93,14 @@ class Commit:
         age_limit: AgeLimit,
         max_attempts: int,
         pacing: Pacing,
+        definitions: dict[str, bytes] | None = None,
     ):
         self._files = files
         self._change = change
         self._age_limit = age_limit
         self._max_attempts = max_attempts
         self._pacing = pacing
-        self._definitions: dict[str, bytes] = {}  # files that attempts share; each draft may bring more
+        self._definitions = {} if definitions is None else definitions  # attempts share them
         self._unwritten: set[str] = set()  # definitions whose write failed: they may exist or not
         self._nodes: dict[str, bytes] = {}  # of this attempt
         self._n_conflicts = 0
@@ -107,10 +109,6 @@ class Commit:
         self.sent: tuple[int, str] | None = None
         #: None until the outcome is known.
         self.committed: Committed | None = None
-
-    def add_written(self, files: Mapping[str, bytes]) -> None:
-        """Note definitions of the drafts to come that are written already."""
-        self._definitions |= files
 
     def run(self, base: Snapshot) -> Committed:
         """Commit on ``base`` or a later version; the version of ``base`` is returned if nothing changes there.

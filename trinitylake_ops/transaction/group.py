@@ -151,9 +151,10 @@ class Group:
         self._pending = [leader]  # those without an outcome so far
         self._followers: list[Member] = []  # all others that were ever members
         self._files = leader.base.files
-        self._commit = Commit(self._files, self, self, sys.maxsize, pacing)
-        self._commit.add_written(leader.written)
+        self._pacing = pacing
+        self._written = dict(leader.written)
         self._gather: Callable[[int], None] = lambda _: None
+        self._commit: Commit | None = None  # while it runs
 
     def __contains__(self, member: Member) -> bool:
         return member in self._pending
@@ -180,7 +181,7 @@ class Group:
 
     def take(self, candidate: Member) -> None:
         """Add a member."""
-        self._commit.add_written(candidate.written)
+        self._written |= candidate.written
         candidate.is_taken = True
         self._followers.append(candidate)
         self._pending.append(candidate)
@@ -197,20 +198,18 @@ class Group:
         """
         base, self._gather = self._newest_base(newest), gather
         self._leader.is_taken = True
+        self._commit = Commit(self._files, self, self, sys.maxsize, self._pacing, self._written)
+        committed: Committed | None = None
         try:
             committed = self._commit.run(base)
         except AllSettledError:
-            return None
+            pass
         except TrinityLakeError as error:
-            for member in self._pending:
-                # Raised in several threads, one object would gather all their tracebacks.
-                member.settle(copy.copy(error))
-            self._pending = []
-            return None
-        hub.observe(GROUP_SIZE, len(self._pending))
-        for member in self._pending:
-            member.settle(committed.version)
-        self._pending = []
+            self._settle_all(error)
+        else:
+            hub.observe(GROUP_SIZE, len(self._pending))
+            self._settle_all(committed.version)
+        self._commit = None  # all members have their outcome
         return committed
 
     def _newest_base(self, newest: Committed | None) -> Snapshot:
@@ -227,9 +226,9 @@ class Group:
         """
         unsent = []
         for member in self._followers:
-            if self._commit.committed is not None:
+            if self._commit is not None and self._commit.committed is not None:
                 member.settle(self._commit.committed.version)
-            elif self._commit.sent is not None:
+            elif self._commit is not None and self._commit.sent is not None:
                 reason = "the thread that committed it was interrupted"
                 member.settle(outcome_unknown(self._files.roots, *self._commit.sent, reason))
             elif member.outcome is None:
@@ -301,6 +300,12 @@ class Group:
         """Set the outcome of a member, which leaves the group."""
         self._pending.remove(member)
         member.settle(outcome)
+
+    def _settle_all(self, outcome: int | TrinityLakeError) -> None:
+        for member in self._pending:
+            # Raised in several threads, one object would gather all their tracebacks.
+            member.settle(copy.copy(outcome))
+        self._pending = []
 
     def _check_any_pending(self) -> None:
         if not self._pending:
