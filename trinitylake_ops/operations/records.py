@@ -88,7 +88,7 @@ class StateChange:
         """Commit on a base or later. Returns the version, or the base's if nothing was left to do.
 
         ``written_since_ms`` is the time when a file was written that the definition names. Raises the errors of
-        ``change`` and ``rebased``, and those of :func:`commit.commit`.
+        ``change`` and ``rebased``, and those of :meth:`Lakehouse.commit`.
         """
         return lake.commit(self, base, written_since_ms=written_since_ms)
 
