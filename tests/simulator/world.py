@@ -53,9 +53,9 @@ from trinitylake_ops.operations.exports import work as export_module
 from trinitylake_ops.operations.gc import delete as deletion_module
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage, background
 from trinitylake_ops.storage.cache import storage as cache_module
-from trinitylake_ops.transaction import batch as member_module
 from trinitylake_ops.transaction import commit as commit_module
 from trinitylake_ops.transaction import commit_queue as queue_module
+from trinitylake_ops.transaction import group as member_module
 from trinitylake_ops.transaction import lakehouse as lakehouse_module
 from trinitylake_ops.transaction import pacing as fairness_module
 from trinitylake_ops.transaction import time_to_live as orphan_barrier_module
