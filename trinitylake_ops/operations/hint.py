@@ -16,7 +16,7 @@ from trinitylake_ops.operations.base import Cost, MeteredLakehouse, operation_sp
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage import background
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.versions.hint import HINT_READ_BYTES
+from trinitylake_ops.versions.root_files import HINT_READ_BYTES
 from trinitylake_ops.versions.roots import Roots, find_latest
 from trinitylake_ops.versions.snapshot import is_sealed_root
 

@@ -33,10 +33,10 @@ from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.store import NodeStore
 from trinitylake_ops.versions.commit_info import CommitInfo, acting_run
 from trinitylake_ops.versions.definition_store import DefinitionStore
-from trinitylake_ops.versions.hint import HintWriter
 from trinitylake_ops.versions.history import Change, VersionInfo, diff_snapshots, history
 from trinitylake_ops.versions.latest import latest_snapshot, open_latest
 from trinitylake_ops.versions.lookup import VersionLookup, check_granted, check_within
+from trinitylake_ops.versions.root_files import HintWriter
 from trinitylake_ops.versions.roots import Roots, find_latest
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 

@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, TransactionExpiredError, VersionExpiredError
-from trinitylake_ops.versions.hint import read_hint
-from trinitylake_ops.versions.root_files import ProbedRoots
+from trinitylake_ops.versions.root_files import ProbedRoots, read_hint
 from trinitylake_ops.versions.roots import RootProbe, confirm_latest, find_latest_after, find_latest_from, open_roots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 

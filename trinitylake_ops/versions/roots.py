@@ -21,8 +21,7 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
-from trinitylake_ops.versions.hint import read_hint
-from trinitylake_ops.versions.root_files import JustOpened, KnownRoot, ProbedRoots, one_naming
+from trinitylake_ops.versions.root_files import JustOpened, KnownRoot, ProbedRoots, one_naming, read_hint
 
 #: What the names of version 0 begin with in all namings, and those of no other version.
 _OLDEST_PREFIX = min((naming.path(0).partition(".")[0] for naming in ROOT_NAMINGS), key=len)

@@ -42,7 +42,7 @@ from trinitylake_ops.tree.search import KeyRange, Lookup, Subtree, find_keys, ge
 from trinitylake_ops.tree.shape import TreeShape, damaged_pointer_error, is_damaged_pointer, measure_tree
 from trinitylake_ops.tree.store import NodeStore
 from trinitylake_ops.versions.definition_store import DefinitionStore
-from trinitylake_ops.versions.hint import HintWriter
+from trinitylake_ops.versions.root_files import HintWriter
 from trinitylake_ops.versions.roots import Roots
 
 #: The keys that a caller is about to read, in the encoding of the lakehouse.
