@@ -27,7 +27,7 @@ from benchmarks.s3 import radosgw
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg.catalog import catalog_at
-from trinitylake_ops.operations.exports import work as export_module
+from trinitylake_ops.operations.exports import export as export_module
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, open_storage
 
 N_TABLES = 1_000_000

@@ -20,7 +20,7 @@ from tests.operations.changes import append_rows, create, drop, small_sizes
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import ExportExistsError, StorageError, StoragePermissionError
 from trinitylake_ops.iceberg.catalog import catalog_at
-from trinitylake_ops.operations.exports import work as export_module
+from trinitylake_ops.operations.exports import export as export_module
 from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 from trinitylake_ops.transaction import lakehouse as lakes

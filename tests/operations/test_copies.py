@@ -17,12 +17,11 @@ from tests.operations.aging import Aging, AgingStorage
 from tests.operations.changes import ROWS, append_rows
 from tests.operations.copies import clean_up, copied, drop_all, files, rows
 from tests.operations.later_tables import make_later
-from trinitylake_ops import Lakehouse, TableDef, operations
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, LocationNotAllowedError
 from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.io.file_io import reading_io
-from trinitylake_ops.operations import relocate
 from trinitylake_ops.operations.records import MAX_ATTEMPTS
 from trinitylake_ops.storage import MeteredStorage, StorageWrapper
 
@@ -98,20 +97,19 @@ def test_a_relocation_that_loses_a_race_is_planned_again(source: Aging, there: A
 
 @pytest.mark.parametrize("is_ever_won", [True, False])
 def test_a_commit_between_what_relocation_writes_and_its_commit(
-    source: Aging, there: AgingStorage, monkeypatch: pytest.MonkeyPatch, is_ever_won: bool
+    source: Aging, there: AgingStorage, is_ever_won: bool
 ) -> None:
-    copy = copied(source.lake, there)
-    before = files(copy)
     races = iter(range(1) if is_ever_won else range(MAX_ATTEMPTS))
-    write_relocated = relocate.write_relocated
 
-    def write_late(*arguments: Any) -> TableDef:
-        definition = write_relocated(*arguments)
-        if next(races, None) is not None:
-            append_rows(Lakehouse(there))
-        return definition
+    class Racing(StorageWrapper):
+        def create(self, path: str, data: bytes) -> None:
+            super().create(path, data)
+            if path.endswith(".metadata.json") and next(races, None) is not None:
+                append_rows(Lakehouse(there))
 
-    monkeypatch.setattr(relocate, "write_relocated", write_late)
+    copied(source.lake, there)
+    copy = Lakehouse(Racing(there))
+    before = files(copy)
     plan = operations.plan_relocation(copy)
     if is_ever_won:
         assert plan.execute().version == copy.latest_version()

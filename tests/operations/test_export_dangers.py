@@ -33,7 +33,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations import ExportReport
-from trinitylake_ops.operations.exports import work as export_module
+from trinitylake_ops.operations.exports import export as export_module
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper, drop_memory_root
 
 

@@ -23,7 +23,7 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
 )
 from trinitylake_ops.iceberg.catalog import catalog_at
-from trinitylake_ops.operations.exports import work as export_module
+from trinitylake_ops.operations.exports import export as export_module
 from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper
 
 LEVELS: dict[str, dict[str, Any]] = {

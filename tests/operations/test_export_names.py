@@ -11,8 +11,8 @@ from tests.lakes import Lakes
 from tests.operations.changes import append_rows, create
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg import copy
-from trinitylake_ops.operations.exports import outcome as export_destination
 from trinitylake_ops.operations.exports import roots as export_roots
+from trinitylake_ops.operations.transfer import names
 from trinitylake_ops.storage import Storage
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -44,7 +44,7 @@ def test_copies_under_older_names_are_not_made_again(
 ) -> None:
     target = f"file://{lakes.folder}/target/"
     with monkeypatch.context() as older:
-        for module in (export_destination, export_roots, copy):
+        for module in (names, export_roots, copy):
             older.setattr(module, "derived_uuid", uuid.uuid5)
         operations.plan_export(lake, "first", target=target, level="full").execute()
     there = Lakehouse.open(target)

@@ -24,7 +24,7 @@ from trinitylake_ops.format.node_file import NodeFile, decode_node, encode_node
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import files_of
-from trinitylake_ops.operations.exports import work as export_module
+from trinitylake_ops.operations.exports import export as export_module
 from trinitylake_ops.storage import LocalStorage
 
 
@@ -77,7 +77,7 @@ def test_two_runs_begin_one_export_at_once(lakes: Lakes, monkeypatch: pytest.Mon
     def begin_after_the_other(on: Lakehouse, *arguments: Any) -> object:
         if not begun:
             begun.append(True)
-            begin(Lakehouse(lake.storage), second.record, second.operation.work(second)._check_source)
+            begin(Lakehouse(lake.storage), second.record, lambda _base: None)
         return begin(on, *arguments)
 
     monkeypatch.setattr(export_module, "begin", begin_after_the_other)

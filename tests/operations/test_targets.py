@@ -13,7 +13,7 @@ from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError, StoragePermissionError
 from trinitylake_ops.format.definitions import SourceRecord
 from trinitylake_ops.iceberg import catalog_at
-from trinitylake_ops.operations.exports.copy import target_root
+from trinitylake_ops.operations.transfer.names import target_root
 
 
 @pytest.fixture

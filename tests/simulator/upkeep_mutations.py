@@ -14,7 +14,8 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations import register, repair_steps
-from trinitylake_ops.operations.exports import restore, work
+from trinitylake_ops.operations.exports import export as export_module
+from trinitylake_ops.operations.exports import restore
 from trinitylake_ops.operations.exports import roots as export_roots
 from trinitylake_ops.operations.gc import expire, orphans, purge, survey
 from trinitylake_ops.operations.gc import mark as reachability
@@ -182,7 +183,7 @@ RARE_UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "remove orphans without a commit": _remove_orphans_unrecorded,
     "register beside purges": _register_during_purges,
     "export into what others clean up, with copies of any age": _replacing(
-        work.ExportWork, "_unendangered_content", lambda self, txn, listed, known: self.content
+        export_module, "unendangered", lambda selection, *_: selection
     ),
 }
 

@@ -49,7 +49,7 @@ from trinitylake_ops.operations import hint as hint_module
 from trinitylake_ops.operations import lease as lease_module
 from trinitylake_ops.operations import retention as retention_module
 from trinitylake_ops.operations.exports import check as export_check_module
-from trinitylake_ops.operations.exports import work as export_module
+from trinitylake_ops.operations.exports import export as export_module
 from trinitylake_ops.operations.gc import delete as deletion_module
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage, background
 from trinitylake_ops.storage.cache import storage as cache_module

@@ -1,18 +1,13 @@
-"""Copy managed tables to another location, and rewrite manifests whose bounds are faulty.
+"""Copy managed tables to another location: which files a copy has, where they are, and the bytes of rewritten ones.
 
 Iceberg writes full URIs into its own files, so a copy of a table is more than copies of its files. The metadata file,
-manifest lists, manifests and deletes by position are written anew, with the places of the copies. Faulty bounds of data
+manifest lists, manifests and position deletes are rewritten with the locations of the copies. Faulty bounds of data
 files are repaired. Nothing else in them changes. The same file always gives the same bytes, so a copy that was cut off
-can go on.
-
-Engines that read manifests themselves cannot use such a table, so that the bounds are repaired in the files. Only the
-bounds change. The new files have names that follow from those of the originals, so that an attempt that is repeated
-writes the same files again.
+can continue.
 """
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import io
@@ -20,13 +15,12 @@ import json
 import uuid
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import fastavro
-from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus, ManifestFile
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.manifest import ManifestEntryStatus
 
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.checksums import SEAL_KEYS
@@ -42,9 +36,10 @@ from trinitylake_ops.iceberg.copied_deletes import (
     update_delete_entry,
 )
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.managed import metadata_uri
 from trinitylake_ops.iceberg.metadata import COMPRESSED, metadata_json
 from trinitylake_ops.iceberg.properties import usable
-from trinitylake_ops.iceberg.reach import FileKind, entries_in, files_of
+from trinitylake_ops.iceberg.reach import FileKind, files_of
 from trinitylake_ops.iceberg.validation.avro import AvroHeader, uncompressed
 from trinitylake_ops.iceberg.validation.bounds import column_types, repair_record
 from trinitylake_ops.iceberg.validation.checksums import sealed_table_file
@@ -144,24 +139,43 @@ class TableFileMap:
         return f"{self.target_root}{table_prefix(self.table_id)}".rstrip("/")
 
 
-def copies_of(definition: TableDef, io: StorageFileIO, places: TableFileMap) -> list[FileCopy]:
-    """Return the copies of all files that a managed Iceberg table needs. Former metadata files stay behind.
+@dataclass(frozen=True, slots=True)
+class TableCopy:
+    """A managed Iceberg table to copy, with all its files."""
 
-    Raises InvalidInputError for position deletes of a format in which they cannot be written anew, and StorageError.
-    """
-    found = []
-    for file in files_of(definition, io):
-        if places.keeps(file.location) or file.location in places.existing:
-            continue
-        if file.kind == FileKind.POSITION_DELETES and file.live and not is_copied_format(file.location):
-            raise InvalidInputError(
-                f"table {definition.id} has position deletes in a format that cannot be written anew with other paths"
-                f" ({file.location!r}); let the engine that wrote them rewrite its data files, or leave its namespace"
-                " out"
-            )
-        if file.live:
-            found.append(FileCopy(file.kind, file.location, places.path(file.location), file.size_bytes))
-    return found
+    places: TableFileMap
+    files: tuple[FileCopy, ...]
+
+    @classmethod
+    def of(cls, definition: TableDef, io: StorageFileIO, places: TableFileMap) -> TableCopy:
+        """Return the copy of all files that a table needs. Former metadata files are not copied.
+
+        Args:
+            definition: The table.
+            io: Reads its files.
+            places: The locations of the copies.
+
+        Raises:
+            InvalidInputError: The table has position deletes in a format that cannot be written with other paths.
+            StorageError: A file cannot be read.
+        """
+        files = []
+        for file in files_of(definition, io):
+            if places.keeps(file.location) or file.location in places.existing:
+                continue
+            if file.kind == FileKind.POSITION_DELETES and file.live and not is_copied_format(file.location):
+                raise InvalidInputError(
+                    f"table {definition.id} has position deletes in a format that cannot be rewritten with other paths"
+                    f" ({file.location!r}); let the engine that wrote them rewrite its data files, or leave its"
+                    " namespace out"
+                )
+            if file.live:
+                files.append(FileCopy(file.kind, file.location, places.path(file.location), file.size_bytes))
+        return cls(places, tuple(files))
+
+    def metadata_location(self, definition: TableDef, io: StorageFileIO) -> str:
+        """Return the location, in the lakehouse that has the copy, of the copy of the table's current metadata file."""
+        return self.places.location(self.places.path(io.location(metadata_uri(definition, io.root))))
 
 
 def rewritten(
@@ -316,68 +330,3 @@ def copied_definition(definition: TableDef, metadata_location: str) -> TableDef:
     """Return the definition of a copied table for a location of its metadata file."""
     properties = {**definition.format_properties, METADATA_LOCATION: metadata_location}
     return replace(definition, format_properties=properties)
-
-
-_LONGEST_NAME_CHARS = 150
-
-
-def repaired_uri(uri: str) -> str:
-    """Return the URI of the repaired form of a manifest or manifest list."""
-    folder, _, name = uri.rpartition("/")
-    return f"{folder}/{derived_uuid(uuid.NAMESPACE_URL, uri)}-{name[-_LONGEST_NAME_CHARS:]}"
-
-
-def with_valid_bounds(snapshot: Snapshot, faulty: Iterable[ManifestFile], io: StorageFileIO) -> Snapshot:
-    """Write the manifest list of a snapshot and its faulty manifests with valid bounds, under other names.
-
-    Args:
-        snapshot: The snapshot, which no version of the table has.
-        faulty: Manifests that the snapshot adds, whose entries have faulty bounds.
-        io: Reads and writes the files of the table.
-
-    Returns:
-        The snapshot with the new manifest list.
-
-    Raises:
-        CorruptFileError: A file cannot be decoded.
-        StorageError: A file cannot be read or written.
-    """
-    sizes_bytes: dict[str, int] = {}
-    summaries: dict[str, list[tuple[bytes, bytes] | None]] = {}
-    for manifest in faulty:
-        uri = manifest.manifest_path
-        data = io.new_input(uri).read_whole()
-        header = AvroHeader.of(data)
-        types = column_types(header.metadata.get("schema") if header is not None else None)
-        repaired = avro_with(uri, data, functools.partial(repair_record, types=types))
-        sizes_bytes[uri] = _write(repaired_uri(uri), repaired, io)
-        summaries[uri] = _text_ranges(entries_in(manifest, io))
-
-    def place(record: dict[str, Any]) -> None:
-        uri = record["manifest_path"]
-        if uri in sizes_bytes:
-            record["manifest_path"], record["manifest_length"] = repaired_uri(uri), sizes_bytes[uri]
-            for summary, texts in zip(record.get("partitions") or (), summaries[uri], strict=False):
-                if texts is not None:
-                    summary["lower_bound"], summary["upper_bound"] = texts
-
-    listed = io.new_input(snapshot.manifest_list).read_whole()
-    _write(repaired_uri(snapshot.manifest_list), avro_with(snapshot.manifest_list, listed, place), io)
-    return snapshot.model_copy(update={"manifest_list": repaired_uri(snapshot.manifest_list)})
-
-
-def _write(uri: str, data: bytes, io: StorageFileIO) -> int:
-    output = io.new_output(uri)
-    with output.create() as stream:
-        stream.write(data)
-    return len(output)
-
-
-def _text_ranges(entries: Iterable[ManifestEntry]) -> list[tuple[bytes, bytes] | None]:
-    """Return the least and the greatest value of each partition field that has texts, None for other fields."""
-    partitions = [entry.data_file.partition for entry in entries]
-    ranges: list[tuple[bytes, bytes] | None] = []
-    for at in range(len(partitions[0]) if partitions else 0):
-        texts = [partition[at].encode() for partition in partitions if isinstance(partition[at], str)]
-        ranges.append((min(texts), max(texts)) if texts else None)
-    return ranges

@@ -1,32 +1,28 @@
-"""Metadata of a table that was moved with its lakehouse, written anew for the place where it is now.
+"""Find the files of a table that name a former location of its lakehouse, and the copies that replace them.
 
-Iceberg's files hold full URIs. So in a lakehouse whose files were copied or moved, they go on naming the former place.
-This module writes a table's metadata file once more, under a fresh name. It does the same for the manifest lists,
-manifests and deletes by position that name the former place. No data file is read, and the names of other lakehouses'
-files stay.
+Iceberg's files contain full URIs. In a lakehouse whose files were copied or moved, they name the former location. The
+metadata file of a table is written again under a new name, and so are the manifest lists, manifests and position
+deletes that name the former location. No data file is read, and the names of other lakehouses' files stay.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pyiceberg.catalog import MetastoreCatalog
 from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestEntryStatus
 
-from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.iceberg.copied_deletes import is_copied_format
-from trinitylake_ops.iceberg.copy import FileCopy, TableFileMap, copied_definition, rewritten
-from trinitylake_ops.iceberg.io.checked_files import check_whole
+from trinitylake_ops.iceberg.copy import FileCopy, TableCopy, TableFileMap, copied_definition
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.managed import metadata_uri
 from trinitylake_ops.iceberg.metadata import COMPRESSED, read_table_metadata
 from trinitylake_ops.iceberg.reach import FileKind, entries_in, manifests_in
-from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.parallel import run_parallel
 
 #: The advice for a table with position deletes that hold paths and cannot be written anew.
@@ -41,17 +37,16 @@ _LONGEST_NAME_CHARS = 150
 class MovedFiles:
     """The files of a table that name its former place, as paths under ``home``: the own root, or the table root.
 
-    ``lists`` and ``manifests`` are written anew, and so are all lists that name such a manifest. ``sizes_bytes`` are
-    those of all manifests. ``deletes`` are files of position deletes that are written anew, with their sizes.
-    ``unmoved_deletes`` is one that cannot be, empty if there is none. ``uris`` are those of the table's place and of
-    all its lists, as the metadata names them. Files elsewhere are given by URIs.
+    ``lists`` and ``manifests`` are rewritten, and so are all lists that name such a manifest. ``deletes`` are files of
+    position deletes that are rewritten, with their sizes. ``unmoved_deletes`` is one that cannot be, empty if there is
+    none. ``uris`` are those of the table's place and of all its lists, as the metadata names them. Files elsewhere are
+    given by URIs.
     """
 
     home: str
     metadata: str
     lists: tuple[str, ...]
     manifests: tuple[str, ...]
-    sizes_bytes: Mapping[str, int]
     deletes: Mapping[str, int]
     unmoved_deletes: str
     uris: tuple[str, ...]
@@ -116,11 +111,10 @@ def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
     names_former |= is_own and not metadata.location.startswith(home) and io.note_former_location(metadata.location)
     if not moved and not lists and not names_former:
         return None
-    sizes_bytes = {_path_at(path, home, io): manifest.manifest_length for path, manifest in found.items()}
     uris = (metadata.location, *(snapshot.manifest_list for snapshot in metadata.snapshots))
     metadata_path = _path_at(uri, home, io)
     unmoved = next((path for path in sorted(deletes) if is_uri(path) or not is_copied_format(path)), "")
-    return MovedFiles(home, metadata_path, tuple(lists), tuple(sorted(moved)), sizes_bytes, deletes, unmoved, uris)
+    return MovedFiles(home, metadata_path, tuple(lists), tuple(sorted(moved)), deletes, unmoved, uris)
 
 
 def _position_deletes(entries: Iterable[ManifestEntry], home: str, io: StorageFileIO) -> dict[str, int]:
@@ -142,50 +136,37 @@ def _is_moved(uri: str, home: str, io: StorageFileIO) -> bool:
     return not uri.startswith(home) and not is_uri(_path_at(uri, home, io))
 
 
-def write_relocated(
-    definition: TableDef, moved: MovedFiles, io: StorageFileIO, announce: Callable[[str], None]
-) -> TableDef:
-    """Write a table's moved files anew and return the definition that names its new metadata file.
+def relocated(definition: TableDef, moved: MovedFiles, io: StorageFileIO) -> tuple[TableCopy, TableDef]:
+    """Return the copies that replace a table's moved files, under new names, and the definition that names them.
 
-    ``announce`` gets each location before it is written. Raises InvalidInputError for a table with position deletes
-    that cannot be written anew. Raises CorruptFileError, StorageError.
+    Args:
+        definition: The table.
+        moved: Its moved files. All its position deletes can be rewritten.
+        io: Reads and writes its files.
+
+    Raises:
+        LocationNotAllowedError: The table may not have a file.
+        StorageError: The owner of its folder cannot be read or written.
     """
-    if moved.unmoved_deletes:
-        raise InvalidInputError(
-            f"table {definition.id} has position deletes, which name data files by their paths"
-            f" ({moved.unmoved_deletes!r}); {DELETES_REMEDY}"
-        )
-    io = io.for_table(definition)
     folder, identifier = f"{table_prefix(definition.id)}metadata/", uuid.uuid4()
     paths = (*moved.lists, *moved.manifests, *moved.deletes)
     renamed = {path: f"{folder}{identifier}-{path.rpartition('/')[2][-_LONGEST_NAME_CHARS:]}" for path in paths}
+    metadata = f"{folder}{_next_name(moved.metadata, identifier)}"
     written = frozenset(renamed.values())
     places = _Relocated(definition.id, io.root, moved.home, holder_root=io.root, renamed=renamed, written=written)
-    sizes_bytes, storage = dict(moved.sizes_bytes), io.storage_at(moved.home)
-    io.folders.check(storage, f"{folder}{identifier}")
-
-    def write(path: str, data: bytes) -> None:
-        announce(places.location(path))
-        create_fresh(storage, {path: data})
-
-    def read(path: str) -> bytes:
-        data = io.read_whole(path if is_uri(path) else places.location(path), moved.deletes.get(path, 0))
-        check_whole(data, path)
-        return data
-
-    for kind, paths in (
+    files = []
+    for kind, sources in (
         (FileKind.POSITION_DELETES, tuple(moved.deletes)),
         (FileKind.MANIFEST, moved.manifests),
         (FileKind.MANIFEST_LIST, moved.lists),
+        (FileKind.METADATA, (moved.metadata,)),
     ):
-        for path in paths:
-            data = rewritten(FileCopy(kind, path, renamed[path], None), read(path), io, places, sizes_bytes)
-            sizes_bytes[renamed[path]] = len(data)
-            write(renamed[path], data)
-    target = f"{folder}{_next_name(moved.metadata, identifier)}"
-    copy = FileCopy(FileKind.METADATA, moved.metadata, target, None)
-    write(target, rewritten(copy, read(moved.metadata), io, places, sizes_bytes))
-    return copied_definition(definition, places.location(target))
+        for path in sources:
+            source = path if is_uri(path) else places.location(path)
+            io.for_table(definition).check_may_have(to_uri(io.root, source))
+            files.append(FileCopy(kind, source, renamed.get(path, metadata), moved.deletes.get(path)))
+    io.folders.check(io.storage_at(moved.home), metadata)
+    return TableCopy(places, tuple(files)), copied_definition(definition, places.location(metadata))
 
 
 def _next_name(location: str, identifier: uuid.UUID) -> str:

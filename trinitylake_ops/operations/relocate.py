@@ -1,7 +1,8 @@
 """Relocates tables: after a lakehouse's files were copied or moved, its tables' metadata names the new place.
 
-All tables of the latest version get new metadata files, manifest lists and manifests in one commit. No data file is
-copied. Older versions stay as they are. They are readable without it, as the latest one was before.
+All tables of the latest version get new metadata files, manifest lists and manifests in one commit: a transfer of these
+files within the lakehouse, under new names. No data file is copied. Older versions stay as they are. They are readable
+without it, as the latest one was before.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.locations import normalize_root_uri
+from trinitylake_ops.iceberg.copy import TableCopy
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.iceberg.reach import DAMAGE, TableFile, files_of
-from trinitylake_ops.iceberg.relocate import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
+from trinitylake_ops.iceberg.relocate import DELETES_REMEDY, MovedFiles, moved_files, relocated
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of
 from trinitylake_ops.operations.gc.survey import on_latest
 from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.operations.gc.tables import defined, table_root_of, tables_of
 from trinitylake_ops.operations.records import commit_on_latest
 from trinitylake_ops.operations.rendering import Document, Table, new_table
-from trinitylake_ops.operations.table_records import alter_tables, check_tables, discarded_on_failure
+from trinitylake_ops.operations.table_records import check_tables, discarded_on_failure
+from trinitylake_ops.operations.transfer.copy import Transfer
+from trinitylake_ops.operations.transfer.selection import Selection
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
@@ -362,10 +366,18 @@ def _commit(lake: Lakehouse, plan: RelocationPlan) -> int:
         check_tables(txn, plan.moved, "relocation")
         base = txn.base
 
-        def write(one: MovedTable) -> TableDef:
-            return write_relocated(base.table_at(one.definition_location), one.files, io, written.append)
+        def renamed(one: MovedTable) -> tuple[TableCopy, TableDef]:
+            return relocated(base.table_at(one.definition_location), one.files, io)
 
-        alter_tables(txn, lake.storage, plan.moved, write)
+        copies = run_parallel(in_one_round_trip(renamed), plan.moved, lake.storage.concurrency)
+        selection = Selection(tables=[copy for copy, _ in copies])
+        written += [target for _, target in selection.targets()]
+        homes = {one.files.home for one in plan.moved} - {lake.root}
+        transfer = Transfer(lake.storage, io, reads_back=False)
+        transfer.table_storages = {home: io.storage_at(home) for home in homes}
+        transfer.copy(selection)
+        for one, (_, definition) in zip(plan.moved, copies, strict=True):
+            txn.alter_table(one.namespace, one.table, definition)
         if plan.left_table_root and base.definition.table_root == plan.left_table_root:
             txn.alter_definition(replace(txn.definition, table_root=""))
         elif plan.table_root:

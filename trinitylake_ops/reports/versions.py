@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.operations.clones.compare import ComparedObject, Comparison
-from trinitylake_ops.operations.clones.three_way import ChangedOn
+from trinitylake_ops.operations.clones.compare import ChangedOn, ComparedObject, Comparison
 from trinitylake_ops.operations.diff.versions import TableDelta
 from trinitylake_ops.operations.gc.expire import ExpirationPlan, ExpirationReport
 from trinitylake_ops.operations.records import VersionRecord

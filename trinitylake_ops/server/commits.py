@@ -38,7 +38,6 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.locations import normalize_root_uri, to_location
 from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
-from trinitylake_ops.iceberg.copy import repaired_uri, with_valid_bounds
 from trinitylake_ops.iceberg.io.checked_files import files_below
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.loaded_table import commit_message, loaded_now, registered_table_error
@@ -52,7 +51,15 @@ from trinitylake_ops.iceberg.managed import (
     table_id_of,
 )
 from trinitylake_ops.iceberg.metadata import LoadedMetadata, metadata_json, parse_metadata
-from trinitylake_ops.iceberg.new_files import ManifestBudget, check_new_entries, check_new_lists, new_files, oldest_of
+from trinitylake_ops.iceberg.new_files import (
+    ManifestBudget,
+    check_new_entries,
+    check_new_lists,
+    new_files,
+    oldest_of,
+    repaired_uri,
+    with_valid_bounds,
+)
 from trinitylake_ops.iceberg.reach import files_of, manifests_in
 from trinitylake_ops.iceberg.table_change import TransactionTarget
 from trinitylake_ops.iceberg.totals import with_totals

@@ -8,7 +8,7 @@ clone's files are in it, so that no file is appended twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus
@@ -16,6 +16,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.file_names import new_table_path
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
@@ -25,8 +26,7 @@ from trinitylake_ops.iceberg.table_change import TransactionTarget
 from trinitylake_ops.iceberg.trim import is_first
 from trinitylake_ops.iceberg.write.data_files import with_path
 from trinitylake_ops.iceberg.write.replacement import add_snapshot
-from trinitylake_ops.operations.clones.promoted import clone_io
-from trinitylake_ops.operations.clones.three_way import MergeInputs, ObjectState
+from trinitylake_ops.operations.clones.compare import MergeInputs, ObjectState
 from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot as Version
@@ -66,7 +66,7 @@ class FindsAppends:
 
     def __init__(self, sides: MergeInputs):
         self._definitions = sides.clone.lake.files.definitions
-        self._io = clone_io(sides)
+        self._io = sides.clone_io()
 
     def __call__(self, state: ObjectState) -> Appends | str:
         """Return what the clone appended, or why the table's changes are not such: an empty text where that is plain.
@@ -201,23 +201,50 @@ def _mark(snapshot: Snapshot) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
-def combined(
-    lake: Lakehouse, base: Version, appends: Appends, moved: Callable[[str], str], parent_location: str | None = None
-) -> TableDef:
-    """Write the metadata of the parent's table with the clone's files, and return its definition. Nothing names it yet.
+def write_combined(
+    lake: Lakehouse,
+    base: Version,
+    appended: Sequence[Appends],
+    written: list[str],
+    moved: Callable[[str, str], str] | None = None,
+) -> dict[str, tuple[str, TableDef]]:
+    """Write the metadata of the parent's tables with the files that the clone appended. Nothing names it yet.
 
-    ``lake`` is where it is written, on ``base``. ``moved(uri)`` is where a file of the clone stands by now. In the
-    clone, ``parent_location`` is the URI of the parent's definition. Raises StorageError.
+    Args:
+        lake: The lakehouse that gets the tables: the parent, or the clone.
+        base: The version of it on which they are committed.
+        appended: What the clone appended.
+        written: Receives the location of each metadata file.
+        moved: Returns, for the id of a table and the URI of a file of it in the clone, the URI of its copy in the
+            parent. None for the clone, which adds its own files to the parent's tables.
+
+    Returns:
+        The paths of the new definitions, and the definitions, by key.
+
+    Raises:
+        StorageError: A file cannot be read or written.
     """
+    combined = {}
+    limit_bytes = base.definition.file_path_max_size_bytes
+    for one in appended:
+        definition = _combined(lake, base, one, moved)
+        written.append(definition.format_properties[METADATA_LOCATION])
+        combined[one.key] = (new_table_path(one.name.namespace, one.name.table or "", limit_bytes), definition)
+    return combined
+
+
+def _combined(lake: Lakehouse, base: Version, appends: Appends, moved: Callable[[str, str], str] | None) -> TableDef:
     transaction = lake.transaction(message="combine appends")
     transaction.base = base
-    if parent_location is not None:
-        transaction.restore_entry(appends.key, parent_location)
+    if moved is None:
+        transaction.restore_entry(appends.key, appends.parent_location)
     catalog = TrinityLakeCatalog.on(TransactionTarget(transaction, lake.storage_options))
     assert appends.name.table is not None
     name = (appends.name.namespace, appends.name.table)
     change = catalog.load_table(name).transaction()
-    files = [with_path(file, moved(file.file_path)) for file in appends.files]
+    files = appends.files
+    if moved is not None:
+        files = tuple(with_path(file, moved(appends.table_id, file.file_path)) for file in files)
     add_snapshot(change, files, [], {COMBINED_TO: str(appends.to_snapshot)})
     change.commit_transaction()
     return transaction.table(*name)

@@ -35,8 +35,6 @@ from trinitylake_ops.operations.export_records import (
     is_cut_off,
     record_of,
 )
-from trinitylake_ops.operations.exports.content import Choice, chosen_entries
-from trinitylake_ops.operations.exports.copy import target_root
 from trinitylake_ops.operations.exports.export import retained_ms
 from trinitylake_ops.operations.exports.roots import (
     TargetExport,
@@ -47,6 +45,8 @@ from trinitylake_ops.operations.exports.roots import (
 )
 from trinitylake_ops.operations.gc.delete import delete_operation_files
 from trinitylake_ops.operations.rendering import Document, Table, new_table
+from trinitylake_ops.operations.transfer.names import target_root
+from trinitylake_ops.operations.transfer.selection import Choice, chosen_entries
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.local.posix_files import make_root_folder

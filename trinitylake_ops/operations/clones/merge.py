@@ -5,19 +5,23 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import new_lakehouse_def_path
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.operations.base import MeteredLakehouse, Plan, PlannedOperation, ReportT
 from trinitylake_ops.operations.clones.appends import Appends
-from trinitylake_ops.operations.clones.three_way import ChangedOn, MergeInputs, ObjectState
+from trinitylake_ops.operations.clones.compare import ChangedOn, MergeInputs, ObjectState
 from trinitylake_ops.operations.rendering import Table, change_rows, new_table
 from trinitylake_ops.transaction.change_set import NewNames
+from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.history import Change
 from trinitylake_ops.versions.snapshot import Entry, Snapshot
 from trinitylake_ops.versions.table_names import OneName, keys_changed_since, table_ids
@@ -246,6 +250,8 @@ class MergePlan(Plan):
     appended: tuple[Appends, ...]
     #: The ids of the tables that change by their keys, None for tables that are dropped.
     table_ids: Mapping[str, str | None]
+    #: The new locations of objects by their keys, None for those that are dropped. Combined tables are not among them.
+    entries: Mapping[str, str | None]
 
     def how_to_choose(self, option: str = "--") -> str:
         """Return which option decides the first conflict for which side. ``option`` is what stands before its name."""
@@ -327,25 +333,47 @@ def change_steps(changes: Sequence[Change], version: int) -> list[Sequence[objec
     return [(kind, name, "", f"version {version}") for kind, name in change_rows(changes)]
 
 
-def check_rebase(
-    base: Snapshot, latest: Snapshot, written: Mapping[str, str | None], ids: Mapping[str, str | None], what: str
-) -> None:
-    """Check that commits in between do not conflict with a merge.
+@dataclass(frozen=True)
+class MergeCommit(ABC):
+    """The commit of a merge, with a new definition of the lakehouse that gets it (commit.Committable)."""
 
-    Args:
-        base: The version on which the merge was checked.
-        latest: The version on which it is committed next.
-        written: The locations that the merge writes, by keys.
-        ids: The ids of the tables among them.
-        what: The name of the operation, for the error.
+    #: What the messages of conflicts call it.
+    noun: ClassVar[str]
 
-    Raises:
-        CommitConflictError: If a commit touched what is written, or what that presupposes.
-        TableHasAnotherNameError: If a commit gave the id of a table another name.
-        StorageError: If the versions cannot be read for now.
-    """
-    _check_untouched(base, latest, written, what)
-    OneName(ids, keys_changed_since(base))(latest)
+    plan: MergePlan
+    info: CommitInfo
+    #: The definitions of combined tables and their paths, by key.
+    combined: Mapping[str, tuple[str, TableDef]]
+
+    @abstractmethod
+    def definition(self, base: Snapshot) -> LakehouseDef:
+        """Return the definition of the lakehouse after the merge into a version."""
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
+        definition, path = self.definition(base), new_lakehouse_def_path()
+        files = {path: definition.to_bytes(path)}
+        files |= {place: table.to_bytes(place) for place, table in self.combined.values()}
+        NewNames(base, self._entries).check(base)
+        return Writes(self._entries, files, self.info, path, definition).draft(base, stamp)
+
+    @property
+    def _entries(self) -> dict[str, str | None]:
+        return {**self.plan.entries, **{key: path for key, (path, _) in self.combined.items()}}
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        """Check that commits in between do not conflict with the merge.
+
+        Args:
+            base: The version on which the merge was checked.
+            latest: The version on which it is committed next.
+
+        Raises:
+            CommitConflictError: If a commit touched what is written, or what that presupposes.
+            TableHasAnotherNameError: If a commit gave the id of a table another name.
+            StorageError: If the versions cannot be read for now.
+        """
+        _check_untouched(base, latest, self._entries, self.noun)
+        OneName(self.plan.table_ids, keys_changed_since(base))(latest)
 
 
 def _check_untouched(base: Snapshot, latest: Snapshot, written: Mapping[str, str | None], what: str) -> None:

@@ -7,34 +7,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import NamespaceNotFoundError
-from trinitylake_ops.format.definitions import METADATA_LOCATION, ExportRecord, PromotionRecord, TableDef
-from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_table_path, table_prefix
+from trinitylake_ops.format.definitions import ExportRecord, LakehouseDef, PromotionRecord
+from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.iceberg.copy import REWRITTEN
 from trinitylake_ops.iceberg.io.file_io import writing_io
 from trinitylake_ops.iceberg.managed import claim_location
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, digest_of, uncached
-from trinitylake_ops.operations.clones.appends import Appends, FindsAppends, combined
+from trinitylake_ops.operations.clones.appends import Appends, FindsAppends, write_combined
+from trinitylake_ops.operations.clones.compare import MergeInputs, ObjectState
 from trinitylake_ops.operations.clones.merge import (
     Choices,
     Conflict,
     Merge,
+    MergeCommit,
     MergeOperation,
     MergePlan,
     change_steps,
-    check_rebase,
     steps_table,
 )
-from trinitylake_ops.operations.clones.promoted import Promoted, PromotedContent, clone_io
+from trinitylake_ops.operations.clones.promoted import PromotionSelector, copied_files
 from trinitylake_ops.operations.clones.records import same_clone
-from trinitylake_ops.operations.clones.three_way import MergeInputs, ObjectState
 from trinitylake_ops.operations.executor import LOCAL, Executor
-from trinitylake_ops.operations.exports.copy import Copier
 from trinitylake_ops.operations.gc.survey import Progress, no_progress
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.table_records import discarded_on_failure
-from trinitylake_ops.transaction.change_set import NewNames
-from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
+from trinitylake_ops.operations.transfer.copy import Transfer
+from trinitylake_ops.operations.transfer.selection import Selection
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.versions.commit_info import CommitInfo
@@ -69,7 +68,8 @@ class PromotionPlan(MergePlan):
     appended: tuple[Appends, ...] = field(repr=False, compare=False)
     table_ids: Mapping[str, str | None] = field(repr=False, compare=False)
     promotion_id: str = field(repr=False, compare=False)
-    promoted: Promoted = field(repr=False, compare=False)
+    entries: Mapping[str, str | None] = field(repr=False, compare=False)
+    selection: Selection = field(repr=False, compare=False)
     operation: Promote = field(repr=False, compare=False)
 
     @property
@@ -83,13 +83,12 @@ class PromotionPlan(MergePlan):
 
     def steps(self) -> Table:
         """Return each file that would be copied or written, and each object that would change."""
-        content = self.promoted.content
         copies = [
             ("write anew" if file.kind in REWRITTEN else "copy", file.kind, file.source, table.places.path(file.source))
-            for table in content.tables
+            for table in self.selection.tables
             for file in table.files
         ]
-        definitions = [("write", "definition", copy.source, copy.target) for copy in content.definitions]
+        definitions = [("write", "definition", copy.source, copy.target) for copy in self.selection.definitions]
         appended = [
             ("append", f"{len(one.files)} files, {one.rows} rows", "the clone", str(one.name)) for one in self.appended
         ]
@@ -151,15 +150,15 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
         chosen = [state for state in sides.states if is_chosen(state, only)]
         merge = Merge.of(sides, chosen, self.choices, FindsAppends(sides), into_parent=True)
         promotion_id = str(uuid.uuid4())
-        content = PromotedContent(sides, promotion_id)
-        promoted = content.of(merge.changes)
-        promoted.content.tables += [content.appended(one.table_id, one.files) for one in merge.appended]
+        selector = PromotionSelector(sides, promotion_id)
+        selection, entries = selector.select(merge.changes)
+        selection.tables += [selector.appended(one.table_id, one.files) for one in merge.appended]
         merge.check_names()
         keys = sides.latest.keys
-        entries = {**promoted.entries, **{one.key: "combined" for one in merge.appended}}
+        combining = {one.key: "combined" for one in merge.appended}
         changes = [
             change_of(keys, KeyChange(key, sides.latest.entry(key), location))
-            for key, location in sorted(entries.items())
+            for key, location in sorted({**entries, **combining}.items())
         ]
         return PromotionPlan(
             base_version=sides.latest.version,
@@ -172,10 +171,11 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
             kept=tuple(merge.kept),
             appended=tuple(merge.appended),
             table_ids=merge.table_ids,
-            files=promoted.content.n_files,
-            bytes=promoted.content.known_bytes,
+            files=selection.n_files,
+            bytes=selection.known_bytes,
             promotion_id=promotion_id,
-            promoted=promoted,
+            entries=entries,
+            selection=selection,
             operation=self,
         )
 
@@ -184,24 +184,24 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
         metered = MeteredLakehouse(self.lake)
         sides = self.opened(metered)
         plan = self.decided(plan, approved_digest, sides)
-        copier = Copier(metered.lake.storage, progress=self.progress, n_expected=plan.files, executor=self.executor)
-        version = plan.base_version if plan.is_empty else self._promote(plan, sides, copier)
+        transfer = Transfer(metered.lake.storage, sides.clone_io(), self.progress, plan.files, self.executor)
+        version = plan.base_version if plan.is_empty else self._promote(plan, sides, transfer)
         return PromotionReport(
             name=plan.name,
             clone_version=plan.clone_version,
             base_version=plan.base_version,
             version=version,
             changed=len(plan.changes),
-            copied_files=copier.copied_files,
-            copied_bytes=copier.copied_bytes,
+            copied_files=transfer.copied_files,
+            copied_bytes=transfer.copied_bytes,
             cost=metered.cost(),
         )
 
-    def _promote(self, plan: PromotionPlan, sides: MergeInputs, copier: Copier) -> int:
-        lake, content = sides.lake, plan.promoted.content
+    def _promote(self, plan: PromotionPlan, sides: MergeInputs, transfer: Transfer) -> int:
+        lake, selection = sides.lake, plan.selection
         base = lake.snapshot(plan.base_version, latest=sides.latest)
         written_since_ms = lake.storage.now_ms()
-        for table_id in sorted({table.places.table_id for table in content.tables}):
+        for table_id in selection.table_ids:
             claim_location(lake.storage, f"{lake.root}{table_prefix(table_id)}".rstrip("/"), base.definition)
         properties = {
             "promoted-from": plan.name,
@@ -209,62 +209,42 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
             "clone_version": str(plan.clone_version),
             "promotion": plan.promotion_id,
         }
+        promotion = PromotionRecord(
+            id=plan.promotion_id,
+            clone_version=plan.clone_version,
+            version=base.version + 1,
+            only=plan.only,
+            kept=plan.kept,
+        )
         message = f"clone {plan.name}, version {plan.clone_version}"[:500]
         info = CommitInfo(PROMOTE, message, properties=properties, counts={"changed": len(plan.changes)})
-        with discarded_on_failure(writing_io(lake)) as written:
-            try:
-                copier.copy_content(content, clone_io(sides))
-            finally:
-                written += [file.target for file in copier.files]
-            change = _Promotion(plan, sides.record, info, self._combined(plan, sides, base, written))
-            return lake.commit(change, base, written_since_ms=written_since_ms)
 
-    def _combined(
-        self, plan: PromotionPlan, sides: MergeInputs, base: Snapshot, written: list[str]
-    ) -> dict[str, tuple[str, TableDef]]:
-        """Return the definitions of tables that both sides appended to, by key, with their paths."""
-        content, found = PromotedContent(sides, plan.promotion_id), {}
-        limit_bytes = base.definition.file_path_max_size_bytes
-        for one in plan.appended:
-            definition = combined(sides.lake, base, one, content.relocated_uri(one.table_id))
-            written.append(definition.format_properties[METADATA_LOCATION])
-            path = new_table_path(one.name.namespace, one.name.table or "", limit_bytes)
-            found[one.key] = (path, definition)
-        return found
+        def promoted_uri(table_id: str, uri: str) -> str:
+            return copied_files(sides, plan.promotion_id, table_id).uri(transfer.io, uri)
+
+        with discarded_on_failure(writing_io(lake)) as written:
+            written += [target for _, target in selection.targets()]
+            transfer.copy(selection)
+            combined = write_combined(lake, base, plan.appended, written, promoted_uri)
+            change = _Promotion(plan, info, combined, sides.record, promotion)
+            return lake.commit(change, base, written_since_ms=written_since_ms)
 
 
 @dataclass(frozen=True)
-class _Promotion:
-    """The commit of a promotion, which records it with the clone (commit.Committable)."""
+class _Promotion(MergeCommit):
+    """The commit of a promotion, which records it with the clone."""
 
-    plan: PromotionPlan
+    noun = "promotion"
+
     clone: ExportRecord
-    info: CommitInfo
-    combined: Mapping[str, tuple[str, TableDef]]
+    promotion: PromotionRecord
 
-    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
+    def definition(self, base: Snapshot) -> LakehouseDef:
         record = same_clone(base.definition, self.clone)
-        mine = PromotionRecord(
-            id=self.plan.promotion_id,
-            clone_version=self.plan.clone_version,
-            version=base.version + 1,
-            only=self.plan.only,
-            kept=self.plan.kept,
-        )
-        noted = replace(record, promotions=(*record.promotions, mine)[-_MOST_PROMOTIONS:])
+        promotion = replace(self.promotion, version=base.version + 1)
+        noted = replace(record, promotions=(*record.promotions, promotion)[-_MOST_PROMOTIONS:])
         exports = tuple(noted if one.name == record.name else one for one in base.definition.exports)
-        definition, path = replace(base.definition, exports=exports), new_lakehouse_def_path()
-        files = {path: definition.to_bytes(path)}
-        files |= {place: table.to_bytes(place) for place, table in self.combined.values()}
-        NewNames(base, self._entries).check(base)
-        return Writes(self._entries, files, self.info, path, definition).draft(base, stamp)
-
-    @property
-    def _entries(self) -> dict[str, str | None]:
-        return {**self.plan.promoted.entries, **{key: path for key, (path, _) in self.combined.items()}}
-
-    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        check_rebase(base, latest, self._entries, self.plan.table_ids, "promotion")
+        return replace(base.definition, exports=exports)
 
 
 def plan_promotion(

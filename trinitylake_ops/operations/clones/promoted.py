@@ -1,9 +1,8 @@
-"""What a promotion copies: definitions, and files of tables that stand below the clone's root."""
+"""Select what a promotion copies: definitions, and the files of tables that are below the clone's root."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from pyiceberg.manifest import DataFile
 
@@ -13,36 +12,39 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.locations import is_uri, to_location, to_uri
-from trinitylake_ops.iceberg.copy import REWRITTEN, FileCopy, TableFileMap, copied_definition, copies_of
-from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
+from trinitylake_ops.iceberg.copy import REWRITTEN, FileCopy, TableCopy, TableFileMap, copied_definition
+from trinitylake_ops.iceberg.io.file_io import reading_io
 from trinitylake_ops.iceberg.reach import FileKind, files_of
+from trinitylake_ops.operations.clones.compare import MergeInputs, promoted_path
 from trinitylake_ops.operations.clones.records import records_of_clone
-from trinitylake_ops.operations.clones.three_way import MergeInputs, promoted_path
-from trinitylake_ops.operations.exports.content import Content, DefinitionCopy, TableCopy
 from trinitylake_ops.operations.gc.table_files import iceberg_metadata
+from trinitylake_ops.operations.transfer.selection import Selection
 from trinitylake_ops.storage.parallel import run_parallel
 
 
-def clone_io(sides: MergeInputs) -> StorageFileIO:
-    """Return a reader of files of tables as the clone names them; those of the parent go through its storage."""
-    return reading_io(sides.clone.lake, [sides.lake.storage])
+def copied_files(
+    sides: MergeInputs, promotion_id: str, table_id: str, existing: Mapping[str, str] | None = None
+) -> TableFileMap:
+    """Return the locations of the files that a promotion copies for a table.
+
+    Args:
+        sides: The clone and its parent.
+        promotion_id: The id of the promotion.
+        table_id: The id of the table.
+        existing: Files that the parent has already: path in the clone -> path in the parent.
+    """
+    root = sides.lake.root
+    folder = _folder(promotion_id)
+    return TableFileMap(table_id, sides.clone.lake.root, root, folder=folder, kept_root=root, existing=existing or {})
 
 
-@dataclass(frozen=True, slots=True)
-class Promoted:
-    """Files to copy, and the parent's new entries: key -> location, None for what goes."""
-
-    content: Content
-    entries: Mapping[str, str | None]
-
-
-class PromotedContent:
-    """Finds what a promotion copies, under names that no earlier attempt gave."""
+class PromotionSelector:
+    """Selects what a promotion copies, under names that no earlier attempt used."""
 
     def __init__(self, sides: MergeInputs, promotion_id: str):
         self._sides = sides
         self._id = promotion_id
-        self._io = clone_io(sides)
+        self._io = sides.clone_io()
         self._parent_io = reading_io(sides.lake)
         self._limit_bytes = sides.latest.definition.file_path_max_size_bytes
         self._kept = [
@@ -50,12 +52,12 @@ class PromotedContent:
             for record in records_of_clone(sides.latest.definition, sides.record.clone_id)
         ]
 
-    def of(self, changes: Mapping[str, str | None]) -> Promoted:
-        """Return the files and entries for changes, which are URIs by key.
+    def select(self, changes: Mapping[str, str | None]) -> tuple[Selection, dict[str, str | None]]:
+        """Return the files to copy, and the parent's new entries by key, for changes, which are URIs by key.
 
         Raises InvalidInputError for a table that cannot be promoted, CorruptFileError, StorageError.
         """
-        content = Content()
+        selection = Selection()
         entries: dict[str, str | None] = {}
         own: list[tuple[str, ObjectName, str]] = []
         for key, uri in sorted(changes.items()):
@@ -69,37 +71,21 @@ class PromotedContent:
                 own.append((key, name, to_location(self._sides.clone.lake.root, uri)))
         tables = [one for one in own if one[1].table is not None]
         for key, name, location in (one for one in own if one[1].table is None):
-            entries[key] = self._definition(content, key, name, location, None)
+            entries[key] = self._definition(selection, key, name, location, None)
         copied = run_parallel(self._table, tables, self._sides.clone.lake.storage.concurrency)
         for (key, name, location), (changed, copy) in zip(tables, copied, strict=True):
-            entries[key] = self._definition(content, key, name, location, changed)
-            content.tables += [] if copy is None else [copy]
-        return Promoted(content, entries)
+            entries[key] = self._definition(selection, key, name, location, changed)
+            selection.tables += [] if copy is None else [copy]
+        return selection, entries
 
     def appended(self, table_id: str, files: Sequence[DataFile]) -> TableCopy:
         """Return the copies of data files of a table that both sides appended to."""
-        places, found = self._places(table_id), []
+        places, found = copied_files(self._sides, self._id, table_id), []
         for file in files:
             location = self._io.location(file.file_path)
             if not places.keeps(location):
                 found.append(FileCopy(FileKind.DATA, location, places.path(location), file.file_size_in_bytes))
         return TableCopy(places, tuple(found))
-
-    def relocated_uri(self, table_id: str) -> Callable[[str], str]:
-        """Return what tells where a data file of the clone, given by its URI, stands after the promotion."""
-        places = self._places(table_id)
-        return lambda uri: places.uri(self._io, uri)
-
-    def _places(self, table_id: str, existing: Mapping[str, str] | None = None) -> TableFileMap:
-        root = self._sides.lake.root
-        return TableFileMap(
-            table_id,
-            self._sides.clone.lake.root,
-            root,
-            folder=_folder(self._id),
-            kept_root=root,
-            existing=existing or {},
-        )
 
     def _existing_path(self, key: str, name: ObjectName, uri: str) -> str:
         """Return the path of a definition of the parent's. It must be one that is kept for the clone."""
@@ -112,12 +98,13 @@ class PromotedContent:
             )
         return path
 
-    def _definition(self, content: Content, key: str, name: ObjectName, location: str, changed: TableDef | None) -> str:
+    def _definition(
+        self, selection: Selection, key: str, name: ObjectName, location: str, changed: TableDef | None
+    ) -> str:
         if is_uri(location):
             raise InvalidInputError(f"{name} of the clone has its definition in another lakehouse: {location!r}")
         target = promoted_path(name, key, self._id, self._limit_bytes)
-        data = None if changed is None else changed.to_bytes(target)
-        content.definitions.append(DefinitionCopy(location, target, data))
+        selection.add_definition(location, target, changed)
         return target
 
     def _table(self, one: tuple[str, ObjectName, str]) -> tuple[TableDef | None, TableCopy | None]:
@@ -129,16 +116,15 @@ class PromotedContent:
         if not metadata:
             self._check_without_files(name, definition)
             return None, None
-        place = to_location(clone_root, metadata)
         if not definition.is_managed:
             return copied_definition(definition, to_uri(clone_root, metadata)), None
-        places = self._places(definition.id, self._existing_copies(key, definition))
+        places = copied_files(self._sides, self._id, definition.id, self._existing_copies(key, definition))
         where = self._io.location(to_uri(clone_root, metadata))
         if places.keeps(where):  # the clone changed the definition alone
             self._check_kept(key, name, definition, to_location(root, where))
             return copied_definition(definition, to_location(root, where)), None
-        copy = TableCopy(places, tuple(copies_of(definition, self._io, places)))
-        return copied_definition(definition, places.path(place if not is_uri(where) else where)), copy
+        copy = TableCopy.of(definition, self._io, places)
+        return copied_definition(definition, copy.metadata_location(definition, self._io)), copy
 
     @cached_attribute
     def _missing_keys(self) -> list[str]:

@@ -7,30 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
-from trinitylake_ops.format.definitions import METADATA_LOCATION, ExportRecord, ExportState, LakehouseDef, TableDef
-from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_manifest_path, new_table_path
+from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.format.file_names import new_manifest_path
 from trinitylake_ops.iceberg.io.file_io import writing_io
 from trinitylake_ops.operations.base import CommitReport, MeteredLakehouse, digest_of, uncached
-from trinitylake_ops.operations.clones.appends import Appends, FindsAppends, combined
+from trinitylake_ops.operations.clones.appends import Appends, FindsAppends, write_combined
+from trinitylake_ops.operations.clones.compare import ChangedOn, MergeInputs
 from trinitylake_ops.operations.clones.merge import (
     Choices,
     Conflict,
     Merge,
+    MergeCommit,
     MergeOperation,
     MergePlan,
     change_steps,
-    check_rebase,
     steps_table,
 )
 from trinitylake_ops.operations.clones.records import records_of_clone, same_clone
-from trinitylake_ops.operations.clones.three_way import ChangedOn, MergeInputs
 from trinitylake_ops.operations.export_records import check_unused, finish_manifest, is_used
 from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.operations.table_records import discarded_on_failure
-from trinitylake_ops.transaction.change_set import NewNames
 from trinitylake_ops.transaction.commit import discard
-from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.versions.commit_info import CommitInfo
@@ -165,7 +163,7 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
             base = clone.lake.snapshot(plan.clone_version, latest=clone.latest)
             written_since_ms = clone.lake.storage.now_ms()
             with discarded_on_failure(writing_io(clone.lake)) as written:
-                change = _Refresh(plan, info, _combined(sides, plan, base, written))
+                change = _Refresh(plan, info, write_combined(clone.lake, base, plan.appended, written))
                 version = clone.lake.commit(change, base, written_since_ms=written_since_ms)
         return CommitReport(
             operation=REFRESH,
@@ -174,19 +172,6 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
             changed=len(plan.changes),
             cost=metered.cost(),
         )
-
-
-def _combined(
-    sides: MergeInputs, plan: RefreshPlan, base: Snapshot, written: list[str]
-) -> dict[str, tuple[str, TableDef]]:
-    """Return the definitions of tables that both sides appended to, by key, with their paths in the clone."""
-    found = {}
-    limit_bytes = base.definition.file_path_max_size_bytes
-    for one in plan.appended:
-        definition = combined(sides.clone.lake, base, one, lambda uri: uri, one.parent_location)
-        written.append(definition.format_properties[METADATA_LOCATION])
-        found[one.key] = (new_table_path(one.name.namespace, one.name.table or "", limit_bytes), definition)
-    return found
 
 
 def _keep(sides: MergeInputs, plan: RefreshPlan) -> None:
@@ -239,37 +224,25 @@ def _free_name(definition: LakehouseDef, name: str) -> str:
     return next(one for one in itertools.chain([name], others) if not is_used(definition, one))
 
 
-@dataclass(frozen=True)
-class _Refresh:
-    """The commit in the clone: entries of the parent, and which version both share now (commit.Committable)."""
+class _Refresh(MergeCommit):
+    """The commit in the clone: entries of the parent, and which version both share from now on."""
 
-    plan: RefreshPlan
-    info: CommitInfo
-    combined: Mapping[str, tuple[str, TableDef]]
+    noun = "refresh"
 
-    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
+    def definition(self, base: Snapshot) -> LakehouseDef:
         parent = base.definition.parent
         assert parent is not None
-        shared = replace(parent, version=self.plan.base_version)
-        definition, path = replace(base.definition, parent=shared), new_lakehouse_def_path()
-        files = {path: definition.to_bytes(path)}
-        files |= {place: table.to_bytes(place) for place, table in self.combined.values()}
-        NewNames(base, self._entries).check(base)
-        return Writes(self._entries, files, self.info, path, definition).draft(base, stamp)
-
-    @property
-    def _entries(self) -> dict[str, str | None]:
-        return {**self.plan.entries, **{key: path for key, (path, _) in self.combined.items()}}
+        return replace(base.definition, parent=replace(parent, version=self.plan.base_version))
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         if latest.definition.parent != base.definition.parent:
             raise CommitConflictError(
-                "the clone was refreshed by somebody else meanwhile; look at the new plan",
+                "the clone was refreshed by another process; create a new plan",
                 conflicts=(f"version {latest.version}",),
                 base_version=base.version,
                 latest_version=latest.version,
             )
-        check_rebase(base, latest, self._entries, self.plan.table_ids, "refresh")
+        super().rebase(base, latest)
 
 
 def plan_refresh(

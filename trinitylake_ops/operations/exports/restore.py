@@ -31,16 +31,16 @@ from trinitylake_ops.operations.base import (
     uncached,
 )
 from trinitylake_ops.operations.export_records import check_no_clone, record_of
-from trinitylake_ops.operations.exports.content import Choice, Content, chosen_entries, gather
-from trinitylake_ops.operations.exports.copy import Copier
-from trinitylake_ops.operations.exports.outcome import Destination, left_out, reasons
+from trinitylake_ops.operations.exports.outcome import left_out, reasons
 from trinitylake_ops.operations.exports.roots import check_is_export_of
-from trinitylake_ops.operations.exports.work import claim_table_folders
 from trinitylake_ops.operations.gc.survey import Progress, no_progress
 from trinitylake_ops.operations.gc.tables import check_table_files
 from trinitylake_ops.operations.rendering import Table, change_rows, new_table
 from trinitylake_ops.operations.rollback_target import is_chosen, selected_objects
 from trinitylake_ops.operations.rollbacks import RollbackPlan, plan_rollback
+from trinitylake_ops.operations.transfer.copy import Transfer, claim_table_folders
+from trinitylake_ops.operations.transfer.names import Destination
+from trinitylake_ops.operations.transfer.selection import Choice, Selection, Selector, chosen_entries
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.change_set import NewNames, is_namespace_key
@@ -74,7 +74,7 @@ class RestorePlan(Plan):
     export_version: int = field(repr=False, compare=False)
     #: The version of this lakehouse that was exported, as its record says.
     exported: int | None = field(repr=False, compare=False)
-    content: Content = field(repr=False, compare=False)
+    selection: Selection = field(repr=False, compare=False)
     removed: tuple[str, ...] = field(repr=False, compare=False)
     operation: Restore = field(repr=False, compare=False)
 
@@ -152,7 +152,7 @@ def restore_export(
         plan = plan_restore(lake, name, namespaces, tables, target_options=target_options)
         if not isinstance(plan, RestorePlan):
             return plan.execute().version
-        for error in plan.content.damaged.values():
+        for error in plan.selection.damaged.values():
             raise error
         return plan.operation.run(plan, None).version
 
@@ -188,16 +188,17 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         fresh = Destination(self.lake.root, identifier, f"restore-{identifier}/")
         other = export.files.storage
         io = self._reading(other, self.lake)
-        content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different, own_io=own_io)
-        self._leave_out_uncopied(content, export.version, own_io)
-        for error in (content.damaged[str(name)] for name in only if name.table and str(name) in content.damaged):
-            raise error
-        kept = {key for key, _ in content.entries}
+        selection = Selector(export, Choice(ExportLevel.FULL), io).select(fresh, different, own_io=own_io)
+        self._leave_out_uncopied(selection, export.version, own_io)
+        for name in only:
+            if name.table and str(name) in selection.damaged:
+                raise selection.damaged[str(name)]
+        kept = {key for key, _ in selection.entries}
         left = {key: place for key, place in different if key not in kept}
         removed = tuple(sorted(here.keys() - there.keys() - _same_tables(base, here, export, left)))
         restored = {key: _definition_of(export, key, place) for key, place in different if key in kept}
         NewNames(base, {**restored, **dict.fromkeys(removed)}).check(base)
-        changes = [KeyChange(key, here.get(key), place) for key, place in content.entries]
+        changes = [KeyChange(key, here.get(key), place) for key, place in selection.entries]
         changes += [KeyChange(key, here[key], None) for key in removed]
         named = [change_of(base.keys, change) for change in sorted(changes, key=lambda change: change.key)]
         return RestorePlan(
@@ -206,12 +207,12 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
             target=export.files.storage.root,
             only=tuple(map(str, only)),
             changes=tuple(change for change in named if change is not None),
-            files=content.n_files,
-            bytes=content.known_bytes,
-            damaged=reasons(content.damaged),
+            files=selection.n_files,
+            bytes=selection.known_bytes,
+            damaged=reasons(selection.damaged),
             export_version=export.version,
             exported=None if record is None else record.version,
-            content=content,
+            selection=selection,
             removed=removed,
             operation=replace(self, export=export),
         )
@@ -240,11 +241,11 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
             txn.require(lambda base: self._check_base(plan, base))
             for key in plan.removed:
                 txn.restore_entry(key, None)
-            for key, location in plan.content.entries:
+            for key, location in plan.selection.entries:
                 txn.restore_entry(key, location)
-            copier = Copier(lake.storage, progress=self.progress, n_expected=plan.content.n_files)
-            copier.table_storages = claim_table_folders(writing_io(lake), plan.content.tables, txn.base.definition)
-            copier.copy_content(plan.content, io)
+            transfer = Transfer(lake.storage, io, self.progress, plan.selection.n_files)
+            transfer.table_storages = claim_table_folders(writing_io(lake), plan.selection.tables, txn.base.definition)
+            transfer.copy(plan.selection)
         assert txn.committed_version is not None
         return txn.committed_version
 
@@ -258,15 +259,15 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
                 latest_version=base.version,
             )
 
-    def _leave_out_uncopied(self, content: Content, version: int, own_io: StorageFileIO) -> None:
+    def _leave_out_uncopied(self, selection: Selection, version: int, own_io: StorageFileIO) -> None:
         """Leave out tables of a partial export whose files, which are in this lakehouse, cannot all be read."""
         damaged: dict[str, TrinityLakeError] = {}
-        for definition in content.uncopied:
+        for definition in selection.uncopied:
             try:
                 check_table_files(version, own_io, definition)
             except DAMAGE as error:
                 damaged[definition.id] = error
-        content.leave_out(damaged)
+        selection.leave_out(damaged)
 
     def _with_missing_files(
         self, base: Snapshot, here: Mapping[str, str], keys: Iterable[str], own_io: StorageFileIO

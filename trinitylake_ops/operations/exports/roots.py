@@ -21,8 +21,8 @@ from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.format.sealed_files import check_file
 from trinitylake_ops.operations.export_records import CLONE, EXPORT
-from trinitylake_ops.operations.exports.content import Choice
 from trinitylake_ops.operations.gc.listing import without_acknowledged
+from trinitylake_ops.operations.transfer.selection import Choice
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, write_lakehouse_definition
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree

@@ -1,8 +1,8 @@
-"""The content of an export: the definitions and table files to copy, and the entries of its tree.
+"""Select the files of a version for a transfer: definitions, table files, and the entries of the tree at the target.
 
-Reading only. Under the same root every copy gets a name of its own, made of the export's id. So an export that was cut
-off finds its copies again. Under another root files keep their paths, so that the next export into it tells by names
-what is there already.
+Selecting only reads. Under the same root each copy gets a name that no other transfer uses. It follows from the
+transfer's id, so that a transfer that was cut off finds its copies again. Under another root files keep their paths, so
+that the next transfer to that root recognizes by their names the files that the root already has.
 """
 
 from __future__ import annotations
@@ -21,18 +21,15 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import ExportLevel, TableDef
-from trinitylake_ops.format.file_names import (
-    owner_path,
-    table_prefix,
-)
+from trinitylake_ops.format.file_names import owner_path, table_prefix
 from trinitylake_ops.format.keys import TABLE_KEY_PREFIX, ObjectName
-from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_uri
-from trinitylake_ops.iceberg.copy import FileCopy, TableFileMap, copied_definition, copies_of
+from trinitylake_ops.format.locations import is_uri, normalize_root_uri
+from trinitylake_ops.iceberg.copy import TableCopy, TableFileMap, copied_definition
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import DAMAGE
 from trinitylake_ops.operations.executor import LOCAL, Executor, Weight
-from trinitylake_ops.operations.exports.outcome import Destination
 from trinitylake_ops.operations.gc.table_files import iceberg_metadata
+from trinitylake_ops.operations.transfer.names import Destination
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tree.search import prefix_end, scan
@@ -63,16 +60,8 @@ class DefinitionCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class TableCopy:
-    """A managed Iceberg table to copy with all its files."""
-
-    places: TableFileMap
-    files: tuple[FileCopy, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """A table in the export: its key, its name, and the location of the copy of its definition."""
+    """A table at the target: its key, its name, and the location of the copy of its definition."""
 
     key: str
     name: str
@@ -80,35 +69,50 @@ class CopiedTable:
 
 
 @dataclass(slots=True)
-class Content:
-    """What an export copies; ``entries`` are (key, location) of its tree, ascending by key.
+class Selection:
+    """The files of a version that a transfer copies."""
 
-    ``uncopied`` are copied definitions whose tables' files stay where they are. ``registered`` are the names of those
-    among them that a full export leaves so, as another catalog keeps their files. ``damaged`` are the names of managed
-    tables that the export lacks, as their files cannot all be read, with the reason. ``copied`` are the
-    tables whose definitions are copied, by their ids.
-    """
-
+    #: The (key, location) of the objects in the tree at the target, in ascending order of keys.
     entries: list[tuple[str, str]] = field(default_factory=list)
+    #: The definitions to copy.
     definitions: list[DefinitionCopy] = field(default_factory=list)
+    #: The tables whose files are copied.
     tables: list[TableCopy] = field(default_factory=list)
+    #: Copied definitions of tables whose files are not copied.
     uncopied: list[TableDef] = field(default_factory=list)
+    #: The names of those among ``uncopied`` whose files a full export leaves to the catalog that owns them.
     registered: list[str] = field(default_factory=list)
+    #: The errors of managed tables that are left out because their files cannot all be read, by their names.
     damaged: dict[str, TrinityLakeError] = field(default_factory=dict)
+    #: The tables whose definitions are copied, by their ids.
     copied: dict[str, list[CopiedTable]] = field(default_factory=dict)
 
     @property
     def n_files(self) -> int:
-        """Definitions and table files to copy."""
+        """The number of definitions and table files to copy."""
         return len(self.definitions) + sum(len(table.files) for table in self.tables)
 
     @property
     def known_bytes(self) -> int:
-        """Bytes of the table files whose tables say how large they are: all but metadata and manifest lists."""
+        """The bytes of the table files whose sizes their tables record: all but metadata and manifest lists."""
         return sum(file.size_bytes or 0 for table in self.tables for file in table.files)
 
+    @property
+    def table_ids(self) -> list[str]:
+        """The ids of the tables whose files are copied, in ascending order."""
+        return sorted({table.places.table_id for table in self.tables})
+
+    def add_definition(self, source: str, target: str, changed: TableDef | None = None) -> None:
+        """Add a definition to copy. The copy of a table's definition may differ from its source."""
+        data = None if changed is None else changed.to_bytes(target)
+        self.definitions.append(DefinitionCopy(source, target, data))
+
     def leave_out(self, reasons: Mapping[str, TrinityLakeError]) -> None:
-        """Leave out tables, given by their ids, with the reasons. Other tables keep definitions that they share."""
+        """Leave out damaged tables. Other tables keep definitions that they share with these.
+
+        Args:
+            reasons: The errors of the tables, by their ids.
+        """
         leaving = [(one, reason) for table_id, reason in reasons.items() for one in self.copied.pop(table_id, ())]
         self.damaged |= {one.name: reason for one, reason in leaving}
         keys = {one.key for one, _ in leaving}
@@ -117,10 +121,6 @@ class Content:
         gone = {one.definition for one, _ in leaving} - needed
         self.definitions = [copy for copy in self.definitions if copy.target not in gone]
         self.tables = [table for table in self.tables if table.places.table_id not in reasons]
-
-    def add_lakehouse_def(self, source: str, target: str) -> None:
-        """Copy the definition of the lakehouse, too."""
-        self.definitions.append(DefinitionCopy(source, target, None))
 
     def targets(self) -> Iterator[tuple[str, str]]:
         """Yield (source, target) of each file to copy."""
@@ -150,66 +150,72 @@ def chosen_entries(source: Snapshot, namespaces: Sequence[str]) -> list[tuple[st
     return sorted(found)
 
 
-def gather(
-    source: Snapshot,
-    choice: Choice,
-    destination: Destination,
-    io: StorageFileIO,
-    there: Mapping[str, str] | None = None,
-    entries: Sequence[tuple[str, str]] | None = None,
-    executor: Executor = LOCAL,
-    own_io: StorageFileIO | None = None,
-) -> Content:
-    """Find what an export of a version copies; ``there`` are the entries that its target has already.
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Selects files of one version for transfers."""
 
-    ``entries`` are those to copy, by default all that were chosen. ``own_io`` reads the lakehouse to which the copies
-    go, if their tables go where it has its own. That may be below its table root. Definitions, and for a full export
-    manifests of all tables are read, by an executor, but for those that are there. Raises NamespaceNotFoundError,
-    InvalidInputError for tables that cannot be copied, StorageError.
-    """
-    chosen = chosen_entries(source, choice.namespaces) if entries is None else entries
-    return _Gathering(source, choice, destination, io, there or {}, executor, own_io).run(chosen)
+    source: Snapshot
+    choice: Choice
+    #: Reads the files of the version.
+    io: StorageFileIO
+    #: Reads definitions, and for full exports the manifests of all tables.
+    executor: Executor = LOCAL
 
+    def entries(self) -> list[tuple[str, str]]:
+        """Return what :func:`chosen_entries` does for the chosen namespaces."""
+        return chosen_entries(self.source, self.choice.namespaces)
 
-class _Gathering:
-    def __init__(
+    def select(
         self,
-        source: Snapshot,
-        choice: Choice,
-        destination: Destination,
-        io: StorageFileIO,
-        there: Mapping[str, str],
-        executor: Executor,
-        own_io: StorageFileIO | None,
-    ):
-        self._source = source
-        self._executor = executor
-        table_root = source.definition.table_root
-        self._copies = TableCopies(
-            source.files,
-            io,
-            source.version,
-            choice.level == ExportLevel.FULL,
-            destination,
-            normalize_root_uri(table_root) if table_root else "",
-            own_io,
-        )
-        self._root = source.files.storage.root
-        self._choice = choice
-        self._destination = destination
-        self._there = there
-        self._content = Content()
-        self._limit_bytes = source.definition.file_path_max_size_bytes
+        names: Destination,
+        entries: Sequence[tuple[str, str]] | None = None,
+        existing: Mapping[str, str] | None = None,
+        own_io: StorageFileIO | None = None,
+    ) -> Selection:
+        """Return the files to copy.
 
-    def run(self, entries: Sequence[tuple[str, str]]) -> Content:
+        Args:
+            names: The names of the copies.
+            entries: The (key, location) of the objects to select, None for all chosen ones.
+            existing: The locations of definitions at the target by key. Copies among them are not read again.
+            own_io: Reads the lakehouse to which the copies go, if their tables go where it has its own. That may be
+                below its table root.
+
+        Raises:
+            NamespaceNotFoundError: A chosen namespace does not exist.
+            InvalidInputError: A table cannot be copied.
+            StorageError: A file cannot be read.
+        """
+        run = _Selecting(self, names, existing or {}, own_io)
+        return run.run(self.entries() if entries is None else entries)
+
+
+class _Selecting:
+    def __init__(
+        self, selector: Selector, names: Destination, existing: Mapping[str, str], own_io: StorageFileIO | None
+    ):
+        self._source = source = selector.source
+        self._root = source.files.storage.root
+        self._limit_bytes = source.definition.file_path_max_size_bytes
+        self._choice = selector.choice
+        self._io = selector.io
+        self._executor = selector.executor
+        self._names = names
+        self._existing = existing
+        is_full = selector.choice.level == ExportLevel.FULL
+        table_root = source.definition.table_root and normalize_root_uri(source.definition.table_root)
+        self._copies = TableCopies(source.files, selector.io, source.version, is_full, names, table_root, own_io)
+        self._selection = Selection()
+
+    def run(self, entries: Sequence[tuple[str, str]]) -> Selection:
         placed: dict[str, str] = {}
         tables: list[tuple[str, ObjectName, str]] = []
         for key, location in entries:
             name = self._name(key)
-            existing = self._there.get(key)
+            existing = self._existing.get(key)
             if not self._choice.copies_definitions or name is None:
-                placed[key] = self._destination.pointer(self._root, location)
-            elif existing is not None and self._destination.is_copy(existing, name, location, self._limit_bytes):
+                placed[key] = self._names.pointer(self._root, location)
+            elif existing is not None and self._names.is_copy(existing, name, location, self._limit_bytes):
                 placed[key] = existing
             elif name.table is None:
                 placed[key] = self._copy_definition(name, location)
@@ -218,8 +224,8 @@ class _Gathering:
         placed |= self._copy_tables(tables)
         if not any(key.startswith(TABLE_KEY_PREFIX) for key in placed):
             self._check_rights()
-        self._content.entries = [(key, placed[key]) for key, _ in entries if key in placed]
-        return self._content
+        self._selection.entries = [(key, placed[key]) for key, _ in entries if key in placed]
+        return self._selection
 
     def _name(self, key: str) -> ObjectName | None:
         try:
@@ -228,9 +234,8 @@ class _Gathering:
             raise CorruptFileError(error.message, path=self._source.location, version=self._source.version) from error
 
     def _copy_definition(self, name: ObjectName, source: str, changed: TableDef | None = None) -> str:
-        target = self._destination.definition_path(name, source, self._limit_bytes, is_changed=changed is not None)
-        data = None if changed is None else changed.to_bytes(target)
-        self._content.definitions.append(DefinitionCopy(source, target, data))
+        target = self._names.definition_path(name, source, self._limit_bytes, is_changed=changed is not None)
+        self._selection.add_definition(source, target, changed)
         return target
 
     def _copy_tables(self, tables: Sequence[tuple[str, ObjectName, str]]) -> dict[str, str]:
@@ -239,39 +244,38 @@ class _Gathering:
         placed = {}
         for (key, name, location), (definition, copy) in zip(tables, copies, strict=True):
             if isinstance(copy, TrinityLakeError):
-                self._content.damaged[str(name)] = copy
+                self._selection.damaged[str(name)] = copy
                 continue
             changed = self._changed(definition, copy, location)
             if copy is not None:
-                self._content.tables.append(copy)
+                self._selection.tables.append(copy)
             else:
-                self._content.uncopied.append(changed or definition)
+                self._selection.uncopied.append(changed or definition)
                 is_left = self._choice.level == ExportLevel.FULL and not definition.is_managed
-                self._content.registered += [str(name)] if is_left else []
+                self._selection.registered += [str(name)] if is_left else []
             placed[key] = self._copy_definition(name, location, changed)
             copied = CopiedTable(key, str(name), placed[key])
-            self._content.copied.setdefault(definition.id, []).append(copied)
+            self._selection.copied.setdefault(definition.id, []).append(copied)
         return placed
 
     def _check_rights(self) -> None:
         """Raise StoragePermissionError if a table may not be read, and none can be: the credentials are the reason."""
-        for error in self._content.damaged.values():
+        for error in self._selection.damaged.values():
             if isinstance(error, StoragePermissionError) and not isinstance(error, LocationNotAllowedError):
                 raise error
 
     def _changed(self, definition: TableDef, copy: TableCopy | None, source: str) -> TableDef | None:
-        """Return a table's definition in the export, None where it does not change.
+        """Return the definition of a table at the target, None if it does not change.
 
-        The paths in one that stands in another lakehouse are those there: its bytes are of no use anywhere else.
+        The paths in a definition that is in another lakehouse are relative to that lakehouse, so it always changes.
         """
         metadata = iceberg_metadata(definition)
         if not metadata:
             return None
         if copy is None:
-            location = self._destination.pointer(self._root, metadata)
+            location = self._names.pointer(self._root, metadata)
         else:
-            read_at = self._copies.io.location(to_uri(self._root, metadata))
-            location = copy.places.location(copy.places.path(read_at))
+            location = copy.metadata_location(definition, self._io)
         if location == metadata and not is_uri(source):
             return None
         return copied_definition(definition, location)
@@ -279,20 +283,19 @@ class _Gathering:
 
 @dataclass(frozen=True, slots=True)
 class TableCopies:
-    """Work: finds out which files of tables are copied, by the locations of their definitions.
-
-    ``copies_files`` says whether files of managed tables are; ``table_root`` is another place of theirs. ``own_io`` is
-    as in :func:`gather`.
-    """
+    """Work: selects the files of tables, by the locations of their definitions."""
 
     weight: ClassVar[Weight] = Weight.DEFINITION
 
     files: LakehouseFiles
     io: StorageFileIO
     version: int
+    #: Whether the files of managed tables are copied.
     copies_files: bool
-    destination: Destination
+    names: Destination
+    #: Another root that tables of the source have files below, empty if there is none.
     table_root: str
+    #: As in :meth:`Selector.select`.
     own_io: StorageFileIO | None = None
 
     @property
@@ -324,17 +327,17 @@ class TableCopies:
             self._check_without_files(definition)
             return None
         root = self.files.storage.root
-        is_at_destination = not is_uri(self.destination.pointer(root, metadata))
-        if is_at_destination and self.destination.root != root:
+        is_at_destination = not is_uri(self.names.pointer(root, metadata))
+        if is_at_destination and self.names.root != root:
             return None
-        target_root = self.destination.root if self.own_io is None else self.own_io.home_of(definition.id)
-        folder, holder_root = self.destination.folder, self.destination.root
+        target_root = self.names.root if self.own_io is None else self.own_io.home_of(definition.id)
+        folder, holder_root = self.names.folder, self.names.root
         places = TableFileMap(definition.id, root, target_root, self.table_root, folder, holder_root)
-        return TableCopy(places, tuple(copies_of(definition, self.io, places)))
+        return TableCopy.of(definition, self.io, places)
 
     def _check_without_files(self, definition: TableDef) -> None:
         """Raise InvalidInputError where a table of another format would leave its files behind."""
-        if definition.is_iceberg or self.destination.root == self.files.storage.root:
+        if definition.is_iceberg or self.names.root == self.files.storage.root:
             return
         try:
             prefix = table_prefix(definition.id)

@@ -1,0 +1,186 @@
+"""Names of copies at the target of a transfer, and the roots that can be a target."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.format.checksums import name_identity
+from trinitylake_ops.format.definitions import ExportLevel, LakehouseDef
+from trinitylake_ops.format.file_names import as_version_4, derived_uuid, new_namespace_path, new_table_path
+from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location, to_uri
+from trinitylake_ops.storage.local.posix_files import check_can_hold, lies_within
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+_RECOGNIZED_GENERATIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The target root of a transfer, and the rule for the names of the copies.
+
+    The name of a copied definition follows from ``seed`` and the name of its source. ``folder`` is the folder of the
+    copies within that of their table, empty if table files keep their paths. ``siblings`` are other rules under which
+    the target may have the same copies.
+    """
+
+    root: str
+    seed: uuid.UUID
+    folder: str
+    siblings: tuple[Destination, ...] = ()
+
+    @classmethod
+    def same_root(cls, root: str, export_id: uuid.UUID) -> Destination:
+        """Return names that only one export uses, for copies within its lakehouse."""
+        return cls(root, export_id, f"export-{export_id}/")
+
+    @classmethod
+    def other_root(cls, root: str, source_id: str, level: ExportLevel, generation: int = 0) -> Destination:
+        """Return names that all exports of a lakehouse at a level share, so that a later export finds its copies.
+
+        Args:
+            root: The target.
+            source_id: The id of the lakehouse.
+            level: The level.
+            generation: Each has other names, for copies whose names of the generations before cannot be relied on.
+                Generation 0 knows the names of the next ones.
+        """
+        seed = uuid.uuid5(uuid.NAMESPACE_URL, f"{source_id}/{level.name.lower()}")
+        if generation:
+            seed = uuid.uuid5(seed, f"generation {generation}")
+            return cls(root, seed, f"export-{as_version_4(seed)}/")
+        later = range(1, _RECOGNIZED_GENERATIONS)
+        return cls(root, seed, "", tuple(cls.other_root(root, source_id, level, number) for number in later))
+
+    def definition_path(self, name: ObjectName, source: str, limit_bytes: int, *, is_changed: bool) -> str:
+        """Return the path of the copy of a definition."""
+        if not self.folder and not is_changed and not is_uri(source):
+            return source
+        return definition_path(name, limit_bytes, derived_uuid(self.seed, source))
+
+    def is_copy(self, location: str, name: ObjectName, source: str, limit_bytes: int) -> bool:
+        """Whether a location is that of a copy of a definition, under any of the names that it may have."""
+        copies = [
+            names.definition_path(name, source, limit_bytes, is_changed=is_changed)
+            for names in (self, *self.siblings)
+            for is_changed in (False, True)
+        ]
+        # Earlier exports into the same target made names of version 5.
+        copies += [
+            definition_path(name, limit_bytes, uuid.uuid5(names.seed, source)) for names in (self, *self.siblings)
+        ]
+        return name_identity(location) in map(name_identity, copies)
+
+    def pointer(self, source_root: str, location: str) -> str:
+        """Return how the tree at the target points to a file that is not copied."""
+        return to_location(self.root, to_uri(source_root, location))
+
+
+def definition_path(name: ObjectName, limit_bytes: int, identifier: uuid.UUID) -> str:
+    """Return the path of a new definition of a namespace or table.
+
+    Args:
+        name: The object.
+        limit_bytes: The longest path that the lakehouse allows.
+        identifier: The part of the name that distinguishes it from those of other definitions of the object.
+    """
+    if name.table is None:
+        return new_namespace_path(name.namespace, limit_bytes, identifier)
+    return new_table_path(name.namespace, name.table, limit_bytes, identifier)
+
+
+#: Schemes that name the same storage.
+_SAME_SCHEMES = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "gcs": "gs"}
+
+
+def target_root(lake: Lakehouse, target: str | None, *definitions: LakehouseDef) -> str:
+    """Return the normalized root of a target, empty for none.
+
+    What is recorded before the first write to the target would stay where that write fails.
+
+    Args:
+        lake: The lakehouse that is exported or cloned.
+        target: The target as the caller names it.
+        definitions: The settings of the lakehouse in the versions concerned; they name its table roots and others.
+
+    Raises:
+        InvalidInputError: The target is, lies in, or contains a root that the lakehouse reads or writes.
+        InvalidLocationError: The target is no root.
+        StoragePermissionError: The target can contain no lakehouse.
+    """
+    if target is None:
+        return ""
+    root = normalize_root_uri(target)
+    for used, what in _used_roots(lake, definitions):
+        if _overlap(root, used):
+            raise InvalidInputError(
+                f"target {root!r} cannot be used: it is, lies in, or contains {what} {used!r}; choose another one"
+            )
+    for definition in definitions:
+        for record in definition.exports:
+            other = _normalized(record.target_uri)
+            if other and _spelled(other) != _spelled(root) and _overlap(root, other):
+                raise InvalidInputError(
+                    f"target {root!r} cannot be used: it lies in, or contains the target {other!r} of"
+                    f" {record.name!r}; choose another one"
+                )
+    check_can_hold(root)
+    return root
+
+
+def check_contains_no_source(root: str, sources: Iterable[str]) -> None:
+    """Raise InvalidInputError if a file to copy is already below the target, such as below a former table root.
+
+    Args:
+        root: The target.
+        sources: The URIs of the files to copy.
+    """
+    for source in sources:
+        if _spelled(source).startswith(_spelled(root)):
+            raise InvalidInputError(
+                f"target {root!r} cannot be used: it contains {source!r}, a file that the export needs; choose"
+                " another one"
+            )
+
+
+def _used_roots(lake: Lakehouse, definitions: Sequence[LakehouseDef]) -> Iterator[tuple[str, str]]:
+    """Yield the roots that a lakehouse reads or writes, and what each is."""
+    yield lake.root, "the lakehouse itself"
+    names = lake.external_storages.names
+    roots = [(root, "its table root") for root in names.table_roots]
+    roots += [(root, "a lakehouse whose files it reads") for root in names.sources]
+    for definition in definitions:
+        roots.append((definition.table_root, "its table root"))
+        roots += [(source.root, "a lakehouse whose files it reads") for source in definition.sources]
+        if definition.parent is not None:
+            roots.append((definition.parent.root, "its parent"))
+    for named, what in roots:
+        if root := _normalized(named):
+            yield root, what
+
+
+def _overlap(root: str, other: str) -> bool:
+    """Whether one root lies in the other, or both are the same, by their text or by the folders they lead to."""
+    if lies_within(root, other) or lies_within(other, root):
+        return True
+    first, second = _spelled(root), _spelled(other)
+    return first.startswith(second) or second.startswith(first)
+
+
+def _spelled(uri: str) -> str:
+    """Return a URI in the one spelling of its scheme and host; S3 and Azure have several for the same place."""
+    scheme, separator, rest = uri.partition("://")
+    host, slash, path = rest.partition("/")
+    scheme = _SAME_SCHEMES.get(scheme.lower(), scheme.lower())
+    return f"{scheme}{separator}{host.lower()}{slash}{path}"
+
+
+def _normalized(root: str) -> str:
+    """Return a root that content names, empty for none and for a text that is no root."""
+    try:
+        return normalize_root_uri(root) if root else ""
+    except InvalidLocationError:
+        return ""
