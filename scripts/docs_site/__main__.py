@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.docs_site import api, reference, site_map
+from scripts.docs_site import api, option_tables, reference, site_map
 from scripts.docs_site.site_map import PROJECT
 
 SITE = PROJECT / ".site"
@@ -29,6 +29,7 @@ _ASKED = re.compile(r'<(?:script|img|iframe|link)\b[^>]*(?:src|href)="(?P<addres
 def main() -> None:
     """Put the pages together, let Zensical draw them, and look at what it made."""
     shutil.rmtree(SITE, ignore_errors=True)
+    option_tables.write()
     assemble()
     command = [Path(sys.executable).with_name("zensical"), "build", "--strict", "--clean"]
     subprocess.run([*command, "--config-file", PROJECT / "zensical.toml"], check=True)

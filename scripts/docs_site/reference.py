@@ -36,9 +36,8 @@ from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.operations import Budget
 from trinitylake_ops.server.settings import Limits, ServerSettings
 from trinitylake_ops.spark.source.options import OPTIONS, STREAM_OPTIONS, WRITE_OPTIONS
-from trinitylake_ops.storage.cache.memory import CACHE_OPTIONS
 from trinitylake_ops.storage.delegation import DelegationSettings
-from trinitylake_ops.storage.options import ALLOWED_ROOTS, WHOLE_FILE_LIMIT, is_secret
+from trinitylake_ops.storage.options import COMMON_OPTIONS, is_secret
 from trinitylake_ops.storage.registry import OWN_SCHEMES
 
 #: What a variable of the environment is for; those of a storage stand on its page.
@@ -273,9 +272,9 @@ def _storage_options() -> Iterator[tuple[str, str, str]]:
     schemes: dict[str, list[str]] = {}
     for name, scheme in OWN_SCHEMES.items():
         for option in scheme.options:
-            schemes.setdefault(option, []).append(name)
-    for option in (*sorted(CACHE_OPTIONS), ALLOWED_ROOTS, WHOLE_FILE_LIMIT):
-        yield code(option), "[all](../storage.md)", ""
+            schemes.setdefault(option.name, []).append(name)
+    for common in COMMON_OPTIONS:
+        yield code(common.name), "[all](../storage.md)", ""
     for option, of in sorted(schemes.items()):
         where = ", ".join(f"[`{name}://`](../storages/{_STORAGE_PAGES[name]}.md)" for name in of)
         yield code(option), where, "yes" if is_secret(option) else ""

@@ -17,7 +17,7 @@ from tests.credentials.canaries import (
 from tests.servers.daemons import free_port
 from tests.servers.plugin import SERVER_RUN
 from tests.servers.s3_server import S3Server
-from trinitylake_ops.storage.options import SECRET_OPTIONS
+from trinitylake_ops.storage.options import is_secret
 
 _USER = "canaries"
 
@@ -32,7 +32,7 @@ class CanaryServer:
     @property
     def options(self) -> dict[str, str]:
         """Storage options without credentials."""
-        return {name: value for name, value in self.server.storage_options.items() if name not in SECRET_OPTIONS}
+        return {name: value for name, value in self.server.storage_options.items() if not is_secret(name)}
 
     @property
     def options_with_credentials(self) -> dict[str, str]:

@@ -21,18 +21,49 @@ from trinitylake_ops.dagster_plugin.resources import (
     TrinityLakeResource,
 )
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.storage.cache.memory import CACHE_OPTIONS
-from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions, is_secret
+from trinitylake_ops.storage.options import COMMON_OPTIONS, OPTIONS_VARIABLE, StorageOptions, is_secret
 from trinitylake_ops.storage.registry import OWN_SCHEMES
+
+OPTIONS = {option.name for scheme in OWN_SCHEMES.values() for option in scheme.options}
+SECRETS = sorted(filter(is_secret, OPTIONS))
 
 
 def test_every_option_has_its_place_in_the_configuration() -> None:
-    of_schemes = {name for scheme in OWN_SCHEMES.values() for name in scheme.options}
-    of_all = CACHE_OPTIONS | {"allowed_roots", "whole_file_limit_bytes"}
-    named = {f"{scheme.name}.{name}" for scheme in OWN_SCHEMES.values() for name in scheme.options}
-    secret = {name for name in named if is_secret(name)}
-    assert StorageSettings.names() == ((of_schemes | of_all) - SECRET_OPTIONS) | (named - secret)
-    assert SecretVariables.names() == SECRET_OPTIONS | secret
+    named = {f"{scheme.name}.{option.name}" for scheme in OWN_SCHEMES.values() for option in scheme.options}
+    names = OPTIONS | named | {option.name for option in COMMON_OPTIONS}
+    assert SecretVariables.names() == set(filter(is_secret, names))
+    assert StorageSettings.names() == names - SecretVariables.names()
+
+
+def test_dagster_shows_what_an_option_is_for_and_what_it_accepts() -> None:
+    fields = StorageSettings.to_config_schema().as_field().config_type.fields  # type: ignore[attr-defined]
+    assert "s3://: " in fields["client"].description and "az://: " in fields["client"].description
+    assert "azure-storage-blob" not in fields["s3.client"].description
+    for scheme in OWN_SCHEMES.values():
+        for option in scheme.options:
+            if not option.is_secret:
+                description = fields[f"{scheme.name}.{option.name}"].description
+                assert option.help in description and option.accepted in description
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("fsync", "false", "no"),
+        ("s3.client", "obstore", "azure-storage-blob"),
+        ("client", "azure-storage-blob", "boto3"),
+        ("redis.durability", "waitaof", "never"),
+        ("read_timeout_seconds", "2.5", "soon"),
+        ("hdfs.replication", "3", "1.5"),
+        ("cache_bytes", "0", "-1"),
+        ("gs.endpoint", "http://host:1", "http://host:1/path"),
+        ("endpoint", "http://host:1/path", "ftp://host"),
+    ],
+)
+def test_values_are_checked_when_definitions_load(name: str, right: str, wrong: str) -> None:
+    assert StorageSettings(**{name: right}).explicit_options() == {name: right}
+    with pytest.raises(InvalidInputError, match=f"'{name.rpartition('.')[2]}'"):
+        StorageSettings(**{name: wrong})
 
 
 def test_options_reach_the_lakehouse_and_stay_when_it_is_made_anew(tmp_path: Path) -> None:
@@ -130,7 +161,7 @@ def test_what_the_page_shows_is_the_same_by_code_and_by_yaml() -> None:
     assert by_code.storage_options.explicit_options()["s3.region"] == "eu-1"
 
 
-@pytest.mark.parametrize("name", sorted(SECRET_OPTIONS))
+@pytest.mark.parametrize("name", SECRETS)
 def test_a_credential_among_the_options_is_refused_unseen(name: str) -> None:
     for value in (SECRET_ACCESS_KEY, dg.EnvVar("MY_SECRET")):
         with pytest.raises(InvalidInputError, match=f"'{name}' is a credential") as caught:
@@ -232,7 +263,7 @@ def test_an_endpoint_with_credentials_is_refused_when_definitions_load(endpoint:
     ],
 )
 def test_what_is_no_name_of_a_variable_is_refused_when_definitions_load(value: str) -> None:
-    for name in sorted(SECRET_OPTIONS):
+    for name in SECRETS:
         with pytest.raises(InvalidInputError, match=f"'{name}' is no name of an environment variable") as caught:
             SecretVariables(**{name: value})
         shown = everything_shown(caught.value)

@@ -20,6 +20,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.dagster_plugin import TrinityLakeResource
 from trinitylake_ops.storage import drop_memory_root, open_storage
+from trinitylake_ops.storage.options import Kind, Option
 from trinitylake_ops.storage.registry import Scheme
 from trinitylake_ops.telemetry import spans
 
@@ -76,7 +77,7 @@ def test_the_resource_of_branches_is_made_as_the_page_says() -> None:
 
 
 def test_the_scheme_of_another_package_is_one() -> None:
-    names = {"Scheme": Scheme, "open_shelf": open_storage}
+    names = {"Scheme": Scheme, "Option": Option, "Kind": Kind, "open_shelf": open_storage}
     exec(only("storage.md", "python", "Scheme("), names)
     made = names["SCHEME"]
     assert isinstance(made, Scheme) and made.name == "shelf"

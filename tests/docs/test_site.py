@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scripts.docs_site import api, reference, site_map
+from scripts.docs_site import api, option_tables, reference, site_map
 from scripts.draw_concepts import PICTURES
 from tests.docs.pages import DOCS, PROJECT
 from trinitylake_ops.cli.app import trinitylake
@@ -55,6 +55,20 @@ def test_every_fence_is_closed() -> None:
         if name.endswith(".md"):
             fences = re.findall(r"^ *```", (PROJECT / name).read_text(), flags=re.MULTILINE)
             assert len(fences) % 2 == 0, name
+
+
+@pytest.mark.parametrize("name", option_tables.PAGES)
+def test_tables_of_storage_options_are_current(name: str) -> None:
+    """``make docs`` writes them."""
+    text = (PROJECT / name).read_text()
+    assert "<!-- options of " in text
+    assert option_tables.updated(text) == text
+
+
+def test_every_scheme_with_options_has_a_table() -> None:
+    pages = "".join((PROJECT / name).read_text() for name in option_tables.PAGES)
+    shown = [scheme.options for scheme in OWN_SCHEMES.values() if f"<!-- options of {scheme.name} -->" in pages]
+    assert [scheme.name for scheme in OWN_SCHEMES.values() if scheme.options not in shown] == ["memory"]
 
 
 def test_links_are_those_of_the_site() -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark.source.options import OPTIONS, SourceOptions
-from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE
+from trinitylake_ops.storage.registry import OWN_SCHEMES
 
+SECRETS = sorted({one.name for scheme in OWN_SCHEMES.values() for one in scheme.options if one.is_secret})
 LOCAL = {"root": "file:///lake/", "path": "objects"}
 AZURE = {"root": "abfss://box@account.dfs.core.windows.net/lake/", "path": "ns.t"}
 AZURE_VARIABLES = (
@@ -76,7 +78,7 @@ def test_what_is_missing_or_unknown() -> None:
             SourceOptions.parse({**LOCAL, name: "-1"})
 
 
-@pytest.mark.parametrize("name", sorted(SECRET_OPTIONS))
+@pytest.mark.parametrize("name", SECRETS)
 def test_credentials_are_no_options(name: str) -> None:
     with pytest.raises(InvalidInputError, match=f"'storage.{name}' would be seen") as raised:
         SourceOptions.parse({**S3, f"storage.{name}": "hush"})

@@ -17,8 +17,8 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
 )
 from trinitylake_ops.storage.azure.blob_client import page_of
-from trinitylake_ops.storage.azure.errors import AzureRequest, error_from_response
-from trinitylake_ops.storage.http.requests import Request
+from trinitylake_ops.storage.azure.errors import error_from_response
+from trinitylake_ops.storage.http.requests import Request, StorageRequest
 from trinitylake_ops.storage.options import StorageOptions
 
 READ, STAT, CREATE, WRITE, DELETE, LIST = (
@@ -29,7 +29,7 @@ ROOT = "abfss://box@account.dfs.core.windows.net/lake/"
 
 def error_of(operation: Request, status: int | None, code: str | None, message: str | None = None) -> TrinityLakeError:
     options = StorageOptions({"sas_token": "sv=1&sig=the-signature"})
-    return error_from_response(AzureRequest(operation, "a/b", ROOT, options), status, code, message)
+    return error_from_response(StorageRequest(operation, "a/b", ROOT, options), status, code, message)
 
 
 @pytest.mark.parametrize(

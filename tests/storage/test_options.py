@@ -6,7 +6,8 @@ import pytest
 
 from trinitylake_ops.errors import InvalidInputError, StorageError
 from trinitylake_ops.storage import open_storage
-from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions, redact_assignments
+from trinitylake_ops.storage.options import Kind, Option, StorageOptions, is_secret, redact_assignments
+from trinitylake_ops.storage.registry import OWN_SCHEMES
 
 OPTIONS = {
     "access_key_id": "the-key",
@@ -28,7 +29,54 @@ def test_text_forms_hide_credentials_and_pickles_keep_them() -> None:
         assert "here" in text
     assert pickle.loads(pickle.dumps(options)) == options == OPTIONS
     assert hash(pickle.loads(pickle.dumps(options))) == hash(options)
-    assert {name for name, value in options.shown().items() if value == "***"} == SECRET_OPTIONS
+    assert {name for name, value in options.shown().items() if value == "***"} == set(OPTIONS) - {"region"}
+
+
+SECRETS = {option for scheme in OWN_SCHEMES.values() for option in scheme.options if option.is_secret}
+
+
+def test_every_credential_is_hidden_by_its_name() -> None:
+    assert {option.name for option in SECRETS} == set(OPTIONS) - {"region"}
+    for option in SECRETS:
+        assert is_secret(option.name) and is_secret(f"s3.{option.name}")
+        assert redact_assignments(f"{option.name}=hush, x") == f"{option.name}=***, x"
+
+
+@pytest.mark.parametrize(
+    "variable", sorted({one for option in SECRETS for one in option.environment if not one.endswith("CREDENTIALS")})
+)
+def test_the_variable_of_every_credential_is_hidden(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "environments-secret")
+    assert StorageOptions().redact("an environments-secret") == "an ***"
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"), [("api_token", False), ("slow", True), ("key_prefix", False), ("signature", True)]
+)
+def test_a_specification_that_does_not_agree_with_its_name_is_rejected(name: str, *, secret: bool) -> None:
+    with pytest.raises(InvalidInputError, match=f"'{name}'"):
+        Option(name, "x", is_secret=secret)
+
+
+@pytest.mark.parametrize(
+    ("option", "right", "value", "wrong"),
+    [
+        (Option("a", "x"), "b c", "b c", ["", "a\nb"]),
+        (Option("a", "x", Kind.TOKEN), "b", "b", ["", "b c", "b\x7f"]),
+        (Option("a", "x", Kind.FLAG), "true", True, ["", "True", "1"]),
+        (Option("a", "x", Kind.CHOICE, choices=("b", "c")), "c", "c", ["", "d", "b,c"]),
+        (Option("a", "x", Kind.NUMBER, minimum=1, maximum=5), "1.5", 1.5, ["", "0.5", "6", "nan", "inf", "x"]),
+        (Option("a", "x", Kind.INTEGER, minimum=1), "12", 12, ["", "0", "1.0", "1e3", "-1", " 1", "1" * 19]),
+        (Option("a", "x", Kind.URL), "http://h:1/p", "http://h:1/p", ["", "h", "ftp://h", "http://u@h", "http://h?q"]),
+    ],
+    ids=lambda value: value.kind.name if isinstance(value, Option) else "",
+)
+def test_values(option: Option, right: str, value: object, wrong: list[str]) -> None:
+    assert option.value({"a": right}) == value
+    assert option.value({}) is None
+    for text in wrong:
+        with pytest.raises(InvalidInputError, match="'a'"):
+            option.value({"a": text})
 
 
 def test_redaction_takes_the_longest_credential_first() -> None:

@@ -76,7 +76,7 @@ def test_options_that_are_not_valid(options: dict[str, str], message: str) -> No
 def test_a_cluster_has_one_database() -> None:
     with pytest.raises(InvalidInputError):
         settings("redis://host/1/lake/", cluster="true")
-    assert settings(cluster="true").is_cluster
+    assert settings(cluster="true").cluster
 
 
 def test_credentials_come_from_one_place(monkeypatch: pytest.MonkeyPatch) -> None:

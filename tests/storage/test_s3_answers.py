@@ -20,9 +20,9 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage.http.aws import error_without_credentials
-from trinitylake_ops.storage.http.requests import Request, TransportFailure, error_from_transport
+from trinitylake_ops.storage.http.requests import Request, StorageRequest, TransportFailure, error_from_transport
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.errors import S3Request, error_from_response, is_range_beyond_end
+from trinitylake_ops.storage.s3.errors import error_from_response, is_range_beyond_end
 
 SECRETS = {
     "access_key_id": "AKIDOFTESTS",
@@ -34,8 +34,8 @@ WRITES = [Request.CREATE, Request.WRITE, Request.DELETE]
 READS = [Request.READ, Request.STAT, Request.LIST, Request.CLOCK]
 
 
-def request_for(operation: Request, path: str = "a/b") -> S3Request:
-    return S3Request(operation, path, ROOT, StorageOptions(SECRETS))
+def request_for(operation: Request, path: str = "a/b") -> StorageRequest:
+    return StorageRequest(operation, path, ROOT, StorageOptions(SECRETS))
 
 
 def error_for(operation: Request, status: int | None, code: str | None, message: str | None = None) -> TrinityLakeError:
@@ -52,7 +52,7 @@ def error_for(operation: Request, status: int | None, code: str | None, message:
         (Request.CREATE, 404, "NoSuchBucket", StorageError, "does not exist"),
         (Request.LIST, 404, None, StorageError, "the bucket 'bucket' does not exist"),
         (Request.CLOCK, 404, "404", StorageError, "the bucket 'bucket' does not exist"),
-        (Request.CREATE, 412, "PreconditionFailed", FileExistsAlreadyError, "a file stands at 'a/b' already"),
+        (Request.CREATE, 412, "PreconditionFailed", FileExistsAlreadyError, "'a/b' already exists"),
         (Request.CREATE, 412, None, FileExistsAlreadyError, "choose another name"),
         (Request.WRITE, 412, "PreconditionFailed", StorageError, "412 PreconditionFailed"),
         (Request.CREATE, 409, "ConditionalRequestConflict", TransientError, "retry"),

@@ -25,9 +25,8 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage.http.obstore_errors import status_and_code
-from trinitylake_ops.storage.http.requests import Request
+from trinitylake_ops.storage.http.requests import Request, StorageRequest
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.errors import S3Request
 from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage, is_folder_ahead, typed_error
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 
@@ -84,9 +83,9 @@ def failure(call: Callable[[], object]) -> TrinityLakeError:
     return caught.value
 
 
-def request(operation: Request = Request.CREATE) -> S3Request:
+def request(operation: Request = Request.CREATE) -> StorageRequest:
     options = StorageOptions({"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET})
-    return S3Request(operation, "k", "s3://bucket/lake/", options)
+    return StorageRequest(operation, "k", "s3://bucket/lake/", options)
 
 
 def dump(*lines: str) -> str:

@@ -143,7 +143,7 @@ def test_server_errors_leave_a_create_open(status: int) -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
-        (s3_error(412, "PreconditionFailed"), FileExistsAlreadyError, "stands at"),
+        (s3_error(412, "PreconditionFailed"), FileExistsAlreadyError, "already exists"),
         (s3_error(409, "ConditionalRequestConflict"), TransientError, "retry"),
         (s3_error(503, "SlowDown"), ThrottledError, "slower pace"),
         (s3_error(404, "NoSuchBucket"), StorageError, "bucket 'bucket' does not exist"),

@@ -19,13 +19,17 @@ from trinitylake_ops.storage.registry import OWN_SCHEMES, Scheme, environment_of
 
 _MODULE = """
 from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.storage.options import Kind, Option
 from trinitylake_ops.storage.registry import Scheme
 
-def open_shelf(root, options):
-    return LocalStorage(root.replace("shelf://", "file:///"), fsync=options.flag("slow", default=False))
+SLOW = Option("slow", "sync each file", Kind.FLAG, default=False)
+API_TOKEN = Option("api_token", "token", Kind.TOKEN, is_secret=True)
 
-SCHEME = Scheme("shelf", frozenset({"slow", "api_token"}), open_shelf, ("SHELF_USER",))
-OTHER = Scheme("drawer", frozenset(), open_shelf)
+def open_shelf(root, options):
+    return LocalStorage(root.replace("shelf://", "file:///"), fsync=SLOW.value(options))
+
+SCHEME = Scheme("shelf", (SLOW, API_TOKEN), open_shelf, ("SHELF_USER",))
+OTHER = Scheme("drawer", (), open_shelf)
 """
 _POINTS = """
 [trinitylake_ops.storages]
@@ -68,6 +72,11 @@ def test_a_lakehouse_stands_on_a_storage_of_another_package(tmp_path: Path) -> N
 def test_its_options_are_checked_and_its_credentials_hidden() -> None:
     with pytest.raises(InvalidInputError, match="shelf://"):
         open_storage("shelf://x/", {"fast": "true"})
+    with pytest.raises(InvalidInputError, match="'slow' must be 'true' or 'false'"):
+        open_storage("shelf://x/", {"slow": "yes"})
+    with pytest.raises(InvalidInputError, match="'api_token'") as caught:
+        open_storage("shelf://x/", {"api_token": "abc 123"})
+    assert "abc" not in str(caught.value)
     options = StorageOptions({"api_token": "abc123", "slow": "true"})
     assert "abc123" not in repr(options)
     assert options.redact("refused for abc123") == "refused for ***"
@@ -100,7 +109,7 @@ def test_the_documentation_has_every_scheme_and_what_it_takes_of_the_environment
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("azure.endpoint", "what stands before the dot is a scheme, as file, memory, s3"),
+        ("azure.endpoint", "the part before the dot is a scheme, such as file, memory, s3"),
         ("s3.endpont", r"unknown storage option 'endpont': s3:// supports"),
         ("gs.fsync", r"unknown storage option 'fsync': gs:// supports"),
     ],

@@ -1,7 +1,8 @@
-"""Options of storages as Dagster's configuration has them: those that anybody may see, and variables with the rest.
+"""Options of storages in Dagster's configuration: those that may be shown, and variables with the credentials.
 
-An option has one field for roots of the lakehouse's own scheme, ``endpoint``, and one for those of each scheme that
-takes it, ``s3.endpoint``. Dagster knows all their names, so it refuses others before a run exists.
+The fields are generated from the specifications of the options. An option has one field for roots of the lakehouse's
+scheme, ``endpoint``, and one for each scheme that accepts it, ``s3.endpoint``. Dagster knows all their names, so it
+rejects others before a run exists.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import dagster as dg
 from pydantic import ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.storage.http.settings import check_endpoint
-from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions, is_secret
+from trinitylake_ops.storage.options import COMMON_OPTIONS, OPTIONS_VARIABLE, Option, StorageOptions, is_secret
 from trinitylake_ops.storage.registry import OWN_SCHEMES
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -46,6 +46,12 @@ class _OptionsConfig(dg.Config):
 
     # Only the classes that are used build their validators, and only when they are used.
     model_config = ConfigDict(hide_input_in_errors=True, defer_build=True)
+
+    if TYPE_CHECKING:  # the fields are generated
+
+        def __init__(self, **options: str | None): ...
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @model_validator(mode="before")
     @classmethod
@@ -83,86 +89,74 @@ def _name_of(field: str) -> str:
     return field.replace(_BETWEEN, ".")
 
 
-def _for_schemes(plain: type[_OptionsConfig]) -> Any:
-    """Return a class with the fields of another one, and with one for each scheme that takes such an option."""
-    fields: dict[str, Any] = {
-        f"{scheme.name}{_BETWEEN}{name}": (
-            str | None,
-            Field(
-                default=None,
-                alias=f"{scheme.name}.{name}",
-                description=f"The option {name!r} of {scheme.name}:// roots, also where the lakehouse is elsewhere.",
-            ),
-        )
-        for scheme in OWN_SCHEMES.values()
-        for name in plain.model_fields
-        if name in scheme.options
-    }
-    return create_model(f"{plain.__name__}ForSchemes", __base__=plain, __module__=__name__, **fields)
+def _specs() -> dict[str, dict[Option, list[str]]]:
+    """Return the specifications of each option, without and with a scheme in its name, and where each applies."""
+    specs: dict[str, dict[Option, list[str]]] = {}
+    for scheme in OWN_SCHEMES.values():
+        for option in scheme.options:
+            specs.setdefault(option.name, {}).setdefault(option, []).append(f"{scheme.name}://")
+    specs |= {option.name: {option: ["all roots"]} for option in COMMON_OPTIONS}
+    for scheme in OWN_SCHEMES.values():
+        roots = f"{scheme.name}:// roots, also where the lakehouse has another scheme"
+        specs |= {f"{scheme.name}.{option.name}": {option: [roots]} for option in scheme.options}
+    return specs
 
 
-class _PlainSettings(_OptionsConfig):
-    """The options without a scheme."""
+_SPECS = _specs()
 
-    fsync: str | None = Field(default=None, description="Local folders, HDFS: 'true' or 'false'.")
-    follow_links: str | None = Field(
-        default=None, description="Local folders: 'false' refuses symbolic links below the root."
-    )
-    endpoint: str | None = Field(
-        default=None, description="S3, Azure, Google Cloud Storage, DynamoDB: URL of another server."
-    )
-    region: str | None = Field(default=None, description="S3, DynamoDB: region of the bucket or table.")
-    client: str | None = Field(
-        default=None, description="S3: 's3fs' or 'obstore'. Azure: 'azure-storage-blob' or 'obstore'."
-    )
-    account_name: str | None = Field(default=None, description="Azure: the account, where the root names none.")
-    addressing_style: str | None = Field(default=None, description="S3: 'auto', 'path' or 'virtual'.")
-    connect_timeout_seconds: str | None = Field(default=None, description="Servers: seconds until a connection stands.")
-    read_timeout_seconds: str | None = Field(default=None, description="Servers: seconds without a byte of an answer.")
-    project: str | None = Field(default=None, description="Google Cloud Storage: project that pays for requests.")
-    create_table: str | None = Field(
-        default=None, description="DynamoDB: 'true' lets the first create make a table that is missing."
-    )
-    username: str | None = Field(default=None, description="Redis: user of its ACL, with a password.")
-    durability: str | None = Field(default=None, description="Redis: 'always', 'waitaof', 'everysec' or 'assured'.")
-    volatile: str | None = Field(default=None, description="Redis: 'true' accepts a server that may lose all.")
-    wait_replicas: str | None = Field(default=None, description="Redis: replicas that confirm each write.")
-    cluster: str | None = Field(default=None, description="Redis: 'true' for a cluster.")
-    tls_ca_file: str | None = Field(default=None, description="Redis: file of certificates that are trusted.")
-    tls_client_pem_file: str | None = Field(default=None, description="Redis: file of our certificate and its key.")
-    namenodes: str | None = Field(
-        default=None, description="HDFS: HOST:PORT of each NameNode of a name service, with spaces between them."
-    )
-    replication: str | None = Field(default=None, description="HDFS: how many DataNodes keep each new file.")
-    whole_file_limit_bytes: str | None = Field(
-        default=None, description="The most bytes of a node or definition; 256 MiB by default, which is the least."
-    )
-    cache_bytes: str | None = Field(default=None, description="Memory for immutable files, in bytes.")
-    cache_folder: str | None = Field(default=None, description="Local folder for immutable files.")
-    cache_folder_bytes: str | None = Field(default=None, description="Size of that folder, in bytes.")
 
-    allowed_roots: str | None = Field(
-        default=None,
-        description="Further roots that may be read, and where tables of others may be written, such as those of"
-        " registered tables; URIs with spaces between them.",
-    )
+def _with_fields(base: type[_OptionsConfig], form: str, *, secret: bool) -> Any:
+    """Return a class with a field for each option that is, or is not, a credential.
+
+    Args:
+        base: the class without fields.
+        form: the description of an option, with its help and accepted values as ``{help}`` and ``{accepted}``.
+        secret: whether the fields are for credentials.
+    """
+    fields: dict[str, Any] = {}
+    for name, specs in _SPECS.items():
+        if is_secret(name) == secret:
+            texts = (
+                f"{', '.join(roots)}: {form.format(help=option.help, accepted=option.accepted)}."
+                for option, roots in specs.items()
+            )
+            alias = name if "." in name else None
+            field = Field(default=None, alias=alias, description=" ".join(texts))
+            fields[name.replace(".", _BETWEEN)] = (str | None, field)
+    return create_model(f"{base.__name__}Fields", __base__=base, __module__=__name__, **fields)
+
+
+class _CheckedSettings(_OptionsConfig):
+    """Checks of the values of options."""
 
     @field_validator("*", mode="before")
     @classmethod
-    def _check_endpoint(cls, given: Any, info: ValidationInfo) -> Any:
-        if _name_of(info.field_name or "").rpartition(".")[2] == "endpoint" and is_plain_text(given):
-            check_endpoint(given)
+    def _check_value(cls, given: Any, info: ValidationInfo) -> Any:
+        if is_plain_text(given):
+            _check(list(_SPECS[_name_of(info.field_name or "")]), given)
         return given
 
 
+def _check(options: list[Option], value: str) -> None:
+    """Raise InvalidInputError for a value that none of the options of one name accepts."""
+    for option in options:
+        try:
+            option.parse(value)
+        except InvalidInputError:
+            if option is options[-1]:
+                raise
+        else:
+            return
+
+
 if TYPE_CHECKING:
-    _Settings = _PlainSettings
+    _Settings = _CheckedSettings
 else:
-    _Settings = _for_schemes(_PlainSettings)
+    _Settings = _with_fields(_CheckedSettings, "{help}; {accepted}", secret=False)
 
 
 class StorageSettings(_Settings):
-    """Options of storages that anybody may see. Each storage takes some of them (docs/storage.md)."""
+    """Options of storages that may be shown. Each storage accepts some of them (docs/storage.md)."""
 
     @classmethod
     def from_environment(cls) -> StorageSettings:
@@ -170,25 +164,8 @@ class StorageSettings(_Settings):
         return cls(**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")))
 
 
-class _PlainVariables(_OptionsConfig):
-    """The options without a scheme."""
-
-    access_key_id: str | None = Field(default=None, description="Name of the variable that holds the access key id.")
-    secret_access_key: str | None = Field(default=None, description="Name of the variable that holds the secret key.")
-    session_token: str | None = Field(default=None, description="Name of the variable that holds the session token.")
-    credentials: str | None = Field(
-        default=None, description="Name of the variable that holds credentials of Google Cloud: a file's path or text."
-    )
-    password: str | None = Field(default=None, description="Name of the variable that holds the password (Redis).")
-    account_key: str | None = Field(
-        default=None, description="Name of the variable that holds the key of an account on Azure."
-    )
-    sas_token: str | None = Field(
-        default=None, description="Name of the variable that holds a shared access signature on Azure."
-    )
-    connection_string: str | None = Field(
-        default=None, description="Name of the variable that holds the connection string of an account on Azure."
-    )
+class _CheckedVariables(_OptionsConfig):
+    """Checks of the names of variables."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -203,9 +180,9 @@ class _PlainVariables(_OptionsConfig):
 
 
 if TYPE_CHECKING:
-    _Variables = _PlainVariables
+    _Variables = _CheckedVariables
 else:
-    _Variables = _for_schemes(_PlainVariables)
+    _Variables = _with_fields(_CheckedVariables, "name of the environment variable with the {help}", secret=True)
 
 
 class SecretVariables(_Variables):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 from trinitylake_ops.errors import FileExistsAlreadyError, FileMissingError, InvalidLocationError
+from trinitylake_ops.storage.error_table import EXISTS
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
 from trinitylake_ops.storage.paths import check_path, check_prefix, check_range, is_hidden, split_root
 
@@ -58,7 +59,7 @@ class MemoryStorage(Storage):
         key, body = self._key(path), bytes(data)
         with self._files.lock:
             if key in self._files.by_key:
-                raise FileExistsAlreadyError(f"a file stands at {path!r} already; choose another name", path=path)
+                raise FileExistsAlreadyError(EXISTS.format(path=path, root=self.root), path=path)
             self._files.by_key[key] = (body, self.now_ms())
 
     def write(self, path: str, data: bytes) -> None:

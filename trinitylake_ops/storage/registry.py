@@ -8,57 +8,49 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.extras import needs
-from trinitylake_ops.storage.azure.settings import (
-    AZURE_CLIENTS,
-    AZURE_ENVIRONMENT,
-    AZURE_OPTIONS,
-    AzureLocation,
-    account_of_environment,
-)
-from trinitylake_ops.storage.dynamodb.settings import (
-    DYNAMODB_ENVIRONMENT,
-    DYNAMODB_OPTIONS,
-    DynamoDBLocation,
-    dynamodb_of_environment,
-)
-from trinitylake_ops.storage.gcs.settings import GCS_ENVIRONMENT, GCS_OPTIONS, GcsLocation, gcs_of_environment
-from trinitylake_ops.storage.hdfs.settings import HDFS_ENVIRONMENT, HDFS_OPTIONS, HdfsLocation
+from trinitylake_ops.storage.azure import settings as azure
+from trinitylake_ops.storage.dynamodb import settings as dynamodb
+from trinitylake_ops.storage.gcs import settings as gcs
+from trinitylake_ops.storage.hdfs import settings as hdfs
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
-from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
-from trinitylake_ops.storage.redis.settings import REDIS_ENVIRONMENT, REDIS_OPTIONS, RedisLocation, redis_of_environment
-from trinitylake_ops.storage.s3.settings import S3_CLIENTS, S3_ENVIRONMENT, S3_OPTIONS, S3Location, s3_of_environment
+from trinitylake_ops.storage.meter import ObservedStorage
+from trinitylake_ops.storage.options import COMMON_OPTIONS, WHOLE_FILE_LIMIT, Kind, Option, StorageOptions
+from trinitylake_ops.storage.redis import settings as redis
+from trinitylake_ops.storage.retry import RetryStorage
+from trinitylake_ops.storage.s3 import settings as s3
+from trinitylake_ops.telemetry.settings import is_enabled
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A kind of storage.
+    """A kind of storage."""
 
-    ``name`` is what its roots begin with, before ``://``. ``options`` are the names of its own options
-    (docs/storage.md). ``open`` returns the storage of a normalized root, without retries around it, and sends no
-    request. It raises InvalidLocationError and InvalidInputError, which repeat no credentials, and MissingExtraError.
-    ``environment`` are the variables that decide where a root is and who asks, where the options do not say.
-    ``check_root`` raises InvalidLocationError for a root of another form, and repeats no credentials. ``place`` are the
-    options that decide which server a root is on, as two servers have two buckets of one name. ``from_environment``
-    returns the options that the environment gives to a root with these options, credentials among them. Tasks on other
-    machines get them. ``roots_nest`` is false where a root does not show what is under the roots below it. There, no
-    folder can be taken for a root.
-    """
-
+    #: What its roots begin with, before ``://``.
     name: str
-    options: frozenset[str]
+    #: The options that it accepts in addition to ``COMMON_OPTIONS``.
+    options: tuple[Option, ...]
+    #: Returns the storage of a normalized root, without retries around it, and sends no request. The options have their
+    #: plain names and accepted values. Raises InvalidLocationError and InvalidInputError, which repeat no credentials,
+    #: and MissingExtraError.
     open: Callable[[str, StorageOptions], Storage]
+    #: The variables that decide where a root is and which user sends its requests, where the options do not.
     environment: tuple[str, ...] = ()
+    #: Raises InvalidLocationError for a root of another form, and repeats no credentials.
     check_root: Callable[[str], object] = lambda root: root
+    #: The options that decide which server a root is on, because two servers can have two buckets of one name.
     place: tuple[str, ...] = ()
+    #: Returns the options, including credentials, that the environment gives to a root with these options. Tasks on
+    #: other machines get them.
     from_environment: Callable[[str, Mapping[str, str]], Mapping[str, str]] = lambda root, options: {}
+    #: False where a root does not show the files of roots below it, so that no folder can be taken for a root.
     roots_nest: bool = True
 
 
@@ -84,6 +76,52 @@ def scheme_of(root_uri: str) -> Scheme:
     shown = shown if separator else "a root without a scheme"
     *first, last = (f"{known}://" for known in (*OWN_SCHEMES, *sorted(others)))
     raise InvalidLocationError(f"{shown} is not supported: roots start with {', '.join(first)} or {last}")
+
+
+def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
+    """Open the storage of a normalized root URI (FORMAT.md, L1), wrapped in retries.
+
+    Opening touches no file and sends no request. If telemetry is enabled, the storage reports its requests.
+
+    Args:
+        root_uri: a root such as ``file:///folder/`` or ``s3://bucket/prefix/``.
+        storage_options: the options of its scheme and ``COMMON_OPTIONS`` (docs/storage.md). ``SCHEME.NAME`` is the
+            option of that name for one scheme; those of other schemes are for other roots.
+
+    Raises:
+        InvalidLocationError: for a root of another scheme or form. The message repeats no credentials.
+        InvalidInputError: for an option that is unknown or has a wrong value. The message repeats no credentials.
+        MissingExtraError: if the library of a client is missing.
+    """
+    scheme = scheme_of(root_uri)
+    given = StorageOptions(storage_options)
+    options = given.of_scheme(scheme.name)
+    _check_names(scheme, options)
+    for name in given:
+        _check_other(name)
+    for option in (*scheme.options, WHOLE_FILE_LIMIT):
+        option.value(options)
+    opened = scheme.open(root_uri, options)
+    return RetryStorage(ObservedStorage(opened) if is_enabled() else opened)
+
+
+def _check_names(scheme: Scheme, names: Iterable[str]) -> None:
+    known = {option.name for option in (*scheme.options, *COMMON_OPTIONS)}
+    if unknown := sorted(set(names) - known):
+        supported = ", ".join(sorted(known))
+        raise InvalidInputError(f"unknown storage option {unknown[0]!r}: {scheme.name}:// supports {supported}")
+
+
+def _check_other(name: str) -> None:
+    """Reject an option for roots of an unknown scheme. Options of other packages are checked when such a root opens."""
+    scheme, dot, plain = name.partition(".")
+    if dot and scheme in OWN_SCHEMES:
+        _check_names(OWN_SCHEMES[scheme], [plain])
+    elif dot and scheme not in _added():
+        known = ", ".join(OWN_SCHEMES)
+        raise InvalidInputError(
+            f"unknown storage option {name!r}: the part before the dot is a scheme, such as {known}"
+        )
 
 
 def check_root(root_uri: str) -> None:
@@ -133,11 +171,6 @@ def with_environment(root_uri: str, options: Mapping[str, str]) -> StorageOption
     return StorageOptions({**found, **given})
 
 
-def is_added(scheme: str) -> bool:
-    """Whether another package adds this scheme."""
-    return scheme in _added()
-
-
 def _added() -> Mapping[str, EntryPoint]:
     """Return the entry points of other packages by their schemes. None of them takes the place of our own."""
     return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in OWN_SCHEMES}
@@ -154,17 +187,33 @@ def _loaded(point: EntryPoint) -> Scheme:
     return found
 
 
+_FSYNC = Option(
+    "fsync",
+    "before a call returns, the file, its folder, and the entries of its parent folders up to the root are on the"
+    " device",
+    Kind.FLAG,
+    default=True,
+)
+_FOLLOW_LINKS = Option(
+    "follow_links",
+    "reads, writes and deletes follow symbolic links below the root, but not out of the folder of a table, unless they"
+    " lead to an allowed root; 'false' rejects all links",
+    Kind.FLAG,
+    default=True,
+)
+
+
 def _open_local(root: str, options: StorageOptions) -> Storage:
     return LocalStorage(
         root,
-        fsync=options.flag("fsync", default=True),
-        whole_file_limit_bytes=whole_file_limit_bytes(options),
-        follows_links=options.flag("follow_links", default=True),
+        fsync=_FSYNC.value(options),
+        whole_file_limit_bytes=WHOLE_FILE_LIMIT.value(options),
+        follows_links=_FOLLOW_LINKS.value(options),
     )
 
 
 def _open_memory(root: str, options: StorageOptions) -> Storage:
-    return MemoryStorage(root, whole_file_limit_bytes=whole_file_limit_bytes(options))
+    return MemoryStorage(root, whole_file_limit_bytes=WHOLE_FILE_LIMIT.value(options))
 
 
 def _open_hdfs(root: str, options: StorageOptions) -> Storage:
@@ -176,7 +225,7 @@ def _open_hdfs(root: str, options: StorageOptions) -> Storage:
 
 def _open_s3(root: str, options: StorageOptions) -> Storage:
     # The client libraries take a good part of a second to load. Other roots should not pay for that.
-    if options.one_of("client", S3_CLIENTS) == "obstore":
+    if s3.CLIENT.value(options) == "obstore":
         with needs("obstore"):
             from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
 
@@ -210,7 +259,7 @@ def _open_redis(root: str, options: StorageOptions) -> Storage:
 
 def _open_azure(root: str, options: StorageOptions) -> Storage:
     with needs("azure"):
-        if options.one_of("client", AZURE_CLIENTS) == "obstore":
+        if azure.CLIENT.value(options) == "obstore":
             from trinitylake_ops.storage.azure.obstore_storage import ObstoreAzureStorage
 
             return ObstoreAzureStorage(root, options)
@@ -222,53 +271,66 @@ def _open_azure(root: str, options: StorageOptions) -> Storage:
 OWN_SCHEMES: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
-        Scheme("file", frozenset({"fsync", "follow_links"}), _open_local),
-        Scheme("memory", frozenset(), _open_memory),
-        Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT, S3Location.of, ("endpoint",), s3_of_environment),
+        Scheme("file", (_FSYNC, _FOLLOW_LINKS), _open_local),
+        Scheme("memory", (), _open_memory),
         Scheme(
-            "abfss",
-            AZURE_OPTIONS,
-            _open_azure,
-            AZURE_ENVIRONMENT,
-            AzureLocation.of,
-            from_environment=account_of_environment,
+            "s3",
+            s3.S3_OPTIONS,
+            _open_s3,
+            s3.S3_ENVIRONMENT,
+            s3.S3Location.of,
+            place=("endpoint",),
+            from_environment=s3.s3_of_environment,
+        ),
+        *(
+            Scheme(
+                name,
+                azure.AZURE_OPTIONS,
+                _open_azure,
+                azure.AZURE_ENVIRONMENT,
+                azure.AzureLocation.of,
+                place=place,
+                from_environment=azure.account_of_environment,
+            )
+            for name, place in (("abfss", ()), ("az", ("endpoint", "account_name")))
         ),
         Scheme(
-            "az",
-            AZURE_OPTIONS,
-            _open_azure,
-            AZURE_ENVIRONMENT,
-            AzureLocation.of,
-            ("endpoint", "account_name"),
-            account_of_environment,
+            "gs",
+            gcs.GCS_OPTIONS,
+            _open_gcs,
+            gcs.GCS_ENVIRONMENT,
+            gcs.GcsLocation.of,
+            place=("endpoint",),
+            from_environment=gcs.gcs_of_environment,
         ),
-        Scheme("gs", GCS_OPTIONS, _open_gcs, GCS_ENVIRONMENT, GcsLocation.of, ("endpoint",), gcs_of_environment),
         Scheme(
             "dynamodb",
-            DYNAMODB_OPTIONS,
+            dynamodb.DYNAMODB_OPTIONS,
             _open_dynamodb,
-            DYNAMODB_ENVIRONMENT,
-            DynamoDBLocation.of,
-            ("endpoint",),
-            dynamodb_of_environment,
+            dynamodb.DYNAMODB_ENVIRONMENT,
+            dynamodb.DynamoDBLocation.of,
+            place=("endpoint",),
+            from_environment=dynamodb.dynamodb_of_environment,
             roots_nest=False,
         ),
-        Scheme(
-            "redis",
-            REDIS_OPTIONS,
-            _open_redis,
-            REDIS_ENVIRONMENT,
-            RedisLocation.of,
-            from_environment=redis_of_environment,
+        *(
+            Scheme(
+                name,
+                redis.REDIS_OPTIONS,
+                _open_redis,
+                redis.REDIS_ENVIRONMENT,
+                redis.RedisLocation.of,
+                from_environment=redis.redis_of_environment,
+            )
+            for name in ("redis", "rediss")
         ),
         Scheme(
-            "rediss",
-            REDIS_OPTIONS,
-            _open_redis,
-            REDIS_ENVIRONMENT,
-            RedisLocation.of,
-            from_environment=redis_of_environment,
+            "hdfs",
+            hdfs.HDFS_OPTIONS,
+            _open_hdfs,
+            hdfs.HDFS_ENVIRONMENT,
+            hdfs.HdfsLocation.of,
+            place=("namenodes",),
         ),
-        Scheme("hdfs", HDFS_OPTIONS, _open_hdfs, HDFS_ENVIRONMENT, HdfsLocation.of, ("namenodes",)),
     )
 }

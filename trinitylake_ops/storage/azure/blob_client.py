@@ -28,12 +28,11 @@ from azure.identity.aio import DefaultAzureCredential
 from azure.storage.blob.aio import BlobServiceClient
 
 from trinitylake_ops.errors import StorageError, TrinityLakeError
-from trinitylake_ops.storage.azure.errors import AzureRequest, error_from_response, error_without_credentials
+from trinitylake_ops.storage.azure.errors import error_from_response, error_without_credentials
 from trinitylake_ops.storage.azure.settings import Account, AzureSettings
 from trinitylake_ops.storage.background import at_fork, leak
-from trinitylake_ops.storage.http.aiohttp_errors import reason, transport_failure
 from trinitylake_ops.storage.http.clients import close_on_loop, run_on_loop
-from trinitylake_ops.storage.http.requests import error_from_transport
+from trinitylake_ops.storage.http.requests import StorageRequest, aiohttp_failure, error_from_transport
 from trinitylake_ops.storage.http.settings import longest_seconds
 
 T = TypeVar("T")
@@ -251,7 +250,7 @@ def _blob(blob: ET.Element) -> ListedBlob:
 CLIENT_ERRORS = (AzureError, aiohttp.ClientError, OSError, ValueError)  # TimeoutError too
 
 
-def typed_error(request: AzureRequest, error: BaseException, endpoint: str) -> TrinityLakeError:
+def typed_error(request: StorageRequest, error: BaseException, endpoint: str) -> TrinityLakeError:
     """Return the typed error for the end of a request without an answer, one of ``CLIENT_ERRORS``."""
     if isinstance(error, (ClientAuthenticationError, CredentialUnavailableError)):
         return error_without_credentials(request, "there are no valid credentials")
@@ -259,7 +258,8 @@ def typed_error(request: AzureRequest, error: BaseException, endpoint: str) -> T
         return error_from_response(request, error.status_code, code_of(error), None)
     inner = _inner(error)
     if isinstance(error, (AzureError, OSError, aiohttp.ClientError)):
-        return error_from_transport(request, transport_failure(inner), endpoint, reason(inner))
+        failure, reason = aiohttp_failure(inner)
+        return error_from_transport(request, failure, endpoint, reason)
     return StorageError(
         f"{request.failure}: the client of Azure cannot be used ({request.safe(str(error))}); check the storage"
         " options",

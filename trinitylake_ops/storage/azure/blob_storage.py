@@ -18,7 +18,7 @@ from trinitylake_ops.storage.azure.blob_client import (
     page_of,
     typed_error,
 )
-from trinitylake_ops.storage.azure.errors import NO_BATCH_CODES, AzureRequest, error_from_response
+from trinitylake_ops.storage.azure.errors import NO_BATCH_CODES, error_from_response
 from trinitylake_ops.storage.azure.settings import (
     MAX_BODY_BYTES,
     MAX_NAMES_PER_BATCH,
@@ -29,9 +29,9 @@ from trinitylake_ops.storage.azure.settings import (
     account_of_environment,
 )
 from trinitylake_ops.storage.http.clock import ServerClock, monotonic_ms
-from trinitylake_ops.storage.http.requests import Request, range_header, requested_part
+from trinitylake_ops.storage.http.requests import Request, StorageRequest, range_header, requested_part
 from trinitylake_ops.storage.interface import FileInfo, Storage
-from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
+from trinitylake_ops.storage.options import WHOLE_FILE_LIMIT, StorageOptions
 from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.retry import retry_listing
 
@@ -65,7 +65,7 @@ class AzureStorage(Storage):
     def __init__(self, root: str, options: Mapping[str, str] | None = None):
         self.root = root
         self.options = StorageOptions(options)
-        self.whole_file_limit_bytes = whole_file_limit_bytes(self.options)
+        self.whole_file_limit_bytes = WHOLE_FILE_LIMIT.value(self.options)
         self._location = AzureLocation.of(root)
         self._settings = AzureSettings.of(self.options)
         self._account = Account.of(self._location, self._settings, self.options)
@@ -274,7 +274,7 @@ class AzureStorage(Storage):
         finally:
             await sending.__aexit__(None, None, None)
 
-    async def _failure(self, request: AzureRequest, response: BlobResponse) -> TrinityLakeError:
+    async def _failure(self, request: StorageRequest, response: BlobResponse) -> TrinityLakeError:
         async with self._client.time_limit():
             body: bytes = await response.response.content.read(_MOST_ERROR_BYTES)
         message, code = _MESSAGE.search(body), _CODE.search(body)
@@ -295,5 +295,5 @@ class AzureStorage(Storage):
         # credentials.
         raise failure
 
-    def _request(self, operation: Request, path: str) -> AzureRequest:
-        return AzureRequest(operation, path, self.root, self.options)
+    def _request(self, operation: Request, path: str) -> StorageRequest:
+        return StorageRequest(operation, path, self.root, self.options)

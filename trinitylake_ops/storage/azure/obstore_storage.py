@@ -14,7 +14,7 @@ from obstore.store import AzureStore
 
 from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.storage.azure.blob_storage import AzureStorage
-from trinitylake_ops.storage.azure.errors import AzureRequest, error_from_response, error_without_credentials
+from trinitylake_ops.storage.azure.errors import error_from_response, error_without_credentials
 from trinitylake_ops.storage.azure.settings import Account, AzureSettings
 from trinitylake_ops.storage.http.clients import Fork, ObstoreClients
 from trinitylake_ops.storage.http.obstore_errors import (
@@ -25,7 +25,7 @@ from trinitylake_ops.storage.http.obstore_errors import (
     status_and_code,
     transport_failure,
 )
-from trinitylake_ops.storage.http.requests import Request, TransportFailure, error_from_transport
+from trinitylake_ops.storage.http.requests import Request, StorageRequest, TransportFailure, error_from_transport
 from trinitylake_ops.storage.interface import FileInfo
 from trinitylake_ops.storage.paths import check_range
 
@@ -101,7 +101,7 @@ def is_beyond_end(error: BaseException) -> bool:
     return status == 416 or code == "InvalidRange" or _STARTS_AT_END.search(str(error)) is not None
 
 
-def typed_error(request: AzureRequest, error: BaseException, endpoint: str) -> TrinityLakeError:
+def typed_error(request: StorageRequest, error: BaseException, endpoint: str) -> TrinityLakeError:
     """Return the typed error for the end of a request, one of obstore's exceptions."""
     text = str(error)
     status, code = status_and_code(error)

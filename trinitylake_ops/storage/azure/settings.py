@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
-from trinitylake_ops.storage.http.settings import check_endpoint, check_filled, connect_timeout_of, read_timeout_of
-from trinitylake_ops.storage.options import StorageOptions, is_secret
+from trinitylake_ops.storage.http.settings import TIMEOUTS
+from trinitylake_ops.storage.options import Kind, Option, StorageOptions, is_secret, is_server_url, read_settings
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
 #: Azure limits the name of a blob, the prefix of the root included, to this many characters.
@@ -24,14 +23,6 @@ MAX_NAMES_PER_BATCH = 256
 #: A page of a list has at most this many names.
 MAX_NAMES_PER_PAGE = 5000
 
-#: Options of roots on Azure. Account and credentials that are not given come from the environment.
-AZURE_OPTIONS = frozenset(
-    {
-        "account_key", "account_name", "client", "connect_timeout_seconds", "connection_string", "endpoint",
-        "read_timeout_seconds", "sas_token",
-    }
-)  # fmt: skip
-AZURE_CLIENTS = ("azure-storage-blob", "obstore")
 #: Variables that decide which account a root is in, and which user asks, if the options do not.
 AZURE_ENVIRONMENT = (
     "AZURE_AUTHORITY_HOST", "AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET",
@@ -41,6 +32,46 @@ AZURE_ENVIRONMENT = (
 
 _CONTAINER = re.compile(r"\$root|\$web|[a-z0-9](?:-?[a-z0-9]){2,62}")
 ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
+_ACCOUNT_NAME = Option(
+    "account_name",
+    "account of an 'az://' root; it must not differ from the account of an 'abfss://' root",
+    pattern=ACCOUNT,
+    form="the name of an account, 3 to 24 lower-case letters and digits",
+    environment=("AZURE_STORAGE_ACCOUNT_NAME",),
+)
+#: Credentials, of which a root has one, in the order in which the environment is searched for them.
+_CREDENTIALS = (
+    Option(
+        "connection_string",
+        "connection string of the account",
+        Kind.TOKEN,
+        is_secret=True,
+        environment=("AZURE_STORAGE_CONNECTION_STRING",),
+    ),
+    Option("account_key", "key of the account", Kind.TOKEN, is_secret=True, environment=("AZURE_STORAGE_ACCOUNT_KEY",)),
+    Option(
+        "sas_token", "shared access signature", Kind.TOKEN, is_secret=True, environment=("AZURE_STORAGE_SAS_TOKEN",)
+    ),
+)
+CLIENT = Option(
+    "client",
+    "library that sends the requests",
+    Kind.CHOICE,
+    default="azure-storage-blob",
+    choices=("azure-storage-blob", "obstore"),
+)
+#: Options of ``abfss://`` and ``az://`` roots.
+AZURE_OPTIONS = (
+    _ACCOUNT_NAME,
+    *_CREDENTIALS,
+    Option(
+        "endpoint",
+        "URL of the Blob service, for an emulator or another domain; without it 'https://ACCOUNT.blob.core.windows.net'",
+        Kind.URL,
+    ),
+    CLIENT,
+    *TIMEOUTS,
+)
 # Only hosts of Azure: a token or signature that went to another host would be given away.
 _ACCOUNT_HOST = re.compile(
     r"([a-z0-9]{3,24})((?:\.z\d{1,3})?(?:\.privatelink)?)\.dfs\."
@@ -131,26 +162,12 @@ class AzureSettings:
     @classmethod
     def of(cls, options: StorageOptions) -> AzureSettings:
         """Check the options. Raises InvalidInputError, which repeats no credentials."""
-        given = [name for name in ("account_key", "connection_string", "sas_token") if name in options]
+        given = [option.name for option in _CREDENTIALS if option.name in options]
         if len(given) > 1:
             raise InvalidInputError(
                 f"storage options {given[0]!r} and {given[1]!r} exclude each other: give one of them"
             )
-        check_filled(options, ("account_key", "account_name", "connection_string", "endpoint", "sas_token"))
-        endpoint, account_name = options.get("endpoint"), options.get("account_name")
-        if endpoint is not None:
-            check_endpoint(endpoint)
-        if account_name is not None and not ACCOUNT.fullmatch(account_name):
-            raise InvalidInputError(
-                "storage option 'account_name' is not shown, as it may be a credential: the name of an account has 3 to"
-                " 24 lower-case letters and digits"
-            )
-        return cls(
-            endpoint=endpoint,
-            account_name=account_name,
-            connect_timeout_seconds=connect_timeout_of(options),
-            read_timeout_seconds=read_timeout_of(options),
-        )
+        return read_settings(cls, AZURE_OPTIONS, options)
 
 
 def _check_name(name: str, shown: str) -> None:
@@ -168,14 +185,7 @@ def _check_name(name: str, shown: str) -> None:
         )
 
 
-_ACCOUNT_VARIABLE = "AZURE_STORAGE_ACCOUNT_NAME"
 _PUBLIC_CLOUD = "core.windows.net"
-#: Where credentials that are not options may stand, in the order in which they are looked for.
-_CREDENTIALS = {
-    "connection_string": "AZURE_STORAGE_CONNECTION_STRING",
-    "account_key": "AZURE_STORAGE_ACCOUNT_KEY",
-    "sas_token": "AZURE_STORAGE_SAS_TOKEN",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +207,8 @@ class Account:
         kind, credential = _credential(options)
         parts = _connection_parts(credential) if kind == "connection_string" else {}
         name = _one_name(location.account_name, settings.account_name, parts.get("accountname"))
-        name = name or os.environ.get(_ACCOUNT_VARIABLE)
-        if name is None or not ACCOUNT.fullmatch(name):
+        name = name or _ACCOUNT_NAME.from_environment()
+        if not ACCOUNT.fullmatch(name):
             raise InvalidInputError(
                 f"the root {location.root} names no account: give the option 'account_name' or the variable"
                 " AZURE_STORAGE_ACCOUNT_NAME, or a root abfss://container@ACCOUNT.dfs.core.windows.net/PREFIX/"
@@ -212,10 +222,10 @@ class Account:
 
 
 def _credential(options: StorageOptions) -> tuple[str | None, str]:
-    for places in (options, {kind: os.environ.get(variable) for kind, variable in _CREDENTIALS.items()}):
-        for kind in _CREDENTIALS:
-            if credential := places.get(kind):
-                return kind, credential
+    for source in (options, {option.name: option.from_environment() for option in _CREDENTIALS}):
+        for option in _CREDENTIALS:
+            if credential := source.get(option.name):
+                return option.name, credential
     return None, ""
 
 
@@ -243,12 +253,13 @@ def _one_name(*names: str | None) -> str | None:
 
 
 def _endpoint_of(parts: Mapping[str, str], name: str) -> str:
-    if "blobendpoint" in parts:
-        check_endpoint(parts["blobendpoint"])
-        return parts["blobendpoint"]
     protocol = parts.get("defaultendpointsprotocol", "https")
-    endpoint = f"{protocol}://{name}.blob.{parts.get('endpointsuffix', _PUBLIC_CLOUD)}"
-    check_endpoint(endpoint)
+    endpoint = parts.get("blobendpoint", f"{protocol}://{name}.blob.{parts.get('endpointsuffix', _PUBLIC_CLOUD)}")
+    if not is_server_url(endpoint):
+        raise InvalidInputError(
+            "storage option 'connection_string' is not shown, as it holds credentials; its endpoint must be"
+            " http://HOST[:PORT] or https://HOST[:PORT], without credentials"
+        )
     return endpoint
 
 
@@ -265,9 +276,9 @@ def account_of_environment(root: str, options: Mapping[str, str]) -> dict[str, s
     """Return the account and the credential that the environment gives to a root with these options."""
     found: dict[str, str] = {}
     if not any(map(is_secret, options)):
-        given = ((name, os.environ.get(variable, "")) for name, variable in _CREDENTIALS.items())
-        found.update(next(([one] for one in given if one[1]), []))
-    account = os.environ.get(_ACCOUNT_VARIABLE)
+        given = ((option.name, option.from_environment()) for option in _CREDENTIALS)
+        found.update(next(([pair] for pair in given if pair[1]), []))
+    account = _ACCOUNT_NAME.from_environment()
     if account and root.startswith("az://") and "connection_string" not in {*found, *options}:
         found["account_name"] = account
     return found

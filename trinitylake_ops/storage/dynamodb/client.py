@@ -197,7 +197,7 @@ class TableRequests:
         raise failure
 
     def _typed(self, operation: Request, path: str, error: BaseException) -> Exception:
-        return typed_error(self.about(operation, path), error, self._location.table, self._endpoint)
+        return typed_error(self.about(operation, path), error, self._endpoint)
 
     def _call(self, method: str, arguments: dict[str, Any]) -> ItemResponse:
         """Send one request, and look at the server's clock."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidLocationError
-from trinitylake_ops.storage.http.aws import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings, aws_environment
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.http.aws import AWS_ENVIRONMENT, AwsSettings, aws_environment, aws_options
+from trinitylake_ops.storage.options import Kind, Option
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
 #: DynamoDB limits a sort key, here the path, to this many bytes of UTF-8.
@@ -17,11 +17,19 @@ MAX_PATH_BYTES = 1024
 MAX_PARTITION_KEY_BYTES = 2048
 _LONGEST_ADDITION = len("parts/") + 32 + len("/") + 10
 
-#: Options of ``dynamodb://`` roots. Credentials and places that are not given come from AWS's environment.
-DYNAMODB_OPTIONS = AWS_OPTIONS | {"create_table"}
+#: Options of ``dynamodb://`` roots.
+DYNAMODB_OPTIONS = (
+    *aws_options("DYNAMODB"),
+    Option(
+        "create_table",
+        "treat a missing table as an empty one, and create it with on-demand billing at the first write",
+        Kind.FLAG,
+        default=False,
+    ),
+)
 #: Variables that decide which server a root is on, and which user asks, if the options do not.
 DYNAMODB_ENVIRONMENT = (*AWS_ENVIRONMENT, "AWS_ENDPOINT_URL_DYNAMODB")
-dynamodb_of_environment = aws_environment("DYNAMODB")
+dynamodb_of_environment = aws_environment(DYNAMODB_OPTIONS)
 
 #: The table's partition key and sort key.
 ROOT_KEY, PATH_KEY = "root", "path"
@@ -94,19 +102,8 @@ class DynamoDBLocation:
 class DynamoDBSettings(AwsSettings):
     """The checked options of a root. None means that AWS's environment and configuration files decide."""
 
+    specs = DYNAMODB_OPTIONS
     create_table: bool
-
-    @classmethod
-    def of(cls, options: StorageOptions) -> DynamoDBSettings:
-        """Check the options. Raises InvalidInputError, which repeats no credentials."""
-        of_aws = AwsSettings.of(options)
-        return cls(
-            of_aws.endpoint,
-            of_aws.region,
-            of_aws.connect_timeout_seconds,
-            of_aws.read_timeout_seconds,
-            options.flag("create_table", default=False),
-        )
 
 
 def _key(partition: str, path: str) -> Key:

@@ -22,7 +22,7 @@ from trinitylake_ops.storage.dynamodb.items import BATCH_ITEMS, Parts, StoredFil
 from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, DynamoDBLocation, dynamodb_of_environment
 from trinitylake_ops.storage.http.requests import Request
 from trinitylake_ops.storage.interface import FileInfo, Storage
-from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
+from trinitylake_ops.storage.options import WHOLE_FILE_LIMIT, StorageOptions
 from trinitylake_ops.storage.paths import check_range, is_hidden
 
 #: Batches of deletes start a sweep after orphans so often, in each process.
@@ -49,7 +49,7 @@ class DynamoDBStorage(Storage):
     def __init__(self, root: str, options: Mapping[str, str] | None = None):
         self.root = root
         self.options = StorageOptions(options)
-        self.whole_file_limit_bytes = whole_file_limit_bytes(self.options)
+        self.whole_file_limit_bytes = WHOLE_FILE_LIMIT.value(self.options)
         self._location = DynamoDBLocation.of(root)
         self._requests = TableRequests(self._location, self.options)
         self._parts = Parts(self._location, self._requests, self.concurrency)

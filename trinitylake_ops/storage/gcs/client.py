@@ -32,11 +32,10 @@ from google.oauth2 import service_account
 
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.storage.background import at_fork, leak
-from trinitylake_ops.storage.gcs.errors import GcsRequest, error_without_credentials
+from trinitylake_ops.storage.gcs.errors import error_without_credentials
 from trinitylake_ops.storage.gcs.settings import ANONYMOUS, GcsSettings, check_kind
-from trinitylake_ops.storage.http.aiohttp_errors import reason, transport_failure
 from trinitylake_ops.storage.http.clients import close_on_loop, run_on_loop
-from trinitylake_ops.storage.http.requests import error_from_transport
+from trinitylake_ops.storage.http.requests import StorageRequest, aiohttp_failure, error_from_transport
 from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, longest_seconds
 
 
@@ -61,7 +60,7 @@ AUTH_ERRORS = (GoogleAuthError, HttpError, NonRetryableError, OSError, ValueErro
 CLIENT_ERRORS = (CredentialsError, aiohttp.ClientError, OSError)  # TimeoutError is an OSError
 
 
-def typed_error(request: GcsRequest, error: BaseException, endpoint: str) -> StorageError:
+def typed_error(request: StorageRequest, error: BaseException, endpoint: str) -> StorageError:
     """Return the typed error for the end of a request, one of ``CLIENT_ERRORS``."""
     if isinstance(error, CredentialsError):
         causes = list(_causes(error))
@@ -70,7 +69,8 @@ def typed_error(request: GcsRequest, error: BaseException, endpoint: str) -> Sto
             isinstance(cause, (TransportError, TimeoutError)) or getattr(cause, "retryable", False) for cause in causes
         )
         return error_without_credentials(request, _reason_for_no_token(auth_error), is_passing=is_passing)
-    return error_from_transport(request, transport_failure(error), endpoint, reason(error))
+    failure, reason = aiohttp_failure(error)
+    return error_from_transport(request, failure, endpoint, reason)
 
 
 def _reason_for_no_token(cause: BaseException | None) -> str:

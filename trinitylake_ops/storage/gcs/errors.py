@@ -1,14 +1,14 @@
-"""The meaning of the service's answer, or the lack of one, for the caller of a storage (S7). This module is pure."""
+"""The errors of responses of Google Cloud Storage (S7)."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trinitylake_ops.errors import (
+    AmbiguousWriteError,
     FileExistsAlreadyError,
     FileMissingError,
     InvalidLocationError,
@@ -20,17 +20,16 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     UnreachableError,
 )
-from trinitylake_ops.storage.http.requests import Request, StorageRequest
-
-
-@dataclass(frozen=True, slots=True)
-class GcsRequest(StorageRequest):
-    """One request to a bucket."""
-
-    @property
-    def bucket(self) -> str:
-        """Name of the bucket in the root URI."""
-        return self.root.removeprefix("gs://").partition("/")[0]
+from trinitylake_ops.storage.error_table import EXISTS, MISSING, SLOWER, ErrorRow
+from trinitylake_ops.storage.http.requests import (
+    CHANGES,
+    OF_ONE_FILE,
+    REDIRECTS,
+    SERVER_ERRORS,
+    Request,
+    StorageRequest,
+    error_from_table,
+)
 
 
 class Refusal(NamedTuple):
@@ -56,29 +55,76 @@ class Refusal(NamedTuple):
         return cls(status, reason if isinstance(reason, str) else None, str(error.get("message", "")))
 
 
-_SLOWER = {"rateLimitExceeded", "userRateLimitExceeded", "usageLimits.rateLimitExceeded", "slowDown"}
-_FULL = {"quotaExceeded", "storageQuotaExceeded"}
-_PROJECT_MISSING = {"userProjectMissing", "required"}
-_NO_BUCKET = re.compile(r"bucket does not exist", re.IGNORECASE)
-_REQUESTER_PAYS = re.compile(r"requester pays", re.IGNORECASE)
+_NO_BUCKET = "{failure}: the bucket {bucket!r} does not exist; check its name and the option 'endpoint', or create it"
+_REQUESTER_PAYS = (
+    "{failure}: the requester pays for this bucket: name the project in the option 'project' (the server says"
+    " {response})"
+)
+
+_ERRORS = (
+    ErrorRow(
+        ThrottledError,
+        SLOWER,
+        codes={"rateLimitExceeded", "slowDown", "usageLimits.rateLimitExceeded", "userRateLimitExceeded"},
+    ),
+    # The service names its reason. A proxy that names none may still hold the request.
+    ErrorRow(AmbiguousWriteError, "{what}", statuses={408}),
+    ErrorRow(AmbiguousWriteError, "{what}", bare_statuses={409, 429}, operations=CHANGES),
+    ErrorRow(ThrottledError, SLOWER, statuses={429}),
+    ErrorRow(TransientError, "{what}: another request for the same name is in progress; retry", statuses={409}),
+    ErrorRow(StorageError, "{what}: the server cannot do this; use another server", statuses={501}),
+    ErrorRow(AmbiguousWriteError, "{what}", statuses=SERVER_ERRORS),
+    # Errors of permissions leave out the server's own text, as it may quote the request or the user.
+    ErrorRow(
+        StoragePermissionError,
+        "{failure}: the credentials are wrong or have expired (the server says {response})",
+        statuses={401},
+    ),
+    ErrorRow(StoragePermissionError, _REQUESTER_PAYS, codes={"userProjectMissing"}),
+    ErrorRow(
+        StoragePermissionError,
+        "{failure}: check the option 'project', and the rights to let it pay (the server says {response})",
+        codes={"userProjectAccessDenied", "userProjectInconsistent", "userProjectInvalid"},
+    ),
+    ErrorRow(
+        StoragePermissionError,
+        "{failure}: a retention policy or a hold of the bucket keeps the file (the server says {response})",
+        codes={"objectUnderActiveHold", "retentionPolicyNotMet"},
+    ),
+    ErrorRow(StorageError, _NO_BUCKET, statuses={404}, text=re.compile(r"bucket does not exist", re.IGNORECASE)),
+    ErrorRow(FileMissingError, MISSING, statuses={404}, operations=OF_ONE_FILE),
+    ErrorRow(StorageError, _NO_BUCKET, statuses={404}),
+    ErrorRow(FileExistsAlreadyError, EXISTS, statuses={412}, operations={Request.CREATE}),
+    ErrorRow(
+        StorageError, "{what}: the bucket is in another place; set the option 'endpoint' to it", statuses=REDIRECTS
+    ),
+    ErrorRow(
+        StorageError,
+        "{what}: the file is too large for one request; write smaller files",
+        codes={"uploadTooLarge"},
+        statuses={413},
+    ),
+    ErrorRow(InvalidLocationError, "{what}; use a shorter name", codes={"keyTooLong"}),
+    ErrorRow(StorageFullError, "{what}; raise the quota, then retry", codes={"quotaExceeded", "storageQuotaExceeded"}),
+    ErrorRow(StoragePermissionError, _REQUESTER_PAYS, codes={"required"}),
+    ErrorRow(
+        StoragePermissionError, _REQUESTER_PAYS, statuses={400}, text=re.compile(r"requester pays", re.IGNORECASE)
+    ),
+    ErrorRow(
+        StoragePermissionError,
+        "{failure}: not allowed; check the credentials and the roles on the bucket (the server says {response})",
+        statuses={403},
+    ),
+    ErrorRow(StorageError, "{what}; check the request and the server's log"),
+)
 
 
-def error_from_response(request: GcsRequest, status: int, body: bytes) -> TrinityLakeError:
-    """Return the typed error for an answer of the server: one line that says what to do.
-
-    The server's text is shown shortened, on one line and redacted.
-    """
-    refusal = Refusal.of(status, body)
-    what = f"{request.failure}: the server says {request.described(status, refusal.reason, refusal.message)}"
-    return (
-        _transient_error(request, what, refusal)
-        or _permission_error(request, what, refusal)
-        or _file_error(request, what, refusal)
-        or StorageError(f"{what}; check the request and the server's log", path=request.path)
-    )
+def error_from_response(request: StorageRequest, status: int, body: bytes) -> TrinityLakeError:
+    """Return the typed error for a response of the server."""
+    return error_from_table(_ERRORS, request, *Refusal.of(status, body))
 
 
-def error_without_credentials(request: GcsRequest, reason: str, *, is_passing: bool) -> StorageError:
+def error_without_credentials(request: StorageRequest, reason: str, *, is_passing: bool) -> StorageError:
     """Return the error for a request without a token, so nothing was sent. It is passing if nobody could be asked."""
     why = request.safe(reason)
     if is_passing:
@@ -93,71 +139,10 @@ def error_without_credentials(request: GcsRequest, reason: str, *, is_passing: b
     )
 
 
-def unreadable(request: GcsRequest) -> StorageError:
+def unreadable(request: StorageRequest) -> StorageError:
     """Return the error for an answer of success that is none of the service's."""
     return StorageError(
         f"{request.failure}: the answer is not one of Google Cloud Storage; check that the option 'endpoint' names "
         "such a server",
         path=request.path,
     )
-
-
-def _transient_error(request: GcsRequest, what: str, refusal: Refusal) -> TrinityLakeError | None:
-    status, reason, _ = refusal
-    if reason in _SLOWER or (status == 429 and (reason is not None or not request.operation.changes_files)):
-        return ThrottledError(f"{what}; retry at a slower pace", path=request.path)
-    if status in (408, 429):
-        return request.ambiguous_error(what)  # a proxy that names no reason may still hold the request
-    if status == 409 and (reason is not None or not request.operation.changes_files):
-        return TransientError(f"{what}: another request for the same name is under way; retry", path=request.path)
-    if status == 409:
-        return request.ambiguous_error(what)
-    if status == 501:
-        return StorageError(f"{what}: the server cannot do this; use another", path=request.path)
-    if status >= 500:
-        return request.ambiguous_error(what)
-    return None
-
-
-def _permission_error(request: GcsRequest, what: str, refusal: Refusal) -> TrinityLakeError | None:
-    status, reason, message = refusal
-    if status == 403 and reason in _FULL:
-        return StorageFullError(f"{what}; raise the quota, then retry", path=request.path)
-    if status == 400 and (reason in _PROJECT_MISSING or _REQUESTER_PAYS.search(message)):
-        advice = "the requester pays for this bucket: name the project in the option 'project'"
-    elif reason is not None and reason.startswith("userProject"):
-        advice = "check the option 'project', and the rights to let it pay"
-    elif status == 401:
-        advice = "the credentials are wrong or have expired"
-    elif reason in ("retentionPolicyNotMet", "objectUnderActiveHold"):
-        advice = "a retention policy or a hold of the bucket keeps the file"
-    elif status == 403:
-        advice = "not allowed; check the credentials and the roles on the bucket"
-    else:
-        return None
-    # The server's own words are left out, as they may quote the request or who sent it.
-    response = request.described(status, reason)
-    return StoragePermissionError(f"{request.failure}: {advice} (the server says {response})", path=request.path)
-
-
-def _file_error(request: GcsRequest, what: str, refusal: Refusal) -> TrinityLakeError | None:
-    status, reason, message = refusal
-    path = request.path
-    if status == 404:
-        names_a_file = request.operation in (Request.READ, Request.STAT, Request.DELETE)
-        if names_a_file and not _NO_BUCKET.search(message):
-            return FileMissingError(f"there is no file {path!r} under {request.root}", path=path)
-        return StorageError(
-            f"{request.failure}: the bucket {request.bucket!r} does not exist; check its name and the option "
-            "'endpoint', or create it",
-            path=path,
-        )
-    if status == 412 and request.operation is Request.CREATE:
-        return FileExistsAlreadyError(f"a file stands at {path!r} already; choose another name", path=path)
-    if 300 <= status < 400:
-        return StorageError(f"{what}: the bucket lives elsewhere; set the option 'endpoint' to its place", path=path)
-    if status == 413 or reason == "uploadTooLarge":
-        return StorageError(f"{what}: the file is too large for one request; write smaller files", path=path)
-    if reason == "keyTooLong":
-        return InvalidLocationError(f"{what}; use a shorter name", path=path)
-    return None

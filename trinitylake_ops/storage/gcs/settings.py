@@ -6,12 +6,12 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
-from trinitylake_ops.storage.http.settings import BucketLocation, check_endpoint, connect_timeout_of, read_timeout_of
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.http.settings import TIMEOUTS, BucketLocation
+from trinitylake_ops.storage.options import Kind, Option, StorageOptions, read_settings
 
 #: The service gives at most this many objects in one page of a list.
 MAX_NAMES_PER_PAGE = 1000
@@ -23,8 +23,6 @@ ANONYMOUS = "anonymous"
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 
-#: Options of ``gs://`` roots. Credentials and the endpoint that are not given come from Google's environment.
-GCS_OPTIONS = frozenset({"connect_timeout_seconds", "credentials", "endpoint", "project", "read_timeout_seconds"})
 #: Variables that decide which server a root is on, and which user asks, if the options do not.
 GCS_ENVIRONMENT = (
     "CLOUDSDK_ACTIVE_CONFIG_NAME", "CLOUDSDK_CONFIG", "GCE_METADATA_HOST", CREDENTIALS_VARIABLE,
@@ -41,7 +39,31 @@ _MAX_CREDENTIALS_BYTES = 64 << 10
 #: A shorter line of a key is no secret.
 _MIN_SECRET_LINE = 8
 
-_PROJECT = re.compile(r"[a-z0-9][a-z0-9.:-]{1,98}[a-z0-9]")
+#: Options of ``gs://`` roots.
+GCS_OPTIONS = (
+    Option(
+        "credentials",
+        "credentials of Google Cloud; without them the application default credentials are used",
+        pattern=re.compile(r"(?s).*\S.*"),
+        form=f"'{ANONYMOUS}', the absolute path of a JSON file, or the text of such a file",
+        is_secret=True,
+        environment=(CREDENTIALS_VARIABLE,),
+    ),
+    Option(
+        "project",
+        "project that pays for requests, for buckets whose requester pays",
+        pattern=re.compile(r"[a-z0-9][a-z0-9.:-]{1,98}[a-z0-9]"),
+        form="the id of a project of Google Cloud",
+    ),
+    Option(
+        "endpoint",
+        "URL of another server, without a path",
+        Kind.URL,
+        pattern=re.compile(r"https?://[^/]*/?"),
+        environment=(EMULATOR_VARIABLE,),
+    ),
+    *TIMEOUTS,
+)
 _LINE_BREAKS = re.compile(r"[\r\n]")
 _NEVER_A_NAME = ".well-known/acme-challenge/"
 
@@ -85,24 +107,12 @@ class GcsSettings:
     @classmethod
     def of(cls, options: StorageOptions) -> GcsSettings:
         """Check the options. Raises InvalidInputError, which repeats no credentials."""
-        for name in sorted(GCS_OPTIONS & set(options)):
-            if options[name].strip() == "":
-                raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
-        endpoint, project = options.get("endpoint"), options.get("project")
-        if endpoint is not None:
-            check_endpoint(endpoint, has_path=False)
-        if project is not None and not _PROJECT.fullmatch(project):
-            raise InvalidInputError("storage option 'project' must be the id of a project of Google Cloud")
-        credentials = _credentials(options.get("credentials"))
-        if credentials is None and endpoint is None and _emulator():
-            credentials = ANONYMOUS  # as Google's own clients do: an emulator gets nobody's token
-        return cls(
-            endpoint=endpoint.rstrip("/") if endpoint else None,
-            project=project,
-            credentials=credentials,
-            connect_timeout_seconds=connect_timeout_of(options),
-            read_timeout_seconds=read_timeout_of(options),
-        )
+        settings = read_settings(cls, GCS_OPTIONS, options, credentials=_credentials(options.get("credentials")))
+        if settings.endpoint:
+            return replace(settings, endpoint=settings.endpoint.rstrip("/"))
+        if settings.credentials is None and _emulator():
+            return replace(settings, credentials=ANONYMOUS)  # as Google's own clients do: an emulator gets no token
+        return settings
 
     @property
     def secrets(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from trinitylake_ops.storage.gcs.client import (
     typed_error,
     upload_body,
 )
-from trinitylake_ops.storage.gcs.errors import GcsRequest, error_from_response, unreadable
+from trinitylake_ops.storage.gcs.errors import error_from_response, unreadable
 from trinitylake_ops.storage.gcs.settings import (
     MAX_CALLS_PER_BATCH,
     MAX_NAMES_PER_PAGE,
@@ -36,9 +36,9 @@ from trinitylake_ops.storage.gcs.settings import (
     gcs_of_environment,
 )
 from trinitylake_ops.storage.http.clock import ServerClock, monotonic_ms
-from trinitylake_ops.storage.http.requests import Request, range_header, requested_part
+from trinitylake_ops.storage.http.requests import Request, StorageRequest, range_header, requested_part
 from trinitylake_ops.storage.interface import FileInfo, Storage
-from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
+from trinitylake_ops.storage.options import WHOLE_FILE_LIMIT, StorageOptions
 from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.retry import retry_listing
 
@@ -78,7 +78,7 @@ class GcsStorage(Storage):
     def __init__(self, root: str, options: Mapping[str, str] | None = None):
         self.root = root
         self.options = StorageOptions(options)
-        self.whole_file_limit_bytes = whole_file_limit_bytes(self.options)
+        self.whole_file_limit_bytes = WHOLE_FILE_LIMIT.value(self.options)
         self._location = GcsLocation.of(root)
         settings = GcsSettings.of(self.options)
         self._endpoint = settings.endpoint or "the endpoint of Google's environment"
@@ -261,8 +261,8 @@ class GcsStorage(Storage):
                 self._check_size(path, size_bytes, length, limit_bytes)
             return b"".join(pieces)
 
-    def _request(self, operation: Request, path: str) -> GcsRequest:
-        return GcsRequest(operation, path, self.root, self.options, self._secrets)
+    def _request(self, operation: Request, path: str) -> StorageRequest:
+        return StorageRequest(operation, path, self.root, self.options, self._secrets)
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
@@ -278,7 +278,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     return b"".join(pieces)
 
 
-def _decoded(request: GcsRequest, object_response: ObjectResponse) -> Mapping[str, Any]:
+def _decoded(request: StorageRequest, object_response: ObjectResponse) -> Mapping[str, Any]:
     try:
         found = json.loads(object_response.body)
     except (ValueError, RecursionError):
@@ -288,7 +288,7 @@ def _decoded(request: GcsRequest, object_response: ObjectResponse) -> Mapping[st
     return found
 
 
-def _items(request: GcsRequest, page: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _items(request: StorageRequest, page: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     items = page.get("items", [])
     if not isinstance(items, list) or not all(
         isinstance(found, Mapping) and isinstance(found.get("name"), str) for found in items
@@ -297,7 +297,7 @@ def _items(request: GcsRequest, page: Mapping[str, Any]) -> Sequence[Mapping[str
     return items
 
 
-def _file_info(request: GcsRequest, path: str, found: Mapping[str, Any]) -> FileInfo:
+def _file_info(request: StorageRequest, path: str, found: Mapping[str, Any]) -> FileInfo:
     """Return what the service says of an object. Its times have milliseconds and ``Date`` seconds: all are cut."""
     try:
         moment = datetime.fromisoformat(found["updated"])

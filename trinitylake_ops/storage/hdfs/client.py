@@ -1,21 +1,120 @@
-"""The client of HDFS, and the clock of its server."""
+"""The client of HDFS, the threads that make its calls, and the clock of its server.
+
+hdfs-native waits without a limit for the response of a silent server. Such a call continues in its thread, which ends
+with the connection or with the process.
+"""
 
 from __future__ import annotations
 
+import gc
 import math
+import os
+import queue
 import threading
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
 
 from hdfs_native import Client
 
 from trinitylake_ops.storage.background import at_fork, leak
-from trinitylake_ops.storage.hdfs.errors import FAILURES, Request, call_within, is_connection_lost, typed_error
+from trinitylake_ops.storage.hdfs.errors import (
+    FAILURES,
+    ForkedError,
+    OverdueError,
+    Request,
+    is_connection_lost,
+    typed_error,
+)
 from trinitylake_ops.storage.hdfs.settings import HdfsLocation, HdfsSettings
 from trinitylake_ops.storage.http.clock import MAX_DRIFT, monotonic_ms
 from trinitylake_ops.storage.http.settings import MIN_BYTES_PER_SECOND
 
 T = TypeVar("T")
+
+#: How many threads may hang in abandoned calls.
+MAX_HANGING = 64
+
+
+class _Worker:
+    """A thread that makes one call after the other."""
+
+    def __init__(self, pool: _Pool):
+        self._pool = pool
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="trinitylake-hdfs", daemon=True).start()
+
+    def make(self, call: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        self._work.put((call, future))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            call, future = self._work.get()
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+                future.set_exception(error.with_traceback(None))  # its frames would keep the arguments of the call
+                del error
+            else:
+                future.set_result(result)
+                del result
+            del call, future
+            self._pool.release_worker(self)
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self.was_forked = False
+        self._is_used = False
+        self.after_fork_in_child()
+
+    def after_fork_in_child(self) -> None:
+        """Start with no threads: a forked child has none of its parent's."""
+        if self._is_used:
+            # Its parent's garbage may contain an abandoned client. To destroy it would wait for its threads.
+            gc.freeze()
+        self.was_forked = self.was_forked or self._is_used
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._hanging: set[_Worker] = set()
+
+    def call(self, call: Callable[[], T], seconds: float) -> T:
+        if self.was_forked:
+            raise ForkedError
+        with self._lock:
+            self._is_used = True
+            if len(self._hanging) >= MAX_HANGING:
+                raise OverdueError(f"{MAX_HANGING} earlier requests still wait for an answer", begun=False)
+            worker = self._idle.pop() if self._idle else None
+        worker = worker or _Worker(self)
+        future = worker.make(call)
+        try:
+            return future.result(seconds)
+        except TimeoutError:
+            with self._lock:
+                if not future.done():
+                    self._hanging.add(worker)
+                    raise OverdueError("time-out", begun=True) from None
+            return future.result()
+
+    def release_worker(self, worker: _Worker) -> None:
+        with self._lock:
+            self._hanging.discard(worker)
+            self._idle.append(worker)
+
+
+_pool = _Pool()
+os.register_at_fork(after_in_child=_pool.after_fork_in_child)
+
+
+def call_within(seconds: float, call: Callable[[], T]) -> T:
+    """Make a call in another thread, and return its result or raise its error.
+
+    Raises OverdueError if it does not end in time, and ForkedError in a child of a process that made such calls.
+    """
+    return _pool.call(call, seconds)
 
 
 class HdfsClient:

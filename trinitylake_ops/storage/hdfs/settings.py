@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
-from trinitylake_ops.storage.http.settings import read_timeout_of
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.http.settings import READ_TIMEOUT
+from trinitylake_ops.storage.options import Kind, Option, StorageOptions, read_settings
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
-#: Options of ``hdfs://`` roots.
-HDFS_OPTIONS = frozenset({"fsync", "namenodes", "read_timeout_seconds", "replication"})
 #: Variables that decide which server a root is on, and which user asks.
 HDFS_ENVIRONMENT = (
     "HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_PROXY_USER", "HADOOP_TOKEN_FILE_LOCATION", "HADOOP_USER_NAME",
@@ -22,11 +20,36 @@ HDFS_ENVIRONMENT = (
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9])?"
 _PORT = r"(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
 _AUTHORITY = re.compile(rf"({_HOST})(?::({_PORT}))?")
-_NAMENODE = re.compile(rf"{_HOST}:{_PORT}")
+_NAMENODE = rf"{_HOST}:{_PORT}"
 _MAX_NAMENODES = 16
-_MAX_REPLICATION = 512  # dfs.replication.max of Hadoop
 #: Of a name service that Hadoop's files describe: enough for three NameNodes, of which one is active.
 _MOST_FAILOVERS = "2"
+
+
+#: Options of ``hdfs://`` roots.
+HDFS_OPTIONS = (
+    Option(
+        "namenodes",
+        "the NameNodes of a name service, if 'HADOOP_CONF_DIR' does not describe it",
+        pattern=re.compile(rf"\s*{_NAMENODE}(?:\s+{_NAMENODE}){{0,{_MAX_NAMENODES - 1}}}\s*"),
+        form=f"1 to {_MAX_NAMENODES} of HOST:PORT with white space between them",
+    ),
+    Option(
+        "replication",
+        "how many DataNodes keep each new file, instead of the server's default",
+        Kind.INTEGER,
+        minimum=1,
+        maximum=512,  # dfs.replication.max of Hadoop
+    ),
+    Option(
+        "fsync",
+        "the bytes of a file are on the disks of all its DataNodes (hsync) before it gets its name; with 'false' they"
+        " are in their memory",
+        Kind.FLAG,
+        default=True,
+    ),
+    READ_TIMEOUT,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +113,12 @@ class HdfsSettings:
     @classmethod
     def of(cls, options: StorageOptions, location: HdfsLocation) -> HdfsSettings:
         """Check the options. Raises InvalidInputError."""
-        namenodes = tuple(options.get("namenodes", "").split())
-        if "namenodes" in options:
-            if location.port is not None:
-                raise InvalidInputError(
-                    "storage option 'namenodes' is for a root on a name service, hdfs://NAMESERVICE/PATH/, and this"
-                    " root names a port: leave one of the two out"
-                )
-            if not 1 <= len(namenodes) <= _MAX_NAMENODES or not all(map(_NAMENODE.fullmatch, namenodes)):
-                raise InvalidInputError(
-                    f"storage option 'namenodes' must be 1 to {_MAX_NAMENODES} of HOST:PORT with white space between"
-                    " them"
-                )
-        replication = options.number("replication", default=0.0, minimum=1, maximum=_MAX_REPLICATION)
-        if not replication.is_integer():
-            raise InvalidInputError("storage option 'replication' must be a whole number")
-        return cls(
-            options.flag("fsync", default=True),
-            namenodes,
-            int(replication) or None,
-            read_timeout_of(options),
-        )
+        if "namenodes" in options and location.port is not None:
+            raise InvalidInputError(
+                "storage option 'namenodes' is for a root on a name service, hdfs://NAMESERVICE/PATH/, and this"
+                " root names a port: leave one of the two out"
+            )
+        return read_settings(cls, HDFS_OPTIONS, options, namenodes=tuple(options.get("namenodes", "").split()))
 
     def configuration(self, location: HdfsLocation) -> Mapping[str, str]:
         """Return what hdfs-native is told. It stands before what Hadoop's own files say.

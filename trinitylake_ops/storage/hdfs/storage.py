@@ -23,7 +23,7 @@ from trinitylake_ops.storage.hdfs.errors import (
 )
 from trinitylake_ops.storage.hdfs.settings import HdfsLocation, HdfsSettings
 from trinitylake_ops.storage.interface import FileInfo, Storage
-from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
+from trinitylake_ops.storage.options import WHOLE_FILE_LIMIT, StorageOptions
 from trinitylake_ops.storage.paths import TEMPORARY_PREFIX, check_range, is_hidden
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class HdfsStorage(Storage):
     def __init__(self, root: str, options: Mapping[str, str] | None = None):
         self.root = root
         self.options = StorageOptions(options)
-        self.whole_file_limit_bytes = whole_file_limit_bytes(self.options)
+        self.whole_file_limit_bytes = WHOLE_FILE_LIMIT.value(self.options)
         self._location = HdfsLocation.of(root)
         self._settings = HdfsSettings.of(self.options, self._location)
         self._client = HdfsClient(self._location, self._settings)

@@ -9,35 +9,93 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from trinitylake_ops.errors import (
+    AmbiguousWriteError,
     InvalidInputError,
     StorageError,
     StoragePermissionError,
     ThrottledError,
     TransientError,
 )
-from trinitylake_ops.storage.http.requests import StorageRequest
-from trinitylake_ops.storage.http.settings import check_endpoint, check_filled, connect_timeout_of, read_timeout_of
-from trinitylake_ops.storage.options import StorageOptions, is_secret
+from trinitylake_ops.storage.error_table import SLOWER, ErrorRow
+from trinitylake_ops.storage.http.requests import CHANGES, SERVER_ERRORS, StorageRequest
+from trinitylake_ops.storage.http.settings import TIMEOUTS
+from trinitylake_ops.storage.options import Kind, Option, StorageOptions, is_secret, read_settings
 
-_NOT_ALLOWED = {
-    "AccessDenied", "AccessForbidden", "AccountProblem", "AllAccessDisabled", "CredentialsNotSupported", "InvalidPayer",
-    "InvalidSecurity", "MethodNotAllowed", "NotSignedUp", "UnauthorizedAccess", "UserSuspended",
-}  # fmt: skip
-_WRONG_CREDENTIALS = {
-    "AuthFailure", "AuthorizationQueryParametersError", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidToken",
-    "MissingAuthenticationToken", "MissingSecurityHeader", "SignatureDoesNotMatch", "UnrecognizedClientException",
-}  # fmt: skip
-_EXPIRED_CREDENTIALS = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
-_SLOWER = {
-    "BandwidthLimitExceeded", "RequestLimitExceeded", "RequestThrottled", "ServiceUnavailable", "SlowDown",
-    "SlowDownRead", "SlowDownWrite", "Throttling", "ThrottlingException", "TooManyRequests",
-    "TooManyRequestsException",
-}  # fmt: skip
-_DAMAGED_ON_THE_WAY = {"BadDigest", "IncompleteBody", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
-_LOST = {"RequestTimeout"}
+#: Errors of requests without valid rights, by the code of the response. The server's own text is left out.
+PERMISSION_CODES = (
+    ErrorRow(
+        StoragePermissionError,
+        "{failure}: the clocks of this machine and of the server differ too much; set them right (the server says"
+        " {response})",
+        codes={"RequestTimeTooSkewed"},
+    ),
+    ErrorRow(
+        StoragePermissionError,
+        "{failure}: the credentials have expired; get new ones (the server says {response})",
+        codes={"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"},
+    ),
+    ErrorRow(
+        StoragePermissionError,
+        "{failure}: the credentials are wrong; check access key, secret and session token (the server says {response})",
+        codes={
+            "AuthFailure", "AuthorizationQueryParametersError", "IncompleteSignatureException", "InvalidAccessKeyId",
+            "InvalidClientTokenId", "InvalidSignatureException", "InvalidToken", "MissingAuthenticationToken",
+            "MissingAuthenticationTokenException", "MissingSecurityHeader", "SignatureDoesNotMatch",
+            "UnrecognizedClientException",
+        },
+    ),
+    ErrorRow(
+        StoragePermissionError,
+        "{failure}: not allowed; check the credentials and the policy of the bucket or table (the server says"
+        " {response})",
+        codes={
+            "AccessDenied", "AccessDeniedException", "AccessForbidden", "AccountProblem", "AllAccessDisabled",
+            "CredentialsNotSupported", "InvalidPayer", "InvalidSecurity", "KMSAccessDeniedException",
+            "MethodNotAllowed", "NotAuthorized", "NotSignedUp", "OptInRequired", "UnauthorizedAccess", "UserSuspended",
+        },
+    ),
+)  # fmt: skip
+#: The error of a request without valid rights, by the status of the response.
+PERMISSION_STATUSES = ErrorRow(
+    StoragePermissionError,
+    "{failure}: not allowed; check the credentials, the clock and the policy of the bucket or table (the server says"
+    " {response})",
+    statuses={401, 403},
+)
+#: Errors of requests that failed temporarily or may have had their effect, and of those that the server cannot process.
+TRANSIENT = (
+    ErrorRow(AmbiguousWriteError, "{what}", codes={"RequestTimeout"}, statuses={408}),
+    # A service names its reason. A proxy that names none may still hold the request.
+    ErrorRow(AmbiguousWriteError, "{what}", bare_statuses={409, 429}, operations=CHANGES),
+    ErrorRow(
+        ThrottledError,
+        SLOWER,
+        codes={
+            "BandwidthLimitExceeded", "LimitExceededException", "ProvisionedThroughputExceededException",
+            "RequestLimitExceeded", "RequestThrottled", "ServiceUnavailable", "SlowDown", "SlowDownRead",
+            "SlowDownWrite", "Throttling", "ThrottlingException", "TooManyRequests", "TooManyRequestsException",
+        },
+        statuses={429},
+    ),
+    ErrorRow(TransientError, "{what}: another request for the same name is in progress; retry", statuses={409}),
+    ErrorRow(
+        TransientError,
+        "{what}: the data was damaged on its way; retry",
+        codes={"BadDigest", "IncompleteBody", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"},
+    ),
+    ErrorRow(
+        StorageError,
+        "{what}: the server cannot do this; use another server",
+        codes={"NotImplemented"},
+        statuses={501},
+    ),
+    ErrorRow(AmbiguousWriteError, "{what}", codes={"InternalError"}, statuses=SERVER_ERRORS),
+    ErrorRow(StorageError, "{what}; check the request and the server's log"),
+)  # fmt: skip
 
 
 def error_without_credentials(request: StorageRequest, reason: str) -> StoragePermissionError:
@@ -49,54 +107,22 @@ def error_without_credentials(request: StorageRequest, reason: str) -> StoragePe
     )
 
 
-def credentials_error(
-    request: StorageRequest, status: int | None, code: str | None, place: str
-) -> StoragePermissionError | None:
-    """Return the error for a refusal of who asks. ``place`` is what has a policy, such as a bucket."""
-    # The server's own words are left out, as they may quote the request, its key id or its signature.
-    if code == "RequestTimeTooSkewed":
-        advice = "the clocks of this machine and of the server differ too much; set them right"
-    elif code in _EXPIRED_CREDENTIALS:
-        advice = "the credentials have expired; get new ones"
-    elif code in _WRONG_CREDENTIALS:
-        advice = "the credentials are wrong; check access key, secret and session token"
-    elif code in _NOT_ALLOWED:
-        advice = f"not allowed; check the credentials and the policy of the {place}"
-    elif status in (401, 403):
-        advice = f"not allowed; check the credentials, the clock and the policy of the {place}"
-    else:
-        return None
-    response = request.described(status, code)
-    return StoragePermissionError(f"{request.failure}: {advice} (the server says {response})", path=request.path)
+def is_without_credentials(error: BaseException) -> bool:
+    """Whether an exception of botocore means that a request could not be signed, so that nothing was sent."""
+    from botocore import exceptions
+
+    return isinstance(
+        error,
+        (
+            exceptions.CredentialRetrievalError,
+            exceptions.NoCredentialsError,
+            exceptions.PartialCredentialsError,
+            exceptions.TokenRetrievalError,
+            exceptions.UnauthorizedSSOTokenError,
+        ),
+    )
 
 
-def transient_error(request: StorageRequest, what: str, status: int | None, code: str | None) -> StorageError | None:
-    """Return the error for what failed in passing, or may have had its effect. ``what`` begins its message."""
-    if code in _LOST or status == 408:
-        return request.ambiguous_error(what)
-    if code is None and status in (409, 429) and request.operation.changes_files:
-        # A service names its reason. A proxy that names none may still hold the request.
-        return request.ambiguous_error(what)
-    if status == 429 or code in _SLOWER:
-        return ThrottledError(f"{what}; retry at a slower pace", path=request.path)
-    if status == 409:
-        return TransientError(f"{what}: another request for the same name is under way; retry", path=request.path)
-    if code in _DAMAGED_ON_THE_WAY:
-        return TransientError(f"{what}: the data was damaged on its way; retry", path=request.path)
-    if status == 501 or code == "NotImplemented":
-        return StorageError(f"{what}: the server cannot do this; use another server", path=request.path)
-    if (status is not None and status >= 500) or code == "InternalError":
-        return request.ambiguous_error(what)
-    return None
-
-
-#: Credentials and places that are not given come from AWS's environment.
-AWS_OPTIONS = frozenset(
-    {
-        "access_key_id", "connect_timeout_seconds", "endpoint", "read_timeout_seconds", "region", "secret_access_key",
-        "session_token",
-    }
-)  # fmt: skip
 #: The variable with the address of all services. That of a single service comes before it.
 ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL"
 #: Variables that decide which server a root is on, and which user asks, if the options do not.
@@ -111,57 +137,88 @@ _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/
 #: How the variables begin or end that a client reads when it is made: who asks, where, through which proxy.
 _READ_BY_CLIENTS = re.compile(r"(?i)AWS_.*|.*_PROXY|HOME|.*_CA_BUNDLE|SSL_CERT_(?:FILE|DIR)|BOTO_CONFIG")
 
-#: What botocore takes. Its error for others shows them as they are.
+#: What botocore accepts. Its error for others shows them as they are.
 _REGION = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
+#: The variable that botocore reads itself. AWS_REGION is read by the other clients of AWS only.
+_REGION_OF_BOTOCORE = "AWS_DEFAULT_REGION"
 
-_CREDENTIALS = {
-    "access_key_id": "AWS_ACCESS_KEY_ID",
-    "secret_access_key": "AWS_SECRET_ACCESS_KEY",
-    "session_token": "AWS_SESSION_TOKEN",
-}
+
+def aws_options(service: str) -> tuple[Option, ...]:
+    """Return the options that each service of AWS accepts, by the service's name in variables such as ``S3``."""
+    return (
+        Option(
+            "endpoint",
+            "URL of another server",
+            Kind.URL,
+            environment=(f"{ENDPOINT_VARIABLE}_{service}", ENDPOINT_VARIABLE),
+        ),
+        Option(
+            "region",
+            "region of the bucket or table",
+            pattern=_REGION,
+            form="a name of letters, digits and '-', such as us-east-1",
+            environment=(_REGION_OF_BOTOCORE, "AWS_REGION"),
+        ),
+        Option("access_key_id", "id of the access key", Kind.TOKEN, is_secret=True, environment=("AWS_ACCESS_KEY_ID",)),
+        Option(
+            "secret_access_key",
+            "secret of the access key",
+            Kind.TOKEN,
+            is_secret=True,
+            environment=("AWS_SECRET_ACCESS_KEY",),
+        ),
+        Option(
+            "session_token",
+            "token of temporary credentials",
+            Kind.TOKEN,
+            is_secret=True,
+            environment=("AWS_SESSION_TOKEN",),
+        ),
+        *TIMEOUTS,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class AwsSettings:
     """The checked options. None means that AWS's environment and configuration files decide."""
 
+    #: The options of the service.
+    specs: ClassVar[tuple[Option, ...]]
     endpoint: str | None
     region: str | None
     connect_timeout_seconds: float
     read_timeout_seconds: float
 
     @classmethod
-    def of(cls, options: StorageOptions) -> AwsSettings:
+    def of(cls, options: StorageOptions) -> Self:
         """Check the options. Raises InvalidInputError, which repeats no credentials."""
-        for one, other in (("access_key_id", "secret_access_key"), ("secret_access_key", "access_key_id"),
-                           ("session_token", "access_key_id")):  # fmt: skip
-            if options.get(one) and not options.get(other):
+        for name, needed in (("access_key_id", "secret_access_key"), ("secret_access_key", "access_key_id"),
+                             ("session_token", "access_key_id")):  # fmt: skip
+            if options.get(name) and not options.get(needed):
                 raise InvalidInputError(
-                    f"storage option {one!r} is of no use without {other!r} beside it; give both or neither"
+                    f"storage option {name!r} is of no use without {needed!r}; give both or neither"
                 )
-        check_filled(options, ("access_key_id", "endpoint", "region", "secret_access_key", "session_token"))
-        endpoint = options.get("endpoint")
-        if endpoint is not None:
-            check_endpoint(endpoint)
-        if "region" in options and not _REGION.fullmatch(options["region"]):
-            raise InvalidInputError("storage option 'region' must be a name of letters, digits and '-', like us-east-1")
-        region = options.get("region") or _region()
-        return AwsSettings(endpoint, region, connect_timeout_of(options), read_timeout_of(options))
+        settings = read_settings(cls, cls.specs, options)
+        if settings.region is None and not os.environ.get(_REGION_OF_BOTOCORE):
+            return replace(settings, region=os.environ.get("AWS_REGION") or None)
+        return settings
 
 
-def aws_environment(service: str) -> Callable[[str, Mapping[str, str]], dict[str, str]]:
-    """Return a function of a root of a service and of its options, which says what the environment gives to it.
+def aws_environment(specs: tuple[Option, ...]) -> Callable[[str, Mapping[str, str]], dict[str, str]]:
+    """Return a function of a root and its options that returns what the environment gives to the root.
 
-    These are credentials where the options have none, the region, and the endpoint.
+    These are credentials where the options have none, the region, and the endpoint. ``specs`` are the options of the
+    service.
     """
 
     def given(root: str, options: Mapping[str, str]) -> dict[str, str]:
         del root  # the same for every root
-        endpoint = os.environ.get(f"{ENDPOINT_VARIABLE}_{service}") or os.environ.get(ENDPOINT_VARIABLE)
+        found = {spec.name: spec.from_environment() for spec in specs if spec.environment}
         if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
-            endpoint = None
-        region = os.environ.get("AWS_DEFAULT_REGION") or _region()
-        found = {**_credentials(options), "endpoint": endpoint, "region": region}
+            del found["endpoint"]
+        is_complete = found["access_key_id"] and found["secret_access_key"]
+        if any(map(is_secret, options)) or not is_complete:
+            found = {name: value for name, value in found.items() if not is_secret(name)}
         return {name: value for name, value in found.items() if value and name not in options}
 
     return given
@@ -179,14 +236,3 @@ def _state(path: str) -> tuple[int, int] | None:
     except OSError:  # AWS's clients take a file that they cannot read for none, too
         return None
     return found.st_mtime_ns, found.st_size
-
-
-def _credentials(options: Mapping[str, str]) -> dict[str, str]:
-    found = {name: os.environ.get(variable, "") for name, variable in _CREDENTIALS.items()}
-    has_own = any(map(is_secret, options))
-    return found if not has_own and found["access_key_id"] and found["secret_access_key"] else {}
-
-
-def _region() -> str | None:
-    """Return the region by the variable that botocore, unlike the other clients of AWS, does not look at."""
-    return None if os.environ.get("AWS_DEFAULT_REGION") else os.environ.get("AWS_REGION") or None

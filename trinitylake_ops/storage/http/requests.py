@@ -7,10 +7,18 @@ This module is pure. Each storage reduces a failure of its client to the meaning
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from trinitylake_ops.errors import AmbiguousWriteError, StorageError, TransientError, UnreachableError
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    StorageError,
+    TransientError,
+    TrinityLakeError,
+    UnreachableError,
+)
+from trinitylake_ops.storage.error_table import ErrorRow, find_row
 from trinitylake_ops.storage.options import StorageOptions
 
 
@@ -29,6 +37,16 @@ class Request(Enum):
     def changes_files(self) -> bool:
         """Whether the request may have had an effect although no answer says so."""
         return self in (Request.CREATE, Request.WRITE, Request.DELETE)
+
+
+#: Requests that may have had an effect although no response says so.
+CHANGES = tuple(request for request in Request if request.changes_files)
+#: Statuses of responses that leave open whether the request had its effect.
+SERVER_ERRORS = range(500, 1000)
+#: Statuses of responses that refer to another server.
+REDIRECTS = range(300, 400)
+#: Requests for one file, whose absence a response of the status 404 means.
+OF_ONE_FILE = (Request.READ, Request.STAT, Request.DELETE)
 
 
 class TransportFailure(Enum):
@@ -57,6 +75,11 @@ class StorageRequest:
     root: str
     options: StorageOptions
     secrets: tuple[str, ...] = ()
+
+    @property
+    def bucket(self) -> str:
+        """Name of the bucket, container or table in the root URI."""
+        return self.root.partition("://")[2].partition("/")[0].partition("@")[0]
 
     @property
     def failure(self) -> str:
@@ -92,6 +115,31 @@ def ambiguous_error(what: str, path: str, *, changes_files: bool) -> StorageErro
     return TransientError(f"{what}; retry", path=path)
 
 
+def error_from_table(
+    table: Iterable[ErrorRow], request: StorageRequest, status: int | None, code: str | None, message: str | None
+) -> TrinityLakeError:
+    """Return the typed error for a response of a server: one line that says what to do.
+
+    Args:
+        table: the errors of the storage. Their messages may also have the names ``bucket`` and
+            ``response``: the response without the server's text, which may quote the request or its signature.
+        request: the request that failed.
+        status: the HTTP status. None for the result of one file in a batch.
+        code: the service's name of the failure. None if the response has none, like that of a proxy.
+        message: the server's text, which is shown shortened, on one line and redacted.
+    """
+    row = find_row(table, request.operation, status, code, message or "")
+    names = {"failure": request.failure, "path": request.path, "root": request.root, "bucket": request.bucket}
+    if "{what}" in row.message:
+        names["what"] = f"{request.failure}: the server says {request.described(status, code, message)}"
+    if "{response}" in row.message:
+        names["response"] = request.described(status, code)
+    text = row.message.format(**names)
+    if row.error is AmbiguousWriteError:
+        return request.ambiguous_error(text)
+    return row.error(text, path=request.path)
+
+
 def error_from_transport(
     request: StorageRequest, failure: TransportFailure, endpoint: str, reason: str
 ) -> StorageError:
@@ -109,6 +157,24 @@ def error_from_transport(
             path=request.path,
         )
     return request.ambiguous_error(f"{where}: no complete answer ({why})")
+
+
+def aiohttp_failure(error: BaseException) -> tuple[TransportFailure, str]:
+    """Return how far a request of aiohttp without a response got, and why there is none."""
+    import aiohttp
+
+    failure = TransportFailure.NO_ANSWER  # an established connection that broke, or a time-out after that
+    if isinstance(error, (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)):
+        failure = TransportFailure.NOT_TRUSTED
+    elif isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
+        failure = TransportFailure.NOT_CONNECTED
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return failure, "time-out while connecting"
+    if isinstance(error, TimeoutError):
+        return failure, "time-out"
+    if isinstance(error, OSError) and error.strerror:
+        return failure, error.strerror
+    return failure, str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
-from urllib.parse import urlsplit
 
-from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.errors import InvalidLocationError
+from trinitylake_ops.storage.options import Kind, Option
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
 #: The slowest transfer that a request waits for, on top of the time-outs for connecting and for the answer.
@@ -20,7 +18,6 @@ MAX_CONNECTIONS = 128
 
 _MIN_TIMEOUT_SECONDS = 0.001
 _MAX_TIMEOUT_SECONDS = 86_400
-_NOT_IN_A_HEADER = re.compile(r"[\x00-\x20\x7f]")
 
 
 class Timeouts(Protocol):
@@ -43,50 +40,23 @@ def longest_seconds(timeouts: Timeouts, n_bytes: int = 0) -> float:
     return timeouts.connect_timeout_seconds + 2 * timeouts.read_timeout_seconds + n_bytes / MIN_BYTES_PER_SECOND
 
 
-def connect_timeout_of(options: StorageOptions) -> float:
-    """Return the seconds until a connection stands. Raises InvalidInputError."""
-    return _seconds(options, "connect_timeout_seconds", default=5)
-
-
-def read_timeout_of(options: StorageOptions) -> float:
-    """Return the seconds without a byte of an answer. Raises InvalidInputError."""
-    return _seconds(options, "read_timeout_seconds", default=30)
-
-
-def check_filled(options: StorageOptions, names: Iterable[str]) -> None:
-    """Refuse options that are empty, or that no header or address can hold.
-
-    Raises InvalidInputError, which repeats no value.
-    """
-    for name in names:
-        if options.get(name) == "":
-            raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
-        if _NOT_IN_A_HEADER.search(options.get(name, "")):
-            raise InvalidInputError(f"storage option {name!r} holds white space or a control character: remove it")
-
-
-def check_endpoint(value: str, *, has_path: bool = True) -> None:
-    """Refuse a URL of a server that has another form, credentials, or a path where none may be.
-
-    Raises InvalidInputError, which does not repeat the text.
-    """
-    try:
-        parts = urlsplit(value)
-        well_formed = (
-            parts.scheme in ("http", "https")
-            and bool(parts.hostname)
-            and (parts.port is None or parts.port > 0)
-            and "@" not in parts.netloc
-            and (has_path or parts.path in ("", "/"))
-            and not (parts.query or parts.fragment or re.search(r"[\s\x00-\x1f\x7f]", value))
-        )
-    except ValueError:
-        well_formed = False
-    if not well_formed:
-        # Not repeated: people put credentials here.
-        raise InvalidInputError(
-            "storage option 'endpoint' must be http://HOST[:PORT] or https://HOST[:PORT], without credentials"
-        )
+CONNECT_TIMEOUT = Option(
+    "connect_timeout_seconds",
+    "how long a request waits for a connection before it is tried again, in seconds",
+    Kind.NUMBER,
+    default=5.0,
+    minimum=_MIN_TIMEOUT_SECONDS,
+    maximum=_MAX_TIMEOUT_SECONDS,
+)
+READ_TIMEOUT = Option(
+    "read_timeout_seconds",
+    "how long a request waits without a byte of the response before it is tried again, in seconds",
+    Kind.NUMBER,
+    default=30.0,
+    minimum=_MIN_TIMEOUT_SECONDS,
+    maximum=_MAX_TIMEOUT_SECONDS,
+)
+TIMEOUTS = (CONNECT_TIMEOUT, READ_TIMEOUT)
 
 
 def is_loopback(host: str) -> bool:
@@ -97,10 +67,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _seconds(options: StorageOptions, name: str, *, default: float) -> float:
-    return options.number(name, default=default, minimum=_MIN_TIMEOUT_SECONDS, maximum=_MAX_TIMEOUT_SECONDS)
 
 
 #: S3 and Google Cloud Storage limit a key, the prefix of the root included, to this many bytes of UTF-8.

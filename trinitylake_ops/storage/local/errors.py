@@ -19,12 +19,41 @@ from trinitylake_ops.errors import (
     TransientError,
     TrinityLakeError,
 )
+from trinitylake_ops.storage.error_table import EXISTS, FULL, MISSING, RETRY, ErrorRow, find_row
 
-_MISSING = {errno.ENOENT, errno.ENOTDIR}
-_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_PASSING = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.ENOBUFS, errno.EBUSY}
+_BEHIND_A_LINK = (
+    "{path!r} under {root} lies behind a symbolic link, which is not followed here; put the file itself there"
+)
 _WITHOUT_RESPONSE = {errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EREMOTEIO, errno.ENODEV, errno.ENXIO}
+
+
+_ERRORS = (
+    ErrorRow(FileMissingError, MISSING, statuses={errno.ENOENT, errno.ENOTDIR}),
+    ErrorRow(FileExistsAlreadyError, EXISTS, statuses={errno.EEXIST}),
+    ErrorRow(
+        StoragePermissionError,
+        "{what}; check owner, mode and mount options of the folder",
+        statuses={errno.EACCES, errno.EPERM, errno.EROFS},
+    ),
+    ErrorRow(StorageFullError, FULL, statuses={errno.ENOSPC, errno.EDQUOT, errno.EFBIG}),
+    ErrorRow(LocationNotAllowedError, _BEHIND_A_LINK, statuses={errno.ELOOP}),
+    ErrorRow(
+        TransientError,
+        RETRY,
+        statuses={
+            errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.ENOBUFS, errno.EBUSY,
+        },
+    ),
+    ErrorRow(InvalidLocationError, "{what}; use a shorter name", statuses={errno.ENAMETOOLONG}),
+    ErrorRow(StorageError, "{failure}: there is a folder of this name; remove it", statuses={errno.EISDIR}),
+    ErrorRow(
+        StorageError,
+        "{failure} safely: the file system has neither hard links nor renaming without replacement; keep the lakehouse"
+        " on another file system",
+        statuses={errno.EOPNOTSUPP},
+    ),
+    ErrorRow(StorageError, "{what}; check the file system"),
+)  # fmt: skip
 
 
 @contextmanager
@@ -39,33 +68,18 @@ def translated(root: str, path: str, verb: str) -> Iterator[None]:
 
 
 def storage_error(error: OSError, root: str, path: str, verb: str) -> TrinityLakeError:
-    """The typed error that an OSError stands for: one line that says what to do."""
-    number = error.errno
-    reason = os.strerror(number) if number else str(error)
-    what = f"cannot {verb} {path!r} under {root}: {reason}"
-    if number in _MISSING:
-        return FileMissingError(f"there is no file {path!r} under {root}", path=path)
-    if number == errno.EEXIST:
-        return FileExistsAlreadyError(f"a file stands at {path!r} already; choose another name", path=path)
-    if number in _FORBIDDEN:
-        return StoragePermissionError(f"{what}; check owner, mode and mount options of the folder", path=path)
-    if number in _FULL:
-        return StorageFullError(f"{what}; free space or raise the quota, then retry", path=path)
-    if number == errno.ELOOP:
-        return behind_a_link(root, path)
-    if number in _PASSING:
-        return TransientError(f"{what}; retry", path=path)
-    if number == errno.ENAMETOOLONG:
-        return InvalidLocationError(f"{what}; use a shorter name", path=path)
-    if number == errno.EISDIR:
-        return StorageError(f"cannot {verb} {path!r} under {root}: a folder stands there; remove it", path=path)
-    if number == errno.EOPNOTSUPP:
-        return StorageError(
-            f"cannot {verb} {path!r} under {root} safely: the file system has neither hard links nor renaming "
-            "without replacement; keep the lakehouse on another file system",
-            path=path,
-        )
-    return StorageError(f"{what}; check the file system", path=path)
+    """Return the typed error for an OSError: one line that says what to do.
+
+    Args:
+        error: the error of the operating system.
+        root: the root of the storage.
+        path: the path below the root.
+        verb: the operation of the caller, such as ``read``.
+    """
+    row = find_row(_ERRORS, verb, error.errno, None)
+    failure = f"cannot {verb} {path!r} under {root}"
+    what = f"{failure}: {os.strerror(error.errno) if error.errno else error}"
+    return row.error(row.message.format(failure=failure, what=what, path=path, root=root), path=path)
 
 
 def folder_vanished(root: str, path: str, verb: str) -> TransientError:
@@ -84,11 +98,8 @@ def link_without_folder(root: str, path: str, verb: str) -> StorageError:
 
 
 def behind_a_link(root: str, path: str) -> LocationNotAllowedError:
-    """A link stands in the way, and leads to where only the maker of the link knows."""
-    return LocationNotAllowedError(
-        f"{path!r} under {root} lies behind a symbolic link, which is not followed here; put the file itself there",
-        path=path,
-    )
+    """Return the error for a path through a link, whose target is decided by the link's creator only."""
+    return LocationNotAllowedError(_BEHIND_A_LINK.format(root=root, path=path), path=path)
 
 
 def no_folder_possible(root: str, path: str, verb: str) -> StorageError:

@@ -97,7 +97,7 @@ class RedisClient:
         A connection that is to change files is asked first what its server keeps, once. Raises NoConnectionError when
         nothing was sent, NoResponseError, and what :meth:`DurabilityCheck.verify` raises.
         """
-        if not self._settings.is_cluster:
+        if not self._settings.cluster:
             return self._send_to(self._server(), self._location.address, commands, changes_files)
         replies = self._send_to_node(self._node_of_keys(), commands, changes_files, False)
         for _ in range(_MAX_REDIRECTIONS):

@@ -32,6 +32,7 @@ from trinitylake_ops.errors import (
     TransientError,
     UnreachableError,
 )
+from trinitylake_ops.storage.error_table import RETRY, SLOWER, ErrorRow, find_row
 from trinitylake_ops.storage.http.requests import StorageRequest
 
 #: Every exception that a request may end with. The one of clusters is no RedisError.
@@ -71,29 +72,54 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (MovedError, "MOVED"),
     (AskError, "ASK"),
 )
+_DISK = "{what}; the server cannot write to its disk: free space there, then retry"
+#: Our code for MOVED where the root is not opened as one of a cluster.
+_NOT_A_CLUSTER = "MOVED without the option 'cluster'"
 _OF_TRANSPORT = (RedisConnectionError, TimeoutError, OSError, RedisClusterException)
-_PASSING = {"ASK", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "TRYAGAIN"}
+
+_ERRORS = (
+    ErrorRow(
+        StoragePermissionError,
+        "{failure}: user or password are wrong or missing; give the options 'username' and 'password', or set"
+        " REDIS_USERNAME and REDIS_PASSWORD",
+        codes={"NOAUTH", "WRONGPASS"},
+    ),
+    ErrorRow(StoragePermissionError, "{what}; check the server's ACL for this user", codes={"NOPERM"}),
+    ErrorRow(StorageFullError, "{what}; raise the server's maxmemory or free space, then retry", codes={"OOM"}),
+    ErrorRow(StorageFullError, _DISK, codes={"MISCONF"}, text=re.compile("No space left")),
+    ErrorRow(StorageError, _DISK, codes={"MISCONF"}),
+    ErrorRow(
+        TransientError,
+        "{what}; it is a replica: let the root name the primary, or wait until it is promoted",
+        codes={"READONLY"},
+    ),
+    ErrorRow(TransientError, "{what}; the server wants more replicas than it has: retry", codes={"NOREPLICAS"}),
+    ErrorRow(ThrottledError, SLOWER, codes={"BUSY"}),
+    ErrorRow(StorageError, "{what}; it is a node of a cluster: set the option 'cluster=true'", codes={_NOT_A_CLUSTER}),
+    ErrorRow(TransientError, RETRY, codes={"ASK", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "TRYAGAIN"}),
+    ErrorRow(
+        StorageError,
+        "{failure}: the server has no such database; check the number in the root, or raise the server's setting"
+        " 'databases'",
+        text=re.compile("DB index is out of range"),
+    ),
+    ErrorRow(StorageError, "{what}; check the root, the options and the server's log"),
+)
 
 
 def error_from_reply(request: StorageRequest, error: Exception) -> StorageError:
-    """Return the typed error for an error that the server answered.
+    """Return the typed error for an error in the server's response.
 
     The request had no effect: our scripts undo what they did before they report a failure.
     """
-    text = request.safe(_text(error))
-    what = f"{request.failure}: the server says {text}"
-    code = _code(error)
-    if isinstance(error, AuthenticationError) or code in ("NOAUTH", "WRONGPASS"):
-        return StoragePermissionError(
-            f"{request.failure}: user or password are wrong or missing; give the options 'username' and 'password', or"
-            " set REDIS_USERNAME and REDIS_PASSWORD",
-            path=request.path,
-        )
-    if code == "NOPERM":
-        return StoragePermissionError(f"{what}; check the server's ACL for this user", path=request.path)
-    return _transient_error(request, what, code, text) or StorageError(
-        f"{what}; check the root, the options and the server's log", path=request.path
-    )
+    text, code = request.safe(_text(error)), _code(error)
+    if code == "MOVED" and request.options.get("cluster") != "true":
+        code = _NOT_A_CLUSTER
+    row = find_row(_ERRORS, request.operation, None, code, text)
+    message = row.message.format(failure=request.failure, what=f"{request.failure}: the server says {text}")
+    typed = row.error(message, path=request.path)
+    assert isinstance(typed, StorageError)
+    return typed
 
 
 def error_without_connection(request: StorageRequest, failed: NoConnectionError) -> StorageError:
@@ -126,35 +152,10 @@ def error_without_response(request: StorageRequest, failed: NoResponseError) -> 
     return request.ambiguous_error(what)
 
 
-def _transient_error(request: StorageRequest, what: str, code: str, text: str) -> StorageError | None:
-    if code == "OOM":
-        return StorageFullError(f"{what}; raise the server's maxmemory or free space, then retry", path=request.path)
-    if code == "MISCONF":
-        kind = StorageFullError if "No space left" in text else StorageError
-        return kind(f"{what}; the server cannot write to its disk: free space there, then retry", path=request.path)
-    if code == "READONLY":
-        return TransientError(
-            f"{what}; it is a replica: let the root name the primary, or wait until it is promoted", path=request.path
-        )
-    if code == "NOREPLICAS":
-        return TransientError(f"{what}; the server wants more replicas than it has: retry", path=request.path)
-    if code == "BUSY":
-        return ThrottledError(f"{what}; retry at a slower pace", path=request.path)
-    if code == "MOVED" and request.options.get("cluster") != "true":
-        return StorageError(f"{what}; it is a node of a cluster: set the option 'cluster=true'", path=request.path)
-    if code in _PASSING:
-        return TransientError(f"{what}; retry", path=request.path)
-    if "DB index is out of range" in text:
-        return StorageError(
-            f"{request.failure}: the server has no such database; check the number in the root, or raise the server's"
-            " setting 'databases'",
-            path=request.path,
-        )
-    return None
-
-
 def _code(error: Exception) -> str:
     """Return the server's word for an error. redis-py takes it off the text where it has a class for it."""
+    if isinstance(error, AuthenticationError):
+        return "WRONGPASS"
     text = str(error)
     if inner := _INNER_CODE.search(text):
         return inner[1]

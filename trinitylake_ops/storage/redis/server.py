@@ -47,7 +47,7 @@ class DurabilityCheck:
     @property
     def commands(self) -> Sequence[Command]:
         """The commands to send, all at once; none where nothing is asked for."""
-        if self.settings.is_volatile:
+        if self.settings.volatile:
             return ()
         asked: list[Command] = [("INFO", "persistence"), ("INFO", "memory"), ("INFO", "replication")]
         if self.settings.durability == "always":
@@ -62,7 +62,7 @@ class DurabilityCheck:
         Raises StorageError, StoragePermissionError where the server does not tell, TransientError where it has too few
         replicas now.
         """
-        if self.settings.is_volatile:
+        if self.settings.volatile:
             return
         info: dict[str, str] = {}
         for reply in replies[:3]:

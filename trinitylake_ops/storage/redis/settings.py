@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
-from trinitylake_ops.storage.http.settings import connect_timeout_of, read_timeout_of
-from trinitylake_ops.storage.options import StorageOptions, quoted
+from trinitylake_ops.storage.http.settings import TIMEOUTS
+from trinitylake_ops.storage.options import Kind, Option, StorageOptions, read_settings
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
 #: A Redis string, hence a file, has at most this many bytes (``proto-max-bulk-len``).
@@ -20,27 +19,47 @@ MAX_PATH_BYTES = 4096
 MAX_FILES_PER_REQUEST = 1000
 DEFAULT_PORT = 6379
 
-#: Options of ``redis://`` and ``rediss://`` roots.
-REDIS_OPTIONS = frozenset(
-    {
-        "cluster", "connect_timeout_seconds", "durability", "password", "read_timeout_seconds", "tls_ca_file",
-        "tls_client_pem_file", "username", "volatile", "wait_replicas",
-    }
-)  # fmt: skip
 #: Variables that say who asks, if the options do not.
 REDIS_ENVIRONMENT = ("REDIS_PASSWORD", "REDIS_USERNAME")
-#: What makes an acknowledged write durable: the server's own setting, a wait for its disk, or the word of the operator.
-DURABILITIES = ("always", "waitaof", "everysec", "assured")
-
 _ROOT = re.compile(
     r"(?P<scheme>rediss?)://(?P<host>[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])"
     r"(:(?P<port>[1-9][0-9]{0,4}))?/(?P<db>0|[1-9][0-9]{0,4})/(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})/"
 )
 _MAX_PORT = 65_535
-_MAX_REPLICAS = 1000
 #: The part of the read timeout that the server may wait for its disk or its replicas, so that its answer comes in time.
 _WAIT_SHARE = 0.8
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+_USERNAME = Option("username", "user of the ACL, with a password", environment=("REDIS_USERNAME",))
+_PASSWORD = Option(
+    "password",
+    "password; without a user name it is that of the user 'default'",
+    pattern=re.compile(r"(?s).+"),
+    form="any text",
+    is_secret=True,
+    environment=("REDIS_PASSWORD",),
+)
+_TLS_FILES = (
+    Option("tls_ca_file", "file of trusted certificates, instead of the system's"),
+    Option("tls_client_pem_file", "file of our certificate and its key, for servers that ask for one"),
+)
+#: Options of ``redis://`` and ``rediss://`` roots.
+REDIS_OPTIONS = (
+    _USERNAME,
+    _PASSWORD,
+    Option(
+        "durability",
+        "what makes an acknowledged write durable: the server's own setting, a wait for its disk, or the assurance of"
+        " the operator",
+        Kind.CHOICE,
+        default="always",
+        choices=("always", "waitaof", "everysec", "assured"),
+    ),
+    Option("volatile", "accept a server that may lose all files", Kind.FLAG, default=False),
+    Option("wait_replicas", "how many replicas confirm each create and write", Kind.INTEGER, default=0, maximum=1000),
+    Option("cluster", "the host of the root is any node of a cluster", Kind.FLAG, default=False),
+    *TIMEOUTS,
+    *_TLS_FILES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +145,10 @@ class RedisSettings:
 
     username: str | None
     password: str | None
-    is_volatile: bool
+    volatile: bool
     durability: str
     wait_replicas: int
-    is_cluster: bool
+    cluster: bool
     connect_timeout_seconds: float
     read_timeout_seconds: float
     tls_ca_file: str | None
@@ -141,40 +160,25 @@ class RedisSettings:
 
         Raises InvalidInputError, which repeats no credentials.
         """
-        for name in ("password", "tls_ca_file", "tls_client_pem_file", "username"):
-            if options.get(name) == "":
-                raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
-            if name != "password" and _CONTROL.search(options.get(name, "")):
-                raise InvalidInputError(f"storage option {name!r} holds a control character: remove it")
-        is_volatile = options.flag("volatile", default=False)
-        if is_volatile and "durability" in options:
+        username, password = _credentials(options)
+        settings = read_settings(cls, REDIS_OPTIONS, options, username=username, password=password)
+        if settings.volatile and "durability" in options:
             raise InvalidInputError(
                 "storage option 'volatile=true' says that files may be lost; leave it out, or leave out 'durability'"
             )
-        is_cluster = options.flag("cluster", default=False)
-        if is_cluster and location.database != 0:
+        if settings.cluster and location.database != 0:
             raise InvalidInputError("storage option 'cluster' needs a root in database 0: a cluster has no other")
-        for name in ("tls_ca_file", "tls_client_pem_file"):
-            if name in options and not location.is_tls:
-                raise InvalidInputError(f"storage option {name!r} is of no use without TLS: write rediss:// as scheme")
-        username, password = _credentials(options)
-        return cls(
-            username=username,
-            password=password,
-            is_volatile=is_volatile,
-            durability=options.one_of("durability", DURABILITIES),
-            wait_replicas=_whole_number(options, "wait_replicas", _MAX_REPLICAS),
-            is_cluster=is_cluster,
-            connect_timeout_seconds=connect_timeout_of(options),
-            read_timeout_seconds=read_timeout_of(options),
-            tls_ca_file=options.get("tls_ca_file"),
-            tls_client_pem_file=options.get("tls_client_pem_file"),
-        )
+        for option in _TLS_FILES:
+            if option.name in options and not location.is_tls:
+                raise InvalidInputError(
+                    f"storage option {option.name!r} is of no use without TLS: write rediss:// as scheme"
+                )
+        return settings
 
     @property
     def waits_for_disk(self) -> bool:
         """Whether each create or write waits until the server's append-only file is on its disk."""
-        return self.durability == "waitaof" and not self.is_volatile
+        return self.durability == "waitaof" and not self.volatile
 
     @property
     def wait(self) -> tuple[str | int, ...] | None:
@@ -190,7 +194,7 @@ def _credentials(options: StorageOptions) -> tuple[str | None, str | None]:
     if "username" in options or "password" in options:
         username, password = options.get("username"), options.get("password")
     else:
-        username, password = os.environ.get("REDIS_USERNAME"), os.environ.get("REDIS_PASSWORD")
+        username, password = _USERNAME.from_environment(), _PASSWORD.from_environment()
     if username and not password:
         raise InvalidInputError("a user name for Redis is of no use without a password; give both or neither")
     return username or None, password or None
@@ -201,7 +205,7 @@ def redis_of_environment(root: str, options: Mapping[str, str]) -> dict[str, str
     del root  # the same for every root
     if "username" in options or "password" in options:
         return {}
-    found = {name: os.environ.get(f"REDIS_{name.upper()}", "") for name in ("username", "password")}
+    found = {option.name: option.from_environment() for option in (_USERNAME, _PASSWORD)}
     return {name: value for name, value in found.items() if value} if found["password"] else {}
 
 
@@ -212,10 +216,3 @@ def _check_length(spelled: str, shown: str) -> None:
             f"the path {shown[:80]!r}... would have {n_bytes} bytes with the folders of its root, and at most "
             f"{MAX_PATH_BYTES} are stored: use a shorter name"
         )
-
-
-def _whole_number(options: StorageOptions, name: str, maximum: int) -> int:
-    number = options.number(name, default=0, minimum=0, maximum=maximum)
-    if number != int(number):
-        raise InvalidInputError(f"storage option {name!r} must be a whole number, not {quoted(options[name])}")
-    return int(number)

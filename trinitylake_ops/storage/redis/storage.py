@@ -14,9 +14,10 @@ from trinitylake_ops.errors import (
     TransientError,
 )
 from trinitylake_ops.storage.background import at_fork
+from trinitylake_ops.storage.error_table import EXISTS
 from trinitylake_ops.storage.http.requests import Request, StorageRequest
 from trinitylake_ops.storage.interface import FileInfo, Storage
-from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
+from trinitylake_ops.storage.options import WHOLE_FILE_LIMIT, StorageOptions
 from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.redis.client import RedisClient
 from trinitylake_ops.storage.redis.errors import (
@@ -69,7 +70,7 @@ class RedisStorage(Storage):
     def __init__(self, root: str, options: Mapping[str, str] | None = None):
         self.root = root
         self.options = StorageOptions(options)
-        self.whole_file_limit_bytes = whole_file_limit_bytes(self.options)
+        self.whole_file_limit_bytes = WHOLE_FILE_LIMIT.value(self.options)
         self._location = RedisLocation.of(root)
         self._settings = RedisSettings.of(self.options, self._location)
         self._client = RedisClient(self._location, self._settings)
@@ -112,7 +113,7 @@ class RedisStorage(Storage):
 
     def create(self, path: str, data: bytes) -> None:
         if self._put(Request.CREATE, CREATE, path, data) == 0:
-            raise FileExistsAlreadyError(f"a file stands at {path!r} already; choose another name", path=path)
+            raise FileExistsAlreadyError(EXISTS.format(path=path, root=self.root), path=path)
 
     def write(self, path: str, data: bytes) -> None:
         self._put(Request.WRITE, WRITE, path, data)

@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from trinitylake_ops._lazy import cached_attribute
 from trinitylake_ops.errors import InvalidInputError, StoragePermissionError, TransientError
 from trinitylake_ops.storage.delegation import CachedCredentials, DelegationSettings
-from trinitylake_ops.storage.http.botocore_errors import NO_CREDENTIALS
+from trinitylake_ops.storage.http.aws import is_without_credentials
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.s3.s3fs_client import BucketAddress, bucket_address, new_session
 from trinitylake_ops.storage.s3.settings import S3Location, S3Settings
@@ -159,9 +159,11 @@ class S3Delegate:
                 f"no session of the role {self.settings.role} is given for this table ({code}); the operator of the"
                 " server looks at the role, whom it trusts, and how long its sessions may last"
             ) from error
-        except NO_CREDENTIALS as error:
-            raise StoragePermissionError("there are no credentials that may ask for a session of the role") from error
         except BotoCoreError as error:
+            if is_without_credentials(error):
+                raise StoragePermissionError(
+                    "there are no credentials that may ask for a session of the role"
+                ) from error
             raise TransientError(f"the service that gives sessions does not answer: {type(error).__name__}") from error
         return SessionCredentials(
             given["AccessKeyId"],

@@ -27,14 +27,14 @@ from trinitylake_ops.storage.http.obstore_errors import (
     status_and_code,
     transport_failure,
 )
-from trinitylake_ops.storage.http.requests import Request, TransportFailure, error_from_transport
+from trinitylake_ops.storage.http.requests import Request, StorageRequest, TransportFailure, error_from_transport
 from trinitylake_ops.storage.interface import FileInfo
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.retry import retry_listing
 from trinitylake_ops.storage.s3 import s3fs_client as s3_failures
-from trinitylake_ops.storage.s3.errors import S3Request, error_from_response, is_range_beyond_end
+from trinitylake_ops.storage.s3.errors import error_from_response, is_range_beyond_end
 from trinitylake_ops.storage.s3.s3fs_client import S3Client, bucket_address, new_session
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Settings, s3_of_environment
@@ -130,7 +130,7 @@ def _credential_provider(session: botocore.session.Session) -> Callable[[], S3Cr
 _PROVIDER = "External AWS credential provider"
 
 
-def typed_error(request: S3Request, error: BaseException, endpoint: str) -> TrinityLakeError:
+def typed_error(request: StorageRequest, error: BaseException, endpoint: str) -> TrinityLakeError:
     """Return the typed error for the end of a request, one of obstore's."""
     text = str(error)
     status, code = status_and_code(error)

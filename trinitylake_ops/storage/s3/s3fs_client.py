@@ -42,13 +42,12 @@ from botocore.utils import parse_timestamp
 
 from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.storage.background import at_fork, leak
-from trinitylake_ops.storage.http.aws import environment_of_clients, error_without_credentials
-from trinitylake_ops.storage.http.botocore_errors import NO_CREDENTIALS
+from trinitylake_ops.storage.http.aws import environment_of_clients, error_without_credentials, is_without_credentials
 from trinitylake_ops.storage.http.clients import ClientCache, close_on_loop, run_on_loop
-from trinitylake_ops.storage.http.requests import TransportFailure, error_from_transport
+from trinitylake_ops.storage.http.requests import StorageRequest, TransportFailure, error_from_transport
 from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, longest_seconds
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.errors import S3Request, error_from_response
+from trinitylake_ops.storage.s3.errors import error_from_response
 from trinitylake_ops.storage.s3.settings import S3Settings
 
 T = TypeVar("T")
@@ -274,14 +273,14 @@ def status_and_code(response: Mapping[str, Any]) -> tuple[int | None, str | None
     return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), response.get("Error", {}).get("Code")
 
 
-def typed_error(request: S3Request, error: BaseException, endpoint: str) -> TrinityLakeError:
+def typed_error(request: StorageRequest, error: BaseException, endpoint: str) -> TrinityLakeError:
     """Return the typed error for the end of a request, one of ``CLIENT_ERRORS``."""
     response = error_response(error)
     if response is not None:
         status, code = status_and_code(response)
         return error_from_response(request, status, code, response.get("Error", {}).get("Message"))
     for cause in _causes(error):
-        if isinstance(cause, NO_CREDENTIALS):
+        if is_without_credentials(cause):
             return error_without_credentials(request, str(cause))
         if isinstance(cause, _NO_RESPONSE):
             return error_from_transport(request, _transport_failure(cause), endpoint, _reason(cause))

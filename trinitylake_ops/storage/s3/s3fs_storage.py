@@ -11,12 +11,12 @@ import s3fs
 
 from trinitylake_ops.errors import FileMissingError, StorageError, TransientError
 from trinitylake_ops.storage.http.clock import ServerClock, monotonic_ms
-from trinitylake_ops.storage.http.requests import Request, range_header, requested_part
+from trinitylake_ops.storage.http.requests import Request, StorageRequest, range_header, requested_part
 from trinitylake_ops.storage.interface import FileInfo, Storage
-from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
+from trinitylake_ops.storage.options import WHOLE_FILE_LIMIT, StorageOptions
 from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.retry import retry_listing
-from trinitylake_ops.storage.s3.errors import S3Request, error_from_response, is_range_beyond_end
+from trinitylake_ops.storage.s3.errors import error_from_response, is_range_beyond_end
 from trinitylake_ops.storage.s3.s3fs_client import CLIENT_ERRORS, S3Client, error_response, status_and_code, typed_error
 from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Location, S3Settings, s3_of_environment
 
@@ -49,7 +49,7 @@ class S3Storage(Storage):
     def __init__(self, root: str, options: Mapping[str, str] | None = None):
         self.root = root
         self.options = StorageOptions(options)
-        self.whole_file_limit_bytes = whole_file_limit_bytes(self.options)
+        self.whole_file_limit_bytes = WHOLE_FILE_LIMIT.value(self.options)
         self._location = S3Location.of(root)
         self._settings = S3Settings.of(self.options)
         self._endpoint = self._settings.endpoint or "the endpoint of AWS's environment"
@@ -225,8 +225,8 @@ class S3Storage(Storage):
             headers = (response or {}).get("ResponseMetadata", {}).get("HTTPHeaders", {})
             self._clock.observe(headers.get("date"), sent_at_ms, monotonic_ms())
 
-    def _request(self, operation: Request, path: str) -> S3Request:
-        return S3Request(operation, path, self.root, self.options)
+    def _request(self, operation: Request, path: str) -> StorageRequest:
+        return StorageRequest(operation, path, self.root, self.options)
 
 
 def _requested_part(response: S3Response, data: bytes, offset: int, length: int | None) -> bytes | None:

@@ -5,19 +5,35 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trinitylake_ops.storage.http.aws import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings, aws_environment
+from trinitylake_ops.storage.http.aws import AWS_ENVIRONMENT, AwsSettings, aws_environment, aws_options
 from trinitylake_ops.storage.http.settings import BucketLocation
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.options import Kind, Option
 
 #: S3 handles at most this many keys in one DeleteObjects or one page of a list.
 MAX_KEYS_PER_REQUEST = 1000
 
-#: Options of ``s3://`` roots. Credentials and places that are not given come from AWS's environment.
-S3_OPTIONS = AWS_OPTIONS | {"addressing_style", "client"}
-S3_CLIENTS = ("s3fs", "obstore")
+CLIENT = Option(
+    "client",
+    "library that sends the requests; the extras 's3' and 'obstore' install them",
+    Kind.CHOICE,
+    default="s3fs",
+    choices=("s3fs", "obstore"),
+)
+#: Options of ``s3://`` roots.
+S3_OPTIONS = (
+    *aws_options("S3"),
+    CLIENT,
+    Option(
+        "addressing_style",
+        "whether the bucket is in the path or the host of addresses",
+        Kind.CHOICE,
+        default="auto",
+        choices=("auto", "path", "virtual"),
+    ),
+)
 #: Variables that decide which server a root is on, and which user asks, if the options do not.
 S3_ENVIRONMENT = (*AWS_ENVIRONMENT, "AWS_ENDPOINT_URL_S3")
-s3_of_environment = aws_environment("S3")
+s3_of_environment = aws_environment(S3_OPTIONS)
 
 
 class S3Location(BucketLocation):
@@ -37,16 +53,5 @@ class S3Location(BucketLocation):
 class S3Settings(AwsSettings):
     """The checked options of a root. None means that AWS's environment and configuration files decide."""
 
+    specs = S3_OPTIONS
     addressing_style: str
-
-    @classmethod
-    def of(cls, options: StorageOptions) -> S3Settings:
-        """Check the options. Raises InvalidInputError, which repeats no credentials."""
-        of_aws = AwsSettings.of(options)
-        return cls(
-            of_aws.endpoint,
-            of_aws.region,
-            of_aws.connect_timeout_seconds,
-            of_aws.read_timeout_seconds,
-            options.one_of("addressing_style", ("auto", "path", "virtual")),
-        )
