@@ -5,16 +5,30 @@ from __future__ import annotations
 import json
 
 import pytest
+from botocore.exceptions import ClientError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileExistsAlreadyError,
+    StoragePermissionError,
+    TransientError,
+    TrinityLakeError,
+)
 from trinitylake_ops.storage.azure.blob_client import page_of
+from trinitylake_ops.storage.azure.errors import error_from_response as azure_error
+from trinitylake_ops.storage.dynamodb.errors import typed_error as dynamodb_error
 from trinitylake_ops.storage.dynamodb.items import StoredFile
 from trinitylake_ops.storage.gcs.client import batch_responses
 from trinitylake_ops.storage.gcs.errors import Refusal
+from trinitylake_ops.storage.gcs.errors import error_from_response as gcs_error
+from trinitylake_ops.storage.http.requests import Request, StorageRequest
 from trinitylake_ops.storage.interface import FileInfo
+from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.paths import check_path
 from trinitylake_ops.storage.redis.server import file_info
+from trinitylake_ops.storage.s3.errors import error_from_response as s3_error
 
 MOST_DIGITS = b"1" * 5_000  # Python makes no number of them
 NESTED = b"[" * 50_000
@@ -111,3 +125,44 @@ def test_an_item_of_no_size_is_no_file(size: str) -> None:
     item = {"path": {"S": "f"}, "size_bytes": {"N": size}, "modified_ms": {"N": "1"}}
     with pytest.raises(ValueError):
         StoredFile.of_item(item)
+
+
+_CODES = st.none() | st.sampled_from(
+    [
+        "AccessDenied", "AuthenticationFailed", "BlobAlreadyExists", "ConditionalCheckFailedException",
+        "ContainerNotFound", "InternalError", "LimitExceededException", "NoSuchBucket", "NoSuchKey", "NotImplemented",
+        "PermanentRedirect", "QuotaExceeded", "ResourceNotFoundException", "ServerBusy", "SlowDown",
+        "ValidationException", "keyTooLong", "quotaExceeded", "rateLimitExceeded", "required", "userProjectMissing",
+    ]
+) | st.text(max_size=20)  # fmt: skip
+
+
+def _error_of(scheme: str, operation: Request, status: int, code: str | None, message: str) -> TrinityLakeError:
+    request = StorageRequest(operation, "a/{b}", f"{scheme}://bucket/{{lake}}/", StorageOptions())
+    if scheme == "s3":
+        return s3_error(request, status, code, message)
+    if scheme == "az":
+        return azure_error(request, status, code, message)
+    if scheme == "gs":
+        reasons = [{"reason": code}] if code else []
+        return gcs_error(request, status, json.dumps({"error": {"message": message, "errors": reasons}}).encode())
+    response = {"Error": {"Code": code or "", "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return dynamodb_error(request, ClientError(response, "GetItem"), "http://host")
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(["s3", "az", "gs", "dynamodb"]), st.sampled_from(list(Request)), st.integers(300, 599), _CODES,
+    st.sampled_from(["", "{x}", "the specified bucket does not exist", "requester pays", "There is a limit of 5"]),
+)  # fmt: skip
+def test_every_response_is_a_typed_error_that_fits_the_request(
+    scheme: str, operation: Request, status: int, code: str | None, message: str
+) -> None:
+    error = _error_of(scheme, operation, status, code, message)
+    assert len(str(error).splitlines()) == 1
+    assert operation is Request.CREATE or not isinstance(error, FileExistsAlreadyError)
+    assert operation.changes_files or not isinstance(error, AmbiguousWriteError)
+    if status in (401, 403) and code is None:
+        assert type(error) is StoragePermissionError
+    if status in (500, 502, 504) and code in (None, "InternalError"):
+        assert type(error) is (AmbiguousWriteError if operation.changes_files else TransientError)

@@ -44,8 +44,10 @@ class ErrorRow:
     def applies(self, operation: object, status: int | None, code: str | None, message: str) -> bool:
         """Whether this row is for a response to an operation."""
         if self.codes or self.statuses or self.bare_statuses:
-            statuses = self.statuses if code is not None else (*self.statuses, *self.bare_statuses)
-            if code not in self.codes and status not in statuses:
+            has_status = status is not None and (
+                status in self.statuses or (code is None and status in self.bare_statuses)
+            )
+            if code not in self.codes and not has_status:
                 return False
         if self.operations and operation not in self.operations:
             return False
