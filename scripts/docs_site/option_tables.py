@@ -49,7 +49,7 @@ def _values(option: Option) -> str:
         return ", ".join(map(code, option.choices))
     if option.kind in (Kind.TEXT, Kind.TOKEN) and not option.form:
         return "text"
-    return _coded(option.accepted)
+    return _coded(re.sub(r"(https?://\S+\])", r"'\1'", option.accepted))
 
 
 def _default(option: Option) -> str:

@@ -111,7 +111,7 @@ def test_the_reference_has_every_command_job_option_and_error(made: dict[str, st
     for job in build_jobs(operations="all"):
         section = jobs.partition(f"## {job.name}\n")[2].partition("\n## ")[0]
         assert set(re.findall(r"^\| `(\w+)`", section, flags=re.MULTILINE)) == set(reference.job_options(job)), job.name
-    options = {option for scheme in OWN_SCHEMES.values() for option in scheme.options}
+    options = {option.name for scheme in OWN_SCHEMES.values() for option in scheme.options}
     assert options <= set(re.findall(r"^\| `(\w+)`", made["reference/settings.md"], flags=re.MULTILINE))
     errors = (PROJECT / "trinitylake_ops" / "errors.py").read_text()
     assert set(re.findall(r"^class (\w+)", errors, flags=re.MULTILINE)) <= set(

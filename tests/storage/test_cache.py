@@ -478,7 +478,7 @@ def test_defaults() -> None:
 @pytest.mark.parametrize("name", ["cache_bytes", "cache_folder_bytes"])
 @pytest.mark.parametrize("value", ["", "-1", "1.5", "1e9", "256MiB", " 1", "٣", "9" * 5000])
 def test_sizes_that_are_none(name: str, value: str) -> None:
-    with pytest.raises(InvalidInputError, match=f"'{name}' must be a whole number of bytes"):
+    with pytest.raises(InvalidInputError, match=f"'{name}' must be a whole number of at least 0"):
         CacheOptions.of(ROOT, {name: value})
 
 

@@ -103,7 +103,7 @@ def test_roots_of_another_form(root: str) -> None:
     [
         ({"fsync": "yes"}, "'fsync' must be 'true' or 'false'"),
         ({"namenodes": "a:1 b:1"}, "this root names a port"),
-        ({"replication": "0"}, "'replication' must be a number from 1 to 512"),
+        ({"replication": "0"}, "'replication' must be a whole number from 1 to 512"),
         ({"replication": "1.5"}, "'replication' must be a whole number"),
         ({"read_timeout_seconds": "0"}, "'read_timeout_seconds'"),
         ({"region": "eu"}, r"unknown storage option 'region': hdfs:// supports .*namenodes"),
@@ -203,11 +203,11 @@ def test_names_that_are_too_long_or_taken_by_folders(root: str) -> None:
             storage.create(name, BODY)
     storage.create("file", BODY)
     storage.create("folder/f", BODY)
-    assert "a file stands where a folder is needed" in caught(
+    assert "there is a file where a folder is needed" in caught(
         StorageError, lambda: storage.create("file/below/it", BODY)
     )
-    assert "a file stands where a folder is needed" in caught(StorageError, lambda: storage.write("file/below", BODY))
-    assert "a folder stands there" in caught(StorageError, lambda: storage.write("folder", BODY))
+    assert "there is a file where a folder is needed" in caught(StorageError, lambda: storage.write("file/below", BODY))
+    assert "there is a folder of this name" in caught(StorageError, lambda: storage.write("folder", BODY))
     caught(FileExistsAlreadyError, lambda: storage.create("folder", BODY))
     storage.write_best_effort("gone/note", b"x")
     caught(FileMissingError, lambda: storage.read("gone/note"))

@@ -60,7 +60,7 @@ def test_a_query_has_no_place_in_a_normalized_root() -> None:
         ({"volatile": "yes"}, "must be 'true' or 'false'"),
         ({"volatile": "true", "durability": "always"}, "leave it out, or leave out 'durability'"),
         ({"wait_replicas": "1.5"}, "must be a whole number"),
-        ({"wait_replicas": "-1"}, "must be a number from 0 to 1000"),
+        ({"wait_replicas": "-1"}, "must be a whole number from 0 to 1000"),
         ({"username": "somebody"}, "is of no use without a password"),
         ({"password": ""}, "is empty"),
         ({"tls_ca_file": "/ca.pem"}, "write rediss://"),

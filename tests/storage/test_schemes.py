@@ -13,9 +13,9 @@ from trinitylake_ops.access.external_files import ExternalStorages
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.gcs.settings import GcsSettings
-from trinitylake_ops.storage.http.aws import AwsSettings
 from trinitylake_ops.storage.options import StorageOptions, is_secret
 from trinitylake_ops.storage.registry import OWN_SCHEMES, Scheme, environment_of, with_environment
+from trinitylake_ops.storage.s3.settings import S3Settings
 
 _MODULE = """
 from trinitylake_ops.storage import LocalStorage
@@ -191,7 +191,7 @@ def test_an_emulator_gets_nobodys_token(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_region_is_found_by_each_of_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Botocore looks at one of them only."""
     monkeypatch.setenv("AWS_REGION", "here")
-    assert AwsSettings.of(StorageOptions()).region == "here"
-    assert AwsSettings.of(StorageOptions({"region": "there"})).region == "there"
+    assert S3Settings.of(StorageOptions()).region == "here"
+    assert S3Settings.of(StorageOptions({"region": "there"})).region == "there"
     monkeypatch.setenv("AWS_DEFAULT_REGION", "elsewhere")
-    assert AwsSettings.of(StorageOptions()).region is None, "botocore finds it"
+    assert S3Settings.of(StorageOptions()).region is None, "botocore finds it"

@@ -42,7 +42,14 @@ class ErrorRow:
     text: re.Pattern[str] | None = None
 
     def applies(self, operation: object, status: int | None, code: str | None, message: str) -> bool:
-        """Whether this row is for a response to an operation."""
+        """Whether this row is for a response to an operation.
+
+        Args:
+            operation: what was requested.
+            status: the number of the response, if it has one.
+            code: the service's name of the failure, if it gave one.
+            message: the service's own text.
+        """
         if self.codes or self.statuses or self.bare_statuses:
             has_status = status is not None and (
                 status in self.statuses or (code is None and status in self.bare_statuses)
@@ -61,9 +68,9 @@ def find_row(
 
     Args:
         table: the rows. The last one applies to every response.
-        operation: what was requested.
-        status: the number of the response, if it has one.
-        code: the service's name of the failure, if it gave one.
+        operation: as in ``ErrorRow.applies``, like the following parameters.
+        status: the number of the response.
+        code: the service's name of the failure.
         message: the service's own text.
     """
     return next(row for row in table if row.applies(operation, status, code, message))

@@ -111,7 +111,7 @@ class Option:
         if self.kind is Kind.INTEGER:
             return f"a whole number {self._limits('.0f')}"
         if self.kind is Kind.URL:
-            return "'http://HOST[:PORT]' or 'https://HOST[:PORT]', without credentials"
+            return "http://HOST[:PORT] or https://HOST[:PORT], without credentials"
         return f"text without {'white space and ' if self.kind is Kind.TOKEN else ''}control characters"
 
     def parse(self, text: str) -> Any:
