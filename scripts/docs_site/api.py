@@ -13,7 +13,6 @@ FACES: Mapping[str, str] = {
     "iceberg": "trinitylake_ops.iceberg",
     "spark": "trinitylake_ops.spark",
     "storage": "trinitylake_ops.storage",
-    "telemetry": "trinitylake_ops.telemetry",
     "dagster": "trinitylake_ops.dagster_plugin",
 }
 
