@@ -118,7 +118,7 @@ def test_the_packages_name_is_a_program(tool: str, dist: tuple[Path, Path], tmp_
         variables |= {"PIPX_HOME": str(tmp_path / "home"), "PIPX_DEFAULT_PYTHON": sys.executable}
     ran = subprocess.run([*call, "--help"], env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert "Free space:" in ran.stdout
+    assert "Reclaim space:" in ran.stdout
 
 
 @pytest.mark.parametrize("minor", range(11, 15))

@@ -42,7 +42,7 @@ COMMANDS = (
     ["verify", "--deep", "--html", "verify.html"],
     ["export", "kept"],
     ["rollback", "1", "--yes"],
-    ["hint"],
+    ["repair-hint", "--check-only"],
     ["log", "--json"],
 )
 CLI = "from trinitylake_ops.cli import main\nmain()"
@@ -118,7 +118,8 @@ def test_a_command_without_its_extra_says_so_in_a_line(root: str, extra: str) ->
 
 
 def test_compaction_by_spark_says_it_too(root: str) -> None:
-    command = ["compact-tables", "--yes", "--spark", "local[1]", "--min-files", "2"]
+    catalog_at(Lakehouse.open(root)).load_table("ns.t").append(pa.table({"id": [3]}))
+    command = ["compact-tables", "--yes", "--engine", "spark", "--min-input-files", "2"]
     ran = run_without(modules_beyond([]), CLI, "--root", root, *command)
     assert (ran.returncode, ran.stderr) == (2, f"Error: pyspark is not installed{line_for('spark')}\n")
 

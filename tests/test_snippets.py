@@ -118,7 +118,7 @@ FOUND_BY = {
         ("yaml", "default_limit"),
         ("sh", "dagster dev -f definitions.py"),
         ("sh", "dg scaffold"),
-        ("", "retain_days: "),
+        ("", "retain_for: "),
     ],
     "docs/dagster-compared.md": [("python", "StagingCatalog")],
 }
@@ -232,7 +232,7 @@ def test_the_scaffolded_component_is_the_one_that_is_registered() -> None:
 def test_a_wrong_option_is_refused_in_the_words_of_the_page(lake: Lakehouse) -> None:
     (snippet,) = (one for one in DAGSTER if one.language == "")
     jobs = dg.Definitions(jobs=dagster_plugin.build_jobs(), resources=resources(lake))
-    config = {"name": "x", "retain_days": -1.0}
+    config = {"name": "x", "retain_for": "-1d"}
     with pytest.raises(dg.DagsterInvalidConfigError) as refused:
         jobs.resolve_job_def("export").execute_in_process(run_config=config)
     assert snippet.text.strip() == refused.value.message

@@ -196,8 +196,22 @@ def run_command(arguments: list[str]) -> None:
     """Run a command as its process would, to its exit."""
     from trinitylake_ops.cli import main
 
-    sys.argv = ["trinitylake", *arguments]
+    sys.argv = ["trinitylake", *_in_words_of_this_tree(arguments)]
     main()
+
+
+#: Earlier words of options and commands, for trees without the command ``repair-hint``.
+_EARLIER = {"--min-input-files": "--min-files", "--check-only": ""}
+
+
+def _in_words_of_this_tree(arguments: list[str]) -> list[str]:
+    from trinitylake_ops.cli.app import trinitylake
+
+    if "repair-hint" in trinitylake.commands:
+        return arguments
+    hint = ["hint"] if "--check-only" in arguments else ["hint", "--repair"]
+    words = [word for one in arguments for word in (hint if one == "repair-hint" else [_EARLIER.get(one, one)])]
+    return [word for word in words if word]
 
 
 def catalog(root: str) -> Any:

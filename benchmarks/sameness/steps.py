@@ -15,7 +15,6 @@ COMMANDS = (
         "export",
         "exports",
         "head",
-        "hint",
         "init",
         "log",
         "ls",
@@ -24,6 +23,7 @@ COMMANDS = (
         "purge",
         "reconcile",
         "register-table",
+        "repair-hint",
     ),
     *("relocate", "repair", "resolve-commit", "restore", "rollback", "show", "tree", "trim", "undelete", "verify"),
     "verify-export",
@@ -147,7 +147,13 @@ def _reads(folder: Path) -> Iterator[Step]:
             ("diff", "x", 1),
             ("tree", "--version", 2),
         ),
-        *(("hint",), ("exports",), ("verify",), ("verify", "--max-requests", 3), ("verify", "--max-requests", 0)),
+        *(
+            ("repair-hint", "--check-only"),
+            ("exports",),
+            ("verify",),
+            ("verify", "--max-requests", 3),
+            ("verify", "--max-requests", 0),
+        ),
         *(("verify", "--incremental"), ("verify", "--incremental"), ("verify", "--max-seconds", "nan")),
         *(("verify", "--spark-master", "local"), ("verify", "--engine", "nobody")),
         *(("resolve-commit", 3, _NOBODY), ("resolve-commit", 999, _NOBODY), ("resolve-commit", "x", _NOBODY)),
@@ -180,10 +186,12 @@ def _changes(folder: Path) -> Iterator[Step]:
     yield from _planned(lake, "drop-namespace", "many", "--cascade")
     yield _command(lake, "compact", "--message", "smaller", "--json")
     yield _command(lake, "compact")
-    yield from _planned(lake, "compact-tables", "sales.orders", "--min-files", 2)
+    yield from _planned(lake, "compact-tables", "sales.orders", "--min-input-files", 2)
     yield from _both(lake, "compact-tables", "--target-bytes", 0)
     yield from _both(lake, "compact-tables", "nobody.t")
-    yield _command(lake, "compact-tables", "--min-files", 2, "--run-id", "r1", "--message", "m", "--yes", "--json")
+    yield _command(
+        lake, "compact-tables", "--min-input-files", 2, "--run-id", "r1", "--message", "m", "--yes", "--json"
+    )
     yield _deed("outside_table", folder / "outside")
     metadata = folder / "outside" / "m.metadata.json"
     yield _command(lake, "register-table", "sales.far", metadata)
@@ -311,7 +319,7 @@ def _misfortunes(folder: Path) -> Iterator[Step]:
         root = folder / name
         yield _deed("copy_folder", whole, root)
         yield from deeds
-        for arguments in (("log",), ("show", "sales.orders"), ("ls", "many"), ("hint",)):
+        for arguments in (("log",), ("show", "sales.orders"), ("ls", "many"), ("repair-hint", "--check-only")):
             yield _command(root, *arguments, "--json")
         yield from _both(root, "verify", "--deep")
         yield _command(root, "create-namespace", "more", "--json")
@@ -319,6 +327,6 @@ def _misfortunes(folder: Path) -> Iterator[Step]:
         yield _command(root, "rollback", 5, "--yes", "--json")
         yield from _both(root, "repair", "--to-last-good")
         yield _command(root, "repair", "--to-last-good", "--apply", "@digest", "--json")
-        yield _command(root, "hint", "--repair", "--json")
+        yield _command(root, "repair-hint", "--json")
         yield _command(root, "expire", "--keep-last", 1, "--max-age", "1m", "--json")
         yield _command(root, "orphans", "--json")

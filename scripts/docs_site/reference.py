@@ -17,6 +17,7 @@ from dagster._config import ConfigType
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from scripts.docs_site.operations import blocks_of, operations
 from scripts.docs_site.tables import code, prose, table
 from trinitylake_ops import errors
 from trinitylake_ops.cli.app import trinitylake
@@ -31,6 +32,9 @@ from trinitylake_ops.dagster_plugin import (
     build_jobs,
 )
 from trinitylake_ops.dagster_plugin.schedules import CRONS
+from trinitylake_ops.declarations.index import INDEX
+from trinitylake_ops.declarations.registry import BY_NAME
+from trinitylake_ops.declarations.specs import option_specs
 from trinitylake_ops.extras import EXTRAS
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.operations import Budget
@@ -65,7 +69,9 @@ _MADE = "This page is made of the code when the site is built.\n\n"
 
 def pages() -> dict[str, str]:
     """Return the pages of the reference by their places on the site."""
-    made = {"commands": commands, "jobs": jobs, "settings": settings, "errors": error_classes}
+    made = {
+        "operations": operations, "commands": commands, "jobs": jobs, "settings": settings, "errors": error_classes,
+    }  # fmt: skip
     return {f"reference/{name}.md": make() for name, make in made.items()}
 
 
@@ -73,41 +79,36 @@ def pointers(text: str) -> str:
     """Return the section of a page that leads to all options of the commands and jobs that the page runs."""
     called = re.findall(r"^trinitylake (?:--\S+ \S+ )*([a-z-]+)", text, flags=re.MULTILINE)
     configured = re.findall(r"^```yaml title=\"(\w+)\"", text, flags=re.MULTILINE)
-    found = [f"[`{name}`](../reference/commands.md#{name})" for name in dict.fromkeys(called)]
-    found += [f"[`{name}`](../reference/jobs.md#{name})" for name in dict.fromkeys(configured)]
-    return f"\n## All options\n\nOf commands and jobs: {', '.join(found)}.\n" if found else ""
+    jobs_of = {entry.command: job for job, entry in INDEX.items()}
+    declared = dict.fromkeys([*(jobs_of[name] for name in called if name in jobs_of), *configured])
+    found = [f"[`{job}`](../reference/operations.md#{job})" for job in declared]
+    found += [f"[`{name}`](../reference/commands.md#{name})" for name in dict.fromkeys(called) if name not in jobs_of]
+    return f"\n## All options\n\nOf operations and commands: {', '.join(found)}.\n" if found else ""
 
 
 def commands() -> str:
-    """Return the page of the command line: each command with its arguments and options."""
+    """Return the page of the command line: each command, with its arguments and options unless it is an operation."""
     context = trinitylake.context_class(trinitylake, info_name="trinitylake", **trinitylake.context_settings)
+    generated = {entry.command: job for job, entry in INDEX.items()}
     text = "# Commands\n\n" + _MADE + _help(trinitylake) + _options(trinitylake.params, context)
     for name in trinitylake.list_commands(context):
         command = trinitylake.get_command(context, name)
         assert command is not None
         inner = click.Context(command, info_name=name, parent=context)
         usage = " ".join(command.collect_usage_pieces(inner))
-        text += f"## {name}\n\n```text\ntrinitylake {name} {usage}\n```\n\n" + _help(command)
-        text += _options(command.params, inner)
+        text += f"## {name}\n\n```text\ntrinitylake {name} {usage}\n```\n\n"
+        if name in generated:
+            job = generated[name]
+            text += f"{INDEX[job].summary} [Its options](operations.md#{job}) are those of the job `{job}`, and:\n\n"
+            declared = {one.name for spec in option_specs(BY_NAME[job].options) for one in (spec, *spec.members)}
+            text += _options([one for one in command.params if one.name not in declared], inner)
+        else:
+            text += _help(command) + _options(command.params, inner)
     return text
 
 
 def _help(command: click.Command) -> str:
-    """Return the help of a command as Markdown. A block that click does not wrap is code."""
-    blocks = [
-        *inspect.cleandoc(command.help or "").split("\n\n"),
-        *inspect.cleandoc(command.epilog or "").split("\n\n"),
-    ]
-    text = ""
-    for block in blocks:
-        kept = block.replace("\b", "").strip("\n")
-        if "\b" in block:
-            text += f"```text\n{kept}\n```\n\n"
-        elif kept.startswith("Example: "):
-            text += f"```text\n$ {kept.removeprefix('Example: ')}\n```\n\n"
-        elif kept:
-            text += f"{kept}\n\n"
-    return text
+    return blocks_of(command.help or "") + blocks_of(command.epilog or "")
 
 
 def _options(params: Iterable[click.Parameter], context: click.Context) -> str:
@@ -145,6 +146,9 @@ def jobs() -> str:
         text += f"## {job.name}\n\n{job.description}\n\n"
         if any(isinstance(node, dg.OpDefinition) and node.pool for node in job.graph.node_defs):
             text += "It is in the pool of what frees something: one at a time.\n\n"
+        if job.name in BY_NAME:
+            text += f"Its options: [{job.name}](operations.md#{job.name}).\n\n"
+            continue
         rows = [
             (code(name), _kind_of(field.config_type), _default_of_field(field), field.description)
             for name, field in job_options(job).items()

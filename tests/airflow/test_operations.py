@@ -97,7 +97,7 @@ def test_an_unattended_run_applies_within_limits(lake: Lakehouse) -> None:
 def test_the_log_of_a_task_has_what_its_report_has(lake: Lakehouse, caplog: pytest.LogCaptureFixture) -> None:
     """As that of Dagster's job has it: figures, tables as text, and the options of what applies the plan."""
     caplog.set_level(logging.INFO, LOG.name)
-    plan = ran(lake, "expire", max_age_days=None)  # null is the default
+    plan = ran(lake, "expire", max_age=None)  # null is the default
     text = "\n".join(caplog.messages)  # however a test before has let its handler write them
     lines = text.splitlines()
     assert f"digest: {plan['digest']}" in lines

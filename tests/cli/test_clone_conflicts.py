@@ -46,14 +46,11 @@ def test_a_conflict_is_one_line_and_nothing_changes(cli: Cli, parent: Lakehouse,
     assert re.search(opposite, refused.err)
     plan = cli("promote", "feature")
     assert (plan.code, CONFLICTS[conflict] in plan.out) == (0, True)
-    assert (
-        plan.err
-        == f"Nothing was done, and nothing will be while there are conflicts. Choose for each, such as: {choice}.\n"
-    )
+    assert plan.err == f"Nothing was done: 1 conflict; choose for each, such as: {choice}\n"
     for command in ("promote", "refresh"):
         steps = cli(command, "feature", "--dry-run")
-        assert "conflict: " in steps.out
-        assert steps.err.startswith("Nothing was done, and nothing will be while there are conflicts.")
+        assert re.search("^conflict ", steps.out, re.MULTILINE)
+        assert steps.err.startswith("Nothing was done: 1 conflict; choose for each")
     assert_error(cli("export", "feature"), 3, "a clone 'feature' of version ", "drop-clone it first")
     assert (files(parent), files(clone)) == before
     assert cli("promote", "feature", "--theirs", name, "--yes").code == 0

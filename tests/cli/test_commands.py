@@ -97,7 +97,9 @@ def assert_error(result: Result, code: int, *parts: str) -> None:
 
 
 def test_the_commands_are_the_fixed_ones() -> None:
-    fixed = "init log ls show diff create-namespace drop-namespace rollback export exports drop-export hint verify"
+    fixed = (
+        "init log ls show diff create-namespace drop-namespace rollback export exports drop-export repair-hint verify"
+    )
     freeing = "trim expire undelete purge orphans reconcile repair"
     more = [
         "compact",
@@ -520,7 +522,7 @@ def test_exports_of_other_levels(cli: Cli, lake: Lakehouse, tmp_path: Path) -> N
     plan = cli("restore", "here", "--json").json
     assert cli("restore", "here", "--apply", plan["digest"], "--json").json["changes"] == plan["changes"]
     assert_error(cli("restore", "nowhere"), 4, "nowhere")
-    assert_error(cli("export", "x", "--level", "full", "--target", "here"), 2, "here")
+    assert_error(cli("export", "x", "--level", "full", "--target", "here"), 2, "--target")
     assert_error(cli("export", "x", "--target-option", "region"), 2, "--target-option takes K=V")
     assert_error(cli("export", "x", "--namespace", "ns"), 2, "minimal")
 
@@ -544,7 +546,7 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     assert "exports" not in shown
     assert "No clones" in cli("clones", root=target).out
     assert_error(cli("clone", target), 3, "feature-x")
-    assert_error(cli("clone", f"{target}b", "--version", 1, "--timestamp", 5), 2, "--timestamp")
+    assert_error(cli("clone", f"{target}b", "--version", 1, "--timestamp", 5), 2, "timestamp")
     assert_error(cli("drop-export", "feature-x"), 2, "drop-clone")
     assert_error(cli("drop-clone", "nobody"), 4, "nobody")
     assert cli("show", "--version", "parent@1", "--json", root=target).code == 0
@@ -635,15 +637,15 @@ def test_an_export_that_others_recorded(cli: Cli, lake: Lakehouse) -> None:
 
 def test_hint(cli: Cli, lake: Lakehouse) -> None:
     lake.storage.write(HINT_PATH, b"0")
-    shown = cli("hint", "--json").json
+    shown = cli("repair-hint", "--check-only", "--json").json
     assert (shown["state"], shown["hinted"], shown["latest"], shown["repaired"]) == ("behind", 0, 2, False)
-    wrong = cli("hint")
+    wrong = cli("repair-hint", "--check-only")
     assert (wrong.code, "behind" in wrong.out, wrong.err) == (1, True, "")
-    repaired = cli("hint", "--repair", "--json")
+    repaired = cli("repair-hint", "--json")
     assert (repaired.code, repaired.json["repaired"]) == (0, True)
-    right = cli("hint", "--json")
+    right = cli("repair-hint", "--check-only", "--json")
     assert (right.code, right.json["state"]) == (0, "right")
-    assert "right" in cli("hint", "--repair").out
+    assert "right" in cli("repair-hint").out
 
 
 def test_tree_and_compact(cli: Cli, lake: Lakehouse) -> None:
@@ -676,7 +678,7 @@ def test_compact_tables(cli: Cli, lake: Lakehouse) -> None:
     assert [(one["table"], one["files"], one["groups"]) for one in plan["tables"]] == [("rows", 5, 1)]
     shown = cli("compact-tables", "ns.rows")
     assert "5 of 5" in shown.out and f"--apply {plan['digest']}" in shown.err
-    assert "5 files" not in cli("compact-tables", "--min-files", 6).out
+    assert "5 files" not in cli("compact-tables", "--min-input-files", 6).out
     assert_error(cli("compact-tables", "ns.rows", "--apply", f"{version}-{'0' * 64}"), 3, "look at the plan again")
     assert lake.latest_version() == version
     report = cli("compact-tables", "--apply", plan["digest"], "--run-id", "r", "--message", "nightly", "--json").json
@@ -744,7 +746,7 @@ def test_repair(cli: Cli, lake: Lakehouse) -> None:
     lake.storage.write(root_path(1), b"no arrow")
     for as_json in ((), ("--json",)):
         left = cli("repair", *as_json)
-        said = "No step of repair mends the errors that are left. What you can do is listed.\n"
+        said = "1 error is left that repair cannot fix; what you can do is listed\n"
         assert (left.code, left.err) == (1, said), "a plan without a step is no all-clear"
     left = cli("repair", "--to-last-good", "--yes")
     assert (left.code, left.err) == (1, "")

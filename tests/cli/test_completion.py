@@ -27,7 +27,7 @@ def test_each_shell_is_told_whom_to_ask(shell: str) -> None:
     assert f"_TRINITYLAKE_COMPLETE={shell}_complete" in told
     words = {"COMP_WORDS": "trinitylake roll", "COMP_CWORD": "roll" if shell == "fish" else "1"}
     answer = ask(_TRINITYLAKE_COMPLETE=f"{shell}_complete", **words)
-    expected = {"bash": "plain,rollback\n", "zsh": "plain\nrollback\n", "fish": "plain,rollback\tPlan"}
+    expected = {"bash": "plain,rollback\n", "zsh": "plain\nrollback\n", "fish": "plain,rollback\tReturn"}
     assert answer.startswith(expected[shell])
 
 

@@ -119,7 +119,7 @@ COMMANDS: tuple[tuple[object, ...], ...] = (
     ("rollback", "1"),
     ("restore", NAME),
     ("reconcile",),
-    ("hint",),
+    ("repair-hint", "--check-only"),
     ("undelete", EVIL),
     ("export", EVIL),
     ("drop-export", EVIL),

@@ -44,9 +44,14 @@ def test_help_loads_nothing_heavy() -> None:
     assert loaded("--version") == set()
 
 
-@pytest.mark.parametrize("command", [["log"], ["ls"], ["ls", "ns"], ["hint"], ["show"], ["diff", "0", "1"], ["tree"]])
+@pytest.mark.parametrize("command", [["log"], ["ls"], ["ls", "ns"], ["show"], ["diff", "0", "1"], ["tree"]])
 def test_looking_at_a_lakehouse_loads_no_iceberg(root: str, command: list[str]) -> None:
     assert loaded("--root", root, *command) <= LOOKING
+
+
+@pytest.mark.parametrize("command", [["repair-hint", "--check-only"], ["exports"], ["undelete", "-h"]])
+def test_a_command_of_an_operation_loads_no_iceberg_by_itself(root: str, command: list[str]) -> None:
+    assert loaded("--root", root, *command) <= {*LOOKING, "pydantic"}
 
 
 def test_the_operations_load_no_pandas() -> None:
@@ -66,6 +71,6 @@ def test_help_tells_of_each_command_what_the_command_does() -> None:
 def test_help_shows_each_command_once_in_a_group() -> None:
     shown = trinitylake.get_help(trinitylake.make_context("trinitylake", [], resilient_parsing=True))
     titles = re.findall(r"^([A-Z][a-z ]+):$", shown, flags=re.MULTILINE)
-    assert titles == ["Options", "Look", "Change", "Free space", "Exports", "Branches", "Repair", "Serve"]
+    assert titles == ["Options", "Look", "Change", "Reclaim space", "Exports", "Branches", "Repair", "Serve"]
     commands = shown.partition("Look:")[2].partition("Examples:")[0]
     assert sorted(re.findall(r"^  ([a-z-]+) ", commands, flags=re.MULTILINE)) == sorted(trinitylake.commands)

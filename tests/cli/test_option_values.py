@@ -82,7 +82,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "verify-export": ("export",),
 }
 #: They would start a session of Spark, reach out to a server, or go on until they are stopped.
-_NOT_HERE = {("--spark", None), ("--spark-master", None), ("--spark-remote", None), ("--watch", None)}
+_NOT_HERE = {("--spark-master", None), ("--spark-remote", None), ("--watch", None)}
 
 
 @pytest.fixture
@@ -96,12 +96,13 @@ def lake() -> Iterator[Lakehouse]:
     drop_memory_root(ROOT)
 
 
-def _values(kind: click.ParamType) -> dict[str, str]:
+def _values(parameter: click.Parameter) -> dict[str, str]:
+    kind = parameter.type
     if isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
         return TEXTS | NUMBERS
-    if isinstance(kind, Duration):
+    if isinstance(kind, Duration) or parameter.metavar == "DURATION":
         return TEXTS | NUMBERS | DURATIONS
-    if isinstance(kind, Timestamp):
+    if isinstance(kind, Timestamp) or parameter.metavar == "TIME":
         return TEXTS | NUMBERS | TIMES
     return TEXTS | {"negative": "-1", "huge": "9" * 30}
 
@@ -113,7 +114,7 @@ def _cases() -> Iterator[tuple[str, click.Parameter, dict[str, str]]]:
         for parameter in command.params:
             if (isinstance(parameter, click.Option) and parameter.is_flag) or (parameter.opts[0], None) in _NOT_HERE:
                 continue
-            values = _values(parameter.type)
+            values = _values(parameter)
             shared = (parameter.opts[0], type(parameter.type).__name__)
             yield name, parameter, {kind: values[kind] for kind in _FEW} if shared in known else values
             known.add(shared)

@@ -149,11 +149,11 @@ def test_the_first_write_into_a_lakehouse_that_was_moved_says_so_in_one_line(lak
     shutil.copytree(lake.root.removeprefix("file://"), tmp_path / "after")
     root = f"file://{tmp_path}/after/"
     assert forked.run("--root", root, "ls").err == ""
-    plan = forked.run("--root", root, "compact-tables", "--min-files", "2", "--yes")
+    plan = forked.run("--root", root, "compact-tables", "--min-input-files", "2", "--yes")
     (told,) = [line for line in plan.err.splitlines() if "trinitylake relocate" in line]  # others may tell of progress
     assert (plan.code, root in told) == (0, True)
     assert "relocate" not in forked.run("--root", root, "relocate", "--yes").err
-    again = forked.run("--root", root, "compact-tables", "--min-files", "2", "--yes")
+    again = forked.run("--root", root, "compact-tables", "--min-input-files", "2", "--yes")
     assert (again.code, "relocate" in again.err) == (0, False)
 
 

@@ -43,7 +43,7 @@ def test_one_screen(cli: Cli, lake: Lakehouse) -> None:
         "requests",
     ):
         assert word in said
-    assert f"  trinitylake --root {test_commands.ROOT} hint --repair" in lines
+    assert f"  trinitylake --root {test_commands.ROOT} repair-hint" in lines
     assert "\x1b" not in result.out
 
 

@@ -34,7 +34,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "head": ("head", "ns.t"),
     "count": ("count", "ns.t", "--json"),
     "diff": ("diff", "0", "2"),
-    "hint": ("hint", "--repair"),
+    "repair-hint": ("repair-hint",),
     "verify": ("verify",),
     "resolve-commit": ("resolve-commit", "1", "00000000-0000-0000-0000-000000000000"),
     "clone": ("clone", CLONE, "--name", "feature"),

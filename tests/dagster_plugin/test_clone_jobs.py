@@ -99,7 +99,7 @@ def jobs(lakes: Lakes, tmp_path: Path, instance: dg.DagsterInstance) -> CloneJob
 
 
 def test_a_clone_is_made_compared_promoted_refreshed_and_dropped(jobs: CloneJobs) -> None:
-    ran = jobs.must_run("clone", name="feature", target=jobs.target, retain_days=1.0)
+    ran = jobs.must_run("clone", name="feature", target=jobs.target, retain_for="1d")
     assert ran.materialized[0]["operation"] == "clone"
     append_rows(jobs.clone)
     append_rows(jobs.lake)
@@ -143,7 +143,7 @@ def test_a_clone_past_its_time_is_told_and_dropped_within_limits(
 ) -> None:
     clock = LocalClock(monkeypatch)
     assert jobs.check() == (True, "0 clones are within their time")
-    jobs.must_run("clone", name="feature", target=jobs.target, retain_days=1.0)
+    jobs.must_run("clone", name="feature", target=jobs.target, retain_for="1d")
     operations.plan_clone(jobs.lake, f"{jobs.target}-kept", retain_for=100 * HOUR_MS).execute()
     append_rows(jobs.clone)
     assert jobs.check() == (True, "2 clones are within their time")
@@ -175,7 +175,7 @@ def test_what_cannot_be_dropped_fails_the_run_and_stops_no_other(
     jobs: CloneJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = LocalClock(monkeypatch)
-    jobs.must_run("clone", name="feature", target=jobs.target, retain_days=1.0)
+    jobs.must_run("clone", name="feature", target=jobs.target, retain_for="1d")
     operations.plan_clone(jobs.lake, f"{jobs.target}-read", retain_for=HOUR_MS).execute()
     read = Lakehouse.open(f"{jobs.target}-read", {"fsync": "false"})
     operations.plan_export(read, "more", target=f"{tmp_path}/more").execute()

@@ -55,7 +55,12 @@ def test_credentials_are_refused_unseen_when_it_is_loaded(tmp_path: Path, variab
 
 PLANNED = sorted(one.job for one in ALL if one.options and issubclass(one.options, PlannedOptions))
 NAMED = ("restore", "drop_export", "promote", "refresh_clone", "drop_clone")
-NEEDED = {"rollback": {"to": {"version": 1}}, **{name: {"name": "x"} for name in NAMED}}
+NEEDED = {
+    "rollback": {"to": {"version": 1}},
+    "drop_namespace": {"namespace": "x"},
+    "prune_exports": {"pattern": "x"},
+    **{name: {"name": "x"} for name in NAMED},
+}
 DIGEST = f"3-{'0' * 64}"
 APPROVAL = {"approval": {"digest": DIGEST, "approved_by": "Ada Lovelace"}}
 
@@ -87,19 +92,19 @@ def instance() -> Iterator[dg.DagsterInstance]:
         ("rollback", {"to": {"version": 1}, "namespaces": ["a b"]}, "namespace name 'a b' contains a space"),
         ("export", {"name": "17"}, "export name '17' is digits only"),
         ("export", {"name": "x", "target": "s3://KEY:secret@bucket/lake"}, "target is not shown"),
-        ("export", {"name": "x", "retain_days": float("inf")}, "retain_days: "),
-        ("export", {"name": "x", "retain_days": 1e12}, "less than or equal to 1000000, it is 1000000000000.0"),
-        ("export", {"name": "x", "definitions": True}, "definitions: the level full leaves no choice"),
-        ("restore", {"name": "x", "tables": ["a.b.c"]}, "'a.b.c' names no table"),
-        ("expire", {"max_age_days": -0.5}, "max_age_days: Input should be greater than or equal to 0, it is -0.5"),
-        ("expire", {"max_age_days": float("nan")}, "max_age_days: "),
+        ("export", {"name": "x", "retain_for": "30"}, "retain_for: '30' is no duration"),
+        ("export", {"name": "x", "retain_for": "999999999d"}, "retain_for: '999999999d' is longer than 1,000,000 days"),
+        ("export", {"name": "x", "definitions": True}, "definitions: the level minimal leaves no choice"),
+        ("restore", {"name": "x", "tables": ["abc"]}, "'abc' names no table"),
+        ("expire", {"max_age": "-1d"}, "max_age: '-1d' is no duration"),
+        ("expire", {"max_age": "1.5d"}, "max_age: "),
         ("trim", {"keep_last": -2}, "keep_last: Input should be greater than or equal to 0, it is -2"),
-        ("purge", {"grace_days": -1.0}, "grace_days: Input should be greater than or equal to 0, it is -1.0"),
-        ("orphans", {"older_than_days": float("inf")}, "older_than_days: "),
+        ("purge", {"grace": "a week"}, "grace: 'a week' is no duration"),
+        ("orphans", {"older_than": ""}, "older_than: "),
         ("purge", {**APPROVAL, "max_requests": 0}, "max_requests: Input should be greater than"),
         ("orphans", {**APPROVAL, "requests_per_second": -1.0}, "requests_per_second: Input should be"),
         ("purge", {**APPROVAL, "unattended": True}, "the run has an approval as well"),
-        ("purge", {"unattended": True, "grace_days": 0.0}, "grace_days: an unattended run follows"),
+        ("purge", {"unattended": True, "grace": "0d"}, "grace: an unattended run follows"),
         ("repair", {"unattended": True, "to_last_good": True}, "to_last_good: it changes what readers see"),
         *(
             (
@@ -173,7 +178,7 @@ def test_what_dagster_scaffolds_is_taken_or_refused_in_a_line(
 
 
 def test_null_is_the_default(maintenance_jobs: dg.Definitions) -> None:
-    ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("expire"), {"max_age_days": None, "keep_last": None})
+    ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("expire"), {"max_age": None, "keep_last": None})
     ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("verify"), {"deep": None, "max_seconds": None})
     with pytest.raises(dg.DagsterInvalidConfigError, match='Missing required config entry "to"'):
         ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("rollback"), {})

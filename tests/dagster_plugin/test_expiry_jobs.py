@@ -65,7 +65,7 @@ def test_a_plan_logs_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert set(json.loads(config)["approval"]) == {"digest", "approved_by"}
         assert said.rindex("to apply it, run expire") > said.index("configuration")
         assert re.search(r"^3 .*\n2 .* alter-table +", logged("log"), re.MULTILINE)
-        said = logged("expire", max_age_days=30)
+        said = logged("expire", max_age="30d")
         assert re.search(
             r"0 of 4 versions expire, with 0 files of 0 bytes: the oldest one, version 0, is kept: superseded .* ago,"
             r" within the maximum age of 30 d; there is nothing to do",
@@ -182,14 +182,14 @@ def test_a_stale_digest_is_refused_in_one_line(jobs: Jobs) -> None:
 
 
 def test_rules_of_the_configuration(jobs: Jobs) -> None:
-    assert jobs.plan("expire", max_age_days=1.0)["is_empty"] is True
+    assert jobs.plan("expire", max_age="1d")["is_empty"] is True
     assert jobs.plan("expire", keep_last=3)["versions"] == "0"
     plan = jobs.plan("expire", min_versions=2)
     assert plan["versions"] == "0-1"
     other = jobs.apply_digest("expire", plan["digest"])
     assert "look at the plan again" in other.error, "without the options of the plan"
     assert jobs.apply(plan, "expire").metadata["versions"] == "0-1"
-    empty = jobs.run("expire", max_age_days=0.0, min_versions=0)
+    empty = jobs.run("expire", max_age="0d", min_versions=0)
     assert empty.error.startswith("the retention policy is empty")
 
 

@@ -32,7 +32,7 @@ def partitions(instance: dg.DagsterInstance) -> list[str]:
 
 
 def test_exports_of_each_level_and_their_partitions(jobs: Jobs, instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    minimal = jobs.must_run("export", name="root", level="minimal", version=1, retain_days=1.0)
+    minimal = jobs.must_run("export", name="root", level="minimal", version=1, retain_for="1d")
     partial = jobs.must_run("export", name="tree", level="partial", namespaces=["ns"], definitions=True)
     away = jobs.must_run("export", name="all", target=str(tmp_path / "backup"))
     found = {info.name: info for info in operations.list_exports(jobs.lake)}
@@ -68,7 +68,7 @@ def test_an_export_is_restored_from_here_and_from_elsewhere(jobs: Jobs, tmp_path
 
 
 def test_an_expiry_that_ends_an_export_deletes_its_partition(jobs: Jobs, instance: dg.DagsterInstance) -> None:
-    jobs.must_run("export", name="short", level="minimal", version=1, retain_days=1 / 48)
+    jobs.must_run("export", name="short", level="minimal", version=1, retain_for="30m")
     assert partitions(instance) == ["short"]
     jobs.clock.forward()
     assert jobs.must_apply("expire").metadata["approved_by"]
@@ -120,7 +120,7 @@ def test_several_lakehouses_in_one_code_location(tmp_path: Path, instance: dg.Da
 
     plan = run("eu_rollback", to={"version": 1}).metadata
     assert run("eu_rollback", **approved(plan)).materialized[0]["lakehouse_version"] == 3
-    assert run("eu_expire", min_versions=1, max_age_days=0.0).metadata["is_empty"]
+    assert run("eu_expire", min_versions=1, max_age="0d").metadata["is_empty"]
     schedule = definitions.resolve_schedule_def("eu_repair_hint_schedule")
     assert run(schedule.job_name).metadata["state"] == "right"
     assert content(lakes[US]) == other

@@ -89,7 +89,7 @@ def test_a_rollback_by_time_is_applied_to_the_version_that_was_found(jobs: Jobs)
     [
         ({}, 'Missing required config entry "to"'),
         ({"to": {"version": 1, "last_passed": True}}, "You can only specify a single field"),
-        ({"to": {"timestamp": "soon"}}, "'soon' is no time as ISO 8601"),
+        ({"to": {"timestamp": "soon"}}, "'soon' is neither a time as ISO 8601"),
         ({"to": {"last_passed": False}}, "last_passed must be true, or left out"),
     ],
     ids=["none", "two", "time", "false"],

@@ -160,7 +160,8 @@ def test_its_jobs_run(
     digest = ""
     with dg.instance_for_test() as instance:
         for one in shown(page, "Dagster"):
-            config = yaml.safe_load(here(one.text).replace("DIGEST", digest or "DIGEST"))
+            text = here(one.text).replace("COMMIT_ID", str(scope["COMMIT_ID"]))
+            config = yaml.safe_load(text.replace("DIGEST", digest or "DIGEST"))
             if "approval" in config and not digest:
                 only = {name: value for name, value in config.items() if name != "approval"}
                 plan = jobs[one.title].execute_in_process(only, instance=instance, resources={"lakehouse": resource})

@@ -107,9 +107,10 @@ def test_every_picture_is_shown_on_a_page() -> None:
 
 def test_the_reference_has_every_command_job_option_and_error(made: dict[str, str]) -> None:
     assert set(re.findall(r"^## (.*)$", made["reference/commands.md"], flags=re.MULTILINE)) == set(trinitylake.commands)
-    jobs = made["reference/jobs.md"]
+    jobs, operations = made["reference/jobs.md"], made["reference/operations.md"]
     for job in build_jobs(operations="all"):
-        section = jobs.partition(f"## {job.name}\n")[2].partition("\n## ")[0]
+        assert f"## {job.name}\n" in jobs
+        section = operations.partition(f"## {job.name}\n")[2].partition("\n## ")[0]
         assert set(re.findall(r"^\| `(\w+)`", section, flags=re.MULTILINE)) == set(reference.job_options(job)), job.name
     options = {option.name for scheme in OWN_SCHEMES.values() for option in scheme.options}
     assert options <= set(re.findall(r"^\| `(\w+)`", made["reference/settings.md"], flags=re.MULTILINE))

@@ -179,7 +179,7 @@ def test_duckdb_and_polars_read_two_versions(demo: FinishedDemo) -> None:
 
 def test_everything_verifies_and_the_hint_is_right(demo: FinishedDemo) -> None:
     assert demo.trinitylake("verify")["findings"] == []
-    assert demo.trinitylake("hint")["state"] == "right"
+    assert demo.trinitylake("repair-hint", "--check-only")["state"] == "right"
     check_lake(Lakehouse.open(demo.root))
 
 

@@ -83,7 +83,7 @@ def test_an_export_and_a_rollback_to_it_are_launched_and_shown(
     exported = lake.latest_version()
     before = objects(lake.snapshot())
 
-    config = {"name": "before-migration", "retain_days": 30.0, "version": exported}
+    config = {"name": "before-migration", "level": "full", "retain_for": "30d", "version": exported}
     run_id = pages.launch("export", config, picture="dagster-launchpad")
     assert run_config(topology, run_id) == config
     assert (pages.text("name"), pages.text("version")) == ("before-migration", str(exported))

@@ -226,7 +226,7 @@ READS: dict[str, Callable[[Any], bool]] = {
     "show --timestamp 2023-11-14T22:15:20Z": lambda out: out["version"] == 1,
     "diff 0 1": lambda out: len(out) == 2,
     "exports": lambda out: out == [],
-    "hint": lambda out: out["state"] == "right",
+    "repair-hint --check-only": lambda out: out["state"] == "right",
     "verify": lambda out: out["findings"] == [] and out["versions"] == len(VERSIONS),
     "rollback 1": lambda out: len(out["changes"]) == len(EXPECTED[LATEST][1]) - 2,
     "drop-namespace ns2 --cascade": lambda out: out["namespace"] == "ns2",

@@ -233,7 +233,7 @@ def test_the_page_of_verify_says_what_is_wrong_and_what_mends_it(lake: Lakehouse
     page = parsed(checked(lake))
     assert page.headline == "1 warning; 6 versions; the latest is 5"
     (row,) = page.rows("severity", "finding")
-    assert (row[0], row[1], row[5]) == ("warning", "hint-wrong", "hint --repair")
+    assert (row[0], row[1], row[5]) == ("warning", "hint-wrong", "repair-hint")
 
 
 def test_pages_are_made_of_a_damaged_lakehouse(lakes: Lakes) -> None:

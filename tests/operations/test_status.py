@@ -150,7 +150,7 @@ def test_what_is_wrong_is_found(old: Aging) -> None:
     old.lake.storage.write(HINT_PATH, b"1")
     status = lakehouse_status(old.lake)
     assert (status.hint, status.tone) == (HintState.BEHIND, "warn")
-    assert [one.command for one in status.findings] == ["hint --repair"]
+    assert [one.command for one in status.findings] == ["repair-hint"]
     with lease(old.lake.storage, "purge"):
         running = lakehouse_status(old.lake).running
     assert running is not None and "purge is running" in running

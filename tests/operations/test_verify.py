@@ -289,7 +289,7 @@ def test_a_wrong_hint_is_a_warning(damaged: Lakehouse) -> None:
         (finding,) = report.findings
         assert (finding.severity, finding.code, finding.path) == ("warning", "hint-wrong", HINT_PATH)
         assert finding.mend is not None
-        assert finding.mend.endswith("hint --repair")
+        assert finding.mend.endswith("repair-hint")
         assert finding.mend.startswith("a backup of that root") == (hint == b"99")
         assert report.is_clean
 

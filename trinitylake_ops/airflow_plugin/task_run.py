@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trinitylake_ops.airflow_plugin.settings import LakehouseSettings
-from trinitylake_ops.declarations.operation import Operation, OperationContext, OptionsT
+from trinitylake_ops.declarations.operation import Operation, OptionsT, ReportingContext
 from trinitylake_ops.declarations.options import ApplyLimits
 from trinitylake_ops.declarations.planned import PlannedOptions
 from trinitylake_ops.declarations.rendering import InlineChart, Json, Link, Markdown, markdown_table
@@ -32,7 +32,7 @@ class OperationFailedError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunningTask(OperationContext[OptionsT]):
+class RunningTask(ReportingContext[OptionsT]):
     """An operation while it runs in a task. ``shown`` is what the task returns."""
 
     settings: LakehouseSettings
@@ -144,7 +144,6 @@ def carry_out(
         lake = settings.open()
         running = RunningTask(
             lake=lake,
-            begun_on=lake.latest_version(),
             options=options,
             page=VersionRows(),
             executor=executor,

@@ -22,6 +22,7 @@ from click.shell_completion import CompletionItem
 from trinitylake_ops.cli.completion import completed
 from trinitylake_ops.cli.context import Session, storage_options_of, with_allowed_roots
 from trinitylake_ops.cli.terminal import OneLineFormatter, Terminated, log_warning, printable
+from trinitylake_ops.declarations.index import INDEX
 from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.storage import background
 from trinitylake_ops.storage.options import StorageOptions, redact_assignments
@@ -40,61 +41,46 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 
-#: The module and the short help of each command. A module is loaded once one of its commands is called.
-_COMMANDS: Mapping[str, tuple[str, str]] = {
-    "clone": ("clones", "Clone the lakehouse to another root, without a copy of its tables."),
-    "clones": ("clones", "List the clones."),
-    "compact": ("change", "Flush buffers and merge thin nodes."),
-    "compact-tables": ("change", "Plan or do the merge of small data files."),
-    "compare": ("clones", "Compare a clone with this lakehouse."),
-    "completion": ("completion", "Print what lets a shell complete commands and options."),
+#: The module and the short help of each command that is not generated. A module is loaded once its command is called.
+_WRITTEN: Mapping[str, tuple[str, str]] = {
+    "completion": ("completion", "Print a shell completion script."),
     "count": ("rows", "Count the rows of a table."),
-    "create-namespace": ("change", "Create a namespace."),
     "diff": ("read", "List what differs between two versions."),
-    "drop-clone": ("clones", "Plan or do the drop of a clone."),
-    "drop-export": ("exports", "Plan or do the drop of an export."),
-    "drop-namespace": ("change", "Plan or do the drop of a namespace."),
-    "expire": ("gc", "Plan or do the expiry of old versions."),
-    "export": ("exports", "Keep a version under a name, here or elsewhere."),
-    "exports": ("exports", "List the exports."),
     "head": ("rows", "Print the first rows of a table."),
-    "hint": ("change", "Check the hint file, or repair it."),
     "init": ("read", "Create a lakehouse at the root, empty, as version 0."),
     "log": ("log", "List versions, or those that changed a table, newest first."),
     "ls": ("read", "List namespaces, or the tables of one."),
-    "orphans": ("gc", "Plan or do the removal of orphans."),
-    "promote": ("clones", "Plan or do the promotion of what was made in a clone."),
-    "prune-exports": ("exports", "Plan or do the drop of old exports by rules."),
-    "purge": ("gc", "Plan or do the purge of expired versions."),
-    "reconcile": ("gc", "Settle what another program did to the settings."),
-    "refresh": ("clones", "Plan or do the refresh of a clone with what is new here."),
-    "register-table": ("register", "Bring existing Iceberg tables in."),
-    "relocate": ("change", "Plan or do the relocation of tables."),
-    "repair": ("change", "Plan or do a repair of the findings of verify."),
-    "resolve-commit": ("change", "Show the outcome of a commit that got no answer."),
-    "restore": ("exports", "Plan or do the restore of an export."),
-    "rollback": ("change", "Plan or do a rollback."),
+    "register-table": ("register", "Register existing Iceberg tables."),
     "serve": ("serve", "Serve lakehouses to any engine, by Iceberg's REST protocol."),
     "show": ("read", "Show the lakehouse, a namespace or a table."),
     "status": ("status", "Show the state on one screen, and what to run next."),
     "tree": ("read", "Draw the tree: levels, fill, buffers, bytes."),
-    "trim": ("gc", "Plan or do the trim of tables."),
-    "undelete": ("gc", "Bring expired versions back."),
-    "verify": ("change", "Check all versions and their files."),
-    "verify-export": ("exports", "Compare an export with its manifest."),
 }
 
-#: The commands as the help shows them: by what somebody wants to do, in the order in which that is done.
+#: The name of the operation of each generated command.
+_GENERATED: Mapping[str, str] = {entry.command: job for job, entry in INDEX.items() if entry.command is not None}
+
+#: The short help of each command.
+_COMMANDS: Mapping[str, str] = dict(
+    sorted(
+        [
+            *((name, summary) for name, (_, summary) in _WRITTEN.items()),
+            *((name, INDEX[job].summary) for name, job in _GENERATED.items()),
+        ]
+    )
+)
+
+#: The commands as the help shows them: by purpose, in the order in which they are used.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Look": ("status", "log", "ls", "show", "head", "count", "diff", "tree"),
     "Change": (
         *("init", "create-namespace", "drop-namespace", "register-table", "relocate", "rollback", "resolve-commit"),
         *("compact", "compact-tables"),
     ),
-    "Free space": ("trim", "expire", "undelete", "purge", "orphans"),
+    "Reclaim space": ("trim", "expire", "undelete", "purge", "orphans"),
     "Exports": ("export", "exports", "verify-export", "restore", "prune-exports", "drop-export"),
     "Branches": ("clone", "clones", "compare", "promote", "refresh", "drop-clone"),
-    "Repair": ("verify", "repair", "hint", "reconcile"),
+    "Repair": ("verify", "repair", "repair-hint", "reconcile"),
     "Serve": ("serve", "completion"),
 }
 
@@ -103,7 +89,11 @@ class _Commands(Mapping[str, click.Command]):
     """The commands by their names, each loaded when it is asked for."""
 
     def __getitem__(self, name: str) -> click.Command:
-        module, _ = _COMMANDS[name]
+        if name in _GENERATED:
+            from trinitylake_ops.cli.generated import generated_command
+
+            return generated_command(_GENERATED[name])
+        module, _ = _WRITTEN[name]
         command: click.Command = getattr(import_module(f"trinitylake_ops.cli.{module}"), name.replace("-", "_"))
         return command
 
@@ -121,12 +111,10 @@ class _Group(click.Group):
         width = max(map(len, _COMMANDS))
         for title, names in _GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), _COMMANDS[name][1]) for name in names])
+                formatter.write_dl([(name.ljust(width), _COMMANDS[name]) for name in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        found = [
-            CompletionItem(name, help=what) for name, (_, what) in _COMMANDS.items() if name.startswith(incomplete)
-        ]
+        found = [CompletionItem(name, help=what) for name, what in _COMMANDS.items() if name.startswith(incomplete)]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
@@ -207,10 +195,11 @@ def trinitylake(
     log_json: bool,
     **operation_span: Any,
 ) -> None:
-    """Look at and operate a TrinityLake lakehouse.
+    """Inspect and operate a TrinityLake lakehouse.
 
-    Commands that drop, roll back or free space print their plan and do nothing. They act when they are given --apply
-    with the plan's digest, or --yes. With --json a command prints one JSON document on standard output.
+    Commands that drop, roll back or reclaim space print their plan and change nothing. They apply the plan when they
+    get --apply with the plan's digest and the same options, or --yes. With --json a command prints one JSON document
+    on standard output.
     """
     context.obj = Session(root, with_allowed_roots(storage_options, allowed_roots))
     _start_telemetry(context, log_json, **operation_span)

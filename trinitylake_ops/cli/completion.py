@@ -13,7 +13,7 @@ VARIABLE = "_TRINITYLAKE_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(short_help="Print what lets a shell complete commands and options.")
+@click.command(short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print what lets a shell complete commands and options.

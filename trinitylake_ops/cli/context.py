@@ -32,16 +32,6 @@ _WIDEST_CHARS = 10_000
 TIME_FORMS = "ISO 8601, in UTC unless it has an offset, or milliseconds since 1970"
 _NOTHING = "Nothing to do."
 
-#: Shown below the help of each command that takes part in it.
-FREEING_SPACE = """\b
-Space is freed in this order, each step a plan first:
-  trim      drops old snapshots of Iceberg tables from the latest version
-  expire    lets old versions go; undelete brings them back until their purge begins
-  purge     after the grace: deletes the files that only expired versions need
-  orphans   now and then: deletes what failed commits and aborted writes left
-Nothing is deleted while another of them deletes, or before a reconcile when another
-program changed the settings."""
-
 
 class Session:
     """The global options of one call."""
@@ -122,7 +112,7 @@ def json_option(command: C) -> C:
 
 def html_option(command: C) -> C:
     """Add ``--html`` to a command, as the argument ``html``. It is a file that looks writable at the start."""
-    what = "Also write a page to this file: a headline, a drawing, tables; it needs nothing but itself."
+    what = "Also write a self-contained HTML report to FILE."
     option = click.option("--html", metavar="FILE", type=click.Path(path_type=Path), callback=_page_path, help=what)
     return option(command)
 
@@ -151,7 +141,8 @@ def target_option(command: C) -> C:
         multiple=True,
         metavar="K=V",
         callback=target_options_of,
-        help="An option of the target's storage; default: those of the lakehouse's own where the scheme is the same.",
+        help="An option of the target's storage. Repeatable. Default: those of the lakehouse where the scheme is the"
+        " same.",
     )(command)
 
 
@@ -165,22 +156,8 @@ def at_options(command: C) -> C:
 
 def approval_options(command: C) -> C:
     """Add ``--apply`` and ``--yes`` to a command that has a plan."""
-    command = click.option("--yes", is_flag=True, help="Do it without a look at the plan.")(command)
-    return click.option("--apply", "digest", metavar="DIGEST", help="Do it, if the plan has this digest.")(command)
-
-
-def limit_options(requests: str, seconds: str) -> Callable[[C], C]:
-    """Add ``--max-requests`` and ``--max-seconds``, as the keyword arguments of Budget.
-
-    ``requests`` and ``seconds`` are their help.
-    """
-
-    def add(command: C) -> C:
-        positive = Number(0, 1_000_000, min_open=True)
-        command = click.option("--max-seconds", type=positive, metavar="N", help=f"{seconds}.")(command)
-        return click.option("--max-requests", type=WholeNumber(1), metavar="N", help=f"{requests}.")(command)
-
-    return add
+    command = click.option("--yes", is_flag=True, help="Apply without showing the plan.")(command)
+    return click.option("--apply", "digest", metavar="DIGEST", help="Apply the plan if it has this digest.")(command)
 
 
 class WholeNumber(click.IntRange):
@@ -289,18 +266,16 @@ def print_nothing() -> None:
     click.echo(_NOTHING, err=True)
 
 
-def print_outcome(plan: Plan, report: Shown | None, as_json: bool, *, is_complete: bool = True) -> None:
-    """Print the report of an executed plan, or the plan. Exit with 1 if something is left to do.
+def print_outcome(plan: Plan, report: Shown, as_json: bool, *, is_complete: bool = True) -> None:
+    """Print the report of an executed plan.
 
     Of an empty plan the plan itself is printed, because it has the reason why there is nothing to do.
     """
-    if report is None or (plan.is_empty and is_complete and not as_json):
+    if plan.is_empty and is_complete and not as_json:
         print_plan(plan, as_json)
         return
     print_shown(report, as_json)
-    if not is_complete:
-        raise click.exceptions.Exit(1)
-    if plan.is_empty:
+    if plan.is_empty and is_complete:
         print_nothing()
 
 

@@ -6,12 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trinitylake_ops.cli.context import C, Number
 from trinitylake_ops.operations.executor import LOCAL, Executor
+
+if TYPE_CHECKING:
+    from trinitylake_ops.iceberg.write.rewrite import GroupWriter
 
 #: Set by ``spark-submit`` for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -28,28 +31,50 @@ class Engine:
     remote: str | None
     requests_per_second: float | None
 
+    def check(self) -> None:
+        """Raise UsageError for options of Spark with another engine, and for two addresses of Spark."""
+        options = (self.master, self.remote, self.requests_per_second)
+        if self.name == "local" and any(option is not None for option in options):
+            raise click.UsageError(
+                "--spark-master, --spark-remote and --spark-requests-per-second go with --engine spark"
+            )
+        if self.master is not None and self.remote is not None:
+            raise click.UsageError("--spark-master and --spark-remote exclude each other")
+
     @contextmanager
     def executor(self) -> Iterator[Executor]:
         """Provide the executor for a block. A Spark session starts with it and stops at its end, even after an error.
 
-        Raises UsageError for options of Spark with another engine, and what ``spark_executor`` raises.
+        Raises what ``spark_executor`` raises.
         """
         if self.name == "local":
-            if any(given is not None for given in (self.master, self.remote, self.requests_per_second)):
-                raise click.UsageError(
-                    "--spark-master, --spark-remote and --spark-requests-per-second go with --engine spark"
-                )
             yield LOCAL
             return
-        if self.master is not None and self.remote is not None:
-            raise click.UsageError("--spark-master and --spark-remote exclude each other")
         # Spark takes a second to load, which other commands should not pay for.
         from trinitylake_ops.spark import spark_executor
+
+        with spark_executor(
+            self._master(), remote=self.remote, requests_per_second=self.requests_per_second
+        ) as executor:
+            yield executor
+
+    @contextmanager
+    def group_writer(self) -> Iterator[GroupWriter]:
+        """Provide the writer of groups of data files for a block: this process, or tasks of Spark."""
+        if self.name == "local":
+            from trinitylake_ops.iceberg.write.rewrite import rewrite_in_process
+
+            yield rewrite_in_process
+            return
+        from trinitylake_ops.spark import session_scope, write_groups_on
+
+        with session_scope(master=None if self.remote is not None else self._master(), remote=self.remote) as spark:
+            yield write_groups_on(spark)
+
+    def _master(self) -> str | None:
         from trinitylake_ops.spark.runtime.addresses import DEFAULT_MASTER
 
-        master = self.master if self.master is not None or _SUBMITTED in os.environ else DEFAULT_MASTER
-        with spark_executor(master, remote=self.remote, requests_per_second=self.requests_per_second) as executor:
-            yield executor
+        return self.master if self.master is not None or _SUBMITTED in os.environ else DEFAULT_MASTER
 
 
 def engine_options(command: C) -> C:
@@ -95,6 +120,6 @@ def engine_options(command: C) -> C:
         default="local",
         show_default=True,
         callback=gather,
-        help="The engine that reads and deletes files: threads of this process, or tasks of Spark, for many files on a"
-        " storage far away. Plans, digests and reports are the same.",
+        help="The engine that reads, writes and deletes files: threads of this process, or tasks of Spark, for many"
+        " files on a storage far away. Plans, digests and reports are the same.",
     )(command)

@@ -14,7 +14,7 @@ from trinitylake_ops.iceberg.managed import metadata_uri
 from trinitylake_ops.iceberg.table_change import registering_io, root_to_allow
 
 
-@click.command("register-table", short_help="Bring existing Iceberg tables in.")
+@click.command("register-table", short_help="Register existing Iceberg tables.")
 @click.argument("table", metavar="[NAMESPACE.TABLE]", required=False)
 @click.argument("metadata_location", required=False)
 @click.option("--catalog", metavar="NAME", help="All tables of this pyiceberg catalog instead, as one version.")

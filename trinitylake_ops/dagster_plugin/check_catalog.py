@@ -9,8 +9,8 @@ from typing import Any
 
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin.metadata import table_value
-from trinitylake_ops.declarations.clones import clones_past_their_time
-from trinitylake_ops.declarations.registry import findings_table
+from trinitylake_ops.declarations.checks import findings_table
+from trinitylake_ops.declarations.clone_list import clones_past_their_time
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.version_ranges import VersionRanges
@@ -189,7 +189,7 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
         wrong=wrong,
         fine=f"{len(checks)} exports are as they were made",
         repaired_by="export",
-        repair_config={"name": None},
+        repair_config={"name": None, "level": "full"},
         is_error=bool(damaged),
         metadata={
             "exports": len(exports),

@@ -18,7 +18,7 @@ from trinitylake_ops.dagster_plugin.resources import SparkResource
 from trinitylake_ops.dagster_plugin.table_events import TableAssets, TableChanges, TableEvent
 from trinitylake_ops.dagster_plugin.table_metadata import Bounds, TablePages
 from trinitylake_ops.dagster_plugin.version_page import VersionsPage, operation_metrics
-from trinitylake_ops.declarations.operation import OperationContext, OptionsT
+from trinitylake_ops.declarations.operation import OptionsT, ReportingContext
 from trinitylake_ops.declarations.rendering import Link, listing
 from trinitylake_ops.errors import VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.operations.diff.versions import ChangedObject, delta_texts, diff_versions, sum_of
@@ -36,14 +36,16 @@ _SAME_ROWS = ("compact-tables", "relocate", "trim")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunningJob(OperationContext[OptionsT]):
+class RunningJob(ReportingContext[OptionsT]):
     """An operation while it runs in a step.
 
     ``assets`` are those that hold tables. ``spark`` is a resource that is not set up yet, as few operations need a
-    session. ``events`` are to be recorded, and ``shown`` is the metadata of the run.
+    session. ``begun_on`` is the latest version when the step began. ``events`` are to be recorded, and ``shown`` is the
+    metadata of the run.
     """
 
     context: dg.OpExecutionContext
+    begun_on: int
     assets: TableAssets
     page: VersionsPage
     names: LakehouseNames

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin._dagster_internals import InvalidOptionError
 from trinitylake_ops.declarations.options import APPROVER, USER_IS_KNOWN, OneOf, Options
+from trinitylake_ops.declarations.specs import OptionSpec, option_specs
 from trinitylake_ops.errors import InvalidInputError
 
 # Dagster+ sets this variable in all processes of a deployment, and this tag on runs that a person launches.
@@ -45,44 +45,28 @@ def config_fields(options: type[Options]) -> dict[str, dg.Field]:
     An option without a default is required. Of options of which exactly one is set, none has a default. Numbers and
     flags may be null, which is their default: ``dagster job scaffold_config`` prints that.
     """
-    fields = {}
-    for name, option in options.model_fields.items():
-        kind = _config_type(option.annotation)
-        is_required = option.is_required() or (APPROVER in option.metadata and not has_signed_in_users())
-        if issubclass(options, OneOf):
-            kind, settings = _config_type(_present(option.annotation)), {}
-        elif is_required:
-            settings = {"is_required": True}
-        else:
-            is_nullable = option.annotation in (bool, int, float) or APPROVER in option.metadata
-            kind = dg.Noneable(kind) if is_nullable else kind
-            settings = {"default_value": option.default}
-        fields[name] = dg.Field(kind, description=option.description, **settings)
-    return fields
+    return {spec.name: _config_field(spec, issubclass(options, OneOf)) for spec in option_specs(options)}
 
 
-def _config_type(annotation: Any) -> Any:
-    """Return the type of Dagster's configuration for a type of options."""
-    if get_origin(annotation) is Annotated:
-        return _config_type(get_args(annotation)[0])
-    if (present := _present(annotation)) is not annotation:
-        return dg.Noneable(_config_type(present))
-    if get_origin(annotation) is Literal:
-        texts = get_args(annotation)
-        return dg.Enum("_".join(texts), [dg.EnumValue(text) for text in texts])
-    if get_origin(annotation) is list:
-        return dg.Array(_config_type(get_args(annotation)[0]))
-    if isinstance(annotation, type) and issubclass(annotation, Options):
-        return (dg.Selector if issubclass(annotation, OneOf) else dg.Shape)(config_fields(annotation))
-    return _TYPES[annotation]
+def _config_field(spec: OptionSpec, is_one_of_several: bool) -> dg.Field:
+    kind = _config_type(spec)
+    is_person = APPROVER in spec.marks
+    if is_one_of_several:
+        return dg.Field(kind, description=spec.description)
+    if spec.is_required or (is_person and not has_signed_in_users()):
+        return dg.Field(kind, description=spec.description, is_required=True)
+    if spec.is_nullable or is_person or (spec.kind in (bool, int, float) and not spec.is_list):
+        kind = dg.Noneable(kind)
+    return dg.Field(kind, description=spec.description, default_value=spec.default)
 
 
-def _present(annotation: Any) -> Any:
-    """Return the type of an option that is not None, and any other type as it is."""
-    if get_origin(annotation) not in (Union, UnionType):
-        return annotation
-    (present,) = (one for one in get_args(annotation) if one is not type(None))
-    return present
+def _config_type(spec: OptionSpec) -> Any:
+    """Return the type of Dagster's configuration for an option."""
+    if spec.choices:
+        return dg.Enum("_".join(spec.choices), [dg.EnumValue(text) for text in spec.choices])
+    if issubclass(spec.kind, Options):
+        return (dg.Selector if spec.is_one_of else dg.Shape)(config_fields(spec.kind))
+    return dg.Array(_TYPES[spec.kind]) if spec.is_list else _TYPES[spec.kind]
 
 
 def checked_options(options: type[Options], values: Mapping[str, Any]) -> Options:

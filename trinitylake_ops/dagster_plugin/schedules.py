@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.declarations.options import MOST_DAYS, is_root_uri
+from trinitylake_ops.declarations.options import MOST_DAYS, duration_text, is_root_uri
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.operations import Budget
 
@@ -167,8 +167,12 @@ def _no_config(_at: datetime) -> Mapping[str, Any]:
 
 def _export_config(prefix: str, target: str, retain: timedelta) -> _MakesConfig:
     def config(at: datetime) -> Mapping[str, Any]:
-        days = retain / _DAY
-        return {"name": f"{prefix}-{at:%Y-%m-%d}", "target": target or None, "retain_days": days or None}
+        return {
+            "name": f"{prefix}-{at:%Y-%m-%d}",
+            "level": "full",
+            "target": target or None,
+            "retain_for": duration_text(retain) if retain else None,
+        }
 
     return config
 

@@ -1,1 +1,1 @@
-"""Operations as data: options, plans, steps and reports. Dagster's jobs and Airflow's tasks are made of them."""
+"""Operations as data, from which commands, jobs of Dagster and tasks of Airflow are generated."""

@@ -2,114 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from trinitylake_ops import Lakehouse, operations
-from trinitylake_ops.declarations.operation import Operation, OperationContext, report_entries
+from trinitylake_ops import operations, reports
+from trinitylake_ops.declarations.operation import (
+    CommandSpec,
+    Operation,
+    OperationContext,
+    ReportingContext,
+    direct,
+    report_entries,
+)
 from trinitylake_ops.declarations.options import (
     BRANCH_PREFIX,
-    LIMITS_APPROVE,
-    MOST_DAYS,
+    CommandLine,
     ExportText,
     NamespaceTexts,
     NewExportText,
     Options,
+    PositiveDurationText,
     TableTexts,
     TargetText,
+    TimeText,
     VersionNumber,
+    duration_of,
+    time_of,
 )
-from trinitylake_ops.declarations.planned import Planned, PlannedOptions, limits_of
+from trinitylake_ops.declarations.planned import Planned, PlannedOptions
 from trinitylake_ops.declarations.rendering import listing
-from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
-from trinitylake_ops.operations import CloneInfo, CloneState, DropCloneReport, PromotionPlan, RefreshPlan
-from trinitylake_ops.operations.clones.drop import DropClonePlan
-from trinitylake_ops.operations.clones.merge import Conflict, count_of
-from trinitylake_ops.operations.clones.records import overdue_clones
-from trinitylake_ops.versions.snapshot import utc_of
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.operations.rendering import Table, new_table
+
+if TYPE_CHECKING:
+    from trinitylake_ops.operations import (
+        CloneReport,
+        Comparison,
+        DropCloneReport,
+        PromotionPlan,
+        PromotionReport,
+        RefreshPlan,
+    )
+    from trinitylake_ops.operations.base import CommitReport
+    from trinitylake_ops.operations.clones.drop import DropClonePlan
+    from trinitylake_ops.operations.clones.merge import Conflict
 
 
 class CloneOptions(Options):
     """The version to clone, its target, and how long the clone is kept."""
 
-    name: NewExportText = Field(
-        description="Name of the clone, without spaces and not digits only. The name of a clone that was cut off"
-        " continues it.",
+    target: Annotated[TargetText, CommandLine(metavar="TARGET", is_argument=True)] = Field(
+        description="The root of the clone, which must not hold a lakehouse."
     )
-    target: TargetText = Field(description="The root of the clone, which must not hold a lakehouse.")
-    version: VersionNumber | None = Field(
-        default=None, description="The version to clone, by its number. Null: the latest."
-    )
-    namespaces: NamespaceTexts = Field(default=[], description="Only these namespaces. Empty: all.")
-    retain_days: float | None = Field(
+    name: NewExportText | None = Field(
         default=None,
-        gt=0,
-        le=MOST_DAYS,
-        allow_inf_nan=False,
-        description="Days after which the clone is overdue, and may be dropped by a schedule. Null: never.",
+        description="Name of the clone, without spaces and not digits only. The name of a clone that was cut off"
+        " continues it. Default: the last part of the target.",
     )
+    version: VersionNumber | None = Field(
+        default=None, description="The version to clone, by its number. Default: the latest."
+    )
+    export: ExportText | None = Field(default=None, description="Clone the version of this export.")
+    timestamp: TimeText | None = Field(
+        default=None,
+        description="Clone the newest version at that time: ISO 8601, in UTC unless it has an offset, or milliseconds"
+        " since 1970.",
+    )
+    namespaces: NamespaceTexts = Field(default=[], description="Only these namespaces. Default: all.")
+    retain_for: PositiveDurationText | None = Field(
+        default=None,
+        description="After this time, such as 14d, the clone is overdue, and schedules may drop it. Default: never.",
+    )
+
+    @model_validator(mode="after")
+    def _check_one_version(self) -> Self:
+        if [self.version, self.export, self.timestamp].count(None) < 2:
+            raise InvalidInputError("version, export and timestamp exclude each other; give one of them")
+        return self
 
 
 class CloneNameOptions(Options):
     """The name of a clone."""
 
-    name: ExportText = Field(description="Name of the clone.")
+    name: Annotated[ExportText, CommandLine(metavar="CLONE", is_argument=True)] = Field(
+        description="Name of the clone."
+    )
 
 
 class RefreshOptions(CloneNameOptions, PlannedOptions):
     """The clone, and the sides that are chosen for conflicts."""
 
-    ours: list[str] = Field(
+    ours: Annotated[list[str], CommandLine(metavar="NAMESPACE[.TABLE]", flag="--ours")] = Field(
         default=[],
         description="Conflicts in which the side that gets the changes stays as it is: namespaces, or namespace.table.",
     )
-    theirs: list[str] = Field(default=[], description="Conflicts in which it becomes what the other side has.")
+    theirs: Annotated[list[str], CommandLine(metavar="NAMESPACE[.TABLE]", flag="--theirs")] = Field(
+        default=[], description="Conflicts in which it becomes what the other side has."
+    )
 
 
 class PromoteOptions(RefreshOptions):
     """The clone, how much of it, and the sides that are chosen for conflicts."""
 
     namespaces: NamespaceTexts = Field(
-        default=[], description="Only these namespaces with their tables. Empty, and no tables either: everything."
+        default=[], description="Only these namespaces with their tables. Default: everything."
     )
-    tables: TableTexts = Field(default=[], description="Only these tables, each as namespace.table.")
+    tables: TableTexts = Field(
+        default=[], description="Only these tables, each as namespace.table. Default: everything."
+    )
 
 
 class DropCloneOptions(CloneNameOptions, PlannedOptions):
     """The clone to drop, and whether its own files are deleted."""
 
     delete_files: bool = Field(
-        default=False, description="Whether the clone's own files are deleted as well. Stop all writers there first."
+        default=False, description="Delete the clone's own files as well. Stop all writers there first."
     )
 
 
-def _clone(run: OperationContext[CloneOptions]) -> None:
+def _execute_clone(run: OperationContext[CloneOptions]) -> CloneReport:
     options = run.options
     plan = operations.plan_clone(
         run.lake,
         options.target,
         options.name,
-        None if options.version is None else str(options.version),
+        options.version if options.export is None else options.export,
+        timestamp=None if options.timestamp is None else time_of(options.timestamp),
         namespaces=options.namespaces,
-        retain_for=None if options.retain_days is None else timedelta(days=options.retain_days),
+        retain_for=None if options.retain_for is None else duration_of(options.retain_for),
+        target_options=run.target_options,
     )
-    report = plan.execute()
+    return plan.execute()
+
+
+def _clone_reported(run: ReportingContext[CloneOptions], report: CloneReport) -> None:
     message = f"clone {report.name} is version {report.version}, at {report.target}"
     run.report(message, report_entries(report.to_dict()), committed="clone")
 
 
-def _compare(run: OperationContext[CloneNameOptions]) -> None:
-    found = operations.compare(run.lake, run.options.name)
-    shown = found.table()
+def _comparison_reported(run: ReportingContext[CloneNameOptions], comparison: Comparison) -> None:
+    shown = comparison.table()
     metadata = {
-        **report_entries(found.to_dict()),
-        **{f"changed_in_{side.value}": len(found.on(side)) for side in operations.ChangedOn},
+        **report_entries(comparison.to_dict()),
+        **{f"changed_in_{side.value}": len(comparison.on(side)) for side in operations.ChangedOn},
         "objects": listing(shown.columns, shown.rows),
     }
-    run.report(found.headline, metadata)
+    run.report(comparison.headline, metadata)
 
 
 def _conflicts(conflicts: Sequence[Conflict]) -> dict[str, Any]:
@@ -127,11 +168,20 @@ def _merge_shown(plan: PromotionPlan | RefreshPlan) -> dict[str, Any]:
     }
 
 
-def _undecided(plan: PromotionPlan | RefreshPlan) -> str:
-    """Return that somebody has to choose, nothing without conflicts."""
+def _undecided(plan: PromotionPlan | RefreshPlan, prefix: str = "") -> str:
+    """Return that conflicts are undecided, nothing without conflicts."""
     if not plan.conflicts:
         return ""
-    return f"{count_of(plan.conflicts)}: choose for each, such as: {plan.how_to_choose('')}"
+    from trinitylake_ops.operations.clones.merge import count_of
+
+    return f"{count_of(plan.conflicts)}; choose for each, such as: {plan.how_to_choose(prefix)}"
+
+
+def _steps(plan: PromotionPlan | RefreshPlan) -> Table:
+    """Return the steps of a plan, and the conflicts that keep it from being done."""
+    steps = plan.steps()
+    conflicts = [("conflict", one.name, one.reason, "") for one in plan.conflicts]
+    return new_table(steps.title, *steps.columns, rows=[*steps.rows, *conflicts])
 
 
 def _plan_promotion(run: OperationContext[PromoteOptions]) -> PromotionPlan:
@@ -143,6 +193,7 @@ def _plan_promotion(run: OperationContext[PromoteOptions]) -> PromotionPlan:
         options.tables,
         ours=options.ours,
         theirs=options.theirs,
+        target_options=run.target_options,
         executor=run.executor(),
     )
 
@@ -151,51 +202,61 @@ def _promotion_shown(plan: PromotionPlan) -> dict[str, Any]:
     return {"files": plan.files, "bytes": plan.bytes, **_merge_shown(plan)}
 
 
-def _promote(run: OperationContext[Any], plan: PromotionPlan, digest: str | None) -> None:
-    report = plan.execute(digest, progress=run.progress())
+def _promote_reported(run: ReportingContext[Any], _plan: PromotionPlan | None, report: PromotionReport) -> None:
     committed = "promote" if report.version != report.base_version else None
     run.report(str(report.table().title), report_entries(report.to_dict()), committed=committed)
 
 
-PROMOTE: Planned[PromoteOptions, PromotionPlan] = Planned(
+PROMOTE: Planned[PromoteOptions, PromotionPlan, PromotionReport] = Planned(
     name="promote",
     description="Commits the changes of a clone to this lakehouse, as one version. The plan shows what conflicts.",
     options=PromoteOptions,
     plan=_plan_promotion,
     shown=_promotion_shown,
-    apply=_promote,
+    execute=lambda run, plan, digest: plan.execute(digest, progress=run.progress()),
+    report=_promote_reported,
     is_pooled=False,
     left=_undecided,
+    blocked=partial(_undecided, prefix="--"),
+    steps=_steps,
+    command=CommandSpec(uses_engine=True, has_target=True),
 )
 
 
 def _plan_refresh(run: OperationContext[RefreshOptions]) -> RefreshPlan:
     options = run.options
-    return operations.plan_refresh(run.lake, options.name, ours=options.ours, theirs=options.theirs)
+    return operations.plan_refresh(
+        run.lake, options.name, ours=options.ours, theirs=options.theirs, target_options=run.target_options
+    )
 
 
-def _refresh(run: OperationContext[Any], plan: RefreshPlan, digest: str | None) -> None:
-    report = plan.execute(digest)
+def _refresh_reported(run: ReportingContext[Any], _plan: RefreshPlan | None, report: CommitReport) -> None:
     # What is committed here is that the version is kept for the clone.
     committed = None if report.version == report.base_version else "refresh"
     run.report(str(report.table().title), report_entries(report.to_dict()), committed=committed)
 
 
-REFRESH_CLONE: Planned[RefreshOptions, RefreshPlan] = Planned(
+REFRESH_CLONE: Planned[RefreshOptions, RefreshPlan, CommitReport] = Planned(
     name="refresh_clone",
     description="Commits what changed in this lakehouse to a clone, as one version there. The plan shows what"
     " conflicts.",
     options=RefreshOptions,
     plan=_plan_refresh,
     shown=_merge_shown,
-    apply=_refresh,
+    execute=lambda _run, plan, digest: plan.execute(digest),
+    report=_refresh_reported,
     is_pooled=False,
     left=_undecided,
+    blocked=partial(_undecided, prefix="--"),
+    steps=_steps,
+    command=CommandSpec(has_target=True),
 )
 
 
 def _plan_drop(run: OperationContext[DropCloneOptions]) -> DropClonePlan:
-    return operations.plan_drop_clone(run.lake, run.options.name, delete_files=run.options.delete_files)
+    return operations.plan_drop_clone(
+        run.lake, run.options.name, delete_files=run.options.delete_files, target_options=run.target_options
+    )
 
 
 def _drop_shown(plan: DropClonePlan) -> dict[str, Any]:
@@ -209,11 +270,7 @@ def _drop_shown(plan: DropClonePlan) -> dict[str, Any]:
     }
 
 
-def _drop(run: OperationContext[Any], plan: DropClonePlan, digest: str | None) -> None:
-    end_drop(run, plan.execute(digest, progress=run.progress()))
-
-
-def end_drop(run: OperationContext[Any], report: DropCloneReport) -> None:
+def end_drop(run: ReportingContext[Any], report: DropCloneReport) -> None:
     """Report a dropped clone. Raises Failure for files that the storage refused to delete: the clone is kept then."""
     metadata = {
         **report_entries(report.to_dict()),
@@ -228,17 +285,19 @@ def end_drop(run: OperationContext[Any], report: DropCloneReport) -> None:
     run.report(str(report.table().title), metadata, committed="drop-clone")
 
 
-DROP_CLONE: Planned[DropCloneOptions, DropClonePlan] = Planned(
+DROP_CLONE: Planned[DropCloneOptions, DropClonePlan, DropCloneReport] = Planned(
     name="drop_clone",
     description="Releases what is kept for a clone, and deletes the clone's own files if its options ask for that.",
     options=DropCloneOptions,
     plan=_plan_drop,
     shown=_drop_shown,
-    apply=_drop,
+    execute=lambda run, plan, digest: plan.execute(digest, progress=run.progress()),
+    report=lambda run, _plan, report: end_drop(run, report),
+    command=CommandSpec(has_target=True),
 )
 
 
-def _drop_closed_branch(run: OperationContext[CloneNameOptions]) -> None:
+def _drop_closed_branch(run: ReportingContext[CloneNameOptions]) -> None:
     name = run.options.name
     if not name.startswith(BRANCH_PREFIX):
         raise InvalidInputError(
@@ -248,17 +307,24 @@ def _drop_closed_branch(run: OperationContext[CloneNameOptions]) -> None:
     end_drop(run, operations.plan_drop_clone(run.lake, name, delete_files=True).execute(progress=run.progress()))
 
 
-CLONE = Operation(
+CLONE = direct(
     job="clone",
     description="Makes a separate lakehouse of a version, at another root; copies no file of a table.",
     options=CloneOptions,
-    step=_clone,
+    execute=_execute_clone,
+    report=_clone_reported,
+    command=CommandSpec(has_target=True),
 )
-COMPARE_CLONE = Operation(
+COMPARE_CLONE = direct(
     job="compare_clone",
     description="Shows what changed in a clone, here, or in both, since the version that both share; reads only.",
     options=CloneNameOptions,
-    step=_compare,
+    execute=lambda run: operations.compare(run.lake, run.options.name, target_options=run.target_options),
+    report=_comparison_reported,
+    command=CommandSpec(
+        has_target=True,
+        page=lambda run, _plan, report: reports.comparison_page(report, run.lake.storage.now_ms()),
+    ),
 )
 DROP_CLOSED_BRANCH = Operation(
     job="drop_closed_branch",
@@ -268,87 +334,3 @@ DROP_CLOSED_BRANCH = Operation(
     is_pooled=True,
     approved_by="the end of a branch",
 )
-
-
-_CUT_OFF_AFTER = timedelta(days=1)
-
-
-def clones_past_their_time(lake: Lakehouse) -> tuple[list[str], Mapping[str, Any]]:
-    """Return what is wrong with clones, and metadata. Raises StorageError if the lakehouse cannot be read."""
-    clones, now = operations.list_clones(lake), utc_of(lake.storage.now_ms())
-    wrong = [message for clone in clones if (message := _wrong(clone, now))]
-    rows = [
-        (one.name, one.state.value, one.retain_until or "dropped", one.versions, one.own_bytes, one.root)
-        for one in clones
-    ]
-    return wrong, {
-        "clones": len(clones),
-        "own_bytes": sum(one.own_bytes or 0 for one in clones),
-        "list": listing(("clone", "state", "kept until", "versions", "own bytes", "root"), rows),
-    }
-
-
-def _wrong(clone: CloneInfo, now: datetime) -> str:
-    if clone.retain_until is not None and clone.retain_until <= now:
-        return f"the time of clone {clone.name!r} is past since {clone.retain_until:%Y-%m-%d %H:%M} (UTC)"
-    if clone.state == CloneState.CUT_OFF and now - clone.created_at > _CUT_OFF_AFTER:
-        return f"clone {clone.name!r} was begun more than a day ago and is not finished"
-    if clone.state in (CloneState.GONE, CloneState.UNREADABLE):
-        return f"clone {clone.name!r} is {clone.state.value}: {clone.reason}"
-    return ""
-
-
-def _drop_overdue(run: OperationContext[None]) -> None:
-    """Drop all clones whose time is past, with their files, within limits together.
-
-    A clone's own time replaces the least age of the limits.
-    """
-    limits = limits_of(run)
-    plans, failures = _planned(run.lake)
-    files, size_bytes = sum(plan.files for plan in plans), sum(plan.bytes for plan in plans)
-    about: dict[str, Any] = {"limits": str(limits), "files": files, "bytes": size_bytes}
-    if not limits.allow(files, size_bytes):
-        raise run.failure(
-            f"clones whose time is past have {files} files of {size_bytes} bytes, which is beyond what an unattended"
-            f" run may do ({limits}); nothing was done: run {run.job('drop_clone')} for each of"
-            f" {', '.join(plan.name for plan in plans)}, and approve the plans",
-            about,
-        )
-    dropped = []
-    for plan in plans:
-        try:
-            report = plan.execute(progress=run.progress())
-        except TrinityLakeError as error:
-            failures[plan.name] = str(error)
-            continue
-        if report.version is None:
-            failures[plan.name] = f"{len(report.failures)} files were not deleted"
-        else:
-            dropped.append(plan.name)
-    about |= {"dropped": ", ".join(dropped), "kept": listing(("clone", "why"), failures.items())}
-    run.report(f"{len(dropped)} clones dropped", about, committed="drop-clone" if dropped else None)
-    if failures:
-        name, why = next(iter(failures.items()))
-        raise run.failure(f"{len(failures)} clones were not dropped, such as {name}: {why}", about)
-
-
-DROP_OVERDUE_CLONES = Operation(
-    job="drop_overdue_clones",
-    description="Drops the clones whose time is past, with their files, without approval and within the limits that the"
-    " code sets.",
-    step=_drop_overdue,
-    is_pooled=True,
-    approved_by=LIMITS_APPROVE,
-    needs_limits=True,
-)
-
-
-def _planned(lake: Lakehouse) -> tuple[list[DropClonePlan], dict[str, str]]:
-    """Return the plan of each drop, and why there is none for others."""
-    plans, failures = [], {}
-    for name in overdue_clones(lake):
-        try:
-            plans.append(operations.plan_drop_clone(lake, name, delete_files=True))
-        except TrinityLakeError as error:
-            failures[name] = str(error)
-    return plans, failures

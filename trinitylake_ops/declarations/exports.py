@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from trinitylake_ops import operations
-from trinitylake_ops.declarations.operation import Operation, OperationContext, report_entries
+from trinitylake_ops.declarations.operation import (
+    CommandResult,
+    CommandSpec,
+    Committed,
+    OperationContext,
+    ReportingContext,
+    direct,
+    report_entries,
+)
 from trinitylake_ops.declarations.options import (
-    MOST_DAYS,
+    ARGUMENT,
     ExportText,
     NamespaceTexts,
     NewExportText,
     Options,
+    PositiveDurationText,
     TableTexts,
     TargetText,
     VersionNumber,
     VersionsText,
+    duration_of,
 )
-from trinitylake_ops.declarations.planned import NOTHING_TO_DO, Planned, PlannedOptions, UnattendedOptions
+from trinitylake_ops.declarations.planned import Planned, PlannedOptions, UnattendedOptions
 from trinitylake_ops.declarations.rendering import listing
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.operations import (
-    CompactionPlan,
-    CompactionReport,
-    CompactTablesPlan,
-    DropExportPlan,
-    ReconcilePlan,
-    ReconcileReport,
-)
 
-_MILLISECOND = timedelta(milliseconds=1)
+if TYPE_CHECKING:
+    from trinitylake_ops.operations import (
+        CommitReport,
+        DropExportPlan,
+        ExportReport,
+        HintReport,
+        ReconcilePlan,
+        ReconcileReport,
+    )
+
 _MOST_NAMED = 10
 
 
@@ -41,66 +51,65 @@ class PartOptions(Options):
     """The namespaces and tables that an operation is limited to."""
 
     namespaces: NamespaceTexts = Field(
-        default=[], description="Only these namespaces with their tables; empty, and no tables either: everything."
+        default=[], description="Only these namespaces with their tables. Default: everything."
     )
-    tables: TableTexts = Field(default=[], description="Only these tables, each as namespace.table.")
+    tables: TableTexts = Field(
+        default=[], description="Only these tables, each as namespace.table. Default: everything."
+    )
 
 
 class ExportOptions(Options):
     """The version to export, how much of it is copied, the target, and how long to keep it."""
 
-    name: NewExportText = Field(
+    name: Annotated[NewExportText, ARGUMENT] = Field(
         description="Name of the export, without spaces and not digits only. The name of an export that was cut off"
         " continues it.",
     )
-    level: Literal["minimal", "partial", "full"] = Field(
-        default="full",
-        description="How much is copied. Minimal: the root alone, which pins all that it needs in this lakehouse."
-        " Partial: all nodes of its tree. Full: everything, with the files of managed tables.",
+    level: Literal["minimal", "partial", "full"] | None = Field(
+        default=None,
+        description="How much is copied. Minimal: the root alone, which keeps all that it needs in this lakehouse."
+        " Partial: all nodes of its tree. Full: everything, with the files of managed tables. Default: full with a"
+        " target, otherwise minimal.",
     )
     version: VersionNumber | None = Field(
-        default=None, description="The version to export, by its number. Null: the latest."
+        default=None, description="The version to export, by its number. Default: the latest."
     )
     target: TargetText | None = Field(
         default=None,
         description="Another root, where the export becomes a separate lakehouse, and later ones copy only what is"
-        " new. Null: the export stays in its lakehouse.",
+        " new. Default: the export stays in its lakehouse.",
     )
-    retain_days: float | None = Field(
+    retain_for: PositiveDurationText | None = Field(
         default=None,
-        gt=0,
-        le=MOST_DAYS,
-        allow_inf_nan=False,
-        description="Days for which the export keeps its version from expiring. Null: until it is dropped, or for a"
-        " full one until it is complete.",
+        description="How long the export keeps its version from expiring, such as 30d. Default: until it is dropped, or"
+        " for a full one until it is complete.",
     )
     namespaces: NamespaceTexts = Field(
-        default=[], description="Only these namespaces, at the levels partial and full. Empty: all."
+        default=[], description="Only these namespaces, at the levels partial and full. Default: all."
     )
     definitions: bool = Field(
-        default=False, description="Whether a partial export copies definitions of namespaces and tables as well."
+        default=False, description="Copy definitions of namespaces and tables as well, in a partial export."
     )
 
-    @field_validator("retain_days")
-    @classmethod
-    def _check_retained(cls, days: float | None) -> float | None:
-        if days is not None and timedelta(days=days) < _MILLISECOND:
-            raise InvalidInputError(f"retain_days is {days}, less than a millisecond; leave it out for no end")
-        return days
+    @property
+    def chosen_level(self) -> str:
+        """The level, by default full for an export that becomes a lakehouse, and minimal for one that stays."""
+        return self.level or ("minimal" if self.target is None else "full")
 
     @model_validator(mode="after")
     def _check_level(self) -> Self:
-        if self.namespaces and self.level == "minimal":
+        level = self.chosen_level
+        if self.namespaces and level == "minimal":
             raise InvalidInputError("namespaces: an export of the level minimal has all of them; choose another level")
-        if self.definitions and self.level != "partial":
-            raise InvalidInputError(f"definitions: the level {self.level} leaves no choice; choose the level partial")
+        if self.definitions and level != "partial":
+            raise InvalidInputError(f"definitions: the level {level} leaves no choice; choose the level partial")
         return self
 
 
 class ExportNameOptions(Options):
     """The name of an export."""
 
-    name: ExportText = Field(description="Name of the export.")
+    name: Annotated[ExportText, ARGUMENT] = Field(description="Name of the export.")
 
 
 def named(damaged: Mapping[str, str]) -> str:
@@ -108,20 +117,24 @@ def named(damaged: Mapping[str, str]) -> str:
     return ", ".join(list(damaged)[:_MOST_NAMED])
 
 
-def _export(run: OperationContext[ExportOptions]) -> None:
+def _execute_export(run: OperationContext[ExportOptions]) -> ExportReport:
     options = run.options
     plan = operations.plan_export(
         run.lake,
         options.name,
-        options.level,
-        None if options.version is None else str(options.version),
+        options.chosen_level,
+        options.version,
         options.target,
-        None if options.retain_days is None else timedelta(days=options.retain_days),
+        None if options.retain_for is None else duration_of(options.retain_for),
         namespaces=options.namespaces,
         definitions=options.definitions,
+        target_options=run.target_options,
         executor=run.executor(),
     )
-    report = plan.execute(progress=run.progress())
+    return plan.execute(progress=run.progress())
+
+
+def _export_reported(run: ReportingContext[ExportOptions], report: ExportReport) -> None:
     message = f"export {report.name} holds version {report.version}"
     if not report.is_complete:
         raise run.failure(
@@ -130,24 +143,38 @@ def _export(run: OperationContext[ExportOptions]) -> None:
     run.report(message, report_entries(report.to_dict()), committed="export")
 
 
-EXPORT = Operation(
+EXPORT = direct(
     job="export",
     description="Keeps a version under a name, by copies. An export that was cut off continues.",
     options=ExportOptions,
-    step=_export,
+    execute=_execute_export,
+    report=_export_reported,
     changes_exports=True,
+    command=CommandSpec(uses_engine=True, has_target=True),
 )
 
 
-def _repair_hint(run: OperationContext[None]) -> None:
-    report = operations.repair_hint(run.lake)
+class HintOptions(Options):
+    """Whether the hint is written."""
+
+    check_only: bool = Field(default=False, description="Only check the hint, and write nothing.")
+
+
+def _execute_hint(run: OperationContext[HintOptions]) -> HintReport:
+    return operations.inspect_hint(run.lake) if run.options.check_only else operations.repair_hint(run.lake)
+
+
+def _hint_reported(run: ReportingContext[HintOptions], report: HintReport) -> None:
     run.report(f"the hint was {report.state}", report_entries(report.to_dict()))
 
 
-REPAIR_HINT = Operation(
+REPAIR_HINT = direct(
     job="repair_hint",
     description="Writes the number of the latest version into the hint file. A wrong hint costs every reader requests.",
-    step=_repair_hint,
+    options=HintOptions,
+    execute=_execute_hint,
+    report=_hint_reported,
+    command=CommandSpec(result=lambda _run, _plan, report: CommandResult(shown=report, is_complete=report.is_right)),
 )
 
 
@@ -168,56 +195,34 @@ def _drop_shown(plan: DropExportPlan) -> dict[str, Any]:
     return {**shown, "what_follows": listing(("what follows",), [(one,) for one in plan.consequences])}
 
 
-def _drop(run: OperationContext[Any], plan: DropExportPlan, digest: str | None) -> None:
-    report = plan.execute(digest)
-    message = f"export {plan.export.name} is no more, since version {report.version}"
-    metadata = {"dropped": plan.export.name, **report_entries(report.to_dict())}
-    run.report(message, metadata, committed="drop-export")
+def _drop_reported(run: ReportingContext[Any], _plan: DropExportPlan | None, report: CommitReport) -> None:
+    name = run.options.name
+    message = f"export {name} is dropped, since version {report.version}"
+    run.report(message, {"dropped": name, **report_entries(report.to_dict())}, committed="drop-export")
 
 
-DROP_EXPORT: Planned[DropExportOptions, DropExportPlan] = Planned(
+def _drop_result(run: OperationContext[Any], plan: DropExportPlan, report: CommitReport) -> CommandResult:
+    name = run.options.name
+    lost = (
+        f"The lakehouse at {plan.export.target} reads files from here that nothing keeps any more: the next"
+        " expirations, purges and removals of orphans delete them"
+    )
+    return CommandResult(
+        shown=Committed(version=report.version, line=f"Dropped export {name}", details={"name": name}),
+        notices=(lost,) if plan.loses_files else (),
+    )
+
+
+DROP_EXPORT: Planned[DropExportOptions, DropExportPlan, CommitReport] = Planned(
     name="drop_export",
     description="Forgets an export, so that its version can expire. What it copied to another root stays there.",
     options=DropExportOptions,
     plan=lambda run: operations.plan_drop_export(run.lake, run.options.name),
     shown=_drop_shown,
-    apply=_drop,
+    execute=lambda _run, plan, digest: plan.execute(digest),
+    report=_drop_reported,
     changes_exports=True,
-)
-
-
-def _compaction_metrics(report: CompactionReport) -> dict[str, Any]:
-    """Return the figures of a compaction of the tree, before and after."""
-    shapes = {
-        f"{figure}_{when}": getattr(shape, figure)
-        for when, shape in (("before", report.before), ("after", report.after))
-        for figure in ("nodes", "leaf_fill", "messages", "file_bytes")
-    }
-    return {**report_entries(report.to_dict()), **shapes}
-
-
-def _compaction_shown(plan: CompactionPlan) -> dict[str, Any]:
-    before = plan.before
-    return {
-        "nodes_written": plan.nodes_written,
-        "bytes_written": plan.bytes_written,
-        **{f"{name}_before": getattr(before, name) for name in ("nodes", "leaf_fill", "messages", "file_bytes")},
-    }
-
-
-def _compact(run: OperationContext[Any], plan: CompactionPlan, digest: str | None) -> None:
-    report = plan.execute(digest)
-    run.report(str(report), _compaction_metrics(report), committed="compact" if report.has_changed else None)
-
-
-COMPACT: Planned[UnattendedOptions, CompactionPlan] = Planned(
-    name="compact",
-    description="Flushes the tree's buffers and merges thin nodes, as a version that changes no object.",
-    options=UnattendedOptions,
-    plan=lambda run: operations.plan_compact(run.lake),
-    shown=_compaction_shown,
-    apply=_compact,
-    is_pooled=False,
+    command=CommandSpec(result=_drop_result),
 )
 
 
@@ -227,7 +232,7 @@ class ReconcileOptions(UnattendedOptions):
     acknowledge: VersionsText | None = Field(
         default=None,
         description="Versions such as 7 or 7,9-12 whose roots another program wrote out of order: verify reports them"
-        " as past from then on. Null: none.",
+        " as past from then on. Default: none.",
     )
 
 
@@ -241,100 +246,21 @@ def _reconcile_shown(settled: ReconcilePlan | ReconcileReport) -> dict[str, Any]
     }
 
 
-def _reconcile(run: OperationContext[Any], plan: ReconcilePlan, digest: str | None) -> None:
-    report = plan.execute(digest)
+def _reconcile_reported(run: ReportingContext[Any], _plan: ReconcilePlan | None, report: ReconcileReport) -> None:
     metadata = {**report_entries(report.to_dict()), **_reconcile_shown(report)}
     run.report(str(report.table().title), metadata, committed=None if report.version is None else "reconcile")
 
 
-RECONCILE: Planned[ReconcileOptions, ReconcilePlan] = Planned(
+RECONCILE: Planned[ReconcileOptions, ReconcilePlan, ReconcileReport] = Planned(
     name="reconcile",
     description="Corrects exports and expirations after another program returned to older settings.",
     options=ReconcileOptions,
     plan=lambda run: operations.plan_reconcile(run.lake, acknowledge=run.options.acknowledge or ""),
     shown=_reconcile_shown,
-    apply=_reconcile,
+    execute=lambda _run, plan, digest: plan.execute(digest),
+    report=_reconcile_reported,
+    direct=lambda run: operations.reconcile(run.lake, acknowledge=run.options.acknowledge or ""),
     is_pooled=False,
     changes_exports=True,
-)
-
-
-class CompactTablesOptions(UnattendedOptions):
-    """The tables, and the size of small files."""
-
-    tables: TableTexts = Field(
-        default=[], description="Only these tables, each as namespace.table; empty: all managed tables."
-    )
-    target_file_size_bytes: int | None = Field(
-        default=None,
-        gt=0,
-        description="The size of the files to write. Files below three quarters of it are small. Null: the table's"
-        " property write.target-file-size-bytes, else 128 MiB.",
-    )
-    min_input_files: int = Field(
-        default=5, ge=2, description="Merge no fewer small files of a partition, unless they fill a file."
-    )
-    repartition: bool = Field(
-        default=False,
-        description="Whether to write all files of older partition specs by the current one, whatever their size.",
-    )
-
-
-def _plan(run: OperationContext[CompactTablesOptions]) -> CompactTablesPlan:
-    options = run.options
-    return operations.plan_compact_tables(
-        run.lake,
-        options.tables or None,
-        target_file_size_bytes=options.target_file_size_bytes,
-        min_input_files=options.min_input_files,
-        repartition=options.repartition,
-    )
-
-
-def _shown(plan: CompactTablesPlan) -> dict[str, Any]:
-    rows = [(one.name, one.files, one.data_files, one.groups, one.bytes) for one in plan.tables]
-    older = [(name, f"{number} files of an older partition spec") for name, number in plan.older_spec_files.items()]
-    return {
-        "tables": len(plan.tables),
-        "files": plan.files,
-        "bytes": sum(one.bytes for one in plan.tables),
-        "plan": listing(("table", "small files", "data files", "become", "bytes"), rows),
-        "left": listing(("table", "why"), [*plan.left.items(), *older]),
-    }
-
-
-def _compact_tables(run: OperationContext[Any], plan: CompactTablesPlan, digest: str | None) -> None:
-    if plan.is_empty:
-        run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"is_empty": True, **_shown(plan)})
-        return
-    # The session is started only now, as that takes seconds.
-    with run.session() as spark:
-        from trinitylake_ops.spark import write_groups_on
-
-        report = plan.execute(write_groups_on(spark), approved_digest=digest, run_id=run.run_id)
-    rows = [
-        (one.table, one.files_before, one.files_after, one.rows, one.bytes_before, one.bytes_after)
-        for one in report.tables
-    ]
-    metadata = {
-        **report_entries(report.to_dict()),
-        "tables": len(report.tables),
-        "files_before": sum(one.files_before for one in report.tables),
-        "files_after": sum(one.files_after for one in report.tables),
-        "compacted": listing(("table", "files", "became", "rows", "bytes", "became bytes"), rows),
-        "left": listing(("table", "why"), [*plan.left.items(), *report.left.items()]),
-    }
-    if report.left:
-        run.log.warning("left as they are, since others changed them: %s", ", ".join(report.left))
-    run.report(str(report.table().title), metadata, committed="compact-tables")
-
-
-COMPACT_TABLES: Planned[CompactTablesOptions, CompactTablesPlan] = Planned(
-    name="compact_tables",
-    description="Merges small data files of tables into fewer, by Spark, as one version; no row changes.",
-    options=CompactTablesOptions,
-    plan=_plan,
-    shown=_shown,
-    apply=_compact_tables,
-    is_pooled=False,
+    command=CommandSpec(working="reading all versions"),
 )

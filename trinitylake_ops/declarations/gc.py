@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from trinitylake_ops import operations
-from trinitylake_ops.declarations.operation import Operation, OperationContext, report_entries
+from trinitylake_ops import operations, reports
+from trinitylake_ops.declarations.operation import (
+    CommandResult,
+    CommandSpec,
+    Committed,
+    OperationContext,
+    ReportingContext,
+    direct,
+    report_entries,
+)
 from trinitylake_ops.declarations.options import (
+    ARGUMENT,
+    DurationText,
     InventoryText,
     Options,
     TableRootText,
     TableTexts,
     VersionsText,
     age_field,
+    duration_of,
 )
 from trinitylake_ops.declarations.planned import (
     BudgetOptions,
@@ -26,30 +37,47 @@ from trinitylake_ops.declarations.planned import (
     end_deletion,
 )
 from trinitylake_ops.declarations.rendering import inline_chart, listing
-from trinitylake_ops.operations import ExpirationPlan, OrphanPlan, PurgePlan, RelocationPlan, RetentionPolicy, TrimPlan
-from trinitylake_ops.reports import expiration_chart
+
+if TYPE_CHECKING:
+    from trinitylake_ops.operations import (
+        ExpirationPlan,
+        ExpirationReport,
+        OrphanPlan,
+        OrphanReport,
+        PurgePlan,
+        PurgeReport,
+        RelocationPlan,
+        RelocationReport,
+        RetentionPolicy,
+        TrimPlan,
+        TrimReport,
+    )
+
+
+def _age(text: str | None) -> timedelta:
+    return timedelta(0) if text is None else duration_of(text)
 
 
 class PurgeOptions(BudgetOptions, LimitedOptions):
     """The age of the versions to purge."""
 
-    grace_days: float | None = age_field("Only what expired")
+    grace: DurationText | None = age_field("Only what expired")
 
 
 class OrphansOptions(BudgetOptions, LimitedOptions):
     """The files that count as left behind."""
 
-    older_than_days: float | None = age_field("Only files last written")
+    older_than: DurationText | None = age_field("Only files last written")
     inventory: InventoryText | None = Field(
         default=None,
         description="The manifest.json of an inventory of the storage (Amazon S3 Inventory) to read instead of listing"
         " the storage. Files that are newer than the inventory are left out. It may be of the root, of the table root,"
-        " or of both. Null: list.",
+        " or of both. Default: list the storage.",
     )
 
 
 def _plan_purge(run: OperationContext[PurgeOptions]) -> PurgePlan:
-    return _purge_of(run, timedelta(days=run.options.grace_days or 0))
+    return _purge_of(run, _age(run.options.grace))
 
 
 def _purge_of(run: OperationContext[PurgeOptions], grace: timedelta) -> PurgePlan:
@@ -70,11 +98,7 @@ def _purge_shown(plan: PurgePlan) -> dict[str, Any]:
     }
 
 
-def _purge(run: OperationContext[Any], plan: PurgePlan, digest: str | None) -> None:
-    end_deletion(run, "purge", plan.execute(digest, budget=run.spending, progress=run.progress()))
-
-
-PURGE = Planned(
+PURGE: Planned[PurgeOptions, PurgePlan, PurgeReport] = Planned(
     name="purge",
     description="Deletes the files that only expired versions need. They cannot come back.",
     options=PurgeOptions,
@@ -82,12 +106,14 @@ PURGE = Planned(
     within=lambda run, limits: _purge_of(run, limits.min_age),
     does="deletes",
     shown=_purge_shown,
-    apply=_purge,
+    execute=lambda run, plan, digest: plan.execute(digest, budget=run.spending, progress=run.progress()),
+    report=lambda run, _plan, report: end_deletion(run, "purge", report),
+    command=CommandSpec(uses_engine=True),
 )
 
 
 def _plan_orphans(run: OperationContext[OrphansOptions]) -> OrphanPlan:
-    return _orphans_of(run, timedelta(days=run.options.older_than_days or 0))
+    return _orphans_of(run, _age(run.options.older_than))
 
 
 def _orphans_of(run: OperationContext[OrphansOptions], age: timedelta) -> OrphanPlan:
@@ -112,11 +138,7 @@ def _orphans_shown(plan: OrphanPlan) -> dict[str, Any]:
     }
 
 
-def _remove_orphans(run: OperationContext[Any], plan: OrphanPlan, digest: str | None) -> None:
-    end_deletion(run, "orphans", plan.execute(digest, budget=run.spending, progress=run.progress()))
-
-
-ORPHANS = Planned(
+ORPHANS: Planned[OrphansOptions, OrphanPlan, OrphanReport] = Planned(
     name="orphans",
     description="Deletes the files that failed commits and aborted writes left behind.",
     options=OrphansOptions,
@@ -124,7 +146,9 @@ ORPHANS = Planned(
     within=lambda run, limits: _orphans_of(run, limits.min_age),
     does="deletes",
     shown=_orphans_shown,
-    apply=_remove_orphans,
+    execute=lambda run, plan, digest: plan.execute(digest, budget=run.spending, progress=run.progress()),
+    report=lambda run, _plan, report: end_deletion(run, "orphans", report),
+    command=CommandSpec(uses_engine=True),
 )
 
 
@@ -135,8 +159,8 @@ class ExpireOptions(RulesOptions, LimitedOptions):
 class TrimOptions(RulesOptions, LimitedOptions):
     """The tables to trim, and the rules for versions whose snapshots they keep."""
 
-    tables: TableTexts = Field(
-        default=[], description="Only these tables, each as namespace.table; empty: all managed tables."
+    tables: Annotated[TableTexts, ARGUMENT] = Field(
+        default=[], description="Only these tables, each as namespace.table. Default: all managed tables."
     )
 
 
@@ -147,14 +171,16 @@ class RelocateOptions(PlannedOptions):
         default=None,
         description="The present location of the files under the table root. It becomes the table root of this"
         " lakehouse, which from then on frees what it does not need there. No copy of the lakehouse may continue to use"
-        " it. Null: the lakehouse alone was copied or moved.",
+        " it. Default: the lakehouse alone was copied or moved.",
     )
 
 
 class UndeleteOptions(Options):
     """The versions to bring back."""
 
-    versions: VersionsText = Field(description="The expired versions to bring back, such as 3-90,95.")
+    versions: Annotated[VersionsText, ARGUMENT] = Field(
+        description="The expired versions to bring back, such as 3-90,95."
+    )
 
 
 def _plan_expiration(run: OperationContext[ExpireOptions]) -> ExpirationPlan:
@@ -176,19 +202,18 @@ def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:
         "files": sum(plan.files.values()),
         "bytes": plan.bytes,
         "files_by_kind": listing(("kind", "files"), plan.files.items()),
-        "timeline": inline_chart(expiration_chart(plan)),
+        "timeline": inline_chart(reports.expiration_chart(plan)),
         "plan": listing(("version", "verdict", "why"), rows),
     }
 
 
-def _expire(run: OperationContext[Any], plan: ExpirationPlan, digest: str | None) -> None:
-    report = plan.execute(digest, progress=run.progress())
+def _expire_reported(run: ReportingContext[Any], _plan: ExpirationPlan | None, report: ExpirationReport) -> None:
     committed = None if report.version is None else "expire"
     undo = {} if committed is None else run.entry("undelete", {"versions": report.versions})
     run.report(str(report.table().title), {**report_entries(report.to_dict()), **undo}, committed=committed)
 
 
-EXPIRE = Planned(
+EXPIRE: Planned[ExpireOptions, ExpirationPlan, ExpirationReport] = Planned(
     name="expire",
     description="Expires versions by the rules of retention. Undelete brings them back until their purge begins.",
     options=ExpireOptions,
@@ -196,8 +221,10 @@ EXPIRE = Planned(
     within=lambda run, limits: _expiration_by(run, limits.policy(run.lake)),
     does="lets go of",
     shown=_expire_shown,
-    apply=_expire,
+    execute=lambda run, plan, digest: plan.execute(digest, progress=run.progress()),
+    report=_expire_reported,
     changes_exports=True,
+    command=CommandSpec(uses_engine=True, page=lambda _run, plan, report: reports.expiration_page(plan, report)),
 )
 
 
@@ -220,22 +247,32 @@ def _trim_shown(plan: TrimPlan) -> dict[str, Any]:
     }
 
 
-def _trim(run: OperationContext[Any], plan: TrimPlan, digest: str | None) -> None:
-    # this plans again after each commit of others, and never drops more than the approved plan
-    report = plan.execute(digest)
-    if plan.unreadable:
-        names = ", ".join(plan.unreadable)
-        run.log.warning("left as they are, since their metadata cannot be read: %s; verify says why", names)
+def _trim_reported(run: ReportingContext[Any], plan: TrimPlan | None, report: TrimReport) -> None:
+    unreadable = ", ".join(() if plan is None else plan.unreadable)
+    if unreadable:
+        run.log.warning("left as they are, since their metadata cannot be read: %s; verify says why", unreadable)
     metadata = {
         **report_entries(report.to_dict()),
         "tables": len(report.tables),
         "left": ", ".join(report.left),
-        "unreadable": ", ".join(plan.unreadable),
+        "unreadable": unreadable,
     }
     run.report(str(report.table().title), metadata, committed="trim" if report.tables else None)
 
 
-TRIM = Planned(
+def _trim_result(_run: OperationContext[Any], plan: TrimPlan, report: TrimReport) -> CommandResult:
+    left = {
+        "their metadata cannot be read": (plan.unreadable, "; verify says why"),
+        "their format version cannot be written": (plan.unwritable, ""),
+    }
+    notices = [
+        f"Left as they are, since {why}: {', '.join(names)}{more}" for why, (names, more) in left.items() if names
+    ]
+    return CommandResult(shown=report, notices=tuple(notices))
+
+
+# Its execution plans again after each commit of others, and never drops more than the approved plan.
+TRIM: Planned[TrimOptions, TrimPlan, TrimReport] = Planned(
     name="trim",
     description="Drops the snapshots of managed Iceberg tables that no kept version needs (Iceberg: expire snapshots)"
     " from the latest version. Older versions keep them.",
@@ -244,7 +281,9 @@ TRIM = Planned(
     within=lambda run, limits: _trim_by(run, limits.policy(run.lake)),
     does="drops",
     shown=_trim_shown,
-    apply=_trim,
+    execute=lambda _run, plan, digest: plan.execute(digest),
+    report=_trim_reported,
+    command=CommandSpec(working="reading the tables", result=_trim_result),
 )
 
 
@@ -264,8 +303,7 @@ def _relocation_shown(plan: RelocationPlan) -> dict[str, Any]:
     }
 
 
-def _relocate(run: OperationContext[Any], plan: RelocationPlan, digest: str | None) -> None:
-    report = plan.execute(digest)
+def _relocate_reported(run: ReportingContext[Any], plan: RelocationPlan | None, report: RelocationReport) -> None:
     if report.refused:
         run.log.warning("left as they are: %s; the plan says why", ", ".join(report.refused))
     metadata = {
@@ -274,30 +312,39 @@ def _relocate(run: OperationContext[Any], plan: RelocationPlan, digest: str | No
         "refused": ", ".join(report.refused),
     }
     # A table root may be taken without a commit.
-    is_committed = report.tables or report.version > run.begun_on
+    is_committed = report.tables or plan is None or report.version > plan.base_version
     run.report(str(report.table().title), metadata, committed="relocate" if is_committed else None)
 
 
-RELOCATE = Planned(
+RELOCATE: Planned[RelocateOptions, RelocationPlan, RelocationReport] = Planned(
     name="relocate",
     description="Rewrites the metadata of tables that name an earlier location of the lakehouse or of its table root;"
     " copies no data.",
     options=RelocateOptions,
     plan=_plan_relocation,
     shown=_relocation_shown,
-    apply=_relocate,
+    execute=lambda _run, plan, digest: plan.execute(digest),
+    report=_relocate_reported,
+    command=CommandSpec(working="reading the tables"),
 )
 
 
-def _undelete(run: OperationContext[UndeleteOptions]) -> None:
+def _undelete_reported(run: ReportingContext[UndeleteOptions], version: int) -> None:
     versions = run.options.versions
-    version = operations.undelete(run.lake, versions)
     run.report(f"version {version} brings back {versions}", {"versions": versions}, committed="undelete")
 
 
-UNDELETE = Operation(
+def _undelete_result(run: OperationContext[UndeleteOptions], _plan: None, version: int) -> CommandResult:
+    versions = run.options.versions
+    line = f"Brought back {versions}"
+    return CommandResult(shown=Committed(version=version, line=line, details={"versions": versions}))
+
+
+UNDELETE = direct(
     job="undelete",
     description="Brings expired versions back, as long as their purge has not begun.",
     options=UndeleteOptions,
-    step=_undelete,
+    execute=lambda run: operations.undelete(run.lake, run.options.versions),
+    report=_undelete_reported,
+    command=CommandSpec(result=_undelete_result),
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -47,6 +47,26 @@ def split_name(name: str) -> tuple[str, str]:
     return namespace, table
 
 
+def _check_table(name: str) -> None:
+    """Check a name of a table, of which any dot may divide namespace and table. Raises InvalidInputError."""
+    namespace, dot, table = name.partition(".")
+    if not (namespace and dot and table):
+        raise InvalidInputError(f"{name!r} names no table; write NAMESPACE.TABLE")
+    validate_name(namespace, LONGEST_NAME_BYTES, "namespace")
+    validate_name(table, LONGEST_NAME_BYTES, "table")
+
+
+def properties_of(texts: Sequence[str]) -> dict[str, str]:
+    """Return ``NAME=VALUE`` texts as a mapping. Raises InvalidInputError, which repeats no value."""
+    properties: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise InvalidInputError("properties: write each as NAME=VALUE")
+        properties[name] = value
+    return properties
+
+
 def is_root_uri(given: str) -> bool:
     """Whether this can be the root of a lakehouse: one with credentials cannot."""
     try:
@@ -57,8 +77,28 @@ def is_root_uri(given: str) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """How a command takes an option: a marker among the annotations of a field or of its type.
+
+    The flag of an option is its name. ``flag`` names one value of an option that is a list, and is repeated.
+    """
+
+    metavar: str | None = None
+    flag: str | None = None
+    is_argument: bool = False
+
+
+#: Marks an option that is an argument of the command.
+ARGUMENT = CommandLine(is_argument=True)
+#: Marks an option that a command does not have, because it is about what the runs of jobs record.
+JOBS_ONLY = "jobs_only"
+
 MOST_DAYS = 1_000_000
 MOST_SECONDS = 1_000_000
+_UNIT_SECONDS: Mapping[str, int] = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_DURATION = re.compile(r"(\d{1,9})([dhms])", re.ASCII)
+_MILLIS = re.compile(r"\d{1,15}", re.ASCII)
 _DIGEST = re.compile(r"\d{1,10}(-\d{1,15})?-[0-9a-f]{64}", re.ASCII)
 _LONGEST_VERSIONS_CHARS = 1_000_000
 
@@ -122,6 +162,19 @@ def _each(check: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(checked)
 
 
+def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Return a validator of text, which raises the errors of ``parse`` with the name of the option."""
+
+    def checked(text: str, info: ValidationInfo) -> str:
+        try:
+            parse(text)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{info.field_name}: {error}") from None
+        return text
+
+    return AfterValidator(checked)
+
+
 class OneOf(Options):
     """Base of options of which exactly one is set: the others are None."""
 
@@ -148,6 +201,8 @@ def _check_namespace(text: str) -> None:
 
 def _root(option: str, example: str) -> AfterValidator:
     def check(text: str) -> None:
+        if not text:
+            raise InvalidInputError(f"{option} must not be empty")
         if not is_root_uri(text):
             raise InvalidInputError(
                 f"{option} is not shown, as it may hold credentials; give an absolute path or a URI such as {example}"
@@ -172,11 +227,45 @@ def check_person(text: str) -> None:
         )
 
 
-def _check_time(text: str) -> None:
+def time_of(text: str) -> datetime | int:
+    """Return the time of a text: ISO 8601, in UTC unless it has an offset, or milliseconds since 1970.
+
+    Raises InvalidInputError.
+    """
+    if _MILLIS.fullmatch(text):
+        return int(text)
     try:
-        datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidInputError(f"timestamp: {text!r} is no time as ISO 8601, such as 2026-01-31T12:00") from None
+        raise InvalidInputError(
+            f"{text!r} is neither a time as ISO 8601, such as 2026-01-31T12:00, nor milliseconds"
+        ) from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def duration_of(text: str) -> timedelta:
+    """Return the duration of a text such as 30d, 12h, 90m or 45s. Raises InvalidInputError."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise InvalidInputError(f"{text!r} is no duration; write 30d, 12h, 90m or 45s")
+    seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
+    if seconds > MOST_DAYS * _UNIT_SECONDS["d"]:
+        raise InvalidInputError(f"{text!r} is longer than {MOST_DAYS:,} days")
+    return timedelta(seconds=seconds)
+
+
+def duration_text(duration: timedelta) -> str:
+    """Return the text of a duration, in the largest unit that needs no fraction. Fractions of a second are dropped."""
+    seconds = duration // timedelta(seconds=1)
+    unit = next(unit for unit, size in _UNIT_SECONDS.items() if seconds % size == 0)
+    return f"{seconds // _UNIT_SECONDS[unit]}{unit}"
+
+
+def _positive_duration(text: str) -> timedelta:
+    duration = duration_of(text)
+    if not duration:
+        raise InvalidInputError(f"{text!r} must be longer than 0; leave it out for no end")
+    return duration
 
 
 def _check_digest(text: str) -> None:
@@ -184,24 +273,41 @@ def _check_digest(text: str) -> None:
         raise InvalidInputError(f"digest: {text!r} is no digest of a plan; the run that plans shows it")
 
 
+#: Each of the tables and namespaces of a command has a flag.
+EACH_TABLE = CommandLine(metavar="NAMESPACE.TABLE", flag="--table")
+EACH_NAMESPACE = CommandLine(metavar="NAMESPACE", flag="--namespace")
+#: The name of a namespace.
+NamespaceText = Annotated[str, _required("namespace"), _checked(_check_namespace)]
+#: Properties, each as ``NAME=VALUE``.
+PropertyTexts = Annotated[
+    list[str], CommandLine(metavar="NAME=VALUE", flag="--property"), _each(lambda text: properties_of([text]))
+]
 #: The number of a version.
-VersionNumber = Annotated[int, Field(ge=0)]
+VersionNumber = Annotated[int, CommandLine(metavar="N"), Field(ge=0)]
 #: Versions such as ``3-90,95``.
 VersionsText = Annotated[
-    str, _NUMBER_TOO, _required("versions", _LONGEST_VERSIONS_CHARS), _checked(VersionRanges.parse)
+    str,
+    CommandLine(metavar="VERSIONS"),
+    _NUMBER_TOO,
+    _required("versions", _LONGEST_VERSIONS_CHARS),
+    _checked(VersionRanges.parse),
 ]
 #: The name of a new export.
-NewExportText = Annotated[str, _required("name"), _checked(check_name)]
+NewExportText = Annotated[str, CommandLine(metavar="NAME"), _required("name"), _checked(check_name)]
 #: The name of an existing export: other programs may give it any.
-ExportText = Annotated[str, _required("name")]
+ExportText = Annotated[str, CommandLine(metavar="NAME"), _required("name")]
 #: A time as ISO 8601.
-TimeText = Annotated[str, _checked(_check_time)]
+TimeText = Annotated[str, CommandLine(metavar="TIME"), _parsed_by(time_of)]
+#: A duration such as 30d, 12h, 90m or 45s.
+DurationText = Annotated[str, CommandLine(metavar="DURATION"), _parsed_by(duration_of)]
+#: A duration of more than 0.
+PositiveDurationText = Annotated[str, CommandLine(metavar="DURATION"), _parsed_by(_positive_duration)]
 #: Another root.
-TargetText = Annotated[str, _root("target", "s3://BUCKET/PREFIX")]
+TargetText = Annotated[str, CommandLine(metavar="URI"), _root("target", "s3://BUCKET/PREFIX")]
 #: A table root.
-TableRootText = Annotated[str, _root("table_root", "s3://BUCKET/PREFIX")]
+TableRootText = Annotated[str, CommandLine(metavar="URI"), _root("table_root", "s3://BUCKET/PREFIX")]
 #: The manifest of an inventory.
-InventoryText = Annotated[str, _root("inventory", "s3://BUCKET/PREFIX/manifest.json")]
+InventoryText = Annotated[str, CommandLine(metavar="URI"), _root("inventory", "s3://BUCKET/PREFIX/manifest.json")]
 #: The mark of an option that may be left out only where the runner of the operation knows the user.
 APPROVER = AfterValidator(_check_approver)
 #: Who approved something.
@@ -209,11 +315,11 @@ PersonText = Annotated[str, APPROVER, _checked(check_person)]
 #: The digest of a plan.
 DigestText = Annotated[str, _required("digest"), _checked(_check_digest)]
 #: A table as ``namespace.table``.
-TableText = Annotated[str, _required("table"), _checked(split_name)]
+TableText = Annotated[str, CommandLine(metavar="NAMESPACE.TABLE"), _required("table"), _checked(split_name)]
 #: Tables, each as ``namespace.table``.
-TableTexts = Annotated[list[str], _each(split_name)]
+TableTexts = Annotated[list[str], EACH_TABLE, _each(_check_table)]
 #: Names of namespaces.
-NamespaceTexts = Annotated[list[str], _each(_check_namespace)]
+NamespaceTexts = Annotated[list[str], EACH_NAMESPACE, _each(_check_namespace)]
 
 
 class VersionSource(OneOf):
@@ -227,20 +333,17 @@ class VersionSource(OneOf):
 
 
 def age_field(what: str) -> Any:
-    """Return a field of days: the least age, beyond what protects transactions."""
+    """Return a field of a duration: the least age, beyond what protects transactions."""
     return Field(
         default=None,
-        ge=0,
-        le=MOST_DAYS,
-        allow_inf_nan=False,
-        description=f"{what} at least so many days ago. It is never less than the lakehouse's txn_ttl_millis and 5"
-        " minutes, which is what null means.",
+        description=f"{what} at least this long ago, such as 7d. Never less than the lakehouse's txn_ttl_millis and 5"
+        " minutes, which is the default.",
     )
 
 
 def limit_field(what: str) -> Any:
     """Return a field of a limit, None for none."""
-    return Field(default=None, gt=0, le=MOST_SECONDS, allow_inf_nan=False, description=f"{what}. Null: no limit.")
+    return Field(default=None, gt=0, le=MOST_SECONDS, allow_inf_nan=False, description=f"{what}. Default: no limit.")
 
 
 #: The approver that commits of unattended runs name.

@@ -4,35 +4,46 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from pydantic import Field, model_validator
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.declarations.operation import Operation, OperationContext, report_entries
+from trinitylake_ops.declarations.operation import (
+    CommandSpec,
+    Operation,
+    OperationContext,
+    ReportingContext,
+    report_entries,
+)
 from trinitylake_ops.declarations.options import (
     LIMITS_APPROVE,
-    MOST_DAYS,
     ApplyLimits,
     DigestText,
+    DurationText,
     Options,
     PersonText,
+    duration_of,
     limit_field,
 )
 from trinitylake_ops.declarations.rendering import Json, listing
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.operations import Budget, OrphanReport, PurgeReport, RetentionPolicy
-from trinitylake_ops.operations.budget import Spending
+from trinitylake_ops.operations.budget import Budget, Spending
 from trinitylake_ops.operations.rendering import Table
+from trinitylake_ops.operations.retention import RetentionPolicy
+
+if TYPE_CHECKING:
+    from trinitylake_ops.operations import OrphanReport, PurgeReport
 
 #: The text of the link that opens the launchpad of the same job with the approval of a plan.
 APPLY_THIS_PLAN = "apply this plan"
 
 #: Ends the report of each plan that changes nothing.
 NOTHING_TO_DO = "there is nothing to do"
-_MODES = ("approval", "unattended")
+#: The options that say whether a run plans or applies. A command has ``--apply`` and ``--yes`` instead.
+MODES = ("approval", "unattended")
 
 
 class ExecutablePlan(Protocol):
@@ -49,6 +60,9 @@ class ExecutablePlan(Protocol):
     @property
     def is_empty(self) -> bool:
         """Whether the plan would do nothing."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON."""
 
     def table(self) -> Table:
         """Return the plan in a form for people."""
@@ -75,7 +89,7 @@ class PlannedOptions(Options):
     """Options of an operation with a plan. Without an approval the run only plans."""
 
     approval: Approval | None = Field(
-        default=None, description="Null: only plan. Otherwise apply the plan that this approves."
+        default=None, description="Default: only plan. Otherwise apply the plan that this approves."
     )
 
     @property
@@ -136,7 +150,7 @@ class LimitedOptions(UnattendedOptions):
 
     @model_validator(mode="after")
     def _check_own_rules(self) -> LimitedOptions:
-        for name in ("max_age_days", "min_versions", "grace_days", "older_than_days", *_KEEP):
+        for name in ("max_age", "min_versions", "grace", "older_than", *KEEP):
             if self.unattended and getattr(self, name, None) is not None:
                 raise InvalidInputError(
                     f"{name}: an unattended run follows the lakehouse's own settings; leave {name} out, or approve a"
@@ -145,37 +159,55 @@ class LimitedOptions(UnattendedOptions):
         return self
 
 
-_KEEP = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
+KEEP = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
 
 
-def _rule(what: str) -> Any:
-    return Field(default=None, ge=0, description=f"{what}. Null: as the lakehouse's settings.")
+def rules_of(what: str, aged: str, otherwise: str) -> dict[str, Any]:
+    """Return the fields of rules of retention, by their names.
+
+    Args:
+        what: What is kept, such as ``version``.
+        aged: What begins its age, such as ``superseded``.
+        otherwise: What a rule is that is left out.
+    """
+    texts = {
+        "min_versions": f"Keep at least this number of the newest {what}s.",
+        "keep_last": f"Keep the last N {what}s.",
+        "keep_hourly": f"Keep the newest {what} of each of the last N hours that have one.",
+        "keep_daily": "The same for days.",
+        "keep_weekly": "The same for weeks, from Monday.",
+        "keep_monthly": "The same for months.",
+    }
+    return {
+        "max_age": Field(
+            default=None, description=f"Keep what was {aged} no longer ago, such as 30d. Default: {otherwise}."
+        ),
+        **{
+            name: Field(default=None, ge=0, description=f"{text} Default: {otherwise}.") for name, text in texts.items()
+        },
+    }
+
+
+_RULES = rules_of("version", "superseded", "as the lakehouse's settings")
 
 
 class RulesOptions(Options):
     """Rules of retention that replace single settings of the lakehouse for one run."""
 
-    max_age_days: float | None = Field(
-        default=None,
-        ge=0,
-        le=MOST_DAYS,
-        allow_inf_nan=False,
-        description="Days for which a version is kept after a newer one superseded it. Null: as the lakehouse's"
-        " settings.",
-    )
-    min_versions: int | None = _rule("Keep at least so many of the newest versions")
-    keep_last: int | None = _rule("Keep the last so many versions")
-    keep_hourly: int | None = _rule("Keep the newest version of each of the last so many hours that have one")
-    keep_daily: int | None = _rule("The same for days")
-    keep_weekly: int | None = _rule("The same for weeks, from Monday")
-    keep_monthly: int | None = _rule("The same for months")
+    max_age: DurationText | None = _RULES["max_age"]
+    min_versions: int | None = _RULES["min_versions"]
+    keep_last: int | None = _RULES["keep_last"]
+    keep_hourly: int | None = _RULES["keep_hourly"]
+    keep_daily: int | None = _RULES["keep_daily"]
+    keep_weekly: int | None = _RULES["keep_weekly"]
+    keep_monthly: int | None = _RULES["keep_monthly"]
 
     def policy(self, lake: Lakehouse) -> RetentionPolicy | None:
         """Return the lakehouse's settings with these rules in their place, None if all are its own."""
-        numbers = {"minimum_versions": self.min_versions, **{name: getattr(self, name) for name in _KEEP}}
+        numbers = {"minimum_versions": self.min_versions, **{name: getattr(self, name) for name in KEEP}}
         rules: dict[str, Any] = {name: number for name, number in numbers.items() if number is not None}
-        if self.max_age_days is not None:
-            rules["maximum_age_ms"] = timedelta(days=self.max_age_days) // timedelta(milliseconds=1)
+        if self.max_age is not None:
+            rules["maximum_age_ms"] = duration_of(self.max_age) // timedelta(milliseconds=1)
         return replace(RetentionPolicy.of(lake.snapshot().definition), **rules) if rules else None
 
 
@@ -185,13 +217,12 @@ class BudgetOptions(Options):
     max_requests: int | None = Field(
         default=None,
         gt=0,
-        description="Stop a run that deletes after so many requests, planning included. The next run continues. Null:"
-        " no limit.",
+        description="Stop after this number of requests, planning included. The next run continues. Default: no limit.",
     )
     max_seconds: float | None = limit_field(
-        "Stop a run that deletes after so many seconds, planning included. The next run continues"
+        "Stop after this number of seconds, planning included. The next run continues"
     )
-    requests_per_second: float | None = limit_field("Send no more than so many requests that delete in a second")
+    requests_per_second: float | None = limit_field("Send no more deletion requests in a second than this")
 
     def budget(self) -> Budget:
         """Return the limits."""
@@ -203,37 +234,47 @@ class BudgetOptions(Options):
 
 
 PlannedT = TypeVar("PlannedT", bound=PlannedOptions)
+ReportT = TypeVar("ReportT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned(Generic[PlannedT, PlanT]):
-    """An operation as a plan and its execution.
-
-    ``plan`` makes the plan from the options. ``shown`` is the plan's metadata. ``apply`` executes it, approved by a
-    digest, or without one in an unattended run, and reports. ``within`` makes the plan of an unattended run of options
-    that are LimitedOptions. ``applied`` returns the options that are approved with a plan, by default those of the run
-    that are not defaults. ``left`` says what is wrong that the plan does not repair. A plan that repairs none of it is
-    a failed run. ``more`` is further metadata of the run that plans. ``does`` is the verb of its effect on files. The
-    result of an operation that ``is_proved`` is shown.
-    """
+class Planned(Generic[PlannedT, PlanT, ReportT]):
+    """An operation as a plan and its execution."""
 
     name: str
     description: str
     options: type[PlannedT]
+    #: Makes the plan from the options.
     plan: Callable[[OperationContext[PlannedT]], PlanT]
+    #: Executes the plan, approved by a digest, or without one in a run without approval.
+    execute: Callable[[OperationContext[PlannedT], PlanT, str | None], ReportT]
+    #: Returns the metadata of a plan.
     shown: Callable[[PlanT], Mapping[str, Any]]
-    apply: Callable[[OperationContext[Any], PlanT, str | None], None]
-    within: Callable[[OperationContext[PlannedT], ApplyLimits], PlanT] | None = None
+    #: Reports an execution in a job or a task. The plan is None after ``direct``.
+    report: Callable[[ReportingContext[Any], PlanT | None, ReportT], None]
+    #: Makes the plan of an unattended run within limits, of options that are LimitedOptions.
+    within: Callable[[ReportingContext[PlannedT], ApplyLimits], PlanT] | None = None
+    #: Does everything at once, with fewer requests than a plan and its execution. The command needs no approval then.
+    direct: Callable[[OperationContext[PlannedT]], ReportT] | None = None
+    #: The verb of the effect on files.
     does: str = "frees"
     is_pooled: bool = True
     changes_exports: bool = False
+    #: Says what is wrong that the plan does not repair. A plan that repairs none of it is a failed run.
     left: Callable[[PlanT], str] = lambda _plan: ""
+    #: Says, in the words of the command, which options are missing before the plan can be executed.
+    blocked: Callable[[PlanT], str] = lambda _plan: ""
+    #: Returns the steps of a plan, which a command prints with ``--dry-run``.
+    steps: Callable[[PlanT], Table] | None = None
+    #: Returns the options that are approved with a plan, by default those of the run that are not defaults.
     applied: Callable[[PlannedT, PlanT], Mapping[str, Any]] = lambda options, _plan: options_of_plan(options)
-    more: Callable[[OperationContext[PlannedT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
+    #: Returns further metadata of the run that plans.
+    more: Callable[[ReportingContext[PlannedT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
     is_proved: bool = False
+    command: CommandSpec = field(default_factory=CommandSpec)
 
     def operation(self) -> Operation[PlannedT]:
-        """Return the job that plans, and applies what was approved."""
+        """Return the operation that plans, and applies what was approved."""
         return Operation(
             job=self.name,
             description=f"{self.description} Plans by default, and applies the plan whose digest is approved.",
@@ -242,9 +283,11 @@ class Planned(Generic[PlannedT, PlanT]):
             is_pooled=self.is_pooled,
             changes_exports=self.changes_exports,
             is_proved=self.is_proved,
+            command=self.command,
+            planned=self,
         )
 
-    def _step(self, run: OperationContext[Any]) -> None:
+    def _step(self, run: ReportingContext[Any]) -> None:
         approval = run.options.approval
         if run.options.is_plan:
             self._show(run)
@@ -252,13 +295,18 @@ class Planned(Generic[PlannedT, PlanT]):
         if isinstance(run.options, BudgetOptions):
             run = replace(run, spending=Spending(run.options.budget()))
         if approval is not None:
-            self.apply(run, self.plan(run), approval.digest)
+            self._apply(run, self.plan(run), approval.digest)
         elif isinstance(run.options, LimitedOptions):
             self._apply_within_limits(run)
+        elif self.direct is not None:
+            self.report(run, None, self.direct(run))
         else:
-            self.apply(run, self.plan(run), None)
+            self._apply(run, self.plan(run), None)
 
-    def _show(self, run: OperationContext[PlannedT]) -> None:
+    def _apply(self, run: ReportingContext[Any], plan: PlanT, digest: str | None) -> None:
+        self.report(run, plan, self.execute(run, plan, digest))
+
+    def _show(self, run: ReportingContext[PlannedT]) -> None:
         plan = self.plan(run)
         title = str(plan.table().title)
         shown = {"base_version": plan.base_version, "is_empty": plan.is_empty, **self.shown(plan)}
@@ -288,7 +336,7 @@ class Planned(Generic[PlannedT, PlanT]):
             logged={**shown, "configuration": json.dumps(config, ensure_ascii=False), "digest": plan.digest},
         )
 
-    def _apply_within_limits(self, run: OperationContext[PlannedT]) -> None:
+    def _apply_within_limits(self, run: ReportingContext[PlannedT]) -> None:
         """Apply what is within the limits. Raises InvalidInputError without limits, and Failure for a plan beyond."""
         assert self.within is not None
         limits = limits_of(run)
@@ -303,10 +351,10 @@ class Planned(Generic[PlannedT, PlanT]):
                 {**about, **shown},
             )
         run.log.info("%s; within the limits of schedules: %s", plan.table().title, limits)
-        self.apply(replace(run, details={**run.details, **about}), plan, None)
+        self._apply(replace(run, details={**run.details, **about}), plan, None)
 
 
-def limits_of(run: OperationContext[Any]) -> ApplyLimits:
+def limits_of(run: ReportingContext[Any]) -> ApplyLimits:
     """Return the limits of unattended runs. Raises InvalidInputError where the code sets none."""
     if run.limits is None:
         raise InvalidInputError(
@@ -317,10 +365,10 @@ def limits_of(run: OperationContext[Any]) -> ApplyLimits:
 
 def options_of_plan(options: PlannedOptions) -> dict[str, Any]:
     """Return the options of a plan that are not defaults, for the configuration that applies it."""
-    return options.model_dump(exclude_defaults=True, exclude=set(_MODES))
+    return options.model_dump(exclude_defaults=True, exclude=set(MODES))
 
 
-def end_deletion(run: OperationContext[Any], operation: str, report: PurgeReport | OrphanReport) -> None:
+def end_deletion(run: ReportingContext[Any], operation: str, report: PurgeReport | OrphanReport) -> None:
     """Report what was deleted.
 
     Raises Failure for files that the storage refused to delete, and warns when a limit was reached.

@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator
 
 from trinitylake_ops import operations
 from trinitylake_ops.declarations.exports import ExportNameOptions, PartOptions, named
-from trinitylake_ops.declarations.operation import OperationContext, report_entries
-from trinitylake_ops.declarations.options import Options, TimeText, VersionSource, split_name
+from trinitylake_ops.declarations.operation import (
+    CommandResult,
+    CommandSpec,
+    Committed,
+    OperationContext,
+    ReportingContext,
+    report_entries,
+)
+from trinitylake_ops.declarations.options import (
+    ARGUMENT,
+    JOBS_ONLY,
+    Options,
+    TimeText,
+    VersionSource,
+    time_of,
+)
 from trinitylake_ops.declarations.planned import NOTHING_TO_DO, Planned, PlannedOptions, options_of_plan
 from trinitylake_ops.declarations.rendering import Json, listing
 from trinitylake_ops.declarations.version_rows import ACTIONS
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.iceberg.reach import DAMAGE
-from trinitylake_ops.iceberg.totals import changed_partitions
-from trinitylake_ops.operations import RestorePlan, RollbackPlan, VersionDiff
-from trinitylake_ops.operations.diff.rows import MOST_SAMPLES, RowCounter
-from trinitylake_ops.operations.diff.versions import MOST_COUNTED, ChangedObject, TableStates, count_changes
-from trinitylake_ops.operations.rendering import jsonable
+from trinitylake_ops.operations.rendering import MOST_SAMPLES, jsonable
+from trinitylake_ops.versions.table_names import resolve_table
 from trinitylake_ops.versions.undone import find_undone
+
+if TYPE_CHECKING:
+    from trinitylake_ops.operations import CommitReport, RestorePlan, RollbackPlan, VersionDiff
+    from trinitylake_ops.operations.diff.versions import ChangedObject
 
 #: How many versions a plan looks back at, for the last one whose checks passed, and for commits that are lost.
 MOST_VERSIONS = 200
@@ -39,11 +52,13 @@ class RollbackTarget(VersionSource):
 
     timestamp: TimeText | None = Field(
         default=None,
-        description="The newest version at a time, such as 2026-01-31T12:00, in UTC unless it names another zone.",
+        description="The newest version at a time: ISO 8601, in UTC unless it has an offset, or milliseconds since"
+        " 1970.",
     )
-    last_passed: bool | None = Field(
+    last_passed: Annotated[bool, JOBS_ONLY] | None = Field(
         default=None,
-        description="True: the newest version before the latest whose asset checks passed, and that no rollback undid.",
+        description="True: the newest version before the latest whose asset checks passed, and that no rollback undid."
+        " Only Dagster knows it.",
     )
 
     @field_validator("last_passed")
@@ -57,19 +72,20 @@ class RollbackTarget(VersionSource):
 class SampleOptions(Options):
     """Whether a plan shows rows."""
 
-    sample_rows: int = Field(
+    sample_rows: Annotated[int, JOBS_ONLY] = Field(
         default=0,
         ge=0,
         le=MOST_SAMPLES,
-        description="Plans show so many of the rows that differ, of each table, and the minima and maxima of texts."
-        " The records of the run then hold these rows, which may be personal data.",
+        description="Plans show this number of the rows that differ, of each table, and the minima and maxima of texts."
+        " The records of the run then contain these rows, which may be personal data.",
     )
 
 
 class RollbackOptions(PartOptions, SampleOptions, PlannedOptions):
     """The target of a rollback, and how much of it."""
 
-    to: RollbackTarget = Field(description="The version to return to, named in one of these ways.")
+    to: Annotated[RollbackTarget, ARGUMENT] = Field(description="The version to return to, named in one of these ways.")
+    reapply: bool = Field(default=False, description="Roll back on top of commits of others that get in between.")
 
 
 class RestoreOptions(ExportNameOptions, PartOptions, SampleOptions, PlannedOptions):
@@ -80,8 +96,7 @@ def _plan_rollback(run: OperationContext[RollbackOptions]) -> RollbackPlan:
     options, target = run.options, run.options.to
     to, timestamp = None, None
     if target.timestamp is not None:
-        moment = datetime.fromisoformat(target.timestamp)
-        timestamp = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        timestamp = time_of(target.timestamp)
     else:
         to = str(_last_passed(run) if target.last_passed else target)
     return operations.plan_rollback(
@@ -92,7 +107,7 @@ def _plan_rollback(run: OperationContext[RollbackOptions]) -> RollbackPlan:
 def _last_passed(run: OperationContext[Any]) -> int:
     """Return the newest version before the latest whose checks passed. Raises InvalidInputError without one."""
     infos = list(run.lake.history(MOST_VERSIONS))
-    undone, chosen = find_undone(run.lake.files, infos), _chosen(run.options)
+    undone, chosen = find_undone(run.lake.files, infos), _chosen(run)
     version = run.page.last_passed([info for info in infos[1:] if undone.by(info.version, chosen) is None])
     if version is None:
         raise InvalidInputError(
@@ -102,9 +117,17 @@ def _last_passed(run: OperationContext[Any]) -> int:
     return version
 
 
-def _chosen(options: PartOptions) -> list[ObjectName]:
+def _chosen(run: OperationContext[Any]) -> list[ObjectName]:
     """Return the namespaces and tables that a rollback is limited to, nothing for all."""
-    return [*map(ObjectName, options.namespaces), *(ObjectName(*split_name(table)) for table in options.tables)]
+    options = run.options
+    return [*map(ObjectName, options.namespaces), *(_table_name(run, table) for table in options.tables)]
+
+
+def _table_name(run: OperationContext[Any], text: str) -> ObjectName:
+    """Return the name of a table, which may be dropped in the latest version if one dot alone divides it."""
+    if text.count(".") == 1:
+        return ObjectName(*text.split("."))
+    return ObjectName(*resolve_table(text, run.lake.snapshot()))
 
 
 def _applied(options: RollbackOptions, plan: RollbackPlan) -> dict[str, Any]:
@@ -114,6 +137,8 @@ def _applied(options: RollbackOptions, plan: RollbackPlan) -> dict[str, Any]:
 
 
 def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
+    from trinitylake_ops.operations.diff.versions import count_changes
+
     operation = plan.operation
     diff = count_changes(operation.lake, operation.base, operation.target.snapshot, plan.changes)
     shown = _shown(diff, _partitions(plan, diff))
@@ -121,8 +146,11 @@ def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
     return {**warned, "to_version": plan.to_version, **shown, **_damaged(plan), "details": _details(plan, diff)}
 
 
-def _data(run: OperationContext[Any], plan: RollbackPlan) -> dict[str, Any]:
+def _data(run: ReportingContext[Any], plan: RollbackPlan) -> dict[str, Any]:
     """Return how the rows of changed tables differ, from the latest version to the one that comes back."""
+    from trinitylake_ops.operations.diff.rows import RowCounter
+    from trinitylake_ops.operations.diff.versions import MOST_COUNTED, TableStates
+
     operation, states = plan.operation, TableStates(plan.operation.lake)
     counter = RowCounter(states.io, run.options.sample_rows)
     tables: list[tuple[object, ...]] = []
@@ -195,6 +223,10 @@ def _both(one: ChangedObject, what: str) -> str:
 
 def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
     """Return the partitions of tables that have other files. Manifests of the first tables are read, no data."""
+    from trinitylake_ops.iceberg.reach import DAMAGE
+    from trinitylake_ops.iceberg.totals import changed_partitions
+    from trinitylake_ops.operations.diff.versions import TableStates
+
     operation = plan.operation
     states = TableStates(operation.lake)
     end_s = time.monotonic() + _MOST_SECONDS
@@ -217,7 +249,7 @@ def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
     return texts
 
 
-def _changed_after_target(run: OperationContext[Any], plan: RollbackPlan) -> dict[str, Any]:
+def _changed_after_target(run: ReportingContext[Any], plan: RollbackPlan) -> dict[str, Any]:
     """Return the commits after the target that changed what is rolled back."""
     base, wanted = plan.operation.base, plan.only
     if plan.to_version >= base.version:
@@ -240,9 +272,9 @@ def _changed_after_target(run: OperationContext[Any], plan: RollbackPlan) -> dic
     }
 
 
-def _rollback(run: OperationContext[Any], plan: RollbackPlan, digest: str | None) -> None:
+def _rollback_reported(run: ReportingContext[Any], plan: RollbackPlan | None, report: CommitReport) -> None:
+    assert plan is not None
     to = run.options.to.export or str(plan.to_version)
-    report = plan.execute(digest)
     if not report.has_changed:
         run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"rolled_back_to": to})
         return
@@ -256,33 +288,54 @@ def _rollback(run: OperationContext[Any], plan: RollbackPlan, digest: str | None
     run.report(f"version {report.version} has the content of {to}", metadata, committed="rollback")
 
 
+def _rollback_result(_run: OperationContext[Any], plan: RollbackPlan, report: CommitReport) -> CommandResult:
+    damaged = f"Damaged tables, which cannot be read: {', '.join(report.damaged)}"
+    return CommandResult(
+        shown=Committed(
+            version=report.version,
+            line=f"Rolled back to the content of version {plan.to_version}",
+            has_changed=report.has_changed,
+            details={"changes": plan.changes, "damaged": report.damaged},
+        ),
+        notices=() if report.is_complete else (damaged,),
+    )
+
+
 def _changes(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
     rows = [(change.kind, change.namespace, change.table or "") for change in plan.changes]
     return {"objects": len(rows), "changes": listing(("change", "namespace", "table"), rows)}
 
 
-ROLLBACK: Planned[RollbackOptions, RollbackPlan] = Planned(
+ROLLBACK: Planned[RollbackOptions, RollbackPlan, CommitReport] = Planned(
     name="rollback",
     description="Commits the content of an earlier version, then runs the checks of the changed tables. The plan shows"
     " what comes back, and which commits are lost.",
     options=RollbackOptions,
     plan=_plan_rollback,
     shown=_rollback_shown,
-    apply=_rollback,
+    execute=lambda run, plan, digest: plan.execute(digest, reapply=run.options.reapply),
+    report=_rollback_reported,
     is_pooled=False,
     applied=_applied,
     more=lambda run, plan: {**_data(run, plan), **_changed_after_target(run, plan)},
     is_proved=True,
+    command=CommandSpec(result=_rollback_result),
 )
 
 
 def _plan_restore(run: OperationContext[RestoreOptions]) -> RollbackPlan | RestorePlan:
     options = run.options
-    return operations.plan_restore(run.lake, options.name, options.namespaces or None, options.tables or None)
+    return operations.plan_restore(
+        run.lake,
+        options.name,
+        options.namespaces or None,
+        options.tables or None,
+        target_options=run.target_options,
+    )
 
 
 def _restore_shown(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
-    if isinstance(plan, RollbackPlan):
+    if isinstance(plan, operations.RollbackPlan):
         return _rollback_shown(plan)
     rows: Sequence[tuple[object, ...]] = [(one.kind, one.namespace, one.table or "") for one in plan.changes]
     return {
@@ -291,37 +344,64 @@ def _restore_shown(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
         "objects": len(rows),
         "plan": listing(("change", "namespace", "table"), rows),
         **_damaged(plan),
-        "details": _details(plan, VersionDiff(before=plan.base_version, after=plan.export_version, objects=())),
+        "details": _details(
+            plan, operations.VersionDiff(before=plan.base_version, after=plan.export_version, objects=())
+        ),
     }
 
 
-def _restore(run: OperationContext[Any], plan: RollbackPlan | RestorePlan, digest: str | None) -> None:
+def _execute_restore(run: OperationContext[Any], plan: RollbackPlan | RestorePlan, digest: str | None) -> CommitReport:
+    if isinstance(plan, operations.RollbackPlan):
+        return plan.execute(digest)
+    return plan.execute(digest, progress=run.progress())
+
+
+def _restore_reported(
+    run: ReportingContext[Any], plan: RollbackPlan | RestorePlan | None, report: CommitReport
+) -> None:
+    assert plan is not None
     name = run.options.name
-    report = plan.execute(digest) if isinstance(plan, RollbackPlan) else plan.execute(digest, progress=run.progress())
     if not report.has_changed and report.is_complete:
         run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"restored_from": name})
         return
-    copied = {} if isinstance(plan, RollbackPlan) else {"files": plan.files, "bytes": plan.bytes}
+    copied = {} if isinstance(plan, operations.RollbackPlan) else {"files": plan.files, "bytes": plan.bytes}
     metadata = {"restored_from": name, **copied, **_changes(plan), **report_entries(report.to_dict())}
     message = f"version {report.version} has what export {name} holds"
-    if not report.is_complete and isinstance(plan, RestorePlan):
+    if not report.is_complete and isinstance(plan, operations.RestorePlan):
         raise run.failure(f"{message}, without damaged tables: {named(report.damaged)}", metadata)
     if not report.is_complete:
         run.log.warning("tables came back that cannot be read: %s", named(report.damaged))
     run.report(message, metadata, committed="restore")
 
 
-RESTORE: Planned[RestoreOptions, Any] = Planned(
+def _restore_result(
+    run: OperationContext[Any], plan: RollbackPlan | RestorePlan, report: CommitReport
+) -> CommandResult:
+    return CommandResult(
+        shown=Committed(
+            version=report.version,
+            line=f"Restored export {run.options.name}",
+            has_changed=report.has_changed,
+            details={"changes": plan.changes, "damaged": report.damaged},
+        ),
+        is_complete=report.is_complete or isinstance(plan, operations.RollbackPlan),
+        notices=() if report.is_complete else (f"Damaged tables: {', '.join(report.damaged)}",),
+    )
+
+
+RESTORE: Planned[RestoreOptions, Any, CommitReport] = Planned(
     name="restore",
     description="Commits the content of an export, then runs the checks of the changed tables.",
     options=RestoreOptions,
     plan=_plan_restore,
     shown=_restore_shown,
-    apply=_restore,
+    execute=_execute_restore,
+    report=_restore_reported,
     is_pooled=False,
     changes_exports=True,
     more=lambda run, plan: (
-        {**_data(run, plan), **_changed_after_target(run, plan)} if isinstance(plan, RollbackPlan) else {}
+        {**_data(run, plan), **_changed_after_target(run, plan)} if isinstance(plan, operations.RollbackPlan) else {}
     ),
     is_proved=True,
+    command=CommandSpec(has_target=True, result=_restore_result),
 )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.operations import VersionDiff
-from trinitylake_ops.operations.diff.versions import delta_texts, diffs_of
 from trinitylake_ops.versions.history import VersionInfo
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.undone import find_undone
+
+if TYPE_CHECKING:
+    from trinitylake_ops.operations import VersionDiff
 
 _MOST_SECONDS = 10.0
 _MOST_TABLES = 3  # named of one version
@@ -49,6 +50,8 @@ class VersionRows:
 
         Counting ends after a time; then the rest has no numbers.
         """
+        from trinitylake_ops.operations.diff.versions import diffs_of
+
         end_s = time.monotonic() + most_seconds
         versions = [info.version for info in infos]
         diffs = dict(diffs_of(lake, versions, latest, is_over=lambda: time.monotonic() > end_s))
@@ -113,6 +116,8 @@ def _person(info: VersionInfo) -> str:
 
 def _changes(diff: VersionDiff | None) -> Changes:
     """Return the tables that a version changed, with rows, files and bytes that came and went."""
+    from trinitylake_ops.operations.diff.versions import delta_texts
+
     if diff is None:
         return "?", "?", "?", "?"
     names = [one.name if one.kind == "changed" else f"{one.name} ({one.kind})" for one in diff.tables]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _WIDEST_TABLE_CHARS = 100_000  # text outside a terminal is never cut or folded
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+#: The most rows of a table that a plan shows.
+MOST_SAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,7 +233,7 @@ _ADVICE = {
     "record-not-written": "allow verify to create files under _ops/, or run it without --incremental",
     "external-unreadable": "ask the owner of the table; else drop it, or register it again",
     "moved": "run relocate",
-    "hint-wrong": "run hint --repair; where it is ahead, restore the root that it names first",
+    "hint-wrong": "run repair-hint; where it is ahead, restore the root that it names first",
     "reconcile-needed": "run reconcile",
     "manifest-missing": "run the export again, or drop it",
     "plan-missing": "run purge, then orphans",

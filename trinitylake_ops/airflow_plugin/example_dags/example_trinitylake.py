@@ -71,7 +71,7 @@ with DAG("trinitylake_rollback", schedule=None, catchup=False, tags=TAGS, params
 # [START upkeep]
 with DAG("trinitylake_upkeep", schedule=None, catchup=False, tags=TAGS):
     verify = TrinityLakeOperator(task_id="verify", operation="verify", options={"deep": True})
-    expire = build_approval("expire", options={"max_age_days": 0, "min_versions": 1})
+    expire = build_approval("expire", options={"max_age": "0d", "min_versions": 1})
     trim = TrinityLakeOperator(
         task_id="trim",
         operation="trim",

@@ -105,6 +105,8 @@ class Compact(PlannedOperation[CompactionPlan, CompactionReport]):
 
     telemetry_name = "compact"
 
+    message: str | None = None
+
     def plan(self) -> CompactionPlan:
         """Plan on the latest version. Raises CorruptFileError, StorageError."""
         base = self.lake.snapshot()
@@ -125,12 +127,21 @@ class Compact(PlannedOperation[CompactionPlan, CompactionReport]):
     def run(self, plan: CompactionPlan, approved_digest: str | None) -> CompactionReport:
         """Compact."""
         self.checked(plan, approved_digest)
-        return _compact(self.lake, None)
+        return _compact(self.lake, self.message)
 
 
-def plan_compact(lake: Lakehouse) -> CompactionPlan:
-    """Plan a compaction of the tree; reads all of its nodes, and only reads. Raises CorruptFileError, StorageError."""
-    return Compact(lake=lake).plan()
+def plan_compact(lake: Lakehouse, message: str | None = None) -> CompactionPlan:
+    """Plan a compaction of the tree; reads all of its nodes, and only reads.
+
+    Args:
+        lake: The lakehouse.
+        message: The message of the commit.
+
+    Raises:
+        CorruptFileError: A node is damaged.
+        StorageError: The storage failed.
+    """
+    return Compact(lake=lake, message=message).plan()
 
 
 def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:

@@ -29,13 +29,12 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import DAMAGE
 from trinitylake_ops.iceberg.read import file_batches
 from trinitylake_ops.operations.diff.versions import TableState
+from trinitylake_ops.operations.rendering import MOST_SAMPLES
 
 #: The limits of one plan, over all its tables: the bytes of files and the rows to compare, and the time.
 MOST_BYTES = 128 << 20
 MOST_ROWS = 5_000_000
 MOST_SECONDS = 20.0
-#: The most rows of a table that are shown.
-MOST_SAMPLES = 10
 _MOST_SAMPLED_COLUMNS = 20
 _LONGEST_VALUE_CHARS = 100
 

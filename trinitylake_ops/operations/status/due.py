@@ -261,9 +261,7 @@ def status_findings(
     known = acknowledged_versions(definition)
     found = []
     if hint not in (None, HintState.RIGHT):
-        found.append(
-            StatusFinding("warning", f"the hint is {hint.value}, which costs readers requests", "hint --repair")
-        )
+        found.append(StatusFinding("warning", f"the hint is {hint.value}, which costs readers requests", "repair-hint"))
     for version in commits.backwards:
         if version not in known:
             message = f"version {version} is not younger than the one before"

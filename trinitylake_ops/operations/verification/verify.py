@@ -380,11 +380,11 @@ class _Verification:
     def _check_hint(self) -> None:
         hint = inspect_hint(self.lake)
         if hint.state != HintState.RIGHT:
-            mend = "hint --repair"
+            mend = "repair-hint"
             message = f"the hint is {hint.state}: it names {hint.hinted}, the latest version is {hint.latest}"
             if hint.state == HintState.AHEAD and hint.hinted is not None:
                 message += f"; unless the hint is wrong, {self.lake.files.roots.path(hint.hinted)!r} is lost"
-                mend = "a backup of that root; where it never was, hint --repair"
+                mend = "a backup of that root; where it never was, repair-hint"
             self.findings.warn("hint-wrong", message, HINT_PATH, hint.latest, mend)
 
     def _check_changed(self) -> None:

@@ -1,0 +1,157 @@
+"""Operations on all clones of a lakehouse: list them, and drop those whose time is past."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.declarations.operation import (
+    CommandSpec,
+    Operation,
+    OperationContext,
+    ReportingContext,
+    direct,
+)
+from trinitylake_ops.declarations.options import LIMITS_APPROVE
+from trinitylake_ops.declarations.planned import limits_of
+from trinitylake_ops.declarations.rendering import Json, listing
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.operations.rendering import Table, jsonable, new_table
+from trinitylake_ops.operations.retention import span_text
+from trinitylake_ops.versions.snapshot import utc_of
+
+if TYPE_CHECKING:
+    from trinitylake_ops.operations import CloneInfo
+    from trinitylake_ops.operations.clones.drop import DropClonePlan
+
+
+@dataclass(frozen=True)
+class CloneList:
+    """The clones of a lakehouse, and the time of its storage."""
+
+    clones: Sequence[CloneInfo]
+    now: datetime
+
+    def to_dict(self) -> Any:
+        """Return the clones."""
+        return self.clones
+
+    def table(self) -> Table:
+        """Return one row for each clone."""
+        rows = [
+            (
+                *(one.name, one.state, one.cloned_version, one.version if one.version != one.cloned_version else None),
+                *(span_text(max(0, (self.now - one.created_at) // timedelta(milliseconds=1))), one.retain_until),
+                *(one.versions, one.parent_versions, one.own_bytes, one.root),
+            )
+            for one in self.clones
+        ]
+        columns = ("name", "state", "of version", "refreshed to", "age", "time until (UTC)", "ahead", "behind")
+        return new_table("" if rows else "No clones", *columns, "own bytes", "root", rows=rows)
+
+
+def _list(run: OperationContext[None]) -> CloneList:
+    return CloneList(operations.list_clones(run.lake, run.target_options), utc_of(run.lake.storage.now_ms()))
+
+
+def _listed(run: ReportingContext[None], report: CloneList) -> None:
+    shown = report.table()
+    metadata = {"list": listing(shown.columns, shown.rows), "details": Json(jsonable(report.clones))}
+    run.report(f"{len(report.clones)} clones", {"clones": len(report.clones), **metadata})
+
+
+CLONES = direct(
+    job="clones",
+    description="Lists the clones: their age, how far they differ, and the bytes of their own files; reads only.",
+    execute=_list,
+    report=_listed,
+    command=CommandSpec(has_target=True),
+)
+
+_CUT_OFF_AFTER = timedelta(days=1)
+
+
+def clones_past_their_time(lake: Lakehouse) -> tuple[list[str], Mapping[str, Any]]:
+    """Return what is wrong with clones, and metadata. Raises StorageError if the lakehouse cannot be read."""
+    clones, now = operations.list_clones(lake), utc_of(lake.storage.now_ms())
+    wrong = [message for clone in clones if (message := _wrong(clone, now))]
+    rows = [
+        (one.name, one.state.value, one.retain_until or "dropped", one.versions, one.own_bytes, one.root)
+        for one in clones
+    ]
+    return wrong, {
+        "clones": len(clones),
+        "own_bytes": sum(one.own_bytes or 0 for one in clones),
+        "list": listing(("clone", "state", "kept until", "versions", "own bytes", "root"), rows),
+    }
+
+
+def _wrong(clone: CloneInfo, now: datetime) -> str:
+    if clone.retain_until is not None and clone.retain_until <= now:
+        return f"the time of clone {clone.name!r} is past since {clone.retain_until:%Y-%m-%d %H:%M} (UTC)"
+    if clone.state == operations.CloneState.CUT_OFF and now - clone.created_at > _CUT_OFF_AFTER:
+        return f"clone {clone.name!r} was begun more than a day ago and is not finished"
+    if clone.state in (operations.CloneState.GONE, operations.CloneState.UNREADABLE):
+        return f"clone {clone.name!r} is {clone.state.value}: {clone.reason}"
+    return ""
+
+
+def _drop_overdue(run: ReportingContext[None]) -> None:
+    """Drop all clones whose time is past, with their files, within limits together.
+
+    A clone's own time replaces the least age of the limits.
+    """
+    limits = limits_of(run)
+    plans, failures = _planned(run.lake)
+    files, size_bytes = sum(plan.files for plan in plans), sum(plan.bytes for plan in plans)
+    about: dict[str, Any] = {"limits": str(limits), "files": files, "bytes": size_bytes}
+    if not limits.allow(files, size_bytes):
+        raise run.failure(
+            f"clones whose time is past have {files} files of {size_bytes} bytes, which is beyond what an unattended"
+            f" run may do ({limits}); nothing was done: run {run.job('drop_clone')} for each of"
+            f" {', '.join(plan.name for plan in plans)}, and approve the plans",
+            about,
+        )
+    dropped = []
+    for plan in plans:
+        try:
+            report = plan.execute(progress=run.progress())
+        except TrinityLakeError as error:
+            failures[plan.name] = str(error)
+            continue
+        if report.version is None:
+            failures[plan.name] = f"{len(report.failures)} files were not deleted"
+        else:
+            dropped.append(plan.name)
+    about |= {"dropped": ", ".join(dropped), "kept": listing(("clone", "why"), failures.items())}
+    run.report(f"{len(dropped)} clones dropped", about, committed="drop-clone" if dropped else None)
+    if failures:
+        name, why = next(iter(failures.items()))
+        raise run.failure(f"{len(failures)} clones were not dropped, such as {name}: {why}", about)
+
+
+DROP_OVERDUE_CLONES = Operation(
+    job="drop_overdue_clones",
+    description="Drops the clones whose time is past, with their files, without approval and within the limits that the"
+    " code sets.",
+    step=_drop_overdue,
+    is_pooled=True,
+    approved_by=LIMITS_APPROVE,
+    needs_limits=True,
+)
+
+
+def _planned(lake: Lakehouse) -> tuple[list[DropClonePlan], dict[str, str]]:
+    """Return the plan of each drop, and why there is none for others."""
+    from trinitylake_ops.operations.clones.records import overdue_clones
+
+    plans, failures = [], {}
+    for name in overdue_clones(lake):
+        try:
+            plans.append(operations.plan_drop_clone(lake, name, delete_files=True))
+        except TrinityLakeError as error:
+            failures[name] = str(error)
+    return plans, failures

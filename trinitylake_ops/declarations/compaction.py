@@ -1,0 +1,155 @@
+"""Operations that compact: the tree, and data files of tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from trinitylake_ops import operations
+from trinitylake_ops.declarations.operation import CommandSpec, OperationContext, ReportingContext, report_entries
+from trinitylake_ops.declarations.options import ARGUMENT, TableTexts
+from trinitylake_ops.declarations.planned import NOTHING_TO_DO, Planned, UnattendedOptions
+from trinitylake_ops.declarations.rendering import listing
+
+if TYPE_CHECKING:
+    from trinitylake_ops.operations import CompactionPlan, CompactionReport, CompactTablesPlan, CompactTablesReport
+
+
+class CompactOptions(UnattendedOptions):
+    """The message of the commit."""
+
+    message: str | None = Field(default=None, description="Why, for the log of the lakehouse.")
+
+
+def _compaction_metrics(report: CompactionReport) -> dict[str, Any]:
+    """Return the figures of a compaction of the tree, before and after."""
+    shapes = {
+        f"{figure}_{when}": getattr(shape, figure)
+        for when, shape in (("before", report.before), ("after", report.after))
+        for figure in ("nodes", "leaf_fill", "messages", "file_bytes")
+    }
+    return {**report_entries(report.to_dict()), **shapes}
+
+
+def _compaction_shown(plan: CompactionPlan) -> dict[str, Any]:
+    before = plan.before
+    return {
+        "nodes_written": plan.nodes_written,
+        "bytes_written": plan.bytes_written,
+        **{f"{name}_before": getattr(before, name) for name in ("nodes", "leaf_fill", "messages", "file_bytes")},
+    }
+
+
+def _compact_reported(run: ReportingContext[Any], _plan: CompactionPlan | None, report: CompactionReport) -> None:
+    run.report(str(report), _compaction_metrics(report), committed="compact" if report.has_changed else None)
+
+
+COMPACT: Planned[CompactOptions, CompactionPlan, CompactionReport] = Planned(
+    name="compact",
+    description="Flushes the tree's buffers and merges thin nodes, as a version that changes no object.",
+    options=CompactOptions,
+    plan=lambda run: operations.plan_compact(run.lake, run.options.message),
+    shown=_compaction_shown,
+    execute=lambda _run, plan, digest: plan.execute(digest),
+    report=_compact_reported,
+    direct=lambda run: operations.compact(run.lake, run.options.message),
+    is_pooled=False,
+    command=CommandSpec(working="reading and packing the tree"),
+)
+
+
+class CompactTablesOptions(UnattendedOptions):
+    """The tables, and the size of small files."""
+
+    tables: Annotated[TableTexts, ARGUMENT] = Field(
+        default=[], description="Only these tables, each as namespace.table. Default: all managed tables."
+    )
+    target_file_size_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="The size of the files to write. Files below three quarters of it are small. Default: the table's"
+        " property write.target-file-size-bytes, else 128 MiB.",
+    )
+    min_input_files: int = Field(
+        default=5, ge=2, description="Merge no fewer small files of a partition, unless they fill a file."
+    )
+    repartition: bool = Field(
+        default=False,
+        description="Rewrite all files of older partition specs by the current one, whatever their size.",
+    )
+    run_id: str | None = Field(
+        default=None,
+        description="A run commits once under its id, however often it is started. Default: the id of the job's or the"
+        " task's run; a command has none.",
+    )
+    message: str | None = Field(default=None, description="Why, for the log of the lakehouse.")
+
+
+def _plan(run: OperationContext[CompactTablesOptions]) -> CompactTablesPlan:
+    options = run.options
+    return operations.plan_compact_tables(
+        run.lake,
+        options.tables or None,
+        target_file_size_bytes=options.target_file_size_bytes,
+        min_input_files=options.min_input_files,
+        repartition=options.repartition,
+    )
+
+
+def _shown(plan: CompactTablesPlan) -> dict[str, Any]:
+    rows = [(one.name, one.files, one.data_files, one.groups, one.bytes) for one in plan.tables]
+    older = [(name, f"{number} files of an older partition spec") for name, number in plan.older_spec_files.items()]
+    return {
+        "tables": len(plan.tables),
+        "files": plan.files,
+        "bytes": sum(one.bytes for one in plan.tables),
+        "plan": listing(("table", "small files", "data files", "become", "bytes"), rows),
+        "left": listing(("table", "why"), [*plan.left.items(), *older]),
+    }
+
+
+def _execute_tables(
+    run: OperationContext[CompactTablesOptions], plan: CompactTablesPlan, digest: str | None
+) -> CompactTablesReport:
+    options = run.options
+    run_id = options.run_id or run.run_id
+    if plan.is_empty:  # which needs no session of Spark
+        return plan.execute(run_id=run_id, approved_digest=digest, message=options.message)
+    with run.group_writer() as write:
+        return plan.execute(write, run_id=run_id, approved_digest=digest, message=options.message)
+
+
+def _tables_reported(run: ReportingContext[Any], plan: CompactTablesPlan | None, report: CompactTablesReport) -> None:
+    assert plan is not None
+    if plan.is_empty:
+        run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"is_empty": True, **_shown(plan)})
+        return
+    rows = [
+        (one.table, one.files_before, one.files_after, one.rows, one.bytes_before, one.bytes_after)
+        for one in report.tables
+    ]
+    metadata = {
+        **report_entries(report.to_dict()),
+        "tables": len(report.tables),
+        "files_before": sum(one.files_before for one in report.tables),
+        "files_after": sum(one.files_after for one in report.tables),
+        "compacted": listing(("table", "files", "became", "rows", "bytes", "became bytes"), rows),
+        "left": listing(("table", "why"), [*plan.left.items(), *report.left.items()]),
+    }
+    if report.left:
+        run.log.warning("left as they are, since others changed them: %s", ", ".join(report.left))
+    run.report(str(report.table().title), metadata, committed="compact-tables")
+
+
+COMPACT_TABLES: Planned[CompactTablesOptions, CompactTablesPlan, CompactTablesReport] = Planned(
+    name="compact_tables",
+    description="Merges small data files of tables into fewer, by Spark, as one version; no row changes.",
+    options=CompactTablesOptions,
+    plan=_plan,
+    shown=_shown,
+    execute=_execute_tables,
+    report=_tables_reported,
+    is_pooled=False,
+    command=CommandSpec(uses_engine=True, working="reading the tables"),
+)

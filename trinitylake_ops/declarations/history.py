@@ -1,0 +1,109 @@
+"""Operations that show the history: the log, the history of a table, and what differs between versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from trinitylake_ops.declarations.operation import Operation, ReportingContext
+from trinitylake_ops.declarations.options import Options, TableText, VersionSource, split_name
+from trinitylake_ops.declarations.rendering import Json, listing
+from trinitylake_ops.operations.rendering import jsonable
+
+_MOST_VERSIONS = 1_000
+_MOST_SECONDS = 120.0
+
+
+class LogOptions(Options):
+    """How many versions are read."""
+
+    limit: int = Field(
+        default=50, ge=1, le=_MOST_VERSIONS, description="How many versions to read, from the latest back."
+    )
+
+
+class HistoryOptions(LogOptions):
+    """The table, and how many versions are looked at."""
+
+    table: TableText = Field(description="The table, as namespace.table.")
+
+
+class DiffOptions(Options):
+    """The two versions."""
+
+    before: VersionSource = Field(description="The earlier version.")
+    after: VersionSource = Field(description="The later version.")
+
+
+def _log(run: ReportingContext[LogOptions]) -> None:
+    latest = run.lake.snapshot()
+    infos = list(run.lake.history(run.options.limit, latest))
+    rows = run.page.rows(run.lake, latest, infos, most_seconds=_MOST_SECONDS)
+    metadata = {
+        "versions": listing(run.page.columns, rows),
+        "n_versions": len(infos),
+        "details": Json(jsonable(infos)),
+    }
+    run.report(f"the last {len(infos)} of {latest.version + 1} versions", metadata)
+
+
+def _history(run: ReportingContext[HistoryOptions]) -> None:
+    from trinitylake_ops.operations.diff.table_history import table_history
+    from trinitylake_ops.operations.diff.versions import delta_texts
+
+    name, latest = run.options.table, run.lake.snapshot()
+    limit = run.options.limit
+    history = table_history(run.lake, *split_name(name), head=latest, most=limit, look_back=limit)
+    changes = {one.info.version: (one.change.kind, *delta_texts(one.change.delta)) for one in history.versions}
+    marks = {
+        one.info.version: "" if one.undone_by is None else f"undone by {one.undone_by}" for one in history.versions
+    }
+    rows = run.page.rows_with(latest, [one.info for one in history.versions], changes, marks, only=name)
+    columns = [(one.info.version, line) for one in history.versions for line in one.columns]
+    metadata = {
+        "table": name,
+        "n_versions": len(rows),
+        "looked_back_to": history.looked_back_to,
+        "versions": listing(["change" if column == "tables" else column for column in run.page.columns], rows),
+        "columns_changed": listing(("version", "column"), columns),
+    }
+    run.report(f"{len(rows)} versions since version {history.looked_back_to} changed {name}", metadata)
+
+
+def _diff(run: ReportingContext[DiffOptions]) -> None:
+    from trinitylake_ops.operations.diff.versions import diff_versions
+
+    before, after = (run.lake.snapshot(str(place)) for place in (run.options.before, run.options.after))
+    diff = diff_versions(run.lake, before, after)
+    table, sums = diff.table(), diff.sums
+    numbers: dict[str, Any] = {
+        name: getattr(sums, name) for name in ("rows_added", "rows_removed", "files_added", "files_removed")
+    }
+    metadata = {
+        "objects": len(diff.objects),
+        **numbers,
+        "changes": listing(table.columns, table.rows),
+        "details": Json(diff.to_dict()),
+    }
+    run.report(table.title, metadata)
+
+
+LOG = Operation(
+    job="log",
+    description="Shows the last versions: who made them, what they changed, and what checks found; reads only.",
+    options=LogOptions,
+    step=_log,
+)
+HISTORY = Operation(
+    job="history",
+    description="Shows the versions that changed a table; reads only.",
+    options=HistoryOptions,
+    step=_history,
+)
+DIFF = Operation(
+    job="diff",
+    description="Shows what differs between two versions, with rows, files and bytes of tables; reads only.",
+    options=DiffOptions,
+    step=_diff,
+)

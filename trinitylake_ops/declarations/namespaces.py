@@ -1,0 +1,165 @@
+"""Operations on namespaces, and the resolution of commits whose response was lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from trinitylake_ops import operations
+from trinitylake_ops.declarations.operation import (
+    CommandResult,
+    CommandSpec,
+    Committed,
+    OperationContext,
+    ReportingContext,
+    direct,
+    report_entries,
+)
+from trinitylake_ops.declarations.options import (
+    ARGUMENT,
+    NamespaceText,
+    Options,
+    PropertyTexts,
+    VersionNumber,
+    properties_of,
+)
+from trinitylake_ops.declarations.planned import Planned, PlannedOptions
+from trinitylake_ops.declarations.rendering import listing
+from trinitylake_ops.operations.rendering import Table, new_table
+from trinitylake_ops.transaction.publish import CommitResolution
+
+if TYPE_CHECKING:
+    from trinitylake_ops.format.definitions import NamespaceDef
+    from trinitylake_ops.operations import CommitReport, DropNamespacePlan
+
+
+class CreateNamespaceOptions(Options):
+    """The namespace, and its properties."""
+
+    namespace: Annotated[NamespaceText, ARGUMENT] = Field(description="Name of the namespace.")
+    properties: PropertyTexts = Field(default=[], description="Properties of the namespace, each as NAME=VALUE.")
+
+
+@dataclass(frozen=True)
+class CreatedNamespace:
+    """A namespace, and the version that created it."""
+
+    version: int
+    definition: NamespaceDef
+
+
+def _create(run: OperationContext[CreateNamespaceOptions]) -> CreatedNamespace:
+    options = run.options
+    with run.lake.transaction() as txn:
+        definition = txn.create_namespace(options.namespace, properties_of(options.properties))
+    assert txn.committed_version is not None
+    return CreatedNamespace(txn.committed_version, definition)
+
+
+def _created_reported(run: ReportingContext[CreateNamespaceOptions], report: CreatedNamespace) -> None:
+    name = run.options.namespace
+    run.report(f"version {report.version} has namespace {name}", {"namespace": name}, committed="create-namespace")
+
+
+def _created_result(
+    run: OperationContext[CreateNamespaceOptions], _plan: None, report: CreatedNamespace
+) -> CommandResult:
+    name = run.options.namespace
+    details = {"namespace": name, "definition": report.definition}
+    return CommandResult(shown=Committed(version=report.version, line=f"Created namespace {name}", details=details))
+
+
+CREATE_NAMESPACE = direct(
+    job="create_namespace",
+    description="Creates a namespace.",
+    options=CreateNamespaceOptions,
+    execute=_create,
+    report=_created_reported,
+    command=CommandSpec(result=_created_result),
+)
+
+
+class DropNamespaceOptions(PlannedOptions):
+    """The namespace to drop, and whether its tables are dropped."""
+
+    namespace: Annotated[NamespaceText, ARGUMENT] = Field(description="Name of the namespace.")
+    cascade: bool = Field(default=False, description="Drop its tables as well.")
+
+
+def _drop_shown(plan: DropNamespacePlan) -> dict[str, Any]:
+    return {"tables": len(plan.tables), "plan": listing(("table",), [(table,) for table in plan.tables])}
+
+
+def _drop_reported(run: ReportingContext[Any], _plan: DropNamespacePlan | None, report: CommitReport) -> None:
+    name = run.options.namespace
+    message = f"namespace {name} is dropped, since version {report.version}"
+    run.report(message, {"dropped": name, **report_entries(report.to_dict())}, committed="drop-namespace")
+
+
+def _drop_result(run: OperationContext[Any], plan: DropNamespacePlan, report: CommitReport) -> CommandResult:
+    line = f"Dropped namespace {run.options.namespace}"
+    return CommandResult(shown=Committed(version=report.version, line=line, details={"tables": plan.tables}))
+
+
+DROP_NAMESPACE: Planned[DropNamespaceOptions, DropNamespacePlan, CommitReport] = Planned(
+    name="drop_namespace",
+    description="Drops a namespace from the latest version. Older versions keep it, so a rollback brings it back.",
+    options=DropNamespaceOptions,
+    plan=lambda run: operations.plan_drop_namespace(run.lake, run.options.namespace, run.options.cascade),
+    shown=_drop_shown,
+    execute=lambda _run, plan, digest: plan.execute(approved_digest=digest),
+    report=_drop_reported,
+    is_pooled=False,
+    command=CommandSpec(result=_drop_result),
+)
+
+
+class ResolveCommitOptions(Options):
+    """The commit, and whether an undecided one is decided."""
+
+    version: Annotated[VersionNumber, ARGUMENT] = Field(description="The version that the error of the commit names.")
+    commit_id: Annotated[str, ARGUMENT] = Field(description="The id that the error of the commit names.")
+    fence: bool = Field(default=False, description="Decide an undecided commit: take its version with an empty commit.")
+
+
+@dataclass(frozen=True)
+class ResolvedCommit:
+    """The outcome of a commit."""
+
+    version: int
+    commit_id: str
+    resolution: CommitResolution
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome."""
+        return {"version": self.version, "commit_id": self.commit_id, "resolution": self.resolution}
+
+    def table(self) -> Table:
+        """Return the outcome as one line."""
+        return new_table(f"Commit {self.commit_id} as version {self.version}: {self.resolution}")
+
+
+def _resolve(run: OperationContext[ResolveCommitOptions]) -> ResolvedCommit:
+    options = run.options
+    resolution = run.lake.resolve_commit(options.version, options.commit_id, fence=options.fence)
+    return ResolvedCommit(options.version, options.commit_id, resolution)
+
+
+def _resolved_reported(run: ReportingContext[ResolveCommitOptions], report: ResolvedCommit) -> None:
+    run.report(report.table().title, {"resolution": str(report.resolution)})
+
+
+RESOLVE_COMMIT = direct(
+    job="resolve_commit",
+    description="Shows the outcome of a commit whose response was lost: committed, lost or undecided.",
+    options=ResolveCommitOptions,
+    execute=_resolve,
+    report=_resolved_reported,
+    command=CommandSpec(
+        result=lambda _run, _plan, report: CommandResult(
+            shown=report, is_complete=report.resolution == CommitResolution.COMMITTED
+        )
+    ),
+)

@@ -1,0 +1,159 @@
+"""Operations on the exports that exist: list, verify and prune them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from trinitylake_ops import operations
+from trinitylake_ops.declarations.exports import ExportNameOptions
+from trinitylake_ops.declarations.operation import (
+    CommandResult,
+    CommandSpec,
+    Committed,
+    OperationContext,
+    ReportingContext,
+    direct,
+    report_entries,
+)
+from trinitylake_ops.declarations.options import ARGUMENT, DurationText, duration_of
+from trinitylake_ops.declarations.planned import KEEP, Planned, PlannedOptions, rules_of
+from trinitylake_ops.declarations.rendering import Json, listing
+from trinitylake_ops.operations.rendering import Table, jsonable, new_table
+from trinitylake_ops.operations.retention import RetentionPolicy
+
+if TYPE_CHECKING:
+    from trinitylake_ops.operations import CommitReport, ExportCheck, ExportInfo
+    from trinitylake_ops.operations.exports.drop import PrunePlan
+
+
+@dataclass(frozen=True)
+class ExportList:
+    """The exports of a lakehouse."""
+
+    exports: Sequence[ExportInfo]
+
+    def to_dict(self) -> Any:
+        """Return the exports."""
+        return self.exports
+
+    def table(self) -> Table:
+        """Return one row for each export."""
+        rows = [
+            (one.name, one.version, one.level, one.state, one.created_at, one.retain_until, one.location)
+            for one in self.exports
+        ]
+        return new_table("", "name", "version", "level", "state", "created (UTC)", "kept until", "root", rows=rows)
+
+
+def _exports_reported(run: ReportingContext[None], report: ExportList) -> None:
+    shown = report.table()
+    metadata = {"list": listing(shown.columns, shown.rows), "details": Json(jsonable(report.exports))}
+    run.report(f"{len(report.exports)} exports", {"exports": len(report.exports), **metadata})
+
+
+EXPORTS = direct(
+    job="exports",
+    description="Lists the exports; reads only.",
+    execute=lambda run: ExportList(operations.list_exports(run.lake)),
+    report=_exports_reported,
+)
+
+
+class VerifyExportOptions(ExportNameOptions):
+    """The export, and how much of it is read."""
+
+    deep: bool = Field(default=False, description="Read all copies and compare their checksums, not only their sizes.")
+
+
+def _execute_check(run: OperationContext[VerifyExportOptions]) -> ExportCheck:
+    options = run.options
+    return operations.verify_export(
+        run.lake, options.name, deep=options.deep, target_options=run.target_options, progress=run.progress()
+    )
+
+
+def _check_reported(run: ReportingContext[VerifyExportOptions], report: ExportCheck) -> None:
+    shown = report.table()
+    metadata = {**report_entries(report.to_dict()), "differences": listing(shown.columns, shown.rows)}
+    if not report.is_clean:
+        raise run.failure(str(shown.title), metadata)
+    run.report(str(shown.title), metadata)
+
+
+VERIFY_EXPORT = direct(
+    job="verify_export",
+    description="Compares the files of an export with its manifest; fails when files are missing or differ.",
+    options=VerifyExportOptions,
+    execute=_execute_check,
+    report=_check_reported,
+    command=CommandSpec(
+        has_target=True,
+        result=lambda _run, _plan, report: CommandResult(shown=report, is_complete=report.is_clean),
+    ),
+)
+
+_RULES = rules_of("export", "made", "no such rule")
+
+
+class PruneExportsOptions(PlannedOptions):
+    """The names of the exports, and the rules of retention."""
+
+    pattern: Annotated[str, ARGUMENT] = Field(description="The names of the exports, such as nightly-*.")
+    max_age: DurationText | None = _RULES["max_age"]
+    min_versions: int | None = _RULES["min_versions"]
+    keep_last: int | None = _RULES["keep_last"]
+    keep_hourly: int | None = _RULES["keep_hourly"]
+    keep_daily: int | None = _RULES["keep_daily"]
+    keep_weekly: int | None = _RULES["keep_weekly"]
+    keep_monthly: int | None = _RULES["keep_monthly"]
+
+    def policy(self) -> RetentionPolicy:
+        """Return the rules as a policy that protects nothing else."""
+        max_age = timedelta(0) if self.max_age is None else duration_of(self.max_age)
+        periods: dict[str, Any] = {name: getattr(self, name) or 0 for name in KEEP}
+        return RetentionPolicy(
+            maximum_age_ms=max_age // timedelta(milliseconds=1),
+            minimum_versions=self.min_versions or 0,
+            protected_ms=0,
+            **periods,
+        )
+
+
+def _prune_shown(plan: PrunePlan) -> dict[str, Any]:
+    shown = plan.table()
+    return {
+        "exports": len(plan.verdicts),
+        "exports_dropped": len(plan.names),
+        "plan": listing(shown.columns, shown.rows),
+    }
+
+
+def _prune_reported(run: ReportingContext[Any], plan: PrunePlan | None, report: CommitReport) -> None:
+    names = () if plan is None else plan.names
+    metadata = {"dropped": ", ".join(names), **report_entries(report.to_dict())}
+    run.report(f"{len(names)} exports dropped", metadata, committed="prune-exports" if names else None)
+
+
+def _prune_result(_run: OperationContext[Any], plan: PrunePlan, report: CommitReport) -> CommandResult:
+    line = f"Dropped exports {', '.join(plan.names)}"
+    return CommandResult(
+        shown=Committed(version=report.version, line=line, has_changed=bool(plan.names), details={"names": plan.names})
+    )
+
+
+PRUNE_EXPORTS: Planned[PruneExportsOptions, PrunePlan, CommitReport] = Planned(
+    name="prune_exports",
+    description="Drops old exports by rules. The newest one is always kept.",
+    options=PruneExportsOptions,
+    plan=lambda run: operations.plan_prune_exports(run.lake, run.options.pattern, run.options.policy()),
+    shown=_prune_shown,
+    execute=lambda _run, plan, digest: plan.execute(digest),
+    report=_prune_reported,
+    changes_exports=True,
+    command=CommandSpec(result=_prune_result),
+)

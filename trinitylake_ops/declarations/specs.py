@@ -1,0 +1,114 @@
+"""The options of an operation as data, from which the command, the job and the reference are generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from trinitylake_ops.declarations.options import CommandLine, OneOf, Options
+
+#: The name of a kind of values, for people.
+_KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionSpec:
+    """One option of an operation."""
+
+    name: str
+    description: str
+    #: The type of a value: bool, int, float, str, or a class of further options.
+    kind: type[Any]
+    #: The only texts that are allowed, empty for any.
+    choices: tuple[str, ...]
+    is_list: bool
+    #: Whether None is a value.
+    is_nullable: bool
+    is_required: bool
+    #: The default, None for a required option.
+    default: Any
+    #: What is known of the option's type, such as its bounds and the marks that this package defines.
+    marks: tuple[Any, ...]
+
+    @property
+    def command_line(self) -> CommandLine:
+        """How a command takes the option."""
+        marks = [mark for mark in reversed(self.marks) if isinstance(mark, CommandLine)]
+        return CommandLine(
+            metavar=next((mark.metavar for mark in marks if mark.metavar is not None), None),
+            flag=next((mark.flag for mark in marks if mark.flag is not None), None),
+            is_argument=any(mark.is_argument for mark in marks),
+        )
+
+    @property
+    def members(self) -> list[OptionSpec]:
+        """The options that this option consists of, none for one of a simple type."""
+        return list(option_specs(self.kind)) if issubclass(self.kind, Options) else []
+
+    @property
+    def is_one_of(self) -> bool:
+        """Whether exactly one of the members is set."""
+        return issubclass(self.kind, OneOf)
+
+    def bounds(self) -> tuple[Any, bool, Any]:
+        """Return the least value, whether it is itself excluded, and the greatest; None for no bound."""
+        known = {name: getattr(mark, name) for mark in self.marks for name in ("ge", "gt", "le") if hasattr(mark, name)}
+        return known.get("ge", known.get("gt")), "gt" in known, known.get("le")
+
+    def kind_text(self) -> str:
+        """Return the kind of values in words, for the reference."""
+        if self.choices:
+            text = " or ".join(f"`{choice}`" for choice in self.choices)
+        elif members := self.members:
+            text = ("one of " if self.is_one_of else "") + ", ".join(f"`{one.name}`" for one in members)
+        elif metavar := self.command_line.metavar:
+            text = metavar.lower() if self.kind is str else _KINDS[self.kind]
+        else:
+            text = _KINDS[self.kind]
+        return f"list of {text}" if self.is_list else text
+
+
+def option_specs(options: type[Options] | None) -> Iterator[OptionSpec]:
+    """Yield the options of a model, in its order."""
+    for name, field in ({} if options is None else options.model_fields).items():
+        annotation, marks, is_nullable = _present(field.annotation)
+        choices: tuple[str, ...] = ()
+        is_list = get_origin(annotation) is list
+        if is_list:
+            annotation, more, _ = _present(get_args(annotation)[0])
+            marks += more
+        if get_origin(annotation) is Literal:
+            choices, annotation = get_args(annotation), str
+        yield OptionSpec(
+            name=name,
+            description=field.description or "",
+            kind=annotation,
+            choices=choices,
+            is_list=is_list,
+            is_nullable=is_nullable,
+            is_required=field.is_required(),
+            default=None if field.is_required() else field.default,
+            marks=(*field.metadata, *marks),
+        )
+
+
+def _present(annotation: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """Return a type without None and without annotations, the annotations, and whether None was part of it."""
+    marks: tuple[Any, ...] = ()
+    is_nullable = False
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation, *more = get_args(annotation)
+            marks += tuple(more)
+        elif get_origin(annotation) in (Union, UnionType):
+            (annotation,) = (one for one in get_args(annotation) if one is not type(None))
+            is_nullable = True
+        else:
+            return annotation, _flattened(marks), is_nullable
+
+
+def _flattened(marks: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return annotations with those that a ``Field(...)`` among them contains."""
+    return tuple(one for mark in marks for one in (mark, *getattr(mark, "metadata", ())))
