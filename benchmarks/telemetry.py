@@ -60,13 +60,13 @@ KINDS = (
     Kind(
         "OpenTelemetry's SDK, spans and numbers sent by OTLP",
         _SENDING,
-        1.05,
+        1.25,
     ),
     Kind(
         "the same, one trace of ten kept",
         "import os\nos.environ['OTEL_TRACES_SAMPLER'] = 'parentbased_traceidratio'\n"
         f"os.environ['OTEL_TRACES_SAMPLER_ARG'] = '0.1'\n{_SENDING}",
-        1.05,
+        1.25,
     ),
 )
 _LOCAL, _FAR = "local disk, fsync", f"{1_000 * REQUEST_SECONDS:.0f} ms a request"
