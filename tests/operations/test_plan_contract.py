@@ -18,10 +18,11 @@ from tests.operations.aging import Aging, keeping
 from tests.operations.changes import create
 from tests.telemetry.listener import hearing
 from trinitylake_ops import Lakehouse, operations
-from trinitylake_ops.errors import PlanChangedError
+from trinitylake_ops.errors import CommitConflictError, PlanChangedError, TransactionExpiredError, TrinityLakeError
 from trinitylake_ops.format.file_names import HINT_PATH, is_immutable_path
 from trinitylake_ops.operations.base import Cost, Plan, PlannedOperation
 from trinitylake_ops.operations.executor import Executor, LocalExecutor, Weight
+from trinitylake_ops.operations.records import MAX_ATTEMPTS, commit_on_latest
 from trinitylake_ops.operations.rendering import Document
 from trinitylake_ops.spark.executor import SparkExecutor
 from trinitylake_ops.storage import Storage, StorageWrapper
@@ -300,3 +301,41 @@ def test_executing_asks_for_no_file_again_that_planning_read(
     noted.paths.clear()
     plan.execute(plan.digest if is_approved else None)
     assert read.isdisjoint(noted.paths)
+
+
+def _conflicting(n_conflicts: int, error: type[TrinityLakeError] = CommitConflictError) -> Callable[[int], int]:
+    """Return an attempt that conflicts for a number of times, and then returns its number."""
+
+    def attempt(number: int) -> int:
+        if number <= n_conflicts:
+            raise error("another commit was first")
+        return number
+
+    return attempt
+
+
+def test_an_operation_plans_again_after_each_conflict_up_to_a_limit() -> None:
+    assert commit_on_latest(_conflicting(0)) == 1
+    assert commit_on_latest(_conflicting(MAX_ATTEMPTS - 1)) == MAX_ATTEMPTS
+    for attempt, limit in ((_conflicting(MAX_ATTEMPTS), MAX_ATTEMPTS), (_conflicting(1), 1)):
+        with pytest.raises(CommitConflictError):
+            commit_on_latest(attempt, limit)
+    with pytest.raises(CommitConflictError):
+        commit_on_latest(_conflicting(1), may_succeed=lambda: False)
+    with pytest.raises(TransactionExpiredError):
+        commit_on_latest(_conflicting(1, TransactionExpiredError))
+
+
+def test_one_loop_commits_on_the_latest_version() -> None:
+    folder = Path(str(operations.__file__)).parent
+    loops = [
+        path.relative_to(folder).as_posix()
+        for path in sorted(folder.rglob("*.py"))
+        for loop in ast.walk(ast.parse(path.read_text()))
+        if isinstance(loop, ast.For | ast.While)
+        and any(
+            isinstance(one, ast.ExceptHandler) and "CommitConflictError" in ast.unparse(one.type or one)
+            for one in ast.walk(loop)
+        )
+    ]
+    assert loops == ["compaction/tables.py", "records.py"]  # the first stages one table after the other
