@@ -21,6 +21,7 @@ from trinitylake_ops.errors import (
     StorageError,
     StorageFullError,
     StoragePermissionError,
+    ThrottledError,
     TransactionExpiredError,
     TransientError,
     VersionNotFoundError,
@@ -28,7 +29,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
 from trinitylake_ops.format.keys import COMMIT_ID
 from trinitylake_ops.format.node_file import decode_node, encode_node
-from trinitylake_ops.storage import Storage, StorageWrapper
+from trinitylake_ops.storage import RetryStorage, Storage, StorageWrapper
 from trinitylake_ops.tree.shape import walk
 
 ROOT_2 = root_path(2)
@@ -482,3 +483,16 @@ def test_a_storage_that_overwrites_is_refused_before_anything_is_lost(lakes: Lak
     with pytest.raises(StorageError):
         Lakehouse.create(storage.root, storage=_Overwriting(storage))
     assert listed(storage) == set()
+
+
+@pytest.mark.parametrize("error", [ThrottledError, TransientError])
+def test_each_create_is_sent_again_after_a_failure_without_effect(lakes: Lakes, error: type[StorageError]) -> None:
+    """A new lakehouse and its first commit create at most eight files, one of them twice to check the storage."""
+    for number in range(1, 9):
+        faulty = FaultyStorage(lakes.storage(f"throttled-{number}"), [fail(number, error, kind="create")])
+        lake = Lakehouse.create(faulty.root, storage=RetryStorage(faulty, base_delay_seconds=0))
+        with lake.transaction() as txn:
+            txn.create_namespace("ns")
+        assert lake.snapshot().namespaces() == ["ns"]
+    creates = [request for request in faulty.log if request.kind == "create"]
+    assert len(creates) < number, "the last failure was never met, so each create failed once"

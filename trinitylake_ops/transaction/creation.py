@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 
 from trinitylake_ops.access.allowed_roots import FileAddress
@@ -145,7 +146,7 @@ def _check_storage(storage: Storage, path: str, content: bytes) -> None:
             path=path,
         )
     try:
-        storage.create(path, content)
+        storage.send_with_retries(functools.partial(storage.create, path, content))
     except FileExistsAlreadyError:
         return
     raise StorageError(
