@@ -116,12 +116,12 @@ def _with_fields(base: type[_OptionsConfig], form: str, *, secret: bool) -> Any:
     fields: dict[str, Any] = {}
     for name, specs in _SPECS.items():
         if is_secret(name) == secret:
-            texts = (
-                f"{', '.join(roots)}: {form.format(help=option.help, accepted=option.accepted)}."
-                for option, roots in specs.items()
-            )
+            texts: dict[str, list[str]] = {}
+            for option, roots in specs.items():
+                texts.setdefault(form.format(help=option.help, accepted=option.accepted), []).extend(roots)
+            description = " ".join(f"{', '.join(roots)}: {text}." for text, roots in texts.items())
             alias = name if "." in name else None
-            field = Field(default=None, alias=alias, description=" ".join(texts))
+            field = Field(default=None, alias=alias, description=description)
             fields[name.replace(".", _BETWEEN)] = (str | None, field)
     return create_model(f"{base.__name__}Fields", __base__=base, __module__=__name__, **fields)
 
