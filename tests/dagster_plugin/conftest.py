@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from alembic.script import ScriptDirectory
 from dagster import Config
 from dagster._config.field import Field
 from dagster._config.pythonic_config import resource
+from dagster._core.execution import compute_logs
 from dagster._core.storage.event_log.sqlite import sqlite_event_log
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._core.storage.runs.sqlite import sqlite_run_storage
@@ -113,7 +114,12 @@ def _schema(model_cls: type[Config], fields_to_omit: set[str], default: object =
 
 @pytest.fixture(autouse=True)
 def _dagster_makes_once_what_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster's own code runs on its own databases, which are opened once, and on its own schemas."""
+    """Dagster's own code runs on its own databases, which are opened once, and on its own schemas.
+
+    Dagster captures what runs print into files, but starts no processes that copy these files to the terminal: to start
+    four of them takes as long as a small run.
+    """
+    monkeypatch.setattr(compute_logs, "tail_to_stream", lambda _path, _stream: nullcontext((None, None)))
     for module in (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage):
         monkeypatch.setattr(module, "create_engine", _engine)
     monkeypatch.setattr(SqliteEventLogStorage, "_initdb", _copy_log)
