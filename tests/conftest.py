@@ -84,7 +84,7 @@ def pytest_collection_finish() -> None:
     settings(max_examples=1, database=None)(given(none())(lambda _: None))()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(20_000)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
