@@ -1,6 +1,7 @@
 """Fixtures of the flights samples and of lakehouses, and Dagster's databases, for all tests of this folder."""
 
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from functools import lru_cache
@@ -19,6 +20,8 @@ from dagster._core.storage.event_log.sqlite import sqlite_event_log
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._core.storage.runs.sqlite import sqlite_run_storage
 from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
+from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
+from dagster._serdes import ConfigurableClassData
 from sqlalchemy import Engine, QueuePool, create_engine, event
 
 from tests.flights import flights_csv, sample, sample_folder, spark
@@ -80,6 +83,29 @@ def _copy_log(storage: SqliteEventLogStorage, engine: Engine, for_index_shard: b
         copy.execute("PRAGMA journal_mode = WAL")
 
 
+_empty_databases: dict[Path, bytes] = {}
+_make_storage = DagsterSqliteStorage.__init__
+
+
+def _read_empty_databases() -> None:
+    """Keep the databases that Dagster makes for an instance."""
+    with tempfile.TemporaryDirectory() as folder:
+        DagsterSqliteStorage(folder)
+        for path in Path(folder).rglob("*.db"):
+            with closing(sqlite3.connect(path)) as made:
+                _empty_databases[path.relative_to(folder)] = made.serialize()
+
+
+def _copy_storage(storage: DagsterSqliteStorage, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
+    """Copy the three databases of an empty instance, which Dagster made once."""
+    for name, data in _empty_databases.items():
+        path = Path(base_dir, name)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    _make_storage(storage, base_dir, inst_data)
+
+
 _read_migrations = ScriptDirectory.from_config
 
 
@@ -119,9 +145,12 @@ def _dagster_makes_once_what_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     Dagster captures what runs print into files, but starts no processes that copy these files to the terminal: to start
     four of them takes as long as a small run.
     """
+    if not _empty_databases:
+        _read_empty_databases()
     monkeypatch.setattr(compute_logs, "tail_to_stream", lambda _path, _stream: nullcontext((None, None)))
     for module in (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage):
         monkeypatch.setattr(module, "create_engine", _engine)
     monkeypatch.setattr(SqliteEventLogStorage, "_initdb", _copy_log)
+    monkeypatch.setattr(DagsterSqliteStorage, "__init__", _copy_storage)
     monkeypatch.setattr(ScriptDirectory, "from_config", _kept_migrations)
     monkeypatch.setattr(resource, "infer_schema_from_config_class", _schema)
