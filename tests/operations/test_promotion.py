@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults import FaultyStorage
+from tests.faults import FaultyStorage, fail, lose_response
 from tests.lakes import Lakes, objects
 from tests.operations.aging import Aging, keeping
 from tests.operations.changes import alter, append_rows, create, drop, expire, overwrite_rows
@@ -14,6 +14,7 @@ from tests.operations.conflicts import CONFLICTS, both_altered, namespace_droppe
 from tests.operations.copies import files, rows
 from trinitylake_ops import Column, DataType, Lakehouse, Schema, TableDef, operations
 from trinitylake_ops.errors import (
+    AmbiguousWriteError,
     CommitConflictError,
     ConflictError,
     CorruptFileError,
@@ -23,6 +24,7 @@ from trinitylake_ops.errors import (
     ObjectExistsError,
     PlanChangedError,
     TableNotFoundError,
+    UnreachableError,
 )
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations import ChangedOn, Comparison
@@ -592,3 +594,15 @@ def test_what_a_clone_points_to_is_doubted(parent: Aging, clone: Lakehouse) -> N
     clone.alter_definition(parent=type(changed)(**{**fields, "version": 1}))
     with pytest.raises(CorruptFileError):
         operations.plan_promotion(parent.lake, NAME)
+
+
+def test_a_failed_promotion_deletes_a_copy_whose_creation_is_unknown(parent: Aging, clone: Lakehouse) -> None:
+    append_rows(clone)
+    before = files(parent.lake)
+    lost = lose_response(1, kind="create", path_part="/promote-")
+    unreadable = fail(1, UnreachableError, kind="read", path_part="/promote-", times=100)
+    faulty = FaultyStorage(parent.lake.storage, [lost, unreadable])
+    with pytest.raises(AmbiguousWriteError):
+        operations.plan_promotion(Lakehouse(faulty), NAME).execute()
+    assert any(kind == "create" and "/promote-" in path for kind, path in faulty.effects)
+    assert files(parent.lake) == before
