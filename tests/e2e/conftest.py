@@ -9,11 +9,11 @@ import pytest
 
 from tests.e2e.browser import Pages
 from tests.e2e.topology import RUNNING, Topology, topology
-from tests.flights import flights_csv, sample_folder, spark
+from tests.flights import flights_csv, spark
 from tests.operations.changes import create
 from trinitylake_ops import Lakehouse
 
-__all__ = ["flights_csv", "sample_folder", "spark", "topology"]
+__all__ = ["flights_csv", "spark", "topology"]
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The demo on a sample of its data, in ``make soak`` on all of it in a separate process; the Dagster UI on its runs."""
+"""The demo on real data, in ``make soak`` on all of it and as a separate process; and the Dagster UI on its runs."""
 
 import contextlib
 import csv
@@ -60,10 +60,9 @@ class FinishedDemo:
         )
         self.output, self.errors, self.exit_code = done.stdout, done.stderr, done.returncode
 
-    def run_in_session(self, source: Path) -> None:
-        """Run the demo in this process on the files of a folder, with the Spark session of the tests."""
+    def run_in_session(self) -> None:
+        """Run the demo in this process, with the Spark session of the tests."""
         arguments = ["--months", str(self.months), "--definitions", str(REPOSITORY / "definitions.py")]
-        arguments += ["--source", str(source)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # as in a separate process
             done = CliRunner().invoke(main, arguments, env=self._given)
@@ -85,7 +84,7 @@ def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     demo = FinishedDemo(tmp_path_factory.mktemp("demo"), request.param)
     if request.param == 1:
         request.getfixturevalue("spark")  # to start another one takes longer than the demo of a month
-        demo.run_in_session(request.getfixturevalue("sample_folder"))
+        demo.run_in_session()
     else:
         demo.run_program()
     return demo
@@ -96,20 +95,17 @@ def test_the_module_is_a_program() -> None:
     assert "--months" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_it_ends_well_and_counts_what_the_source_has(
-    demo: FinishedDemo, flights_csv: Path, sample_folder: Path
-) -> None:
+def test_it_ends_well_and_counts_what_the_source_has(demo: FinishedDemo, flights_csv: Path) -> None:
     assert demo.exit_code == 0, demo.output + demo.errors
-    is_sample = demo.months == 1
-    with open(sample_folder / "flights.csv" if is_sample else flights_csv, newline="") as file:
+    with open(flights_csv, newline="") as file:
         months = Counter(row["month"] for row in csv.DictReader(file))
-    assert months.total() == (2_000 if is_sample else 336_776)
+    assert months.total() == 336_776
     rows = sum(months[str(month)] for month in range(1, demo.months + 1))
     assert f"{rows:,} flights in the lakehouse, {rows:,} in the source" in demo.output
     early, late = (row_counts(demo.output, column) for column in (1, 2))
     assert (early["facts.flights"], late["facts.flights"]) == (months["1"], rows)
     assert early["reference.airlines"] == late["reference.airlines"] == 16
-    assert re.search(r"publish 2013-01 .*version 2: 5 tables, [\d,]{5,} rows, [\d.]+ [kM]B written\n", demo.output)
+    assert re.search(r"publish 2013-01 .*version 2: 5 tables, [\d,]{6,} rows, [\d.]+ [kM]B written\n", demo.output)
     files = [path for path in Path(demo.root).rglob("*") if path.is_file()]
     assert f"{len(files):,} files, {decimal(sum(path.stat().st_size for path in files))}, at" in demo.output
 
