@@ -236,12 +236,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
 
         total = Deletion()
         for stage in plan.stages:
-            done = delete_files(storage, stage, before_batch=check_unchanged, progress=self.progress)
-            total.files += done.files
-            total.bytes += done.bytes
-            total.throttled += done.throttled
-            total.failures |= done.failures
-            total.stopped = done.stopped
+            total.add(delete_files(storage, stage, before_batch=check_unchanged, progress=self.progress))
             if not total.is_complete:
                 break
         storage.remove_empty_folders([path for stage in plan.stages for path in stage])
