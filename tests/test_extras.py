@@ -130,7 +130,7 @@ def test_no_java_names_its_extra(root: str, monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.delenv("JAVA_HOME", raising=False)
     ran = run_without(modules_beyond(["spark"]), CLI, "--root", root, "verify", "--engine", "spark")
     assert (ran.returncode, ran.stderr.count("\n")) == (4, 1)
-    assert "install one, or pip install 'trinitylake-ops[java]'" in ran.stderr
+    assert "install it, or pip install 'trinitylake-ops[java]'" in ran.stderr
 
 
 FACES = {

@@ -120,7 +120,7 @@ def test_duckdb(served: Served, lake: Lakehouse, lakes: Lakes) -> None:
         assert rows(connection, f"SELECT count(*) FROM l.ns.t AT (TIMESTAMP => {moment})") == [(2,)]
         attach(connection, served, f"v{before}", "old")
         assert rows(connection, "SELECT id FROM old.ns.t ORDER BY id") == [(1,), (2,)]
-        with pytest.raises(duckdb.Error, match="connect to the warehouse main to write"):
+        with pytest.raises(duckdb.Error, match="warehouse main"):
             connection.execute("INSERT INTO old.ns.t VALUES (9, 'q')")
         connection.execute("DROP TABLE l.more.made")
     assert lake.snapshot().tables("more") == []

@@ -104,7 +104,7 @@ def test_a_worker_that_is_slower_learns_that_its_run_was_committed(spark: SparkS
     runs = [PipelineRun(spark, lake, "r") for _ in range(2)]
     runs[0].add(stage_arrow(lake, pa.table({"n": [1]}), "facts", "t", mode="append"))
     version = runs[0].publish().version
-    with pytest.raises(CommitConflictError, match=f"run r was committed as version {version} by another process"):
+    with pytest.raises(CommitConflictError, match=f"run r was already committed as version {version}"):
         runs[1].write(spark.range(1), "facts", "t", mode="append")
     assert PipelineRun(spark, lake, "r").publish() == Publication(version, was_published=True)
 

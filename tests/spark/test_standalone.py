@@ -73,7 +73,7 @@ def test_a_worker_is_killed_in_each_step(cluster: Cluster, radosgw: S3Server, tm
     assert (deleted, left, is_complete, stopped) == (planned, 0, True, None)
     assert planned > 60
     assert figures["findings"] == []
-    assert "a task that deletes was lost" in log
+    assert "a deleting task was lost" in log
     other = Lakehouse.open(target, radosgw.storage_options)
     assert operations.verify(other, deep=True).is_clean
     assert operations.verify(Lakehouse.open(root, radosgw.storage_options), deep=True).is_clean

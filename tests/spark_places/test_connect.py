@@ -146,12 +146,12 @@ WRONG = {
         "--spark-master and --spark-remote exclude each other",
     ),
     "without spark": (["--engine", "local", "--spark-remote", "sc://h"], "", "go with --engine spark"),
-    "address": (["--spark-remote", "spark://h:1"], "", "a remote Spark is written sc://HOST:PORT"),
-    "token": (["--spark-remote", "sc://h:1/;token=secret"], "", "put it into SPARK_CONNECT_AUTHENTICATE_TOKEN"),
+    "address": (["--spark-remote", "spark://h:1"], "", "use sc://HOST:PORT"),
+    "token": (["--spark-remote", "sc://h:1/;token=secret"], "", "set SPARK_CONNECT_AUTHENTICATE_TOKEN"),
     "no server": (
         ["--spark-remote", "sc://127.0.0.1:1"],
         "from trinitylake_ops.spark.runtime import connect; connect.RESPONSE_SECONDS = 1.0",
-        "no Spark Connect server answers at 127.0.0.1:1 within 1 s",
+        "cannot connect to 127.0.0.1:1: no Spark Connect server responded within 1 s",
     ),
     "no client": (
         ["--spark-remote", "sc://127.0.0.1:1"],

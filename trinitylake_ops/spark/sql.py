@@ -1,6 +1,6 @@
 """SQL over a lakehouse: temporary views, and table functions that take a version.
 
-The clause ``VERSION AS OF`` of Spark's SQL is of the catalog: :mod:`trinitylake_ops.spark.catalog`.
+The clause ``VERSION AS OF`` of Spark's SQL needs the catalog: :mod:`trinitylake_ops.spark.catalog`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.udtf import UserDefinedTableFunction
 
-#: Metadata tables that are read at a version. The others tell of the lakehouse as a whole.
+#: Metadata tables that are read at a version. The others describe the whole lakehouse.
 _AT_A_VERSION = ("files", "objects")
 
 
@@ -39,13 +39,26 @@ def create_views(
     tables: Sequence[str] | None = None,
     prefix: str = "",
 ) -> dict[str, str]:
-    """Create or replace a temporary view for each table of a version. Returns view -> table.
+    """Create or replace a temporary view for each table of a version. If an error is raised, no view is created.
 
-    The view of ``NAMESPACE.TABLE`` is named ``<prefix>NAMESPACE_TABLE``, those of the metadata tables
-    ``<prefix>trinitylake_versions`` and so on. ``version`` is a number or an export's name, by default the latest
-    version now. ``versions``, ``changes`` and ``exports`` are those of the whole lakehouse. ``tables`` are the wanted
-    ones, ``NAMESPACE.TABLE``, by default all Iceberg tables. Raises InvalidInputError if two views would have one name,
-    NotFoundError, UnsupportedTypeError, StorageError. No view is made then.
+    The view of ``NAMESPACE.TABLE`` has the name ``<prefix>NAMESPACE_TABLE``, and those of metadata tables
+    ``<prefix>trinitylake_versions`` and so on. ``versions``, ``changes`` and ``exports`` describe the whole lakehouse.
+
+    Args:
+        spark: The session.
+        lake: The lakehouse.
+        version: A version number, the name of an export, or None for the latest version at the time of the call.
+        tables: The tables, as ``NAMESPACE.TABLE``; None for all Iceberg tables.
+        prefix: The prefix of all view names.
+
+    Returns:
+        The table of each view, by the view's name.
+
+    Raises:
+        InvalidInputError: If two views would have the same name.
+        NotFoundError: If a table, the version or the export does not exist.
+        UnsupportedTypeError: If Spark does not support a column's type.
+        StorageError: If the storage fails.
     """
     snapshot = lake.snapshot(version)
     names = _iceberg_tables(snapshot) if tables is None else [resolved_name(table, snapshot) for table in tables]
@@ -55,7 +68,7 @@ def create_views(
         view = f"{prefix}{namespace}_{table}"
         if view.lower() in taken:
             raise InvalidInputError(
-                f"{taken[view.lower()]} and {namespace}.{table} would have the same view {view!r}: give 'tables'"
+                f"{taken[view.lower()]} and {namespace}.{table} would have the same view name {view!r}; pass 'tables'"
             )
         views[view] = taken[view.lower()] = f"{namespace}.{table}"
     frames: list[DataFrame] = []
@@ -74,17 +87,17 @@ def _iceberg_tables(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def _frame(spark: SparkSession, lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str) -> DataFrame:
-    """Return the rows of a table by Spark's own reader, or else by ours."""
-    found = open_iceberg_table(lake, snapshot, namespace, table)
-    tasks = found.tasks()
-    native = found.native_frame(spark, tasks)
-    return found.scanned_frame(spark, tasks) if native is None else native
+    """Return the rows of a table through Spark's own reader if possible, otherwise through this package's."""
+    opened = open_iceberg_table(lake, snapshot, namespace, table)
+    tasks = opened.tasks()
+    native = opened.native_frame(spark, tasks)
+    return opened.scanned_frame(spark, tasks) if native is None else native
 
 
 def register_table_functions(spark: SparkSession) -> None:
-    """Make ``trinitylake_table`` and ``trinitylake_versions`` known to the SQL of a session.
+    """Register ``trinitylake_table`` and ``trinitylake_versions`` in the SQL of a session.
 
-    They read in one task: for large tables make views.
+    They read in a single task; use views for large tables.
     """
     for name, function in (("trinitylake_table", TableFunction), ("trinitylake_versions", VersionsFunction)):
         spark.udtf.register(name, cast("UserDefinedTableFunction", udtf(function, useArrow=False)))
@@ -92,8 +105,9 @@ def register_table_functions(spark: SparkSession) -> None:
 
 @dataclass
 class _Analyzed(AnalyzeResult):
-    """The result of a call, from a helper of the driver: the columns, and the table for the task."""
+    """The analyzed call of a function, from a helper process of the driver."""
 
+    #: The pickled table for the task.
     pickled_table: bytes = b""
 
 
@@ -102,7 +116,7 @@ class _LakehouseFunction:
         self._opened: OpenedTable = pickle.loads(analyzed.pickled_table)
 
     def eval(self, *arguments: Any, **named_arguments: Any) -> Iterator[Row]:
-        """Yield the rows. The arguments were looked at when the call was analyzed."""
+        """Yield the rows. The arguments were processed when the call was analyzed."""
         reader = self._opened.reader(self._opened.schema)
         for partition in reader.partitions():
             for batch in cast("Iterator[pa.RecordBatch]", reader.read(partition)):
@@ -111,7 +125,7 @@ class _LakehouseFunction:
 
 
 class TableFunction(_LakehouseFunction):
-    """``trinitylake_table(root, table [, version] [, name => ...])``, by name the options of the source."""
+    """``trinitylake_table(root, table [, version] [, name => ...])``; named arguments are options of the source."""
 
     @staticmethod
     def analyze(
@@ -123,19 +137,19 @@ class TableFunction(_LakehouseFunction):
         columns: AnalyzeArgument | None = None,
         row_filter: AnalyzeArgument | None = None,
     ) -> AnalyzeResult:
-        """Open the table. Raises what opening raises, InvalidInputError for arguments that are not constant."""
-        given = {
+        """Open the table. Raises InvalidInputError if an argument is not constant, and the errors of opening it."""
+        options = {
             "version": version, "timestamp": timestamp, "export": export, "columns": columns, "row_filter": row_filter,
         }  # fmt: skip
-        return _analyzed({ROOT: root, TABLE: table, **given})
+        return _analyzed({ROOT: root, TABLE: table, **options})
 
 
 class VersionsFunction(_LakehouseFunction):
-    """``trinitylake_versions(root [, version])``: the log, up to a version."""
+    """``trinitylake_versions(root [, version])``: the log up to a version."""
 
     @staticmethod
     def analyze(root: AnalyzeArgument, version: AnalyzeArgument | None = None) -> AnalyzeResult:
-        """Open the log. Raises as that of TableFunction."""
+        """Open the log. Raises the same errors as TableFunction."""
         return _analyzed({ROOT: root, "version": version}, {TABLE: "versions"})
 
 
@@ -145,7 +159,7 @@ def _analyzed(arguments: dict[str, AnalyzeArgument | None], fixed: dict[str, str
         if argument is None:
             continue
         if not argument.isConstantExpression:
-            raise InvalidInputError(f"the argument {name!r} of the function is not constant")
+            raise InvalidInputError(f"function argument {name!r} is not constant; pass a literal")
         if argument.value is not None:
             options[name] = str(argument.value)
     opened = open_table(SourceOptions.parse(options))

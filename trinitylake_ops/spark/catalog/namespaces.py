@@ -1,4 +1,4 @@
-"""Responses to the catalog's jar, and requests about namespaces."""
+"""Responses to the catalog's jar, and handlers for requests about namespaces."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Kind: TypeAlias = Literal["no such namespace", "no such table", "namespace exist
 
 @dataclass(frozen=True, slots=True)
 class CatalogResponse:
-    """A value of JSON, and the columns of a table."""
+    """A JSON value and, for a table, its columns."""
 
     value: Any = None
     schema: StructType | None = None
 
 
 class CatalogError(Exception):
-    """A request that the catalog in Spark turns into an exception of Spark's own, such as for a missing table."""
+    """An outcome that the jar translates to one of Spark's own exceptions, for example a missing table."""
 
     def __init__(self, kind: Kind, message: str):
         super().__init__(message)
@@ -46,7 +46,7 @@ class CatalogError(Exception):
 
 @contextmanager
 def in_terms_of_the_catalog() -> Iterator[None]:
-    """Raise pyiceberg's exceptions as refusals, and as errors of this package."""
+    """Translate pyiceberg's exceptions to CatalogError and to errors of this package."""
     try:
         yield
     except NoSuchNamespaceError as error:
@@ -58,11 +58,13 @@ def in_terms_of_the_catalog() -> Iterator[None]:
     except TableAlreadyExistsError as error:
         raise CatalogError("table exists", str(error)) from error
     except NamespaceNotEmptyError as error:
-        raise errors.NamespaceNotEmptyError(f"{error}; DROP NAMESPACE ... CASCADE drops its tables, too") from error
+        raise errors.NamespaceNotEmptyError(
+            f"{error}; use DROP NAMESPACE ... CASCADE to drop its tables as well"
+        ) from error
     except CommitFailedException as error:
         raise errors.CommitConflictError(str(error)) from error
     except CommitStateUnknownException as error:
-        # The catalog raises it for the error that says which commit to ask for.
+        # It wraps the error with the commit id, which is the useful one.
         if isinstance(error.__cause__, errors.CommitOutcomeUnknownError):
             raise error.__cause__ from None
         raise
@@ -70,18 +72,18 @@ def in_terms_of_the_catalog() -> Iterator[None]:
         raise errors.InvalidDefinitionError(str(error).partition("\n")[0]) from error
 
 
-#: Spark adds the owner of its process, which a lakehouse records with each commit already.
+#: Spark adds the owner of its process. A lakehouse records the user of each commit already.
 OWNER = "owner"
 LOCATION = "location"
 
 
 def list_namespaces(lake: Lakehouse, _request: Mapping[str, Any]) -> CatalogResponse:
-    """Answer the names."""
+    """List all namespaces."""
     return CatalogResponse(list(lake.snapshot().namespaces()))
 
 
 def load_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResponse:
-    """Answer the properties."""
+    """Return the properties of a namespace."""
     name = one_level(request["namespace"])
     return CatalogResponse(catalog_at(lake).load_namespace_properties((name,)))
 
@@ -89,7 +91,7 @@ def load_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogRespon
 def create_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResponse:
     """Create a namespace."""
     if len(request["namespace"]) != 1:
-        raise InvalidInputError(f"namespaces have one level, unlike {'.'.join(request['namespace'])!r}")
+        raise InvalidInputError(f"namespace {'.'.join(request['namespace'])!r} does not have exactly one level")
     properties = {key: value for key, value in request["properties"].items() if key != OWNER}
     check_no_location(properties)
     catalog_at(lake).create_namespace(tuple(request["namespace"]), properties)
@@ -97,7 +99,7 @@ def create_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResp
 
 
 def alter_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResponse:
-    """Set and remove properties."""
+    """Set and remove properties of a namespace."""
     name = one_level(request["namespace"])
     check_no_location(request["updates"])
     catalog_at(lake).update_namespace_properties((name,), set(request["removals"]), request["updates"])
@@ -105,7 +107,7 @@ def alter_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogRespo
 
 
 def drop_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResponse:
-    """Drop a namespace, with ``cascade`` all of its tables, in one version."""
+    """Drop a namespace. With ``cascade``, drop it and all of its tables in one version."""
     name = one_level(request["namespace"])
     catalog = catalog_at(lake)
     if not request["cascade"]:
@@ -118,13 +120,13 @@ def drop_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogRespon
 
 
 def one_level(namespace: Sequence[str]) -> str:
-    """Return the name of a namespace. Raises CatalogError for one inside another, as there are none."""
+    """Return the name of a namespace. Raises CatalogError for a nested namespace, because none exist."""
     if len(namespace) != 1:
         raise CatalogError("no such namespace", ".".join(namespace))
     return str(namespace[0])
 
 
 def check_no_location(properties: Mapping[str, str]) -> None:
-    """Raise InvalidInputError for a chosen place."""
+    """Raise InvalidInputError if the properties choose a location."""
     if LOCATION in properties:
-        raise InvalidInputError("the lakehouse chooses where files are: leave LOCATION out")
+        raise InvalidInputError("LOCATION is not supported, because the lakehouse chooses the location; omit it")

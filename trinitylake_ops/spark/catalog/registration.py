@@ -1,6 +1,6 @@
-"""Register the catalog in a session: the jar, the data source and a name for each lakehouse.
+"""Register the catalog in a session: the jar, the data source, and a catalog name for each lakehouse.
 
-``scripts/build_catalog_jar.py`` makes it of the sources beside it, and it tells their digest.
+``scripts/build_catalog_jar.py`` builds the jar from the Java sources in this folder. Its manifest has their digest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trinitylake_ops.spark.runtime.java import cache_folder, replace_file
 from trinitylake_ops.spark.source.data_source import register_data_source
 from trinitylake_ops.storage.options import is_secret
 
-#: The class that Spark loads.
+#: The catalog class in the jar.
 CATALOG_CLASS = "trinitylake.spark.TrinityLakeCatalog"
 CATALOG_JAR = Path(__file__).with_name("trinitylake-spark-catalog.jar")
 SOURCES = Path(__file__).with_name("java")
@@ -30,7 +30,7 @@ _DIGEST = "Sources-SHA256"
 
 
 def jar_file() -> Path:
-    """Return the jar as a file. A package in a zip file has it inside, and gets a copy in the user's cache folder."""
+    """Return the path of the jar. If the package is in a zip file, the jar is copied to the user's cache folder."""
     if CATALOG_JAR.is_file():
         return CATALOG_JAR
     data = resources.files(__package__).joinpath(CATALOG_JAR.name).read_bytes()
@@ -41,72 +41,86 @@ def jar_file() -> Path:
 
 
 def source_files() -> list[str]:
-    """Return the Java sources, below ``SOURCES``, in a fixed order."""
+    """Return the Java sources, relative to ``SOURCES``, in a fixed order."""
     return sorted(path.relative_to(SOURCES).as_posix() for path in SOURCES.rglob("*.java"))
 
 
 def manifest() -> str:
-    """Return the manifest that a jar of the present sources has."""
+    """Return the manifest of a jar that is built from the current sources."""
     digest = hashlib.sha256()
     for name in source_files():
         data = (SOURCES / name).read_bytes()
         digest.update(f"{name} {len(data)}\n".encode() + data)
-    # A line has at most 72 bytes, so the digest is in two.
+    # A line of a manifest has at most 72 bytes, so the digest needs two.
     text = digest.hexdigest()
     return f"Manifest-Version: 1.0\r\n{_DIGEST}: {text[:48]}\r\n {text[48:]}\r\n\r\n"
 
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_CREDENTIALS = "credentials come from the environment of the driver"
+_CREDENTIALS = "pass credentials in the environment of the driver"
 _OF_SPARK = ("spark_catalog", "system", "session")
 
 
 def catalog_settings(name: str, root: str, storage: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the settings by which a session's SQL knows a lakehouse as the catalog ``name``.
+    """Return the Spark settings that define a lakehouse as a catalog of the session's SQL.
 
-    ``storage`` are options of the storage, such as ``{"endpoint": "http://..."}``, without credentials. Raises
-    InvalidInputError for a name that SQL would have to quote, and for a credential.
+    Args:
+        name: The name of the catalog, an identifier that SQL does not have to quote.
+        root: The root URI of the lakehouse.
+        storage: Options of the storage without credentials, for example ``{"endpoint": "http://..."}``.
+
+    Raises:
+        InvalidInputError: If the name is not an identifier or is reserved, or an option is a credential.
     """
     if _NAME.fullmatch(name) is None or name.lower() in _OF_SPARK:
-        raise InvalidInputError(f"{name!r} cannot be the name of a catalog: take letters, digits and underscores")
-    given = dict(storage or {})
-    if secret := next(filter(is_secret, given), None):
-        raise InvalidInputError(f"the option {secret!r} would be seen in Spark's settings; {_CREDENTIALS}")
+        raise InvalidInputError(f"invalid catalog name {name!r}; use letters, digits and underscores")
+    storage_options = dict(storage or {})
+    if secret := next(filter(is_secret, storage_options), None):
+        raise InvalidInputError(f"option {secret!r} would be visible in Spark's settings; {_CREDENTIALS}")
     prefix = f"spark.sql.catalog.{name}"
-    options = {f"{prefix}.storage.{option}": value for option, value in given.items()}
+    options = {f"{prefix}.storage.{option}": value for option, value in storage_options.items()}
     return {prefix: CATALOG_CLASS, f"{prefix}.root": root, **options}
 
 
 def register_catalog(spark: SparkSession, name: str, root: str, storage: Mapping[str, str] | None = None) -> None:
-    """Make a lakehouse known to the SQL of a running session as the catalog ``name``.
+    """Register a lakehouse as a catalog in the SQL of a running session.
 
-    ``SELECT * FROM name.namespace.table VERSION AS OF 3``. Sessions that ``build_session`` did not make get the jar
-    here. The lakehouse is looked for when the name is used. Arguments and errors as in :func:`catalog_settings`.
+    Enables ``SELECT * FROM name.namespace.table VERSION AS OF 3``. Also adds the jar to sessions that ``build_session``
+    did not create. The lakehouse is opened when the catalog is first used.
+
+    Args:
+        spark: The session.
+        name: The name of the catalog.
+        root: The root URI of the lakehouse.
+        storage: Options of the storage, without credentials.
+
+    Raises:
+        InvalidInputError: As :func:`catalog_settings`, or if the session has a different catalog of this name.
     """
     settings = catalog_settings(name, root, storage)
-    # Spark keeps a catalog that was used once, whatever its settings become.
+    # Spark caches a catalog at its first use, and ignores later changes of its settings.
     known = {key: spark.conf.get(key, None) for key in settings}
     if known[f"spark.sql.catalog.{name}"] is not None and known != settings:
-        raise InvalidInputError(f"this session has another catalog {name!r} already: take another name")
+        raise InvalidInputError(f"this session already has a different catalog {name!r}; choose another name")
     register_catalog_source(spark)
     _add_jar(spark)
     for key, value in settings.items():
         spark.conf.set(key, value)
     if not is_remote(spark):
-        # Made now, by this thread, which has the jar. Threads of a program use what is made.
+        # Load the catalog in this thread, which has the jar on its class path. Other threads use the cached catalog.
         spark._jsparkSession.sessionState().catalogManager().catalog(name)
 
 
 def register_catalog_source(spark: SparkSession) -> None:
-    """Make the data sources that the catalog asks known to a session, also the one of rows."""
+    """Register the data source for rows, and the one that the catalog sends its requests to."""
     register_data_source(spark)
     spark.dataSource.register(CatalogSource)
 
 
 def _add_jar(spark: SparkSession) -> None:
-    """Give the session the jar, unless its JVM has the catalog already."""
+    """Add the jar to the session, unless its JVM has the catalog class already."""
     if is_remote(spark):
-        spark.addArtifacts(str(jar_file()))  # nothing happens if the session has the same file
+        spark.addArtifacts(str(jar_file()))  # does nothing if the session has the same file
         return
     jvm = spark.sparkContext._jvm
     assert jvm is not None

@@ -1,4 +1,4 @@
-"""Requests of the catalog's jar: tables for Spark's SQL, their changes, and partitions as Spark names them."""
+"""Handlers for requests of the catalog's jar: tables in Spark's SQL, changes of tables, and partition transforms."""
 
 from __future__ import annotations
 
@@ -43,13 +43,21 @@ _FIXED = (LOCATION, "provider", "owner", "external")
 
 
 def change_table(table: Table, changes: Sequence[Change]) -> Table:
-    """Make changes in one commit and return the table.
+    """Apply changes to a table in one commit.
 
-    Raises InvalidInputError, and pyiceberg's ValidationError, ValueError and errors of commits.
+    Args:
+        table: The table.
+        changes: Changes of properties and columns, as the jar sends them.
+
+    Returns:
+        The table after the commit.
+
+    Raises:
+        InvalidInputError: If a change is not supported. Errors of pyiceberg are passed on.
     """
     properties = [change for change in changes if "property" in change]
     if fixed := next((change["property"] for change in properties if change["property"] in _FIXED), None):
-        raise InvalidInputError(f"the property {fixed!r} of a table cannot be changed")
+        raise InvalidInputError(f"table property {fixed!r} is read-only")
     columns = [change for change in changes if "path" in change]
     with table.transaction() as transaction:
         for change in properties:
@@ -82,19 +90,19 @@ def _change_column(schema: UpdateSchema, change: Change) -> None:
     elif kind == "UpdateColumnPosition":
         _move(schema, path, change)
     else:
-        raise InvalidInputError(f"a column cannot be changed by {kind}")
+        raise InvalidInputError(f"column change {kind} is not supported")
 
 
 def _add(schema: UpdateSchema, path: tuple[str, ...], change: Change) -> None:
     if not change["nullable"]:
-        raise InvalidInputError(f"column {'.'.join(path)!r} is new, so rows lack it: it cannot be NOT NULL")
+        raise InvalidInputError(f"new column {'.'.join(path)!r} cannot be NOT NULL, because existing rows lack it")
     schema.add_column(path, _iceberg_type(path, change["type"]), change["comment"])
     _move(schema, path, change)
 
 
 def _set_nullable(schema: UpdateSchema, path: tuple[str, ...], *, is_nullable: bool) -> None:
     if not is_nullable:
-        raise InvalidInputError(f"column {'.'.join(path)!r} may hold NULL already: it cannot become NOT NULL")
+        raise InvalidInputError(f"column {'.'.join(path)!r} cannot become NOT NULL, because it may contain NULL")
     schema.make_column_optional(path)
 
 
@@ -115,26 +123,26 @@ _SPARK_NAMES = {"year": "years", "month": "months", "day": "days", "hour": "hour
 
 
 def partition_columns(partitions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns of a new table's partitions. Raises InvalidInputError for what Spark could not write."""
+    """Return the partition columns of a new table. Raises InvalidInputError for transforms that Spark cannot write."""
     names = []
     for partition in partitions:
         path = [part for column in partition["columns"] for part in column["path"]]
         if partition["transform"] != IDENTITY or len(path) != 1:
             raise InvalidInputError(
-                f"Spark writes tables whose partitions are columns themselves, not {partition['transform']} of"
-                f" {'.'.join(path)!r}; make such a table by pyiceberg or through the server, and read it here"
+                f"cannot partition by {partition['transform']} of {'.'.join(path)!r}: Spark can only write identity"
+                " partitions of top-level columns; create the table with pyiceberg or through the server"
             )
         names.append(str(path[0]))
     return names
 
 
 def quoted(name: str) -> str:
-    """Return a name as Spark's SQL quotes it."""
+    """Quote a name for Spark's SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def described_spec(metadata: TableMetadata) -> list[dict[str, Any]]:
-    """Return a table's partitions for Spark."""
+    """Return a table's partition transforms for Spark."""
     schema = metadata.schema()
     described = []
     for field in metadata.spec().fields:
@@ -143,14 +151,14 @@ def described_spec(metadata: TableMetadata) -> list[dict[str, Any]]:
         if column is None or isinstance(transform, VoidTransform):
             continue
         parts = [column] if any(own.name == column for own in schema.fields) else column.split(".")
-        one: dict[str, Any] = {"column": ".".join(map(quoted, parts))}
+        partition: dict[str, Any] = {"column": ".".join(map(quoted, parts))}
         if isinstance(transform, BucketTransform):
-            one |= {"transform": "bucket", "number": transform.num_buckets}
+            partition |= {"transform": "bucket", "number": transform.num_buckets}
         elif isinstance(transform, TruncateTransform):
-            one |= {"transform": "truncate", "number": transform.width}
+            partition |= {"transform": "truncate", "number": transform.width}
         else:
-            one["transform"] = _SPARK_NAMES.get(str(transform), str(transform))
-        described.append(one)
+            partition["transform"] = _SPARK_NAMES.get(str(transform), str(transform))
+        described.append(partition)
     return described
 
 
@@ -159,11 +167,11 @@ Request = Mapping[str, Any]
 COMMENT = "comment"
 _EXPORTS = "exports"
 _PROVIDER = "provider"
-#: Spark's writers name the default format of the session, ``parquet``, where the user names none.
+#: Table formats that CREATE TABLE accepts. Spark's writers pass the session's default, ``parquet``, if none is named.
 _FORMATS = ("iceberg", "trinitylake", "parquet")
-#: Properties that Spark keeps for itself, and that a lakehouse does not choose.
+#: Properties that Spark reserves for itself, and that have no meaning in a lakehouse.
 _OF_SPARK = ("external", "is_managed_location", "collation")
-#: What the catalog in Spark is told about a table, where there is nothing to tell.
+#: The default members of a table's description for Spark.
 _EMPTY: Mapping[str, Any] = {
     "partitions": [],
     "properties": {},
@@ -173,13 +181,13 @@ _EMPTY: Mapping[str, Any] = {
     "comparable": [],
     "is_writable": False,
 }
-#: Columns whose values compare in Iceberg as in Spark. Fractions do not: NaN is more than all numbers in Spark.
+#: Types that Iceberg and Spark compare equally. Fractional types differ: in Spark, NaN is larger than all numbers.
 _COMPARABLE = (BooleanType, DateType, IntegerType, LongType, StringType, TimestamptzType)
 _FIGURE = re.compile("[0-9]{1,18}", re.ASCII)
 
 
 def list_tables(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Answer the tables of a namespace, or without one the metadata tables."""
+    """List the tables of a namespace, or the metadata tables if no namespace is given."""
     if not request["namespace"]:
         return CatalogResponse(list(METADATA_TABLES))
     names = catalog_at(lake).list_tables((one_level(request["namespace"]),))
@@ -187,7 +195,7 @@ def list_tables(lake: Lakehouse, request: Request) -> CatalogResponse:
 
 
 def load_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Answer a table at the latest version, at a version, at the name of an export, or at a time."""
+    """Describe a table at the latest version, at a version number, an export or a timestamp."""
     path = request["table"]
     if len(path) == 1 and path[0] in METADATA_TABLES:
         return _metadata_table(lake, path[0], request)
@@ -197,14 +205,14 @@ def load_table(lake: Lakehouse, request: Request) -> CatalogResponse:
     asked = _at(name_option(namespace, table), request)
     snapshot = snapshot_of(lake, asked)
     try:
-        found = open_iceberg_table(lake, snapshot, namespace, table)
+        table_at_version = open_iceberg_table(lake, snapshot, namespace, table)
     except (NamespaceNotFoundError, TableNotFoundError) as error:
         if asked.time is None:
             raise CatalogError("no such table", str(error)) from error
         raise
     pinned = {"export": asked.export} if asked.export is not None else {"version": str(snapshot.version)}
     is_latest = asked.time is None
-    return _described(found.metadata, name_option(namespace, table), pinned, is_writable=is_latest)
+    return _described(table_at_version.metadata, name_option(namespace, table), pinned, is_writable=is_latest)
 
 
 def _at(name: str, request: Request) -> TableRequest:
@@ -220,14 +228,14 @@ def _metadata_table(lake: Lakehouse, name: str, request: Request) -> CatalogResp
     asked = _at(name, request)
     if asked.export is None and name != _EXPORTS:
         asked = replace(asked, version=snapshot_of(lake, asked).version, timestamp=None)
-    given = {"version": asked.version, "timestamp": asked.timestamp, "export": asked.export}
+    selection = {"version": asked.version, "timestamp": asked.timestamp, "export": asked.export}
     path = {"path": name}
     value = {
         **_EMPTY,
         "comparable": comparable_columns(name),
-        "read_options": path | {key: str(value) for key, value in given.items() if value is not None},
+        "read_options": path | {key: str(value) for key, value in selection.items() if value is not None},
         "stream_options": path,
-        # Spark takes equal descriptions for one state, and exports have no version to tell theirs.
+        # Spark treats equal descriptions as the same state. Exports have no version, so each gets a unique state.
         "state": str(uuid.uuid4()) if name == _EXPORTS else None,
     }
     return CatalogResponse(value, open_metadata(lake, asked).schema)
@@ -253,13 +261,13 @@ def _described(metadata: TableMetadata, name: str, pinned: Mapping[str, str], *,
 
 
 def _count(summary: Summary | None, name: str) -> int | None:
-    """Return a figure that a snapshot tells of itself. Spark plans joins by it, and nothing depends on its truth."""
+    """Return a count from a snapshot's summary. It is untrusted: Spark uses it for planning joins only."""
     text = None if summary is None else summary[name]
     return int(text) if text is not None and _FIGURE.fullmatch(text) else None
 
 
 def create_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Create a managed table."""
+    """Create a managed table, and describe it."""
     namespace, table = _names(request["table"])
     schema = to_iceberg_schema(_columns(request["columns"]))
     spec = identity_spec(schema, partition_columns(request["partitions"]))
@@ -270,7 +278,7 @@ def create_table(lake: Lakehouse, request: Request) -> CatalogResponse:
 
 
 def stage_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Answer a table that a write of rows will make, in the commit of these rows."""
+    """Describe a table that is created later, in the commit of the rows that are written to it."""
     namespace, table = _names(request["table"])
     catalog = catalog_at(lake)
     if not catalog.namespace_exists((namespace,)):
@@ -279,7 +287,7 @@ def stage_table(lake: Lakehouse, request: Request) -> CatalogResponse:
         raise CatalogError("table exists", f"{namespace}.{table}")
     if _properties(request["properties"]):
         raise InvalidInputError(
-            "CREATE TABLE ... AS SELECT takes no COMMENT and no TBLPROPERTIES: create the table, then INSERT INTO it"
+            "CREATE TABLE ... AS SELECT supports no COMMENT and TBLPROPERTIES; create the table, then INSERT INTO it"
         )
     partition_by = partition_columns(request["partitions"])
     columns = _columns(request["columns"])
@@ -296,25 +304,27 @@ def stage_table(lake: Lakehouse, request: Request) -> CatalogResponse:
 
 def _partition_option(columns: Sequence[str]) -> dict[str, str]:
     if any("," in column or column != column.strip() for column in columns):
-        raise InvalidInputError("CREATE TABLE ... AS SELECT has no partitions by columns with a comma in their names")
+        raise InvalidInputError(
+            "CREATE TABLE ... AS SELECT does not support partition columns with a comma in their names"
+        )
     return {"partition_by": ",".join(columns)} if columns else {}
 
 
 def alter_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Change a table's columns and properties, in one version."""
+    """Change a table's columns and properties in one version."""
     namespace, table = _existing(request["table"])
     changed = change_table(catalog_at(lake).load_table((namespace, table)), request["changes"])
     return _described(changed.metadata, name_option(namespace, table), {}, is_writable=True)
 
 
 def drop_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Drop a table. Older versions still have it."""
+    """Drop a table. Older versions still contain it."""
     catalog_at(lake).drop_table(_existing(request["table"]))
     return CatalogResponse()
 
 
 def rename_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Rename a table, also into another namespace. A name without a namespace stays in the same one."""
+    """Rename a table, possibly into another namespace. A target without a namespace means the same namespace."""
     namespace, table = _existing(request["table"])
     to = request["to"]
     catalog_at(lake).move_table((namespace, table), _names([namespace, *to] if len(to) == 1 else to))
@@ -323,7 +333,7 @@ def rename_table(lake: Lakehouse, request: Request) -> CatalogResponse:
 
 def _names(path: Sequence[str]) -> tuple[str, str]:
     if len(path) != 2:
-        raise InvalidInputError(f"a table is named NAMESPACE.TABLE, unlike {'.'.join(path)!r}")
+        raise InvalidInputError(f"invalid table name {'.'.join(path)!r}; use NAMESPACE.TABLE")
     return str(path[0]), str(path[1])
 
 
@@ -342,17 +352,17 @@ def _columns(columns: Sequence[Mapping[str, Any]]) -> StructType:
     return schema
 
 
-def _properties(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what a table keeps of the properties of CREATE TABLE. Raises InvalidInputError."""
-    check_no_location(given)
-    if given.get(_PROVIDER, _FORMATS[0]).lower() not in _FORMATS:
+def _properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties to store from those of CREATE TABLE. Raises InvalidInputError for unsupported ones."""
+    check_no_location(properties)
+    if properties.get(_PROVIDER, _FORMATS[0]).lower() not in _FORMATS:
         raise InvalidInputError(
-            f"cannot create a table of the format {given[_PROVIDER]!r}: tables are in Apache Iceberg, with files in"
-            " Parquet; leave out USING, or the format of the writer, or name 'iceberg'"
+            f"cannot create a table of format {properties[_PROVIDER]!r}: all tables are Apache Iceberg tables with"
+            " Parquet files; omit USING or the writer's format, or use 'iceberg'"
         )
-    if wrong := next((key for key in given if key in _OF_SPARK or key.startswith("option.")), None):
-        raise InvalidInputError(f"a table has no setting {wrong!r}; TBLPROPERTIES are Iceberg's")
-    return {key: value for key, value in given.items() if key not in (OWNER, _PROVIDER)}
+    if unsupported := next((key for key in properties if key in _OF_SPARK or key.startswith("option.")), None):
+        raise InvalidInputError(f"table property {unsupported!r} is not supported; use Iceberg's table properties")
+    return {key: value for key, value in properties.items() if key not in (OWNER, _PROVIDER)}
 
 
 _RESPONSE_SOURCE: Mapping[str, Callable[[Lakehouse, Request], CatalogResponse]] = {
@@ -372,14 +382,20 @@ _RESPONSE_SOURCE: Mapping[str, Callable[[Lakehouse, Request], CatalogResponse]] 
 
 
 def handle_request(request: Request, options: Mapping[str, str]) -> CatalogResponse:
-    """Return the answer to a request. ``options`` are those of the catalog: the root, and ``storage.*``.
+    """Handle a request of the catalog's jar.
 
-    Raises CatalogError, and the errors of what was asked for. Raises InvalidInputError for wrong options.
+    Args:
+        request: The request, decoded from JSON.
+        options: The options of the catalog: ``root``, and ``storage.*``.
+
+    Raises:
+        CatalogError: For outcomes that the jar translates to Spark's own exceptions.
+        InvalidInputError: If an option is unknown or invalid. Errors of the operation are passed on.
     """
     unknown = [name for name in options if name.lower() != "root" and not name.lower().startswith("storage.")]
     if unknown:
         raise InvalidInputError(
-            f"the catalog has the settings 'root' and 'storage.*', and none {unknown[0]!r}; reads have their own"
+            f"unknown catalog setting {unknown[0]!r}; use 'root' and 'storage.*', and set read options on the query"
         )
     settings = SourceOptions.parse({**options, TABLE: "objects"})
     with in_terms_of_the_catalog():

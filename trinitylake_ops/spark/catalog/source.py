@@ -1,7 +1,8 @@
-"""The data source ``trinitylake_catalog``: it answers what the catalog in Spark asks, and has no rows.
+"""The data source ``trinitylake_catalog``, which handles requests of Spark's catalog. It has no rows.
 
-Spark makes a source of Python in a helper process of the driver and takes its schema. The catalog's request is an
-option, in JSON. The answer is the metadata of a column, in JSON, and a table's columns stand beside it as a struct.
+Spark creates a Python data source in a helper process of the driver and reads its schema. The catalog's jar passes its
+request as an option, in JSON, and gets the response in the schema: JSON in the metadata of a column, and a table's
+columns as an additional struct.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 if TYPE_CHECKING:
     from trinitylake_ops.spark.catalog.namespaces import CatalogResponse
 
-#: Names that the catalog in Spark knows, too.
+#: Names that the jar uses as well.
 CATALOG_FORMAT = "trinitylake_catalog"
 REQUEST = "request"
 
 
 class CatalogSource(DataSource):
-    """One question of the catalog. Its schema is the answer."""
+    """A request of the catalog. The schema is the response."""
 
     @classmethod
     def name(cls) -> str:
@@ -34,7 +35,9 @@ class CatalogSource(DataSource):
         from trinitylake_ops.spark.catalog.requests import handle_request
 
         if REQUEST not in self.options:
-            raise InvalidInputError(f"the source {CATALOG_FORMAT!r} has no rows; it answers Spark's catalog")
+            raise InvalidInputError(
+                f"data source {CATALOG_FORMAT!r} has no rows; it is for internal use by Spark's catalog"
+            )
         request: dict[str, Any] = json.loads(self.options[REQUEST])
         try:
             return _packed(
@@ -46,9 +49,9 @@ class CatalogSource(DataSource):
             return _as_schema({"error": f"{type(error).__name__}: {error}"})
 
 
-def _packed(answered: CatalogResponse) -> StructType:
-    schema = _as_schema({"value": answered.value})
-    return schema if answered.schema is None else schema.add("schema", answered.schema)
+def _packed(response: CatalogResponse) -> StructType:
+    schema = _as_schema({"value": response.value})
+    return schema if response.schema is None else schema.add("schema", response.schema)
 
 
 def _as_schema(content: dict[str, Any]) -> StructType:

@@ -1,6 +1,6 @@
-"""Columns of the metadata tables, and what the conditions of a filter leave to read.
+"""Columns of the metadata tables, and what to read for the conditions of a filter.
 
-Conditions only decide what is read: the whole filter is evaluated on the rows that come.
+Conditions only reduce what is read: the whole filter is evaluated on the rows afterwards.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Operator: TypeAlias = Literal["in", "<", "<=", ">", ">=", "is null", "is not nul
 _NUMBER, _TEXT = LongType(), StringType()
 _TRANSACTIONS = ArrayType(StructType([StructField(name, _TEXT) for name in ("id", "operation", "message", "run_id")]))
 
-#: Table -> column -> Spark's type. New columns may be added at the end. None is renamed, retyped or dropped.
+#: Table -> column -> Spark type. New columns are added at the end. Columns are never renamed, retyped or dropped.
 METADATA_TABLES: Mapping[str, Mapping[str, DataType]] = {
     "versions": {
         "version": _NUMBER,
@@ -120,26 +120,29 @@ METADATA_TABLES: Mapping[str, Mapping[str, DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition of a column in all wanted rows. ``values`` has one value for ``<`` and its like, none for NULL."""
+    """A condition that all requested rows satisfy."""
 
+    #: The column.
     column: str
+    #: The operator.
     operator: Operator
+    #: The operands: one for comparisons, none for NULL tests.
     values: frozenset[object] = frozenset()
 
 
 class MetadataTable(Protocol):
-    """A metadata table at one time. A helper of the driver plans it, tasks read it, and it is pickled in between."""
+    """A metadata table at one time. It is planned in a helper process of the driver, pickled, and read in tasks."""
 
     def limited(self, conditions: Sequence[Condition]) -> MetadataTable:
-        """Return the table without parts that are not needed for rows that fulfill all conditions."""
+        """Return the table without parts in which no row can satisfy all conditions."""
         ...
 
     def partitions(self) -> Sequence[object]:
-        """Return the inputs of tasks, one each."""
+        """Return the inputs of the tasks."""
         ...
 
     def rows(self, partition: Any) -> Iterator[Row]:
-        """Yield the rows of a partition, with all columns in their order."""
+        """Yield the rows of a partition with all columns, in order."""
         ...
 
 
@@ -148,25 +151,32 @@ _MOST_TABLE_KEYS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The values of a column that conditions allow: some, or any if ``values`` is None, and whether NULL is allowed."""
+    """The values of a column that conditions allow."""
 
+    #: The allowed values, None for any.
     values: frozenset[object] | None = None
+    #: Whether NULL is allowed.
     has_null: bool = True
 
     @classmethod
     def of(cls, conditions: Iterable[Condition], column: str) -> Wanted:
-        """Return the values of a column that all conditions together allow."""
+        """Return the values of a column that satisfy all conditions.
+
+        Args:
+            conditions: The conditions, also of other columns.
+            column: The column.
+        """
         wanted = cls()
-        for one in conditions:
-            if one.column == column:
-                wanted = wanted._and(one)
+        for condition in conditions:
+            if condition.column == column:
+                wanted = wanted._and(condition)
         return wanted
 
-    def _and(self, one: Condition) -> Wanted:
-        if one.operator == "is null":
+    def _and(self, condition: Condition) -> Wanted:
+        if condition.operator == "is null":
             return Wanted(frozenset(), self.has_null)
-        if one.operator == "in":
-            return Wanted(one.values if self.values is None else one.values & self.values, False)
+        if condition.operator == "in":
+            return Wanted(condition.values if self.values is None else condition.values & self.values, False)
         return Wanted(self.values, False)
 
     def __contains__(self, value: object) -> bool:
@@ -174,48 +184,53 @@ class Wanted:
 
     @property
     def has_values(self) -> bool:
-        """Whether anything but NULL is wanted."""
+        """Whether any value other than NULL is allowed."""
         return self.values is None or bool(self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class WantedNames:
-    """The objects that conditions on ``namespace`` and ``table`` allow. For a namespace the table is NULL."""
+    """The objects that conditions on ``namespace`` and ``table`` allow. A namespace has NULL as its table."""
 
     namespaces: Wanted = field(default_factory=Wanted)
     tables: Wanted = field(default_factory=Wanted)
 
     @classmethod
     def of(cls, conditions: Sequence[Condition]) -> WantedNames:
-        """Return the objects that conditions allow."""
+        """Return the objects that satisfy conditions."""
         return cls(Wanted.of(conditions, "namespace"), Wanted.of(conditions, "table"))
 
     def has(self, namespace: str, table: str | None) -> bool:
-        """Whether a namespace, or a table in it, is wanted."""
+        """Whether an object is allowed.
+
+        Args:
+            namespace: The name of the namespace.
+            table: The name of the table, None for the namespace itself.
+        """
         return namespace in self.namespaces and table in self.tables
 
     def key_ranges(self, keys: KeyCodec) -> list[KeyRange]:
-        """Return ranges that hold the keys of all these objects, ascending and apart from each other."""
-        found: list[KeyRange] = []
+        """Return disjoint ranges that contain the keys of all allowed objects, in ascending order."""
+        ranges: list[KeyRange] = []
         if self.namespaces.values is None:
             namespaces, tables = KeyRange.prefixed(NAMESPACE_KEY_PREFIX), KeyRange.prefixed(TABLE_KEY_PREFIX)
             if self.tables.has_null and self.tables.has_values:
-                return [KeyRange(namespaces.lower, tables.upper)]  # no key of ours lies between them
+                return [KeyRange(namespaces.lower, tables.upper)]  # there are no other keys in between
             return [namespaces] if self.tables.has_null else [tables] if self.tables.has_values else []
         for namespace in filter(None, map(str, self.namespaces.values)):
-            found += self._of_namespace(namespace, keys)
-        return sorted(found, key=lambda one: one.lower or "")
+            ranges += self._of_namespace(namespace, keys)
+        return sorted(ranges, key=lambda key_range: key_range.lower or "")
 
     def _of_namespace(self, namespace: str, keys: KeyCodec) -> list[KeyRange]:
         try:
             key, prefix = keys.namespace_key(namespace), keys.tables_prefix(namespace)
         except InvalidNameError:  # no object can have this name
             return []
-        found = [KeyRange.only(key)] if self.tables.has_null else []
+        ranges = [KeyRange.only(key)] if self.tables.has_null else []
         tables = self.tables.values
         if tables is None or len(tables) > _MOST_TABLE_KEYS:
-            return [*found, KeyRange.prefixed(prefix)]
-        return [*found, *(one for table in tables for one in _of_table(namespace, str(table), keys))]
+            return [*ranges, KeyRange.prefixed(prefix)]
+        return [*ranges, *(key_range for table in tables for key_range in _of_table(namespace, str(table), keys))]
 
 
 def _of_table(namespace: str, table: str, keys: KeyCodec) -> list[KeyRange]:
@@ -226,12 +241,22 @@ def _of_table(namespace: str, table: str, keys: KeyCodec) -> list[KeyRange]:
 
 
 def wanted_versions(conditions: Sequence[Condition], first: int, last: int) -> Sequence[int]:
-    """Return the versions from ``first`` to ``last``, inclusive, that conditions on ``version`` allow."""
-    for one in conditions:
-        if one.column == "version" and one.operator in (">", ">="):
-            first = max([first, *(value + (one.operator == ">") for value in one.values if isinstance(value, int))])
-        elif one.column == "version" and one.operator in ("<", "<="):
-            last = min([last, *(value - (one.operator == "<") for value in one.values if isinstance(value, int))])
+    """Return the versions that conditions on ``version`` allow.
+
+    Args:
+        conditions: The conditions, also of other columns.
+        first: The first version, inclusive.
+        last: The last version, inclusive.
+    """
+    for condition in conditions:
+        if condition.column == "version" and condition.operator in (">", ">="):
+            first = max(
+                [first, *(value + (condition.operator == ">") for value in condition.values if isinstance(value, int))]
+            )
+        elif condition.column == "version" and condition.operator in ("<", "<="):
+            last = min(
+                [last, *(value - (condition.operator == "<") for value in condition.values if isinstance(value, int))]
+            )
     values = Wanted.of(conditions, "version").values
     if values is None:
         return range(first, last + 1)
@@ -257,20 +282,27 @@ _OPERATORS: dict[type[BooleanExpression], Operator] = {
 
 
 def comparable_columns(table: str) -> list[str]:
-    """Return the columns of a metadata table that a filter may use."""
+    """Return the columns of a metadata table that filters may use."""
     return [name for name, kind in METADATA_TABLES[table].items() if type(kind) in _COMPARABLE]
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataFilter:
-    """A filter on the rows of a metadata table. ``expression`` is bound to ``schema``, the columns that compare."""
+    """A filter on the rows of a metadata table."""
 
+    #: The expression, bound to ``schema``.
     expression: BooleanExpression
+    #: The columns that filters may use.
     schema: Schema
 
     @classmethod
     def parse(cls, table: str, text: str) -> MetadataFilter:
-        """Return a filter of a metadata table. Raises InvalidInputError."""
+        """Parse a filter of a metadata table. Raises InvalidInputError.
+
+        Args:
+            table: The name of the metadata table.
+            text: The filter.
+        """
         schema = Schema(
             *(
                 iceberg.NestedField(number, name, _COMPARABLE[type(kind)])
@@ -286,11 +318,11 @@ class MetadataFilter:
         return sorted(self.schema.find_field(field_id).name for field_id in extract_field_ids(self.expression))
 
     def conditions(self) -> list[Condition]:
-        """Return conditions that all rows fulfill. There may be more to the filter."""
+        """Return conditions that all matching rows satisfy. The filter may be stricter."""
         return _conditions(self.expression)
 
     def rows_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a batch that fulfill the filter. The batch has the filter's columns."""
+        """Return the rows of a batch that satisfy the filter. The batch must have the filter's columns."""
         from pyiceberg.io.pyarrow import expression_to_pyarrow
 
         return batch.filter(expression_to_pyarrow(self.expression, self.schema))

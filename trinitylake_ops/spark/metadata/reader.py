@@ -1,4 +1,4 @@
-"""The reader of metadata tables, and the snapshot that its tasks share."""
+"""The reader of metadata tables, and the pinned snapshot that its tasks share."""
 
 from __future__ import annotations
 
@@ -32,15 +32,19 @@ _ROWS_PER_BATCH = 4_096
 
 @dataclass(frozen=True, slots=True)
 class OpenedMetadata:
-    """A metadata table with the columns and rows that are read of it."""
+    """A metadata table, with the columns and rows to read."""
 
+    #: The name of the metadata table.
     name: str
+    #: Its data at one time.
     table: MetadataTable
+    #: The columns to read, in this order.
     columns: tuple[str, ...]
+    #: The rows to read, None for all.
     row_filter: MetadataFilter | None = None
 
     def of(self, table: MetadataTable) -> OpenedMetadata:
-        """Return another state of the metadata table, with the same columns and rows asked for."""
+        """Return the same columns and rows of another state of the metadata table."""
         limited = table if self.row_filter is None else table.limited(self.row_filter.conditions())
         return replace(self, table=limited)
 
@@ -54,7 +58,7 @@ class OpenedMetadata:
 
 
 class MetadataReader(DataSourceReader):
-    """Reads a metadata table. A helper of the driver makes and plans the reader, which is pickled to the tasks."""
+    """Reads a metadata table. A helper process of the driver creates and plans it, and it is pickled to the tasks."""
 
     def __init__(self, opened: OpenedMetadata, schema: StructType):
         self._opened = opened
@@ -71,7 +75,13 @@ class MetadataReader(DataSourceReader):
 
 
 def metadata_batches(opened: OpenedMetadata, rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the requested rows and columns from rows with all columns."""
+    """Yield batches of the requested columns and rows.
+
+    Args:
+        opened: The columns and the filter.
+        rows: Rows with all columns of the metadata table.
+        schema: The schema that Spark expects.
+    """
     import pyarrow as pa
 
     row_filter = opened.row_filter
@@ -94,39 +104,48 @@ def metadata_batches(opened: OpenedMetadata, rows: Iterator[Row], schema: Struct
 
 @dataclass(frozen=True, slots=True)
 class PinnedSnapshot:
-    """A version, or an export, with the storage that it is read from. It contains credentials and never shows them.
+    """A version or an export, with its storage. It contains credentials, which its ``repr`` does not show."""
 
-    ``export_elsewhere`` is the name of an export that stands in another lakehouse.
-    """
-
+    #: The storage of the lakehouse.
     storage: Storage
+    #: The options of the storage, including those of the driver's environment.
     storage_options: StorageOptions
+    #: How the lakehouse names its roots.
     naming: RootNaming
+    #: The number of the version.
     version: int
+    #: The location of the version's root.
     location: str
+    #: The name of an export at another root, otherwise None.
     export_elsewhere: str | None = None
 
     @classmethod
     def of(cls, lake: Lakehouse, snapshot: Snapshot, export: str | None = None) -> PinnedSnapshot:
-        """Pin a snapshot of ``lake``. ``export`` is the name by which it was asked for, if it was."""
-        is_elsewhere = snapshot.files.storage.root != lake.root
+        """Pin a snapshot.
+
+        Args:
+            lake: The lakehouse.
+            snapshot: The snapshot.
+            export: The export by which the snapshot was selected, None for a version.
+        """
+        is_external = snapshot.files.storage.root != lake.root
         return cls(
             lake.storage,
             with_environment(lake.root, lake.storage_options),
             lake.files.roots.naming,
             snapshot.version,
             snapshot.location,
-            export if is_elsewhere else None,
+            export if is_external else None,
         )
 
     def lakehouse(self) -> Lakehouse:
-        """Return the lakehouse, with the cache of this process."""
+        """Return the lakehouse, with the cache shared by this process."""
         lake = Lakehouse(self.storage, self.storage_options, cache="shared")
         lake.files.roots.known_naming = self.naming
         return lake
 
     def open(self) -> Snapshot:
-        """Read the version's root again. Raises VersionExpiredError when it was purged since, StorageError."""
+        """Read the version's root again. Raises StorageError, or VersionExpiredError if it was purged since."""
         lake = self.lakehouse()
         if self.export_elsewhere is not None:
             return lake.exported(self.export_elsewhere)

@@ -1,4 +1,4 @@
-"""The metadata tables versions, changes, exports, objects and files."""
+"""The metadata tables: versions, changes, exports, objects and files."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ _SEARCH_BACK = 16
 
 
 def _shares(versions: Sequence[int], parallelism: int) -> list[Sequence[int]]:
-    """Return versions in shares of tasks."""
+    """Split versions into one share per task."""
     size = min(max(-(-len(versions) // parallelism), _FEWEST_VERSIONS), _MOST_VERSIONS)
     return [versions[start : start + size] for start in range(0, len(versions), size)]
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The log: a row for each of some versions. Their states are as ``latest`` says."""
+    """The log: a row for each version."""
 
+    #: The latest version, which determines the states of all versions.
     latest: PinnedSnapshot
+    #: The versions to read.
     versions: Sequence[int]
+    #: The number of tasks to aim for.
     parallelism: int = 1
 
     def limited(self, conditions: Sequence[Condition]) -> Versions:
@@ -71,8 +74,8 @@ def _version_row(info: VersionInfo) -> Row:
         list(info.properties.items()),
         list(info.members),
         [
-            {"id": one.id, "operation": one.operation, "message": one.message, "run_id": one.run_id}
-            for one in info.transactions
+            {"id": member.id, "operation": member.operation, "message": member.message, "run_id": member.run_id}
+            for member in info.transactions
         ],
         info.cost.get("requests"),
         info.bytes_written,
@@ -81,14 +84,18 @@ def _version_row(info: VersionInfo) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes of each live version since the live version before it: a row for each object.
+    """The changes of each live version since the previous live version: a row for each object.
 
-    If versions between the two expired, their changes are counted at the later one.
+    If versions between the two have expired, their changes are included in those of the later one.
     """
 
+    #: The latest version.
     latest: PinnedSnapshot
+    #: The versions to read.
     versions: Sequence[int]
+    #: The objects to read.
     names: WantedNames = field(default_factory=WantedNames)
+    #: The number of tasks to aim for.
     parallelism: int = 1
 
     def limited(self, conditions: Sequence[Condition]) -> Changes:
@@ -122,20 +129,20 @@ def _snapshot_at(latest: Snapshot, version: int) -> Snapshot:
 
 
 def _live_before(latest: Snapshot, version: int) -> Snapshot | None:
-    """Return the last live version before one, None where there is none."""
+    """Return the last live version before a version, None if there is none."""
     for end in range(version - 1, -1, -_SEARCH_BACK):
         infos = version_infos(latest.files, range(end, max(-1, end - _SEARCH_BACK), -1), latest)
-        found = next((info.version for info in infos if info.state == "live"), None)
-        if found is not None:
-            return _snapshot_at(latest, found)
+        live_version = next((info.version for info in infos if info.state == "live"), None)
+        if live_version is not None:
+            return _snapshot_at(latest, live_version)
     return None
 
 
 def _changes(before: Snapshot, after: Snapshot, names: WantedNames) -> Iterator[Change]:
     for keys in names.key_ranges(after.keys):
         with before.reading(), after.reading():
-            found = _diff(before, after, keys)
-        for change in found:
+            changes = _diff(before, after, keys)
+        for change in changes:
             if names.has(change.namespace, change.table):
                 yield change
 
@@ -143,7 +150,7 @@ def _changes(before: Snapshot, after: Snapshot, names: WantedNames) -> Iterator[
 def _diff(before: Snapshot, after: Snapshot, keys: KeyRange) -> list[Change]:
     nodes = NodesInRange(after.files.nodes, keys)
     changed = diff_trees(nodes, keys.part_of(before.root), keys.part_of(after.root))
-    return [change for change in (change_of(after.keys, one) for one in changed) if change is not None]
+    return [change for change in (change_of(after.keys, entry) for entry in changed) if change is not None]
 
 
 def _change_row(info: VersionInfo, since: int, change: Change) -> Row:
@@ -161,7 +168,7 @@ def _change_row(info: VersionInfo, since: int, change: Change) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """All exports, complete or not, as they are when they are read."""
+    """All exports, complete or not, at the time they are read."""
 
     latest: PinnedSnapshot
 
@@ -177,7 +184,7 @@ class Exports:
             yield tuple(row[column] for column in METADATA_TABLES["exports"])
 
 
-#: A range of keys that is a task's share holds about so many objects.
+#: The approximate number of objects in a task's share of a key range.
 OBJECTS_PER_RANGE = 5_000
 
 _BATCH = 512
@@ -186,7 +193,12 @@ _WITHOUT_DEFINITIONS = frozenset({"kind", "namespace", "table", "definition_loca
 
 
 def shared_ranges(snapshot: Snapshot, ranges: Sequence[KeyRange]) -> list[tuple[KeyRange, ...]]:
-    """Return ranges of keys in shares of tasks. Large ranges are split, and small ones put together."""
+    """Divide key ranges into shares of tasks, by splitting large ranges and grouping small ones.
+
+    Args:
+        snapshot: The version.
+        ranges: The key ranges.
+    """
     shares: list[tuple[KeyRange, ...]] = []
     small: list[KeyRange] = []
     for keys in ranges:
@@ -202,10 +214,13 @@ def shared_ranges(snapshot: Snapshot, ranges: Sequence[KeyRange]) -> list[tuple[
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The namespaces and tables of a version. Their definitions are read if one of ``columns`` comes from them."""
+    """The namespaces and tables of a version."""
 
+    #: The version.
     snapshot: PinnedSnapshot
+    #: The requested columns. Definitions are read only if one of these columns needs them.
     columns: Collection[str]
+    #: The objects to read.
     names: WantedNames = field(default_factory=WantedNames)
 
     def limited(self, conditions: Sequence[Condition]) -> Objects:
@@ -219,17 +234,17 @@ class Objects:
         snapshot = self.snapshot.open()
         reads_definitions = not _WITHOUT_DEFINITIONS.issuperset(self.columns)
         for keys in partition:
-            found = self._found(snapshot, keys)
-            for start in range(0, len(found), _BATCH):
-                batch = found[start : start + _BATCH]
+            entries = self._found(snapshot, keys)
+            for start in range(0, len(entries), _BATCH):
+                batch = entries[start : start + _BATCH]
                 definitions = _definitions(snapshot, batch) if reads_definitions else [None] * len(batch)
                 for (name, location), definition in zip(batch, definitions, strict=True):
                     yield _object_row(name, location, definition)
 
     def _found(self, snapshot: Snapshot, keys: KeyRange) -> list[tuple[ObjectName, str]]:
         with snapshot.reading():
-            found, locations = scan_columns(snapshot.files.nodes, snapshot.root, keys.lower, keys.upper)
-        names = [snapshot.keys.decode(key) for key in found.to_pylist()]
+            keys_column, locations = scan_columns(snapshot.files.nodes, snapshot.root, keys.lower, keys.upper)
+        names = [snapshot.keys.decode(key) for key in keys_column.to_pylist()]
         return [
             (name, location)
             for name, location in zip(names, locations.to_pylist(), strict=True)
@@ -238,16 +253,16 @@ class Objects:
 
 
 def _definitions(snapshot: Snapshot, batch: Sequence[tuple[ObjectName, str]]) -> list[NamespaceDef | TableDef]:
-    """Return the definitions of objects, read many at once."""
+    """Return the definitions of objects, read in parallel."""
     namespaces = [location for name, location in batch if name.table is None]
     tables = [location for name, location in batch if name.table is not None]
     concurrency = snapshot.files.storage.concurrency
     with snapshot.reading():
-        found: dict[str, NamespaceDef | TableDef] = dict(
+        by_location: dict[str, NamespaceDef | TableDef] = dict(
             zip(namespaces, run_parallel(snapshot.files.definitions.namespace, namespaces, concurrency), strict=True)
         )
-        found.update(zip(tables, snapshot.files.definitions.tables(tables), strict=True))
-    return [found[location] for _, location in batch]
+        by_location.update(zip(tables, snapshot.files.definitions.tables(tables), strict=True))
+    return [by_location[location] for _, location in batch]
 
 
 def _object_row(name: ObjectName, location: str, definition: NamespaceDef | TableDef | None) -> Row:
@@ -276,14 +291,16 @@ _FILES_BATCH = 128
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files that a version reaches (``docs/protocol.md``), also those of tables of other types.
+    """The files that a version reaches (``docs/protocol.md``), including those of tables that are not managed.
 
-    Definitions that newer messages of the tree shadow are among them. A file that two tables share occurs there once
-    for each.
+    Definitions that newer messages of the tree shadow are included. A file that two tables share has a row for each.
     """
 
+    #: The version.
     snapshot: PinnedSnapshot
+    #: The objects whose files are read.
     names: WantedNames = field(default_factory=WantedNames)
+    #: The kinds of files to read.
     kinds: Wanted = field(default_factory=Wanted)
 
     def limited(self, conditions: Sequence[Condition]) -> Files:
@@ -291,7 +308,7 @@ class Files:
 
     def partitions(self) -> list[tuple[KeyRange, ...]]:
         snapshot = self.snapshot.open()
-        # A node belongs to no namespace. The range without bounds has all of them.
+        # Nodes belong to no namespace, so the unbounded range is needed to find all of them.
         ranges = [KeyRange()] if self._wants_nodes else self.names.key_ranges(snapshot.keys)
         return shared_ranges(snapshot, ranges)
 
@@ -305,7 +322,7 @@ class Files:
         names = snapshot.files.nodes.external_storages.names
         io = StorageFileIO.on(snapshot.files.storage, self.snapshot.storage_options, read_only=True, names=names)
         for keys in partition:
-            # All definitions of an object are read together, as shadowed ones share files with the others.
+            # All definitions of an object are processed together, because shadowed ones share files with the others.
             locations: dict[ObjectName, list[str]] = {}
             nodes = NodesInRange(snapshot.files.nodes, keys)
             with snapshot.reading():
@@ -317,20 +334,20 @@ class Files:
                 yield from self._object_rows(list(locations.items()), io)
 
     def _definitions_in(self, snapshot: Snapshot, visited: VisitedNode) -> Iterator[tuple[ObjectName, str]]:
-        """Yield the entries to which a node maps keys."""
+        """Yield the objects and definition locations in a node."""
         node = visited.node
         for key, location in (*zip(node.keys, node.values, strict=True), *node.buffer.items()):
             name = snapshot.keys.decode(key, visited.location)
             if name is not None and location is not None and self.names.has(name.namespace, name.table):
                 yield name, location
 
-    def _object_rows(self, found: Sequence[tuple[ObjectName, list[str]]], io: StorageFileIO) -> Iterator[Row]:
+    def _object_rows(self, objects: Sequence[tuple[ObjectName, list[str]]], io: StorageFileIO) -> Iterator[Row]:
         wants_table_files = any(kind.value in self.kinds for kind in FileKind)
         if not (wants_table_files or DEFINITION in self.kinds):
             return
 
-        def rows_of(one: tuple[ObjectName, list[str]]) -> list[Row]:
-            name, locations = one
+        def rows_of(entry: tuple[ObjectName, list[str]]) -> list[Row]:
+            name, locations = entry
             files: dict[str, tuple[str, int | None]] = {}
             for location in locations:
                 data = io.read_whole(location)
@@ -339,13 +356,13 @@ class Files:
                     files.update(_table_files(_table_definition(data, location), io))
             return [(path, kind, size, name.namespace, name.table) for path, (kind, size) in files.items()]
 
-        for start in range(0, len(found), _FILES_BATCH):
-            for rows in run_parallel(rows_of, found[start : start + _FILES_BATCH], io.storage.concurrency):
+        for start in range(0, len(objects), _FILES_BATCH):
+            for rows in run_parallel(rows_of, objects[start : start + _FILES_BATCH], io.storage.concurrency):
                 yield from rows
 
 
 def _is_of(visited: VisitedNode, keys: KeyRange) -> bool:
-    """Whether a node belongs to this range: the one with the least key that can stand below it."""
+    """Whether a node belongs to this range, which is the one with the smallest key that can be below the node."""
     return visited.lower is not None or keys.lower is None
 
 
@@ -358,16 +375,16 @@ def _node_rows(snapshot: Snapshot, visited: VisitedNode, io: StorageFileIO) -> I
 
 
 def _table_definition(data: bytes, location: str) -> TableDef:
-    """Return a definition in the form in which the lakehouse that points to it has to read it."""
+    """Return a definition as it must be read by the lakehouse that refers to it."""
     definition = TableDef.from_bytes(data, location)
     root = root_of(location) if is_uri(location) else None
     return definition if root is None else definition.rebased(root)
 
 
 def _table_files(definition: TableDef, io: StorageFileIO) -> Iterator[tuple[str, tuple[str, int | None]]]:
-    """Yield the path of each file of a table with its kind and size.
+    """Yield the path of each file of a table, with its kind and size.
 
-    Missing files of somebody else's table are left out. Its metadata file has no size then.
+    Missing files of an external table are skipped. A missing metadata file is listed without a size.
     """
     metadata = definition.format_properties.get(METADATA_LOCATION)
     if not (definition.is_iceberg and metadata):

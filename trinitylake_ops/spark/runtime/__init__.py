@@ -1,1 +1,1 @@
-"""Spark itself: its JVM, Connect, jobs of bytes, errors."""
+"""The Spark runtime: Java, Spark Connect, jobs and errors."""

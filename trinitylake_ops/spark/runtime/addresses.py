@@ -1,4 +1,4 @@
-"""Where Spark runs, as it is written; nothing here needs Spark itself."""
+"""Validation of Spark's addresses, without importing Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trinitylake_ops.errors import InvalidInputError, JobFailedError
 
 DEFAULT_MASTER = "local[2]"
 
-#: How long a server of Spark may take to answer before it counts as unreachable.
+#: How long to wait for a response of a Spark server before it counts as unreachable.
 RESPONSE_SECONDS = 10.0
 
 _STANDALONE = "spark://"
@@ -18,9 +18,9 @@ _TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 
 
 def check_remote(url: str) -> str:
-    """Return ``host:port`` of ``sc://host:port/;option=value``.
+    """Return ``host:port`` of a URL ``sc://host:port/;option=value``.
 
-    Raises InvalidInputError for another form, and for a token, which would be seen: it comes from the environment.
+    Raises InvalidInputError if the URL is invalid or contains a token, which must be in the environment instead.
     """
     parts = urlsplit(url)
     try:
@@ -28,27 +28,27 @@ def check_remote(url: str) -> str:
     except ValueError:
         host, port = None, None
     if parts.scheme != "sc" or not host:
-        raise InvalidInputError("a remote Spark is written sc://HOST:PORT, such as sc://spark.example:15002")
+        raise InvalidInputError("invalid Spark Connect URL; use sc://HOST:PORT, for example sc://spark.example:15002")
     options = [option.partition("=")[0].strip().lower() for option in parts.path.split(";")]
     if _TOKEN in options or parts.username is not None:
-        raise InvalidInputError(f"a token in the address would be seen by others: put it into {_TOKEN_VARIABLE}")
+        raise InvalidInputError(f"a token in the URL would be visible to others; set {_TOKEN_VARIABLE} instead")
     return f"{host}:{port or 15002}"
 
 
 def check_master(master: str) -> None:
-    """Check that a standalone master can be reached. Spark itself reports that after a minute.
+    """Check that a standalone master is reachable, because Spark itself would take a minute to fail.
 
     Raises:
-        InvalidInputError: The address has no host and port.
-        JobFailedError: No master accepts connections.
+        InvalidInputError: If the address has no host or port.
+        JobFailedError: If no master accepts connections.
     """
     if not master.startswith(_STANDALONE):
         return
     servers = [_server(master, address) for address in master.removeprefix(_STANDALONE).split(",")]
     if not any(_is_reachable(host, port) for host, port in servers):
         raise JobFailedError(
-            f"cannot start Spark at {master}: no master accepts connections there within {RESPONSE_SECONDS:.0f} s;"
-            " check the address, and that the master runs"
+            f"cannot connect to {master}: no Spark master accepted a connection within {RESPONSE_SECONDS:.0f} s; check"
+            " the address, and that the master is running"
         )
 
 
@@ -59,7 +59,7 @@ def _server(master: str, address: str) -> tuple[str, int]:
     except ValueError:
         host, port = None, None
     if not host or not port:
-        raise InvalidInputError(f"{master!r} is no address of a Spark master; write spark://HOST:PORT")
+        raise InvalidInputError(f"{master!r} is not the address of a Spark master; use spark://HOST:PORT")
     return host, port
 
 

@@ -1,11 +1,11 @@
-"""Sessions of Spark Connect, the process that keeps one alive, and the active session of a thread.
+"""Sessions of Spark Connect, processes that release them, and the active session of a thread.
 
-The client is an extra of this package and is imported when a remote is asked for. The server's machines have this
-package, for the same version of Python.
+The client is an extra of this package, and is imported only if a remote session is requested. The machines of the
+server need this package, for the same version of Python.
 
-A server goes on with its client's work, as the client might come back. This takes minutes, or until the work is done.
-So a client of ours has a small process beside it that waits for the client's end of a pipe to close. It then releases
-the session, which interrupts all that runs in it. The process imports nothing until then.
+A server continues the work of a client that disappeared, for minutes or until the work is done, because the client may
+reconnect. Each client of this package therefore starts a small keeper process, which waits until the client's end of a
+pipe closes. It then releases the session, which interrupts all work in it. The keeper imports nothing until then.
 """
 
 from __future__ import annotations
@@ -39,7 +39,13 @@ _LEAVE_QUEUE_SECONDS = 10
 
 
 def start_keeper(url: str, session_id: str, user_id: str | None) -> subprocess.Popen[bytes]:
-    """Start the process for a session. Signals from a terminal do not reach it."""
+    """Start the keeper process of a session. Signals from a terminal do not reach it.
+
+    Args:
+        url: The URL of the server.
+        session_id: The id of the session.
+        user_id: The user of the session, None for the default.
+    """
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _PROGRAM, url, session_id, user_id or ""],
         stdin=subprocess.PIPE,
@@ -50,16 +56,22 @@ def start_keeper(url: str, session_id: str, user_id: str | None) -> subprocess.P
 
 
 def dismiss(keeper: subprocess.Popen[bytes]) -> None:
-    """Let the process go, as the session is released."""
+    """End a keeper process after its session was released."""
     try:
         keeper.communicate(_DONE, timeout=_LEAVE_QUEUE_SECONDS)
-    except subprocess.TimeoutExpired:  # the machine is too busy to end the process; it has nothing to do any more
+    except subprocess.TimeoutExpired:  # the machine is too busy; the keeper has no work left
         keeper.kill()
         keeper.wait()
 
 
 def release(url: str, session_id: str, user_id: str) -> None:
-    """End a session that another process opened."""
+    """Release a session that another process opened.
+
+    Args:
+        url: The URL of the server.
+        session_id: The id of the session.
+        user_id: The user of the session, empty for the default.
+    """
     from pyspark.sql.connect.client import DefaultChannelBuilder
     from pyspark.sql.connect.client.core import SparkConnectClient
 
@@ -69,15 +81,15 @@ def release(url: str, session_id: str, user_id: str) -> None:
     client.close()
 
 
-#: A call is repeated for about 17 s. The client's own 15 repetitions would take ten minutes.
+#: Retries of a call, which take about 17 s in total. The client's default of 15 retries would take ten minutes.
 _MAX_RETRIES = 5
 
 _PARALLELISM_SQL = "SELECT max(number) + 1 FROM (SELECT spark_partition_id() AS number FROM range(65536))"
 
-#: Lets functions of ``pyspark.sql.functions`` make columns for a session of this kind.
+#: Makes ``pyspark.sql.functions`` create columns for Spark Connect.
 _MODE_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
 
-#: Sessions that this process opened. Each has a process that ends it if this one is killed.
+#: The keeper processes of sessions that this process opened.
 _keepers: dict[int, subprocess.Popen[bytes]] = {}
 
 
@@ -87,15 +99,23 @@ def is_remote(spark: SparkSession) -> bool:
 
 
 def open_remote(url: str, app_name: str, settings: Mapping[str, str], asked: Mapping[str, str]) -> SparkSession:
-    """Return a new session at a server, to be closed by :func:`close_remote`.
+    """Open a session at a server, to be closed by :func:`close_remote`.
 
-    ``settings`` are applied as far as the server lets sessions choose them, ``asked`` all. Raises InvalidInputError for
-    a wrong address, and for a setting that only the server can have. Raises it also in a process that has a Spark of
-    its own. Raises MissingExtraError without the client, JobFailedError if no server answers.
+    Args:
+        url: The URL of the server, ``sc://host:port``.
+        app_name: The name of the application.
+        settings: Settings to apply where sessions are allowed to choose them.
+        asked: Settings that must be applied.
+
+    Raises:
+        InvalidInputError: If the URL is invalid, a setting in ``asked`` can only be set at the server, or this process
+            already runs a Spark of its own.
+        MissingExtraError: If the client is not installed.
+        JobFailedError: If no server responds.
     """
     address = check_remote(url)
     if SparkContext._active_spark_context is not None:
-        raise InvalidInputError("this process runs a Spark of its own already: a remote one needs a process of its own")
+        raise InvalidInputError("this process already runs a local Spark; open a remote session in another process")
     os.environ[_MODE_VARIABLE] = "1"
     try:
         connected = _connected(url, address, app_name)
@@ -107,7 +127,9 @@ def open_remote(url: str, app_name: str, settings: Mapping[str, str], asked: Map
     try:
         for key in asked:
             if not session.conf.isModifiable(key):
-                raise InvalidInputError(f"{key} cannot be set for a session at {address}: it is set where that starts")
+                raise InvalidInputError(
+                    f"{key} cannot be set for a session at {address}; set it where the server is started"
+                )
         for key, value in {**settings, **asked}.items():
             if session.conf.isModifiable(key):
                 session.conf.set(key, value)
@@ -127,15 +149,15 @@ def _connected(url: str, address: str, app_name: str) -> ConnectSession:
             from pyspark.sql.connect.client import DefaultChannelBuilder
             from pyspark.sql.connect.client.retries import DefaultPolicy
             from pyspark.sql.connect.session import SparkSession as ConnectSession
-    except PySparkImportError as error:  # by Spark's own look at versions
-        raise InvalidInputError(f"the client of Spark Connect cannot be used: {_first_line(error)}") from error
-    # The channel must be ready first, as a session would go on trying a missing server.
+    except PySparkImportError as error:  # Spark's own check of package versions
+        raise InvalidInputError(f"the Spark Connect client is not usable: {_first_line(error)}") from error
+    # Wait for the channel first, because a session would retry for a long time if there is no server.
     with DefaultChannelBuilder(url).toChannel() as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=RESPONSE_SECONDS)
         except grpc.FutureTimeoutError:
             raise JobFailedError(
-                f"no Spark Connect server answers at {address} within {RESPONSE_SECONDS:.0f} s"
+                f"cannot connect to {address}: no Spark Connect server responded within {RESPONSE_SECONDS:.0f} s"
             ) from None
     try:
         session = ConnectSession.builder.remote(url).appName(app_name).create()
@@ -146,7 +168,7 @@ def _connected(url: str, address: str, app_name: str) -> ConnectSession:
 
 
 def close_remote(session: SparkSession) -> None:
-    """Release a session with all that still runs in it. The server stays."""
+    """Release a session and interrupt all work in it. The server keeps running."""
     try:
         session.stop()
         if (keeper := _keepers.pop(id(session), None)) is not None:
@@ -156,25 +178,25 @@ def close_remote(session: SparkSession) -> None:
 
 
 def running_remote() -> SparkSession | None:
-    """Return the session of Spark Connect that this process has already, if any."""
+    """Return the open Spark Connect session of this process, None if there is none."""
     if _MODE_VARIABLE not in os.environ:
         return None
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    found: Any = ConnectSession.getActiveSession() or ConnectSession._get_default_session()
-    return None if found is None or found.is_stopped else cast("SparkSession", found)
+    session: Any = ConnectSession.getActiveSession() or ConnectSession._get_default_session()
+    return None if session is None or session.is_stopped else cast("SparkSession", session)
 
 
 def default_parallelism(spark: SparkSession) -> int:
-    """Return how many tasks Spark makes by default: as many as run at a time."""
+    """Return the default number of tasks, which is the number that can run at a time."""
     if not is_remote(spark):
         return max(1, int(spark.sparkContext.defaultParallelism))
-    found = spark.sql(_PARALLELISM_SQL).toArrow()
-    return max(1, int(found.column(0)[0].as_py()))
+    result = spark.sql(_PARALLELISM_SQL).toArrow()
+    return max(1, int(result.column(0)[0].as_py()))
 
 
 class Slots:
-    """The number of tasks at a time, by :func:`default_parallelism`. A server is asked again after a minute."""
+    """The number of tasks that can run at a time. The value of a server is refreshed after a minute."""
 
     _KEPT_SECONDS = 60.0
 
@@ -184,7 +206,7 @@ class Slots:
         self._count = 1
 
     def count(self) -> int:
-        """Return the number. Raises Spark's errors if the server is gone."""
+        """Return the number of tasks. Raises Spark's errors if the server has disappeared."""
         now_s = time.monotonic()
         if not is_remote(self._spark) or now_s - self._asked_s >= self._KEPT_SECONDS:
             self._count, self._asked_s = default_parallelism(self._spark), now_s
@@ -196,9 +218,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def activate(spark: SparkSession) -> None:
-    """Make a session the active one of this thread, as it is for the thread that built it.
+    """Make a session the active one of this thread, as Spark does for the thread that built it.
 
-    A session of Spark Connect needs none.
+    Does nothing for Spark Connect, which does not need it.
     """
     if not is_remote(spark):
         jvm = spark.sparkContext._jvm

@@ -1,4 +1,4 @@
-"""Failures of Spark jobs as errors of this package, and the versions of Spark."""
+"""Translation of Spark failures to errors of this package, and requirements on Spark's version."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^(?P<module>[A-Za-z_][\w.]*\.)?(?P<name>[A-Za-z_]\w*)(?:: (?P<message>.*))?$")
 _SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}.*$")
-#: The form in which the message of a commit without an answer names the commit.
+#: How the message of a CommitOutcomeUnknownError names the commit.
 _RESOLVE = re.compile(r"trinitylake resolve-commit (?P<version>\d+) (?P<commit_id>\S+)")
 _OWN_PACKAGE = "trinitylake_ops."
-#: The catalog of Spark's SQL tells an error of ours in one line.
+#: The form of this package's errors in exceptions of the catalog's jar.
 _OWN_LINE = re.compile(r"(?P<name>[A-Z]\w*): (?P<message>.*)")
 _OWN_ERRORS = "trinitylake_ops.errors"
 
@@ -41,8 +41,11 @@ _OWN_ERRORS = "trinitylake_ops.errors"
 def spark_failures(what: str) -> Iterator[None]:
     """Raise the cause of a failed Spark job as a typed error.
 
-    An error of this package that a task raised keeps its class. A file that Spark cannot read is a CorruptFileError
-    with its path. Anything else is a JobFailedError that says ``what`` failed and why.
+    An error of this package that a task raised keeps its class. A file that Spark cannot read becomes a
+    CorruptFileError with its path. Any other failure becomes a JobFailedError.
+
+    Args:
+        what: The operation, for messages of the form ``cannot <what>: ...``.
     """
     try:
         yield
@@ -51,7 +54,7 @@ def spark_failures(what: str) -> Iterator[None]:
 
 
 def _translated(what: str, messages: list[str]) -> TrinityLakeError:
-    """Return the error for a chain of messages, outermost first."""
+    """Return the error for a chain of messages, ordered from the outermost to the innermost."""
     for message in reversed(messages):
         if _TRACEBACK in message:
             return _from_traceback(what, message)
@@ -62,15 +65,15 @@ def _translated(what: str, messages: list[str]) -> TrinityLakeError:
     reading = [position for position, message in enumerate(messages) if "FAILED_READ_FILE" in message]
     if reading:
         path = messages[reading[-1]].partition(" file ")[2].partition(".  SQLSTATE")[0].strip()
-        found = "; ".join(map(_one_line, messages[reading[-1] + 1 :])) or _one_line(messages[reading[-1]])
+        reason = "; ".join(map(_one_line, messages[reading[-1] + 1 :])) or _one_line(messages[reading[-1]])
         return CorruptFileError(
-            f"cannot {what}: Spark cannot read its source: {found}", path=unquote(path.removeprefix("file://")) or None
+            f"cannot {what}: Spark cannot read its source: {reason}", path=unquote(path.removeprefix("file://")) or None
         )
     return JobFailedError(f"cannot {what}: {_one_line(messages[-1])}")
 
 
 def _from_traceback(what: str, message: str) -> TrinityLakeError:
-    """Return the error that a Python task raised: the line after the frames of the last traceback."""
+    """Return the error that a Python task raised, from the line after the frames of the last traceback."""
     lines = message.rpartition(_TRACEBACK)[2].splitlines()
     raised = next((line for line in lines if line and not line.startswith(" ")), "")
     match = _RAISED.match(raised)
@@ -81,9 +84,9 @@ def _from_traceback(what: str, message: str) -> TrinityLakeError:
 
 def _error(what: str, module: str, name: str, text: str) -> TrinityLakeError:
     error_class = _own_error_class(module, name)
-    asked = _RESOLVE.search(text)
-    if error_class is CommitOutcomeUnknownError and asked is not None:
-        return CommitOutcomeUnknownError(text, commit_id=asked["commit_id"], version=int(asked["version"]))
+    commit = _RESOLVE.search(text)
+    if error_class is CommitOutcomeUnknownError and commit is not None:
+        return CommitOutcomeUnknownError(text, commit_id=commit["commit_id"], version=int(commit["version"]))
     if error_class is not None and error_class is not CommitOutcomeUnknownError:
         return error_class(text)
     return JobFailedError(f"cannot {what}: {name}{f': {text}' if text else ''}")
@@ -92,8 +95,8 @@ def _error(what: str, module: str, name: str, text: str) -> TrinityLakeError:
 def _own_error_class(module: str, name: str) -> type[TrinityLakeError] | None:
     if not module.startswith(_OWN_PACKAGE):
         return None
-    found = getattr(importlib.import_module(module.rstrip(".")), name, None)
-    return found if isinstance(found, type) and issubclass(found, TrinityLakeError) else None
+    attribute = getattr(importlib.import_module(module.rstrip(".")), name, None)
+    return attribute if isinstance(attribute, type) and issubclass(attribute, TrinityLakeError) else None
 
 
 def _messages(error: PySparkException | Py4JJavaError) -> list[str]:
@@ -114,12 +117,12 @@ def _messages(error: PySparkException | Py4JJavaError) -> list[str]:
 
 
 def _one_line(message: str) -> str:
-    """Return the first meaningful line, without Spark's own decoration."""
+    """Return the first non-empty line, without Spark's additions."""
     first = next((line.strip() for line in message.splitlines() if line.strip()), "no reason given")
     return _SQL_STATE.sub("", first).partition(" Parse Mode:")[0]
 
 
-#: The first that takes Arrow batches for a stream, and the first that asks a source how far a batch goes.
+#: The first version with Arrow batches in streaming writes, and the first with limits in streaming reads.
 STREAM_WRITES = (4, 1)
 STREAM_READS = (4, 2)
 _TIMEZONE_IN_SCHEMAS = (4, 2)
@@ -132,26 +135,33 @@ def spark_version() -> tuple[int, int]:
 
 
 def too_old(least: tuple[int, int], what: str) -> InvalidInputError:
-    """Return the error for what needs a newer Spark than this."""
+    """Return the error for a feature that needs a newer version of Spark.
+
+    Args:
+        least: The required version.
+        what: The feature, in the plural.
+    """
     needed = ".".join(map(str, least))
-    return InvalidInputError(f"{what} by this source need Spark {needed}, and this is {pyspark.__version__}")
+    return InvalidInputError(
+        f"{what} with this data source need Spark {needed} or newer, but this is {pyspark.__version__}"
+    )
 
 
 class TooOld(DataSourceStreamReader):
-    """The reader of streams that an older Spark gets: it says so when it is used, as errors before that get lost."""
+    """The stream reader on an older Spark. It raises the error at its first use, because Spark loses earlier errors."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        raise too_old(STREAM_READS, "streams that are read")
+        raise too_old(STREAM_READS, "streaming reads")
 
     def latestOffset(self, *_of_newer: Any) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        raise too_old(STREAM_READS, "streams that are read")
+        raise too_old(STREAM_READS, "streaming reads")
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        raise too_old(STREAM_READS, "streams that are read")
+        raise too_old(STREAM_READS, "streaming reads")
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return what Spark checks batches of a schema against: timestamps are in UTC."""
+    """Return the Arrow schema that Spark expects for batches of a schema, with timestamps in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema  # needs no pandas
 
     if spark_version() < _TIMEZONE_IN_SCHEMAS:
@@ -160,8 +170,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def value_of(partition: InputPartition | None) -> Any:
-    """Return what a partition was made with, None where there were none.
+    """Return the value of a partition, None if there are no partitions.
 
-    Spark reads once then, too: a partition without a value, and before 4.2 no partition.
+    Without partitions, Spark calls ``read`` once: with a partition without a value, or before 4.2 with None.
     """
     return None if partition is None else partition.value

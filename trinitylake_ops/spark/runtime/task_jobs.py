@@ -1,14 +1,14 @@
-"""Jobs and frames of tasks that take and return bytes.
+"""Jobs and DataFrames whose tasks take and return bytes.
 
-A Spark of this process has RDDs. A server has frames. There the elements are rows, and the function is one over Arrow
-batches (``mapInArrow``). It needs pandas where it is called, as all of Spark Connect's client does. In both, secrets -
-storages with their credentials - go inside the function. Spark shows them neither in plans nor in its UI nor in event
-logs. There is no shuffle, and each task runs once. A task that Spark repeats has an ``attemptNumber`` above 0 (decision
-18).
+A local Spark runs them as RDDs. Spark Connect has only DataFrames: elements become rows, and the task becomes a
+function over Arrow batches (``mapInArrow``), which needs pandas on the client like all of Spark Connect. In both cases
+secrets, such as storages with their credentials, are inside the serialized function, which Spark shows neither in plans
+nor in its UI nor in event logs. There is no shuffle, and each task runs once. A task that Spark repeats has an
+``attemptNumber`` above 0 (decision 19).
 
-In other sessions the data source takes the objects of this process through a folder of the driver (``handover``). A
-server has another disk. So the reader goes inside a function, with the storage's credentials, and the input of each
-task goes as rows.
+In other sessions, data sources get objects of this process through a folder on the driver (``handover``). A server has
+another disk, so there the reader with the storage's credentials is inside a function, and the input of each task is
+sent as rows.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from trinitylake_ops.spark.runtime.errors import spark_failures
 
 logger = logging.getLogger(__name__)
 
-#: The function of a task: bytes for each of its elements, in order.
+#: The function of a task: maps each element to bytes, in order.
 Task = Callable[[Iterator[bytes]], Iterator[bytes]]
 
-#: In a server a result goes in rows of at most so many bytes, as messages and batches of Arrow have limits.
+#: The maximum size of a result row on a server, because messages and Arrow batches are limited. Results are split.
 PIECE_BYTES = 1 << 20
 
 _GIVEN = pa.schema([("number", pa.int64()), ("elements", pa.list_(pa.binary()))])
@@ -42,10 +42,22 @@ _RETURNED_DDL = "number long, piece binary"
 
 
 def run_in_tasks(spark: SparkSession, what: str, task: Task, elements: Sequence[bytes], n_tasks: int) -> list[bytes]:
-    """Run one job over elements, in at most so many tasks. Returns the result of each, in order.
+    """Run one job over elements.
 
-    The job ends if this call is left by an exception, such as an interrupt. Raises errors of this package that tasks
-    raise, JobFailedError for other failures.
+    The job is cancelled if an exception, such as an interrupt, leaves this call.
+
+    Args:
+        spark: The session.
+        what: The operation, for error messages and the job's description.
+        task: The function to run in the tasks.
+        elements: The inputs.
+        n_tasks: The maximum number of tasks.
+
+    Returns:
+        The result of each element, in order.
+
+    Raises:
+        JobFailedError: If Spark fails. Errors of this package that tasks raise keep their class.
     """
     if not elements:
         return []
@@ -53,19 +65,19 @@ def run_in_tasks(spark: SparkSession, what: str, task: Task, elements: Sequence[
     with spark_failures(what):
         results = (_remote_job if is_remote(spark) else _own_job)(spark, what, task, elements, n_tasks)
     if len(results) != len(elements):
-        raise JobFailedError(f"cannot {what}: Spark gave back {len(results)} results for {len(elements)}")
+        raise JobFailedError(f"cannot {what}: Spark returned {len(results)} results for {len(elements)} elements")
     return results
 
 
 def _own_job(spark: SparkSession, what: str, task: Task, elements: Sequence[bytes], n_tasks: int) -> list[bytes]:
-    """Run a job in the Spark of this process."""
+    """Run a job in the local Spark."""
     context: Any = spark.sparkContext
     group = f"trinitylake-{uuid.uuid4()}"
     names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
     before = {name: context.getLocalProperty(name) for name in names}
     context.setJobGroup(group, f"TrinityLake: {what}", interruptOnCancel=True)
     try:
-        # To Spark this is a function of our own, so that the task's data go inside it.
+        # The task's data is inside the serialized function, which Spark does not show.
         rows: list[bytes] = (
             context.parallelize(elements, n_tasks).mapPartitions(lambda part: task(iter(part))).collect()
         )
@@ -79,7 +91,7 @@ def _own_job(spark: SparkSession, what: str, task: Task, elements: Sequence[byte
 
 
 def _remote_job(spark: SparkSession, what: str, task: Task, elements: Sequence[bytes], n_tasks: int) -> list[bytes]:
-    """Run a job in a server of Spark Connect. It makes as many tasks as run at a time, or fewer."""
+    """Run a job on a Spark Connect server, in at most as many tasks as can run at a time."""
 
     def over_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _over_batches(task, batches)
@@ -87,9 +99,9 @@ def _remote_job(spark: SparkSession, what: str, task: Task, elements: Sequence[b
     size = -(-len(elements) // n_tasks)
     firsts = range(0, len(elements), size)
     groups = [list(elements[first : first + size]) for first in firsts]
-    given = pa.Table.from_pydict({"number": list(firsts), "elements": groups}, schema=_GIVEN)
+    table = pa.Table.from_pydict({"number": list(firsts), "elements": groups}, schema=_GIVEN)
     with _interrupted_by_errors(spark, what):
-        rows: pa.Table = spark.createDataFrame(given).mapInArrow(over_batches, _RETURNED_DDL).toArrow()
+        rows: pa.Table = spark.createDataFrame(table).mapInArrow(over_batches, _RETURNED_DDL).toArrow()
     pieces: dict[int, list[bytes]] = {}
     for number, piece in _rows(rows.to_batches()):
         pieces.setdefault(number, []).append(piece)
@@ -118,7 +130,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Any]]:
 
 @contextmanager
 def _interrupted_by_errors(spark: SparkSession, what: str) -> Iterator[None]:
-    """Tag the work of a session of Spark Connect in a block, and cancel it if an exception leaves the block."""
+    """Tag the work of a Spark Connect session in a block, and interrupt it if an exception leaves the block."""
     tag = f"trinitylake: {what}: {uuid.uuid4()}"
     spark.addTag(tag)
     try:
@@ -126,8 +138,8 @@ def _interrupted_by_errors(spark: SparkSession, what: str) -> Iterator[None]:
     except BaseException:
         try:
             spark.interruptTag(tag)
-        except PySparkException as error:  # the first error is the one that is raised
-            logger.warning("cannot interrupt Spark, which was to %s: %s", what, str(error).partition("\n")[0])
+        except PySparkException as error:  # the first error is raised
+            logger.warning("cannot interrupt Spark's work to %s: %s", what, str(error).partition("\n")[0])
         raise
     finally:
         spark.removeTag(tag)
@@ -139,7 +151,14 @@ _PART = "part"
 def frame_by_tasks(
     spark: SparkSession, schema: StructType, read: Callable[[bytes], Iterator[pa.RecordBatch]], parts: Sequence[bytes]
 ) -> DataFrame:
-    """Return the rows that ``read`` yields for each part. Each query reads them anew."""
+    """Return a DataFrame of the rows that ``read`` yields for each part. Each query reads them again.
+
+    Args:
+        spark: The session.
+        schema: The columns.
+        read: Yields the rows of a part, in a task.
+        parts: The parts.
+    """
     if not parts:
         return spark.createDataFrame([], schema)
 
@@ -148,5 +167,5 @@ def frame_by_tasks(
             for part in batch.column(0).to_pylist():
                 yield from read(part)
 
-    given = pa.table([pa.array(parts, pa.binary())], names=[_PART])
-    return spark.createDataFrame(given).mapInArrow(over_batches, schema)
+    table = pa.table([pa.array(parts, pa.binary())], names=[_PART])
+    return spark.createDataFrame(table).mapInArrow(over_batches, schema)

@@ -1,7 +1,7 @@
-"""What is imported into a Python worker of Spark stays out of its garbage collections.
+"""Exclude imported modules from garbage collection in Spark's Python workers.
 
-Spark keeps its Python workers, and lets each collect garbage after each task, and a helper of the driver after each
-question. Such a collection looks at every object of every module, which takes a tenth of a second with ours.
+Spark reuses its Python workers, and runs a full collection after each task, and in helpers of the driver after each
+request. A collection that traverses all objects of all imported modules takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 
-# Spark sets it for the Python processes that it uses more than once, and for no others.
+# Spark sets it only for Python processes that it reuses.
 _REUSED = "SPARK_REUSE_WORKER"
 _OLDEST_GENERATION = 2
 
@@ -18,13 +18,13 @@ _known = {"modules": 0}
 
 
 def spare_modules() -> None:
-    """Let full collections leave out what the one before has left; does nothing outside of Spark's workers."""
+    """Exclude objects that survive a full collection from later ones. Does nothing outside of Spark's workers."""
     if _REUSED in os.environ and _freeze not in gc.callbacks:
         gc.callbacks.append(_freeze)
 
 
 def _freeze(phase: str, info: dict[str, int]) -> None:
-    """Freeze what a full collection has left, but only if modules have come since: what is frozen is kept for ever."""
+    """Freeze survivors of a full collection if modules were imported since the last time. Frozen objects are leaked."""
     if phase == "stop" and info["generation"] == _OLDEST_GENERATION and len(sys.modules) > _known["modules"]:
         _known["modules"] = len(sys.modules)
         gc.freeze()

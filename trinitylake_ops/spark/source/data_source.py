@@ -1,9 +1,9 @@
-"""``format("trinitylake")`` of Spark: metadata tables of a lakehouse, the data of its tables, streams and writes.
+"""Spark's ``format("trinitylake")``: metadata tables of a lakehouse, the data of its tables, streams and writes.
 
-Spark makes the source in a helper process of the driver, which looks at the lakehouse once. The DataFrame keeps the
-version and the schema of that moment for as long as it lives. Another helper plans the reads of tasks when the first
-query needs it. The tasks get their input inside pickled objects. The options, which Spark shows, hold no credentials.
-The readers take no filters of Spark's (``row_filters`` says why).
+Spark creates the source in a helper process of the driver, which reads the lakehouse once. The DataFrame keeps that
+version and schema for as long as it lives. Another helper plans the tasks when the first query needs them. The tasks
+get their input in pickled objects. The options, which Spark shows, contain no credentials. The readers accept no
+filters from Spark; :mod:`~trinitylake_ops.spark.tables.schema` explains the reason.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ FORMAT = "trinitylake"
 
 
 def register_data_source(spark: SparkSession) -> None:
-    """Make ``spark.read.format("trinitylake")`` known to a session that ``build_session`` did not make.
+    """Register ``spark.read.format("trinitylake")`` in a session that ``build_session`` did not create.
 
-    Also make the session that of this thread: Spark finds the source for ``write`` only if the thread has one.
+    Also makes the session the active one of this thread, because Spark needs that to find the source for ``write``.
     """
     activate(spark)
     spark.dataSource.register(TrinityLakeSource)
@@ -60,11 +60,23 @@ def read_metadata(
     first_version: int | None = None,
     last_version: int | None = None,
 ) -> DataFrame:
-    """Return a metadata table of an open lakehouse, with its storage options, at a version or export.
+    """Return a metadata table of an open lakehouse, with the lakehouse's storage options.
 
-    ``row_filter`` is the option of that name. Versions, namespaces and tables that it excludes are not read.
-    ``first_version`` and ``last_version`` are of ``changes``, inclusive. Raises InvalidInputError,
-    VersionNotFoundError, VersionExpiredError, ExportNotFoundError, StorageError.
+    Args:
+        spark: The session.
+        lake: The lakehouse.
+        table: The name of the metadata table.
+        version: A version number, the name of an export, or None for the latest version.
+        row_filter: An Iceberg filter. Versions, namespaces and tables that it excludes are not read.
+        columns: The columns to read, None for all.
+        first_version: For ``changes``, the first version, inclusive.
+        last_version: For ``changes``, the last version, inclusive.
+
+    Raises:
+        InvalidInputError: If an argument is invalid.
+        NotFoundError: If the version or export does not exist.
+        VersionExpiredError: If the version has expired.
+        StorageError: If the storage fails.
     """
     from trinitylake_ops.spark.source.opened_table import open_metadata
     from trinitylake_ops.spark.source.options import TableRequest
@@ -84,14 +96,19 @@ def read_metadata(
 
 
 def frame_of(spark: SparkSession, opened: OpenedTable) -> DataFrame:
-    """Return the DataFrame of a table that this process has opened."""
+    """Return a DataFrame of a table that this process has opened.
+
+    Args:
+        spark: The session.
+        opened: The opened table.
+    """
     if is_remote(spark):
         reader = opened.reader(opened.schema)
         parts = [pickle.dumps(partition) for partition in reader.partitions()]
         return frame_by_tasks(spark, opened.schema, partial(_read_part, reader), parts)
     register_data_source(spark)
     with handed_over(opened) as folder:
-        # Spark makes the data source now and keeps it with the DataFrame, so the folder is not needed any more.
+        # Spark creates the data source now and keeps it with the DataFrame, so the folder can be removed.
         return spark.read.format(FORMAT).option(HANDOVER, folder).load()
 
 
@@ -100,7 +117,7 @@ def _read_part(reader: DataSourceReader, part: bytes) -> Iterator[pa.RecordBatch
 
 
 class TrinityLakeSource(DataSource):
-    """A table of a lakehouse, opened by options or handed over by a process that has it open."""
+    """A table of a lakehouse, opened from options or passed by a process that has opened it."""
 
     def __init__(self, options: dict[str, str]):
         super().__init__(options)
@@ -114,11 +131,11 @@ class TrinityLakeSource(DataSource):
         return self._take().schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        given = {name.lower() for name in self.options}
-        if wrong := next((name for name in STREAM_OPTIONS if name in given), None):
-            raise InvalidInputError(f"the option {wrong!r} is of streams: spark.readStream")
+        names = {name.lower() for name in self.options}
+        if stream_option := next((name for name in STREAM_OPTIONS if name in names), None):
+            raise InvalidInputError(f"option {stream_option!r} is for streams; use spark.readStream")
         reader = self._taken(schema).reader(schema)
-        self._opened = None  # Spark sends the source to all tasks beside the reader, and they have no use for it.
+        self._opened = None  # Spark sends the source to all tasks as well, which do not need it
         return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
@@ -137,7 +154,7 @@ class TrinityLakeSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         if spark_version() < STREAM_WRITES:
-            raise too_old(STREAM_WRITES, "streams that are written")
+            raise too_old(STREAM_WRITES, "streaming writes")
         from trinitylake_ops.spark.source.writer import stream_writer
 
         return stream_writer(self._target(), schema, overwrite=overwrite)
@@ -150,7 +167,9 @@ class TrinityLakeSource(DataSource):
     def _taken(self, schema: StructType) -> OpenedTable:
         opened = self._take()
         if schema.names != opened.schema.names:
-            raise InvalidInputError("the source has its own columns: read without a schema, and choose by 'columns'")
+            raise InvalidInputError(
+                "the source has a fixed schema; read without a schema, and select columns with the option 'columns'"
+            )
         return opened
 
     def _take(self) -> OpenedTable:

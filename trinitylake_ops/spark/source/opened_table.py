@@ -1,4 +1,4 @@
-"""Tables of a lakehouse that the source has opened: at one version, with their schema, ready to be planned."""
+"""Tables that the data source has opened at one version, with their schema, ready to be planned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class OpenedTable(Protocol):
-    """The source's data on a table, pickled, until a query reads it."""
+    """A table of the data source. It is pickled until a query reads it."""
 
     @property
     def schema(self) -> StructType:
@@ -28,15 +28,17 @@ class OpenedTable(Protocol):
         ...
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of one query, for the columns in Spark's form."""
+        """Return the reader of a query, for the columns in Spark's form."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedData:
-    """The data of an Iceberg table, with all that its readers need, pickled: a DataPlan."""
+    """The data of an Iceberg table."""
 
+    #: The columns.
     schema: StructType
+    #: The pickled DataPlan, which contains all that readers need.
     pickled_plan: bytes
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -46,7 +48,7 @@ class OpenedData:
 
 
 def open_table(options: SourceOptions) -> OpenedTable:
-    """Open the table that options name. Raises InvalidInputError, NotFoundError, StorageError."""
+    """Open the table that the options select. Raises InvalidInputError, NotFoundError, or StorageError."""
     request = options.request
     _check_request(request)
     lake = Lakehouse.open(options.root, options.storage_options)
@@ -56,18 +58,28 @@ def open_table(options: SourceOptions) -> OpenedTable:
 def _check_request(request: TableRequest) -> None:
     if request.table not in METADATA_TABLES and "." not in request.table:
         raise InvalidInputError(
-            f"there is no metadata table {request.table!r}: they are {', '.join(METADATA_TABLES)};"
-            " the data of a table is NAMESPACE.TABLE"
+            f"unknown metadata table {request.table!r}; use one of {', '.join(METADATA_TABLES)}, or NAMESPACE.TABLE for"
+            " the data of a table"
         )
     if request.table != "changes" and (request.first_version is not None or request.last_version is not None):
-        raise InvalidInputError(f"the options 'from' and 'to' are of 'changes', not of {request.table!r}")
-    refused = {"exports": ("version", "timestamp", "export"), "versions": ("export",), "changes": ("export",)}
-    if request.time in refused.get(request.table, ()):
-        raise InvalidInputError(f"{request.table!r} cannot be read by the option {request.time!r}")
+        raise InvalidInputError(f"options 'from' and 'to' are not supported for {request.table!r}, only for 'changes'")
+    unsupported = {"exports": ("version", "timestamp", "export"), "versions": ("export",), "changes": ("export",)}
+    if request.time in unsupported.get(request.table, ()):
+        raise InvalidInputError(f"option {request.time!r} is not supported for {request.table!r}")
 
 
 def open_metadata(lake: Lakehouse, request: TableRequest) -> OpenedMetadata:
-    """Open a metadata table. Raises InvalidInputError, NotFoundError, StorageError."""
+    """Open a metadata table.
+
+    Args:
+        lake: The lakehouse.
+        request: The table, version, columns and filter.
+
+    Raises:
+        InvalidInputError: If the request is invalid, or the lakehouse is in memory.
+        NotFoundError: If the version or export does not exist.
+        StorageError: If the storage fails.
+    """
     from trinitylake_ops.spark.metadata.columns import MetadataFilter
     from trinitylake_ops.spark.tables.reader import check_reachable
 
@@ -76,7 +88,9 @@ def open_metadata(lake: Lakehouse, request: TableRequest) -> OpenedMetadata:
     known = METADATA_TABLES[request.table]
     columns = tuple(known) if request.columns is None else request.columns
     if unknown := next((column for column in columns if column not in known), None):
-        raise InvalidInputError(f"{request.table!r} has no column {unknown!r}; it has {', '.join(known)}")
+        raise InvalidInputError(
+            f"metadata table {request.table!r} has no column {unknown!r}; its columns are {', '.join(known)}"
+        )
     if request.row_filter is None:
         return OpenedMetadata(request.table, _metadata_table(lake, request, columns), columns)
     row_filter = MetadataFilter.parse(request.table, request.row_filter)
@@ -105,33 +119,46 @@ def _metadata_table(lake: Lakehouse, request: TableRequest, columns: tuple[str, 
 def _history_table(lake: Lakehouse, request: TableRequest, snapshot: Snapshot) -> MetadataTable:
     from trinitylake_ops.spark.metadata.tables import Changes, Versions
 
-    # Only the latest version knows which versions expired.
+    # Only the latest version records which versions expired.
     latest = PinnedSnapshot.of(lake, snapshot if request.time is None else lake.snapshot())
     if request.table == "versions":
         return Versions(latest, range(snapshot.version + 1), request.parallelism)
     first = request.first_version if request.first_version is not None else 1
     last = request.last_version if request.last_version is not None else snapshot.version
     if not 0 <= first <= last + 1 or last > snapshot.version:
-        raise InvalidInputError(f"there are no versions {first} to {last}: the last one read is {snapshot.version}")
+        raise InvalidInputError(
+            f"invalid version range {first} to {last}; the last readable version is {snapshot.version}"
+        )
     return Changes(latest, range(first, last + 1), parallelism=request.parallelism)
 
 
 def snapshot_of(lake: Lakehouse, request: TableRequest) -> Snapshot:
-    """Return the version that the options name. Raises NotFoundError, StorageError, InvalidInputError."""
+    """Return the version that a request selects. Raises InvalidInputError, NotFoundError, or StorageError."""
     if request.export is not None:
         return lake.exported(request.export)
     return lake.snapshot(request.version, request.timestamp)
 
 
 def open_data(lake: Lakehouse, request: TableRequest) -> OpenedData:
-    """Open the data of a table. Raises InvalidInputError, NotFoundError, StorageError, UnsupportedTypeError."""
+    """Open the data of a table.
+
+    Args:
+        lake: The lakehouse.
+        request: The table, version, columns and filter.
+
+    Raises:
+        InvalidInputError: If the request is invalid, or the lakehouse is in memory.
+        NotFoundError: If the table, version or export does not exist.
+        UnsupportedTypeError: If Spark does not support a column's type.
+        StorageError: If the storage fails.
+    """
     from trinitylake_ops.spark.tables.reader import DataPlan, open_iceberg_table, projected, resolved_name
     from trinitylake_ops.spark.tables.schema import bound, parsed, to_spark_schema
 
     snapshot = snapshot_of(lake, request)
     name = resolved_name(request.table, snapshot)
-    found = open_iceberg_table(lake, snapshot, *name)
-    schema = projected(found.metadata.schema(), request.columns)
-    bound(request.row_filter, found.metadata.schema())  # bound now, so that a filter that does not fit is refused
-    plan = DataPlan(name, found, schema, parsed(request.row_filter), request.parallelism)
+    opened = open_iceberg_table(lake, snapshot, *name)
+    schema = projected(opened.metadata.schema(), request.columns)
+    bound(request.row_filter, opened.metadata.schema())  # reject an invalid filter now
+    plan = DataPlan(name, opened, schema, parsed(request.row_filter), request.parallelism)
     return OpenedData(to_spark_schema(schema), pickle.dumps(plan))

@@ -1,7 +1,7 @@
-"""Options of the data source, for tables and for streams.
+"""Options of the data source, for reads, writes and streams.
 
-Options are part of Spark's plan, so credentials are not among them. Credentials come from the environment of the
-driver, as Spark was started with it.
+Spark shows options in its plans, so they must not contain credentials. Those come from the environment of the driver at
+the time Spark was started.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ ROOT = "root"
 TABLE = "path"
 STORAGE_PREFIX = "storage."
 
-#: Every option except ``storage.*``, with its description.
+#: All options except ``storage.*``, with their descriptions.
 OPTIONS: Mapping[str, str] = {
     ROOT: "the lakehouse's root URI",
     "version": "read at this version, a number",
     "timestamp": "read at this time: ISO 8601 with a time zone, or milliseconds since the epoch",
-    "export": "read what the export of this name holds",
-    "row_filter": "rows for which this holds, in the words of Iceberg's filters; the rest is not read",
-    "columns": "these columns only, in this order: names with commas between them, or a JSON list",
-    "from": "of changes: the first version, inclusive",
-    "to": "of changes: the last version, inclusive",
-    "parallelism": "how many tasks to make at least of what is large enough; by default the driver's processors",
+    "export": "read the export of this name",
+    "row_filter": "read only rows that match this filter, in Iceberg's filter syntax",
+    "columns": "read only these columns, in this order; comma-separated names, or a JSON list",
+    "from": "for changes: the first version, inclusive",
+    "to": "for changes: the last version, inclusive",
+    "parallelism": "the minimum number of tasks for large reads; the default is the number of the driver's processors",
 }
 
 _MOST_TASKS = 100_000
@@ -43,67 +43,81 @@ Time: TypeAlias = datetime | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRequest:
-    """The target of a read: a metadata table, or ``NAMESPACE.TABLE``, at most at one of the three times.
+    """The target of a read. At most one of ``version``, ``timestamp`` and ``export`` is set."""
 
-    ``timestamp`` is an aware datetime or milliseconds since the epoch. ``first_version`` and ``last_version`` are
-    inclusive. Only changes have them. ``row_filter`` and ``columns`` None mean all.
-    """
-
+    #: A metadata table, or ``NAMESPACE.TABLE``.
     table: str
+    #: The version to read.
     version: int | None = None
+    #: The time to read at: an aware datetime, or milliseconds since the epoch.
     timestamp: Time | None = None
+    #: The name of the export to read.
     export: str | None = None
+    #: The rows to read, None for all.
     row_filter: str | None = None
+    #: The columns to read, None for all.
     columns: tuple[str, ...] | None = None
+    #: For changes, the first version, inclusive.
     first_version: int | None = None
+    #: For changes, the last version, inclusive.
     last_version: int | None = None
+    #: The minimum number of tasks for large reads.
     parallelism: int = 1
 
     def __post_init__(self) -> None:
         times = {"version": self.version, "timestamp": self.timestamp, "export": self.export}
         given = [name for name, value in times.items() if value is not None]
         if len(given) > 1:
-            raise InvalidInputError(f"give one of the options {' and '.join(given)}, not several")
+            raise InvalidInputError(f"the options {' and '.join(given)} exclude each other; use one of them")
         if self.columns is not None and len(set(self.columns)) < len(self.columns):
-            raise InvalidInputError(f"a column is asked for twice: {', '.join(self.columns)}")
+            raise InvalidInputError(f"duplicate column in {', '.join(self.columns)}")
 
     @property
     def time(self) -> str | None:
-        """The option that gives the time of the read, None for the latest version."""
+        """The option that selects the version, None for the latest version."""
         times = {"version": self.version, "timestamp": self.timestamp, "export": self.export}
         return next((name for name, value in times.items() if value is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of a read, checked."""
+    """The parsed options of a read."""
 
+    #: The root URI of the lakehouse.
     root: str
+    #: The options of its storage, including those of the driver's environment.
     storage_options: StorageOptions
+    #: What to read.
     request: TableRequest
 
     @classmethod
     def parse(cls, options: Mapping[str, str], also: Collection[str] = ()) -> SourceOptions:
-        """Return the settings in options; those in ``also`` are for other code.
+        """Parse options.
 
-        Raises InvalidInputError, which repeats no value of a storage option.
+        Args:
+            options: The options, with names in any case.
+            also: Further allowed options, which are ignored here.
+
+        Raises:
+            InvalidInputError: If an option is unknown, missing or invalid. The message contains no storage options.
         """
-        given = {name.lower(): value for name, value in options.items()}
-        storage = {name.removeprefix(STORAGE_PREFIX): given[name] for name in given if name.startswith(STORAGE_PREFIX)}
+        by_name = {name.lower(): value for name, value in options.items()}
+        storage = {
+            name.removeprefix(STORAGE_PREFIX): by_name[name] for name in by_name if name.startswith(STORAGE_PREFIX)
+        }
         if secret := next(filter(is_secret, storage), None):
             raise InvalidInputError(
-                f"the option {STORAGE_PREFIX + secret!r} would be seen in Spark's plans and logs; credentials come from"
-                f" the environment of the driver, by {OPTIONS_VARIABLE} or the storage's own variables, set before"
-                " Spark starts"
+                f"option {STORAGE_PREFIX + secret!r} would be visible in Spark's plans and logs; pass credentials in"
+                f" the driver's environment, in {OPTIONS_VARIABLE} or the storage's own variables, before Spark starts"
             )
-        plain = {name: value for name, value in given.items() if not name.startswith(STORAGE_PREFIX)}
+        plain = {name: value for name, value in by_name.items() if not name.startswith(STORAGE_PREFIX)}
         if unknown := next((name for name in plain if name not in (*OPTIONS, *also, TABLE)), None):
             known = ", ".join([*OPTIONS, *also, f"{STORAGE_PREFIX}*"])
-            raise InvalidInputError(f"there is no option {unknown!r}; the source has {known}")
+            raise InvalidInputError(f"unknown option {unknown!r}; the options are {known}")
         if not plain.get(ROOT):
-            raise InvalidInputError(f"the option {ROOT!r} is missing: the lakehouse's root URI")
+            raise InvalidInputError(f"option {ROOT!r} is missing; set it to the lakehouse's root URI")
         if not plain.get(TABLE):
-            raise InvalidInputError("say what to read: load('versions'), or load('NAMESPACE.TABLE')")
+            raise InvalidInputError("the table to read is missing; use load('versions') or load('NAMESPACE.TABLE')")
         request = TableRequest(
             table=plain[TABLE],
             version=_number(plain, "version"),
@@ -119,9 +133,9 @@ class SourceOptions:
 
 
 def _with_environment(root: str, given: Mapping[str, str]) -> StorageOptions:
-    """Return storage options with those of this process's environment below them.
+    """Return storage options, completed by those of this process's environment.
 
-    Credentials are among them, so that tasks on other machines have those of the driver.
+    They include credentials, so that tasks on other machines use those of the driver.
     """
     options = {**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")), **StorageOptions(given)}
     return with_environment(root, options)
@@ -132,7 +146,7 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(2**32))):
-        raise InvalidInputError(f"the option {name!r} takes a number such as 12, not {text!r}")
+        raise InvalidInputError(f"invalid value {text!r} of option {name!r}; use a number such as 12")
     return int(text)
 
 
@@ -145,7 +159,7 @@ def _time(text: str | None) -> Time | None:
         return datetime.fromisoformat(text)
     except ValueError:
         raise InvalidInputError(
-            f"the option 'timestamp' takes a time such as 2013-01-31T12:00:00Z or milliseconds, not {text!r}"
+            f"invalid value {text!r} of option 'timestamp'; use a time such as 2013-01-31T12:00:00Z, or milliseconds"
         ) from None
 
 
@@ -157,30 +171,30 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     except ValueError:
         names = []
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise InvalidInputError(f"the option 'columns' takes names with commas between them, not {text!r}")
+        raise InvalidInputError(f"invalid value {text!r} of option 'columns'; use comma-separated names")
     return tuple(names)
 
 
 OnProblem: TypeAlias = Literal["fail", "skip"]
-#: The first content of a new stream: everything, or only later changes.
+#: The value of ``starting_version`` that reads only later changes.
 LATEST = "latest"
 
 STREAM_OPTIONS: Mapping[str, str] = {
-    "starting_version": "of a new stream: the first version to read, inclusive, or 'latest'; without, all there is",
-    "max_versions": "how many versions a batch takes at most",
-    "on_gap": "where versions expired before the stream came to them: 'fail', or 'skip' to go on after them",
-    "on_overwrite": "where rows of the table were replaced or deleted: 'fail', or 'skip' to pass such commits by",
+    "starting_version": "for a new stream: the first version to read, inclusive, or 'latest'; by default all",
+    "max_versions": "the maximum number of versions in a batch",
+    "on_gap": "if versions expired before the stream read them: 'fail', or 'skip' to continue after them",
+    "on_overwrite": "if rows of the table were replaced or deleted: 'fail', or 'skip' to ignore such commits",
 }
 WRITE_OPTIONS: Mapping[str, str] = {
-    "stream_id": "of streams, required: the identity of the stream, the same when it is started again",
-    "run_id": "of batch writes: a write with such an id commits once, however often it is repeated",
-    "partition_by": "columns of a new table's partitions, with commas between them",
-    "primary_key": "columns of a new table's key, with commas between them",
-    "replace": "of batch writes in the mode overwrite: 'table', or 'partitions' for those that rows arrive for",
-    "partition": "of batch writes in the mode overwrite: only this partition, JSON of a value for each of its columns",
-    "create": "of batch writes: 'true' if the table must not exist yet",
-    "reads": 'of batch writes: tables that the rows come from and the version of each, JSON such as {"ns.t": 12}',
-    "message": "why, for the log",
+    "stream_id": "for streams, required: the identity of the stream, which must stay the same after a restart",
+    "run_id": "for batch writes: the id of the write, which is committed once, however often it is repeated",
+    "partition_by": "the partition columns of a new table, comma-separated",
+    "primary_key": "the primary key columns of a new table, comma-separated",
+    "replace": "for batch writes in mode overwrite: replace the 'table', or only the 'partitions' of the rows",
+    "partition": "for batch writes in mode overwrite: replace only this partition; JSON with a value for each column",
+    "create": "for batch writes: 'true' if the table must not exist yet",
+    "reads": 'for batch writes: the tables that were read, with their versions; JSON such as {"ns.t": 12}',
+    "message": "the commit message",
 }
 
 _MOST_VERSIONS = 1_000_000
@@ -189,16 +203,20 @@ _LONGEST_ID_CHARS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """How a stream reads. With ``starting_version`` None a stream reads everything. ``max_versions`` None no limit."""
+    """How a stream reads."""
 
+    #: The first version of a new stream, None to read everything.
     starting_version: int | Literal["latest"] | None = None
+    #: The maximum number of versions in a batch, None for no limit.
     max_versions: int | None = None
+    #: What to do if versions expired before the stream read them.
     on_gap: OnProblem = "fail"
+    #: What to do if rows of the table were replaced or deleted.
     on_overwrite: OnProblem = "fail"
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> StreamOptions:
-        """Return the settings in options; others are ignored. Raises InvalidInputError."""
+        """Parse options, by lower-case names; others are ignored. Raises InvalidInputError."""
         start = given.get("starting_version")
         return cls(
             starting_version="latest" if start == LATEST else _stream_number(given, "starting_version", 0),
@@ -210,29 +228,38 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """How rows are written."""
+    """How rows are written. The options of the same names are described in ``WRITE_OPTIONS``."""
 
+    #: The identity of a stream.
     stream_id: str | None = None
+    #: The id of a batch write.
     run_id: str | None = None
+    #: The partition columns of a new table, None for the table's own.
     partition_by: tuple[str, ...] | None = None
+    #: The primary key columns of a new table.
     primary_key: tuple[str, ...] = ()
+    #: Whether an overwrite replaces only the partitions of the rows.
     replaces_partitions: bool = False
+    #: The only partition that an overwrite replaces.
     partition: Mapping[str, PartitionValue] | None = None
+    #: Whether the table must not exist yet.
     must_create: bool = False
+    #: The tables that were read, with their versions; None if unknown.
     reads: Mapping[str, int] | None = None
+    #: The commit message.
     message: str | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> WriteOptions:
-        """Return the settings in options; others are ignored. Raises InvalidInputError."""
+        """Parse options, by lower-case names; others are ignored. Raises InvalidInputError."""
         replace = given.get("replace", "table")
         if replace not in ("table", "partitions"):
-            raise InvalidInputError(f"the option 'replace' takes 'table' or 'partitions', not {replace!r}")
+            raise InvalidInputError(f"invalid value {replace!r} of option 'replace'; use 'table' or 'partitions'")
         if "replace" in given and "partition" in given:
-            raise InvalidInputError("give one of the options replace and partition, not both")
+            raise InvalidInputError("the options replace and partition exclude each other; use one of them")
         for name in ("stream_id", "run_id"):
             if name in given and not 0 < len(given[name]) <= _LONGEST_ID_CHARS:
-                raise InvalidInputError(f"the option {name!r} takes 1 to {_LONGEST_ID_CHARS} characters")
+                raise InvalidInputError(f"option {name!r} must have 1 to {_LONGEST_ID_CHARS} characters")
         return cls(
             stream_id=given.get("stream_id"),
             run_id=given.get("run_id"),
@@ -252,7 +279,7 @@ def _stream_number(given: Mapping[str, str], name: str, least: int) -> int | Non
         return None
     is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(2**32))
     if not is_number or int(text) < least or (least and int(text) > _MOST_VERSIONS):
-        raise InvalidInputError(f"the option {name!r} takes a number from {least} on, not {text!r}")
+        raise InvalidInputError(f"invalid value {text!r} of option {name!r}; use a number of at least {least}")
     return int(text)
 
 
@@ -262,13 +289,13 @@ def _on_problem(given: Mapping[str, str], name: str) -> OnProblem:
         return "fail"
     if text == "skip":
         return "skip"
-    raise InvalidInputError(f"the option {name!r} takes 'fail' or 'skip', not {text!r}")
+    raise InvalidInputError(f"invalid value {text!r} of option {name!r}; use 'fail' or 'skip'")
 
 
 def _is_true(given: Mapping[str, str], name: str) -> bool:
     text = given.get(name, "false").lower()
     if text not in ("true", "false"):
-        raise InvalidInputError(f"the option {name!r} takes 'true' or 'false', not {given[name]!r}")
+        raise InvalidInputError(f"invalid value {given[name]!r} of option {name!r}; use 'true' or 'false'")
     return text == "true"
 
 
@@ -281,7 +308,7 @@ def _partition(text: str | None) -> Mapping[str, PartitionValue] | None:
         values = None
     is_value = values and isinstance(values, dict)
     if not is_value or not all(value is None or isinstance(value, bool | int | str) for value in values.values()):
-        raise InvalidInputError(f"the option 'partition' takes JSON such as {{\"month\": 2}}, not {text!r}")
+        raise InvalidInputError(f"invalid value {text!r} of option 'partition'; use JSON such as {{\"month\": 2}}")
     partition: Mapping[str, PartitionValue] = values
     return partition
 
@@ -293,9 +320,11 @@ def _reads(text: str | None) -> Mapping[str, int] | None:
         versions = json.loads(text)
     except (ValueError, RecursionError):
         versions = None
-    if not isinstance(versions, dict) or not all(type(one) is int and one >= 0 for one in versions.values()):
+    if not isinstance(versions, dict) or not all(
+        type(version) is int and version >= 0 for version in versions.values()
+    ):
         raise InvalidInputError(
-            f"the option 'reads' takes JSON of tables and versions such as {{\"ns.t\": 12}}, or {{}}, not {text!r}"
+            f"invalid value {text!r} of option 'reads'; use JSON of tables and versions, such as {{\"ns.t\": 12}}"
         )
     reads: Mapping[str, int] = versions
     return reads
@@ -307,5 +336,5 @@ def _stream_names(given: Mapping[str, str], name: str) -> tuple[str, ...] | None
         return None
     names = tuple(part.strip() for part in text.split(","))
     if not all(names):
-        raise InvalidInputError(f"the option {name!r} takes names with commas between them, not {text!r}")
+        raise InvalidInputError(f"invalid value {text!r} of option {name!r}; use comma-separated names")
     return names

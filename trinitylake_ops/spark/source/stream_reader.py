@@ -1,9 +1,9 @@
-"""``spark.readStream.format("trinitylake")``: commits, as ``changes`` and ``versions``, and appended rows of a table.
+"""``spark.readStream.format("trinitylake")``: streams of ``changes``, ``versions``, and appended rows of a table.
 
-A helper process of the driver lives as long as the query. It says up to which version a batch goes, and plans the reads
-of tasks. An offset holds a version of the lakehouse, and of a table the Iceberg snapshot that it has there. So a query
-that is started again goes on exactly where its checkpoint says. It also names the lakehouse and the target of the read:
-a checkpoint of another stream is refused.
+A helper process of the driver lives as long as the query. It decides how far each batch goes, and plans the tasks. An
+offset contains a version of the lakehouse and, for a table, the table's Iceberg snapshot in that version. A restarted
+query therefore resumes exactly at its checkpoint. An offset also contains the lakehouse and the target of the stream,
+so that a checkpoint of another stream is rejected.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _LONGEST_SHOWN_CHARS = 300
 
 
 class Followed(Protocol):
-    """The target of a stream. It is pickled with the source, and opened by the helper that plans."""
+    """The target of a stream. It is pickled with the source, and opened in the helper process that plans."""
 
     @property
     def kind(self) -> str:
-        """The entries of an offset that identify its stream."""
+        """The value of an offset that identifies the target of its stream."""
         ...
 
     def is_offset(self, offset: Offset) -> bool:
-        """Whether an offset has the same entries as this stream's offsets, besides its version."""
+        """Whether an offset has the entries of this stream's offsets, in addition to its version."""
         ...
 
     def before(self, lake: Lakehouse, version: int) -> Offset:
-        """Return the offset before a version, at which a new stream begins. Version 0 stands for everything."""
+        """Return the offset before a version, at which a new stream starts. Version 0 means the whole table."""
         ...
 
     def at(self, lake: Lakehouse, version: int) -> Offset:
@@ -56,12 +56,19 @@ class Followed(Protocol):
         ...
 
     def parts(self, lake: Lakehouse, start: Offset, end: Offset, options: StreamOptions) -> Sequence[object]:
-        """Return the inputs of a batch's tasks: after ``start``, up to ``end``, inclusive. Each has ``batches``."""
+        """Return the inputs of a batch's tasks, which have a method ``batches``.
+
+        Args:
+            lake: The lakehouse.
+            start: The offset before the batch, exclusive.
+            end: The offset of the batch, inclusive.
+            options: How the stream reads.
+        """
         ...
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A helper of the driver makes the reader and plans. Other helpers only send ``read`` to the tasks."""
+    """Reads a stream. A helper process of the driver creates and plans it. Other helpers send ``read`` to the tasks."""
 
     def __init__(self, lakehouse: OpensLakehouse, followed: Followed, options: StreamOptions, schema: StructType):
         self._lakehouse = lakehouse
@@ -71,7 +78,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tasks need only the content of a partition.
+        # Tasks need only their partition.
         return {"_schema": self._schema}
 
     @cached_attribute
@@ -89,11 +96,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest = self._lake.latest_version() if self._until is None else self._until
         if start["version"] > latest:
             raise InvalidInputError(
-                f"the stream has read version {start['version']}, and the latest one of {self._lake.root} is {latest}:"
-                " it is another lakehouse, or an older one; begin a new stream"
+                f"the stream has read version {start['version']}, but the latest version of {self._lake.root} is"
+                f" {latest}: it is another lakehouse, or an older copy; start a new stream with a new checkpoint"
             )
         end = latest
-        if isinstance(limit, ReadMaxRows):  # a limit of versions: Spark has no other kind of limit for them
+        if isinstance(limit, ReadMaxRows):  # the limit is a number of versions, for which Spark has no type
             end = _next_live(self._lake, min(latest, max(start["version"], 0) + limit.max_rows), latest)
         return start if end == start["version"] else self._marked(self._followed.at(self._lake, end))
 
@@ -120,14 +127,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_attribute
     def _marks(self) -> Offset:
-        """The entries of every offset of this stream. Checkpoints of earlier releases lack them."""
+        """Entries of every offset of this stream. Checkpoints of earlier releases do not have them."""
         return {_LAKEHOUSE: self._lake.snapshot().definition.id, _OF: self._followed.kind}
 
     def _marked(self, offset: Offset) -> Offset:
         return {**offset, **self._marks}
 
     def _check(self, offset: object) -> None:
-        """Raise InvalidInputError for an offset of another stream."""
+        """Raise InvalidInputError if an offset belongs to another stream."""
         if (
             isinstance(offset, dict)
             and type(offset.get("version")) is int
@@ -136,22 +143,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ):
             return
         raise InvalidInputError(
-            f"the checkpoint holds {json.dumps(offset)[:_LONGEST_SHOWN_CHARS]}, which is no place in"
-            f" {self._followed.kind} of lakehouse {self._marks[_LAKEHOUSE]} at {self._lake.root}: it is damaged, or"
-            " another stream's; give each stream a checkpoint of its own"
+            f"the checkpoint contains {json.dumps(offset)[:_LONGEST_SHOWN_CHARS]}, which is not an offset of"
+            f" {self._followed.kind} in lakehouse {self._marks[_LAKEHOUSE]} at {self._lake.root}: it is damaged, or"
+            " belongs to another stream; use a separate checkpoint for each stream"
         )
 
 
 class OpensLakehouse(Protocol):
-    """The place of the lakehouse. Options with credentials are looked up where it is opened."""
+    """The location of a lakehouse. Options with credentials are resolved in the process that opens it."""
 
     def open(self) -> Lakehouse:
-        """Return the lakehouse."""
+        """Open the lakehouse."""
         ...
 
 
 def _next_live(lake: Lakehouse, version: int, latest: int) -> int:
-    """Return the first version from ``version`` on that did not expire. The latest one never does."""
+    """Return the first version from ``version`` on that has not expired. The latest version never expires."""
     expired = lake.snapshot().definition.expirations
     while version < latest and any(batch.contains(version) for batch in expired):
         version += 1
@@ -159,25 +166,39 @@ def _next_live(lake: Lakehouse, version: int, latest: int) -> int:
 
 
 def expired_between(latest: Snapshot, start: int, end: int) -> list[int]:
-    """Return the versions above ``start``, up to ``end``, that expired."""
+    """Return the expired versions in a range.
+
+    Args:
+        latest: The latest version of the lakehouse.
+        start: The start of the range, exclusive.
+        end: The end of the range, inclusive.
+    """
     batches = latest.definition.expirations
     return [version for version in range(start + 1, end + 1) if any(batch.contains(version) for batch in batches)]
 
 
 def gap_error(what: str, first: int, last: int) -> VersionExpiredError:
-    """Return the error for versions that a stream cannot read any more."""
+    """Return the error for versions that expired before a stream has read them.
+
+    Args:
+        what: The content of the versions.
+        first: The first version.
+        last: The last version.
+    """
     return VersionExpiredError(
-        f"versions {first} to {last} hold {what} and expired before the stream came to them; undelete them while that"
-        " is possible, or let the stream go on without them by the option on_gap 'skip'",
+        f"versions {first} to {last} contain {what}, but expired before the stream read them; undelete them if that is"
+        " still possible, or set the option on_gap to 'skip' to continue without them",
         version=first,
     )
 
 
 @dataclass(frozen=True)
 class FollowedHistory:
-    """The rows of ``changes`` or ``versions`` for each version."""
+    """The rows of ``changes`` or ``versions``, for each version."""
 
+    #: The metadata table.
     opened: OpenedMetadata
+    #: The number of tasks to aim for.
     parallelism: int
 
     @property
@@ -190,7 +211,7 @@ class FollowedHistory:
     def before(self, lake: Lakehouse, version: int) -> Offset:
         if version > 0:
             return {"version": version - 1}
-        # Version 0 changes nothing. A version that expired before a stream began is no gap in it.
+        # Version 0 has no changes. Versions that expired before a stream started are not a gap.
         latest = lake.snapshot()
         expired = expired_between(latest, -1, latest.version)
         is_log = self.opened.name == "versions"
@@ -219,9 +240,11 @@ class FollowedHistory:
 
 @dataclass(frozen=True)
 class HistoryPart:
-    """A share of the versions of a batch."""
+    """A share of the versions of a batch, for one task."""
 
+    #: The metadata table.
     opened: OpenedMetadata
+    #: The partition of the metadata table.
     share: object
 
     def batches(self, schema: StructType) -> Iterator[pa.RecordBatch]:

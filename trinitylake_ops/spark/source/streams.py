@@ -1,4 +1,4 @@
-"""Streams that read tables: appended rows, version by version."""
+"""Streams that read the appended rows of tables, version by version."""
 
 from __future__ import annotations
 
@@ -52,24 +52,28 @@ _TRIMMED = -1  # no snapshot has this id
 
 @dataclass(frozen=True)
 class FollowedTable:
-    """A table whose appended rows a stream reads.
+    """A table whose appended rows a stream reads. Its state is that at ``version``, when the stream was loaded."""
 
-    ``table_uuid`` is Iceberg's, and ``table_schema`` has the columns, both as they were at ``version``, when the stream
-    was loaded. ``schema`` has the columns that are read.
-    """
-
+    #: The namespace of the table.
     namespace: str
+    #: The name of the table.
     table: str
+    #: The version of the lakehouse at which the stream was loaded.
     version: int
+    #: Iceberg's UUID of the table.
     table_uuid: UUID
+    #: All columns of the table.
     table_schema: Schema
+    #: The columns to read.
     schema: Schema
+    #: The rows to read.
     row_filter: BooleanExpression
+    #: The number of tasks to aim for.
     parallelism: int
 
     @property
     def kind(self) -> str:
-        return "table"  # table_id identifies the table: it may be renamed
+        return "table"  # not the name, because table_id identifies the table even if it is renamed
 
     def is_offset(self, offset: Offset) -> bool:
         table_id, snapshot_id = offset.get("table_id"), offset.get("snapshot_id")
@@ -85,8 +89,8 @@ class FollowedTable:
         snapshot = lake.snapshot(version)
         if not (snapshot.has_namespace(self.namespace) and snapshot.has_table(self.namespace, self.table)):
             return {"version": version, "table_id": _NONE, "snapshot_id": _NONE}
-        found = open_iceberg_table(lake, snapshot, self.namespace, self.table)
-        current = found.metadata.current_snapshot_id
+        opened = open_iceberg_table(lake, snapshot, self.namespace, self.table)
+        current = opened.metadata.current_snapshot_id
         return {
             "version": version,
             "table_id": snapshot.table(self.namespace, self.table).id,
@@ -100,8 +104,8 @@ class FollowedTable:
         if not tasks:
             return []
         self._check_fits(batch.metadata, start, end)
-        # The filter means the columns that had these names at load, even if others have them now. Other schemas tell
-        # which columns equality deletes are by.
+        # The filter refers to the columns that had these names when the stream was loaded, even if other columns have
+        # them now. The other schemas are needed for the columns of equality deletes.
         others = [schema for schema in batch.metadata.schemas if schema.schema_id != self.table_schema.schema_id]
         loaded = {"schemas": [*others, self.table_schema], "current_schema_id": self.table_schema.schema_id}
         metadata = without_history(batch.metadata).model_copy(update=loaded)
@@ -109,10 +113,10 @@ class FollowedTable:
         return [AppendedPart(job, group) for group in group_files(tasks, self.parallelism)]
 
     def _check_fits(self, metadata: TableMetadata, start: Offset, end: Offset) -> None:
-        """Raise CommitConflictError if the columns of the stream cannot contain the rows of a batch.
+        """Check that the columns of the stream can represent the rows of a batch.
 
-        A stream that lags was loaded after the batch was committed. Then its columns may be wider than those of the
-        batch, and required where those are not: the rows are read as the stream's columns, and cannot be otherwise.
+        A stream that lags was loaded after the batch was committed. Its columns may then be wider than those of the
+        batch, and required where those are optional: the rows must be read as the stream's columns.
 
         Args:
             metadata: The table's metadata at the end of the batch.
@@ -120,21 +124,21 @@ class FollowedTable:
             end: The offset of the batch.
 
         Raises:
-            CommitConflictError: The rows do not fit.
+            CommitConflictError: If the columns do not match.
         """
         lags = end["version"] < self.version
         if metadata.table_uuid != self.table_uuid:
-            misfit: str | None = "another table has its name"
+            misfit: str | None = "the name refers to another table"
         else:
             misfit = self._misfit(self.schema.fields, index_by_id(metadata.schema()), lags=lags)
         if misfit is None:
             return
-        remedy = "start it again, or where that does not help, begin a new stream"
+        remedy = "restart the stream, or if that does not help, start a new stream with a new checkpoint"
         if lags:
-            remedy = "read them without that column by the option 'columns', or begin a new stream"
-        since = f"in versions {start['version'] + 1} to {end['version']}" if lags else "since that was loaded"
+            remedy = "exclude that column with the option 'columns', or start a new stream with a new checkpoint"
+        since = f"in versions {start['version'] + 1} to {end['version']}" if lags else "since the stream was loaded"
         raise CommitConflictError(
-            f"table {self.namespace}.{self.table} is read as a stream, and {since} {misfit}; {remedy}",
+            f"cannot read table {self.namespace}.{self.table} as a stream: {since} {misfit}; {remedy}",
             latest_version=end["version"],
         )
 
@@ -145,13 +149,13 @@ class FollowedTable:
             if written is None:
                 if not field.required or (lags and field.initial_default is not None):
                     continue  # a null or the default
-                return f"its required column {name!r} {'did not exist' if lags else 'was dropped'}"
+                return f"required column {name!r} {'did not exist' if lags else 'was dropped'}"
             if field.required and not written.required and not lags:
-                return f"its column {name!r} became optional"
+                return f"column {name!r} became optional"
             kind = field.field_type
             if kind.is_primitive:
                 if not _is_readable_as(written.field_type, kind):
-                    return f"its column {name!r} {'was' if lags else 'became'} {written.field_type}"
+                    return f"column {name!r} {'had type' if lags else 'was changed to type'} {written.field_type}"
             elif misfit := self._misfit(_fields_within(kind), of_batch, lags=lags):
                 return misfit
         return None
@@ -167,7 +171,7 @@ def _fields_within(kind: IcebergType) -> Sequence[NestedField]:
 
 
 def _is_readable_as(written: IcebergType, wanted: IcebergType) -> bool:
-    """Whether values of a type are read as another one: the same type, or a wider one that Iceberg promotes it to."""
+    """Whether values of a type can be read as another type: the same, or one that Iceberg can promote it to."""
     if written == wanted:
         return True
     try:
@@ -179,7 +183,7 @@ def _is_readable_as(written: IcebergType, wanted: IcebergType) -> bool:
 
 @dataclass(frozen=True)
 class AppendedPart:
-    """Data files of a batch."""
+    """Data files of a batch, for one task."""
 
     pickled_job: bytes
     tasks: tuple[FileScanTask, ...]
@@ -189,7 +193,7 @@ class AppendedPart:
 
 
 class _Batch:
-    """The rows that a table gained between two offsets."""
+    """The rows that were appended to a table between two offsets."""
 
     def __init__(self, followed: FollowedTable, lake: Lakehouse, start: Offset, end: Offset, options: StreamOptions):
         self._name = (followed.namespace, followed.table)
@@ -206,10 +210,10 @@ class _Batch:
         return self._histories[0]
 
     def tasks(self) -> list[FileScanTask]:
-        """Return the files. Raises VersionExpiredError for a gap, CommitConflictError where rows were replaced."""
+        """Return the files. Raises VersionExpiredError for a gap, or CommitConflictError if rows were replaced."""
         start, end = self._start, self._end
         if start["table_id"] not in (_NONE, end["table_id"]):
-            self._refuse_overwrite("another table has its name, or none")
+            self._refuse_overwrite("the name refers to another table, or to none")
         if end["snapshot_id"] == _NONE:
             return []
         tip = self._snapshot(int(end["snapshot_id"]))
@@ -230,7 +234,7 @@ class _Batch:
             chain.append(step)
             parent = self._parent(step)
             if parent is None and base is not None and not step.sequence_number and self._snapshot(base) is None:
-                parent = _TRIMMED  # it may be the table's first snapshot or not, but base came before it
+                parent = _TRIMMED  # whether or not it is the table's first snapshot, base is older
             if parent == base:
                 return chain
             if parent is None:
@@ -241,20 +245,20 @@ class _Batch:
         return chain
 
     def _parent(self, snapshot: TableSnapshot) -> int | None:
-        """Return the snapshot before one. None for a table's first, and _TRIMMED if no version knows any more."""
+        """Return the parent of a snapshot, None for a table's first one, or _TRIMMED if no version has it any more."""
         parent, number = snapshot.parent_snapshot_id, snapshot.sequence_number or 0
         if parent is not None or number == 1:
             return parent
-        # After a trim, the oldest remaining snapshot does not name the one before it.
+        # After a trim, the oldest remaining snapshot no longer names its parent.
         for metadata in self._all_histories():
             known = metadata.snapshot_by_id(snapshot.snapshot_id)
             if known is not None and known.parent_snapshot_id is not None:
                 return known.parent_snapshot_id
-        return _TRIMMED if number else None  # the snapshots of Iceberg's format version 1 have no numbers
+        return _TRIMMED if number else None  # snapshots of Iceberg format version 1 have no sequence numbers
 
     def _since_fork(self, chain: Sequence[TableSnapshot], base: int | None) -> list[TableSnapshot]:
-        """Return the newest snapshots of a chain that forked before ``base``: the table was rolled back since."""
-        self._refuse_overwrite("it was taken back to an earlier state")
+        """Return the newest snapshots of a chain that does not contain ``base``, because the table was rolled back."""
+        self._refuse_overwrite("the table was rolled back to an earlier state")
         ancestors: set[int] = set()
         step = None if base is None else self._snapshot(base)
         while step is not None:
@@ -269,7 +273,7 @@ class _Batch:
         if operation == Operation.REPLACE:
             return
         if operation != Operation.APPEND:
-            self._refuse_overwrite("rows of it were replaced or deleted")
+            self._refuse_overwrite("rows were replaced or deleted")
             return
         for manifest in manifests_in(snapshot, self.io):
             if manifest.added_snapshot_id != snapshot.snapshot_id or manifest.content != ManifestContent.DATA:
@@ -279,22 +283,24 @@ class _Batch:
                     yield entry.data_file
 
     def _snapshot(self, snapshot_id: int) -> TableSnapshot | None:
-        """Return a snapshot of the table, from the newest metadata of a version that still lists it."""
-        found = (metadata.snapshot_by_id(snapshot_id) for metadata in self._all_histories())
-        return next((snapshot for snapshot in found if snapshot is not None), None)
+        """Return a snapshot of the table from the newest metadata that still contains it, or None."""
+        matches = (metadata.snapshot_by_id(snapshot_id) for metadata in self._all_histories())
+        return next((snapshot for snapshot in matches if snapshot is not None), None)
 
     def _all_histories(self) -> Iterator[TableMetadata]:
-        """Yield the table's metadata of each version where it differs, newest first. Each is read once."""
+        """Yield each distinct metadata of the table in the batch's versions, newest first. Each is read once."""
         yield from self._histories
         for metadata in self._versions:
             self._histories.append(metadata)
             yield metadata
 
     def _holding(self, snapshot: TableSnapshot) -> TableMetadata:
-        return next(one for one in self._histories if one.snapshot_by_id(snapshot.snapshot_id) is not None)
+        return next(
+            metadata for metadata in self._histories if metadata.snapshot_by_id(snapshot.snapshot_id) is not None
+        )
 
     def _readable_versions(self) -> Iterator[TableMetadata]:
-        """Yield the table's metadata at the end, and then each different one of other versions."""
+        """Yield the table's metadata at the end of the batch, and then each distinct one of other versions."""
         latest = self._lake.snapshot()
         first, last = max(self._start["version"], 0), self._end["version"]
         expired = set(expired_between(latest, first - 1, last))
@@ -322,9 +328,9 @@ class _Batch:
     def _refuse_overwrite(self, how: str) -> None:
         if self._options.on_overwrite == "fail":
             raise CommitConflictError(
-                f"table {'.'.join(self._name)} is read as a stream of appended rows, and in versions"
-                f" {self._start['version'] + 1} to {self._end['version']} {how}; begin a new stream, or let this one"
-                " pass such commits by with the option on_overwrite 'skip'",
+                f"cannot read table {'.'.join(self._name)} as a stream of appended rows: in versions"
+                f" {self._start['version'] + 1} to {self._end['version']} {how}; start a new stream with a new"
+                " checkpoint, or set the option on_overwrite to 'skip' to ignore such commits",
                 base_version=max(self._start["version"], 0),
                 latest_version=self._end["version"],
             )
@@ -335,38 +341,50 @@ _FOLLOWED = ("versions", "changes")
 
 @dataclass(frozen=True)
 class LakehouseAt:
-    """A lakehouse by its root and options."""
+    """The location of a lakehouse."""
 
+    #: The options of the source, with the root and the storage options.
     options: SourceOptions
 
     def open(self) -> Lakehouse:
-        """Return the lakehouse. Raises LakehouseNotFoundError, StorageError."""
+        """Open the lakehouse. Raises LakehouseNotFoundError, or StorageError."""
         return Lakehouse.open(self.options.root, self.options.storage_options)
 
 
 def stream_reader(options: Mapping[str, str], opened: OpenedTable, schema: StructType) -> StreamReader:
-    """Return the reader of a stream. Raises InvalidInputError for a table that cannot be a stream."""
+    """Return the reader of a stream.
+
+    Args:
+        options: The options of the source.
+        opened: The opened table.
+        schema: The columns in Spark's form.
+
+    Raises:
+        InvalidInputError: If the table cannot be read as a stream, or an option does not apply to streams.
+    """
     source = SourceOptions.parse(options, STREAM_OPTIONS)
     request = source.request
     if request.time is not None:
-        raise InvalidInputError(f"a stream begins by 'starting_version', and knows no option {request.time!r}")
+        raise InvalidInputError(f"option {request.time!r} is not supported for streams; use 'starting_version'")
     if request.first_version is not None or request.last_version is not None:
-        raise InvalidInputError("a stream begins by 'starting_version', and knows no options 'from' and 'to'")
+        raise InvalidInputError("options 'from' and 'to' are not supported for streams; use 'starting_version'")
     followed = _followed(opened, request.parallelism)
-    given = {name.lower(): value for name, value in options.items()}
-    return StreamReader(LakehouseAt(source), followed, StreamOptions.parse(given), schema)
+    stream_options = {name.lower(): value for name, value in options.items()}
+    return StreamReader(LakehouseAt(source), followed, StreamOptions.parse(stream_options), schema)
 
 
 def _followed(opened: OpenedTable, parallelism: int) -> Followed:
     if isinstance(opened, OpenedMetadata):
         if opened.name not in _FOLLOWED:
-            raise InvalidInputError(f"{opened.name!r} cannot be read as a stream; {' and '.join(_FOLLOWED)} can")
+            raise InvalidInputError(
+                f"metadata table {opened.name!r} cannot be read as a stream; use {' or '.join(_FOLLOWED)}"
+            )
         return FollowedHistory(opened, parallelism)
     assert isinstance(opened, OpenedData)
 
     plan: DataPlan = pickle.loads(opened.pickled_plan)
     loaded = plan.found.metadata
-    assert plan.found.version is not None  # a stream reads no export, so this is a version of the lakehouse itself
+    assert plan.found.version is not None  # streams do not read exports, so the version is set
     return FollowedTable(
         *plan.name,
         plan.found.version.version,

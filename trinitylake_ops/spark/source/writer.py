@@ -1,7 +1,7 @@
-"""Write batches and streams to tables through the data source.
+"""Batch and streaming writes through the data source.
 
-Spark may tell a writer to abort while its tasks still write. It also does so after a commit that raised an error,
-whatever its outcome. So nothing is deleted then: a removal of orphans deletes files that no version names.
+Spark may call a writer's ``abort`` while its tasks are still writing, and after any error that a commit raised, even if
+the commit may have succeeded. Aborting therefore deletes nothing; unreferenced files are removed as orphans.
 """
 
 from __future__ import annotations
@@ -44,62 +44,83 @@ MAX_ATTEMPTS = 5
 
 _LONGEST_MESSAGE_CHARS = 500
 
-#: Spark passes a stream's own options to its sink.
+#: Options of Spark's streams, which Spark also passes to their sinks.
 _OF_SPARK = ("checkpointlocation", "queryname")
 _WRITE = "write"
 
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """The table to write, and how."""
+    """The table to write, and the options of the write."""
 
+    #: The lakehouse.
     source: SourceOptions
+    #: How to write.
     options: WriteOptions
+    #: The namespace and the name of the table.
     name: tuple[str, str]
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteTarget:
-        """Return the settings in options. Raises InvalidInputError."""
+        """Parse the options of a write. Raises InvalidInputError."""
         given = {name.lower(): value for name, value in options.items() if name.lower() not in _OF_SPARK}
-        if wrong := next((name for name in OPTIONS if name in given and name != ROOT), None):
-            raise InvalidInputError(f"the option {wrong!r} is of reads; writes have {', '.join(WRITE_OPTIONS)}")
+        if read_option := next((name for name in OPTIONS if name in given and name != ROOT), None):
+            raise InvalidInputError(
+                f"option {read_option!r} is for reads; the options of writes are {', '.join(WRITE_OPTIONS)}"
+            )
         source = SourceOptions.parse(given, WRITE_OPTIONS)
         return cls(source, WriteOptions.parse(given), table_name(source.request.table))
 
     def open(self) -> Lakehouse:
-        """Return the lakehouse. Raises LakehouseNotFoundError, InvalidInputError, StorageError."""
+        """Open the lakehouse. Raises LakehouseNotFoundError, InvalidInputError, or StorageError."""
         lake = Lakehouse.open(self.source.root, self.source.storage_options)
         check_reachable(lake)
         return lake
 
     def plan(self, lake: Lakehouse, schema: StructType) -> TableWrite:
-        """Plan the write. Raises what :func:`table_writer.plan_rows` raises."""
+        """Plan the write. Raises the errors of :func:`~trinitylake_ops.spark.tables.writer.plan_rows`.
+
+        Args:
+            lake: The lakehouse.
+            schema: The columns of the rows.
+        """
         options = self.options
         return plan_rows(lake, schema, *self.name, options.partition_by, options.primary_key)
 
 
 @dataclass
 class WrittenFiles(WriterCommitMessage):
-    """The files of a task: pickled data files, and for a stream the pickled plan that they were written for.
+    """The files that a task has written."""
 
-    ``query_id`` is Spark's, which is in the stream's checkpoint. ``rows`` is the digest of a stream's rows.
-    """
-
+    #: The pickled list of data files.
     pickled_files: bytes
+    #: For a stream, the pickled plan of the write.
     pickled_plan: bytes = b""
+    #: Spark's id of a streaming query, which is part of its checkpoint.
     query_id: str | None = None
+    #: The digest of a stream's rows.
     rows: RowsDigest = field(default_factory=RowsDigest)
 
 
 def batch_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) -> BatchWriter:
-    """Return the writer of ``DataFrame.write``. Raises InvalidInputError, and what planning raises."""
+    """Return the writer of ``DataFrame.write``.
+
+    Args:
+        target: The table and the options.
+        schema: The columns of the rows.
+        overwrite: Whether the mode is ``overwrite``.
+
+    Raises:
+        InvalidInputError: If the options are invalid.
+        ObjectExistsError: If the table must not exist, but does. Errors of planning are raised as well.
+    """
     options = target.options
     if options.stream_id is not None:
-        raise InvalidInputError("the option 'stream_id' is of streams; a batch write has 'run_id'")
+        raise InvalidInputError("option 'stream_id' is for streams; use 'run_id' for a batch write")
     if options.replaces_partitions and not overwrite:
-        raise InvalidInputError("the option 'replace' goes with the mode overwrite")
+        raise InvalidInputError("option 'replace' requires mode overwrite")
     if options.partition is not None and not overwrite:
-        raise InvalidInputError("the option 'partition' goes with the mode overwrite")
+        raise InvalidInputError("option 'partition' requires mode overwrite")
     of_partitions = options.replaces_partitions or options.partition is not None
     mode: Mode = "append"
     if overwrite:
@@ -114,7 +135,7 @@ def batch_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) ->
             return BatchWriter(target, None, Replace.NOTHING, publication, since)
     plan = target.plan(lake, schema)
     if options.must_create and plan.base_metadata_location is not None:
-        raise ObjectExistsError(f"table {'.'.join(target.name)} exists")
+        raise ObjectExistsError(f"table {'.'.join(target.name)} already exists")
     if overwrite and plan.base_metadata_location is not None:
         _check_states_its_reads(lake, target)
     partitions = None if options.partition is None else [options.partition]
@@ -123,20 +144,20 @@ def batch_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) ->
 
 
 def _check_states_its_reads(lake: Lakehouse, target: WriteTarget) -> None:
-    """Raise InvalidInputError for an overwrite whose reads would have to count, and are not known."""
+    """Raise InvalidInputError for an overwrite under serializable isolation whose reads are unknown."""
     is_serializable = lake.snapshot().definition.isolation_level == IsolationLevel.SERIALIZABLE
     if is_serializable and target.options.reads is None:
         raise InvalidInputError(
             f"cannot overwrite rows of table {'.'.join(target.name)}: the lakehouse is serializable, and Spark does not"
-            " report to a data source which tables the rows come from; name them and the version that each was read"
-            ' at by the option reads, such as {"ns.t": 12}, or {} for none, or write by PipelineRun'
+            " report to a data source which tables were read; pass them with their versions in the option reads, for"
+            ' example {"ns.t": 12}, or {} for none, or use PipelineRun'
         )
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """A helper of the driver makes the writer.
+    """Writes a batch and commits it.
 
-    It is pickled to the tasks, and to another helper for commit or abort.
+    It is created in a helper process of the driver, and pickled to the tasks and to another helper for commit or abort.
     """
 
     def __init__(
@@ -156,7 +177,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._wanted = wanted
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        # A write that was committed by an earlier attempt is not repeated.
+        # If an earlier attempt has committed, the write is not repeated.
         return WrittenFiles(pickle.dumps([] if self._plan is None else self._plan.write(iterator)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -194,7 +215,7 @@ class BatchWriter(DataSourceArrowWriter):
         )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: the module says why."""
+        """Do nothing, for the reason in the module's docstring."""
 
 
 def files_of(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
@@ -210,9 +231,17 @@ def staged_by(
     replacing: Replace | BooleanExpression,
     partitions: Collection[Record] | None = None,
 ) -> StagedTable:
-    """Return the table with files added, or in the place of others, those of ``partitions`` if it is a filter.
+    """Stage a table with new files, which are added or replace existing files.
 
-    Raises what staging raises.
+    Args:
+        lake: The lakehouse.
+        plan: The planned write.
+        files: The new files.
+        replacing: What the files replace.
+        partitions: The replaced partitions, if ``replacing`` is a filter.
+
+    Returns:
+        The staged table.
     """
     if replacing is Replace.NOTHING:
         return stage_appended(lake, plan, files)
@@ -227,21 +256,21 @@ def publish_written(
     *,
     since: int,
 ) -> bool:
-    """Stage and publish, and repeat both if others changed the table in between.
+    """Stage and publish, and retry both if another commit changes the table in between.
 
     Args:
         lake: The lakehouse.
         stage: Stages the written files.
         publish: Publishes the staged table once, under ``publication``.
         publication: The id of the publication.
-        since: The version since which the publication can have been committed, exclusive.
+        since: The publication can only be in versions above this one.
 
     Returns:
-        Whether this call published.
+        Whether this call has published, rather than an earlier attempt.
 
     Raises:
-        CommitConflictError: The files do not fit the table any more.
-        StorageError: The storage failed. Other errors of both functions are raised as well.
+        CommitConflictError: If the files no longer match the table.
+        StorageError: If the storage fails. Other errors of both functions are raised as well.
     """
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
@@ -261,24 +290,33 @@ _QUERY_ID_PROPERTY = "sql.streaming.queryId"
 
 
 def stream_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) -> StreamWriter:
-    """Return the writer of ``DataFrame.writeStream``. Raises InvalidInputError."""
+    """Return the writer of ``DataFrame.writeStream``.
+
+    Args:
+        target: The table and the options.
+        schema: The columns of the rows.
+        overwrite: Whether the output mode is ``complete``.
+
+    Raises:
+        InvalidInputError: If the options are invalid.
+    """
     options = target.options
     if options.stream_id is None:
         raise InvalidInputError(
-            "the option 'stream_id' is missing; give a name of this stream alone, which stays when it is"
-            " started again, so that each of its batches is committed once"
+            "the option 'stream_id' is missing; pass a unique name of the stream that stays the same after restarts, so"
+            " that each of its batches is committed once"
         )
     of_batches = (options.run_id, options.replaces_partitions, options.partition, options.must_create)
     if any(of_batches) or options.reads is not None:
         raise InvalidInputError(
-            "the options 'run_id', 'replace', 'partition', 'create' and 'reads' are of batch writes; a stream has"
-            " 'stream_id'"
+            "the options 'run_id', 'replace', 'partition', 'create' and 'reads' are for batch writes; use 'stream_id'"
+            " for a stream"
         )
     return StreamWriter(target, options.stream_id, schema, overwrite=overwrite)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A helper of the driver makes the writer for each epoch and sends it to the tasks. Another helper commits."""
+    """Writes a stream. A helper process of the driver creates it for each epoch, and another helper commits."""
 
     def __init__(self, target: WriteTarget, stream_id: str, schema: StructType, *, overwrite: bool):
         self._target = target
@@ -287,7 +325,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._is_complete = overwrite
 
     def __getstate__(self) -> dict[str, Any]:
-        # The input of the tasks is planned now. The helper that commits is sent no writer, and plans nothing.
+        # Plan before pickling to the tasks. The helper that commits gets no pickled writer, and does not plan.
         return {"_pickled_plan": self._pickled_plan}
 
     @cached_attribute
@@ -305,23 +343,23 @@ class StreamWriter(DataSourceStreamArrowWriter):
         written = [message for message in messages if isinstance(message, WrittenFiles)]
         files = files_of(messages)
         if not written or not (files or self._is_complete):
-            return  # an epoch without rows is no version; a repetition is empty, too
+            return  # an epoch without rows creates no version, and its repetition is empty as well
         lake = self._target.open()
         query_id = written[0].query_id
         rows = str(total_of(message.rows for message in written))
         epoch = Epoch(self._stream_id, batchId, rows, query_id)
-        found = find_epoch(lake, epoch)
-        if found.version is not None:
+        search = find_epoch(lake, epoch)
+        if search.version is not None:
             return
         plan: TableWrite = pickle.loads(written[0].pickled_plan)
-        guard = EpochGuard(epoch, found.searched_to)
+        guard = EpochGuard(epoch, search.searched_to)
 
         def publish(staged: StagedTable) -> Publication:
             return publish_once(
                 lake,
                 [staged],
                 epoch.publication,
-                since=found.searched_to,
+                since=search.searched_to,
                 operation=_STREAM,
                 message=self._target.options.message or f"epoch {batchId} of {self._stream_id}",
                 properties={
@@ -337,16 +375,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
             lambda: staged_by(lake, plan, files, Replace.ALL if self._is_complete else Replace.NOTHING),
             publish,
             epoch.publication,
-            since=found.searched_to,
+            since=search.searched_to,
         )
-        if not is_ours:  # the search for it did not know its query
+        if not is_ours:  # check that the commit is of the same query
             find_epoch(lake, epoch)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Do nothing: :mod:`writer` says why."""
+        """Do nothing, for the reason in the module's docstring."""
 
 
 def _query_id() -> str | None:
-    """Return the id of this task's query, the same for as long as its checkpoint lives."""
+    """Return the id of this task's query, which stays the same for the lifetime of its checkpoint."""
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(_QUERY_ID_PROPERTY)

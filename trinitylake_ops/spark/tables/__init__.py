@@ -1,1 +1,1 @@
-"""Read and write the data of tables in tasks."""
+"""Read and write the data of tables in Spark tasks."""

@@ -1,10 +1,10 @@
-"""Finds tables for Spark's own reader of Parquet. It is far faster than any Python between it and the files.
+"""Selects tables that Spark's own Parquet reader can read, which is far faster than a reader in Python.
 
-This reader finds columns by name and knows no delete files. It reads local files only, as Spark comes without clients
-of object storages. So it is used if each data file, by its footer, has exactly the table's columns: their names, field
-ids and types. Other tables need the reader that knows Iceberg. They have a column that was renamed, added, dropped or
-promoted since, or a partition column that files leave out. Or they have another writer's file with other types, or name
-a file twice.
+Spark's reader matches columns by name and ignores delete files. It can read local files only, because Spark comes
+without clients for object storages. It is used only if every data file, by its footer, has exactly the table's columns:
+the same names, field ids and types. All other tables need the reader that supports Iceberg: those with a column that
+was renamed, added, dropped or promoted, with partition columns that files omit, with another writer's files of other
+types, or with a file that is listed twice.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from trinitylake_ops.storage.parallel import run_parallel
 _LOCAL = "file://"
 _FIELD_ID = b"PARQUET:field_id"
 _HIDDEN_FROM_SPARK = ("_", ".")
-#: Characters that Hadoop's paths cannot hold, or take for something else.
+#: Characters that are invalid in Hadoop's paths, or have a special meaning.
 _NOT_IN_A_PATH = re.compile(r"[:\\]")
 _PATTERNS = re.compile(r"[\[\]{}*?]")
 _FOOTERS_AT_ONCE = 16
 
-#: This overrides the session: all files are read, and as they were written.
+#: Override the session's settings: read all files, without conversions.
 _OPTIONS = {
     "datetimeRebaseMode": "CORRECTED",
     "ignoreCorruptFiles": "false",
@@ -61,29 +61,36 @@ _PRIMITIVES: dict[type[iceberg.IcebergType], tuple[pa.DataType, ...]] = {
 
 
 def frame_of(spark: SparkSession, schema: Schema, tasks: Sequence[FileScanTask], io: StorageFileIO) -> DataFrame | None:
-    """Return the rows of a table's files by Spark's own reader, None if it would read them wrongly.
+    """Return the rows of a table's files through Spark's own reader, None if it would not read them correctly.
 
-    ``io`` says where each file is read. Raises LocationNotAllowedError.
+    Args:
+        spark: The session.
+        schema: The schema of the table.
+        tasks: The files.
+        io: The FileIO of the table, which maps locations to real paths.
+
+    Raises:
+        LocationNotAllowedError: If a file is in a location that is not allowed.
     """
     if not _has_plain_columns(schema.fields):
         return None
     paths = [_local_path(task, io) for task in tasks]
-    found = [path for path in paths if path is not None]
-    if len(set(found)) < len(paths) or not all(run_parallel(_Footers(schema).fit, found, _FOOTERS_AT_ONCE)):
+    local_paths = [path for path in paths if path is not None]
+    if len(set(local_paths)) < len(paths) or not all(run_parallel(_Footers(schema).fit, local_paths, _FOOTERS_AT_ONCE)):
         return None
     columns = to_spark_schema(schema)
-    if not found:
+    if not local_paths:
         return spark.createDataFrame([], columns)
-    return spark.read.schema(columns).options(**_OPTIONS).parquet(*map(_as_pattern, found))
+    return spark.read.schema(columns).options(**_OPTIONS).parquet(*map(_as_pattern, local_paths))
 
 
 def selected(frame: DataFrame, schema: Schema) -> DataFrame:
-    """Return a frame with the columns of a schema, in its order."""
+    """Return a frame with the columns of a schema, in the schema's order."""
     return frame.select(*(F.col(f"`{field.name.replace('`', '``')}`") for field in schema.fields))
 
 
 def _local_path(task: FileScanTask, io: StorageFileIO) -> str | None:
-    """Return the path of a file that is completely on the local disk and seen by Spark, else None."""
+    """Return the local path of a file that Spark's reader can see and that has no delete files, otherwise None."""
     uri = io.real_uri(task.file.file_path)
     if task.delete_files or task.file.file_format != FileFormat.PARQUET or not uri.startswith(_LOCAL):
         return None
@@ -93,20 +100,20 @@ def _local_path(task: FileScanTask, io: StorageFileIO) -> str | None:
 
 
 def _as_pattern(path: str) -> str:
-    """Return a pattern that only this path fits: Spark takes all paths for patterns."""
+    """Return a glob pattern that matches only this path, because Spark treats all paths as patterns."""
     return _LOCAL + _PATTERNS.sub(r"\\\g<0>", path)
 
 
 class _Footers:
-    """Compares files, by their footers, with the columns of a table."""
+    """Compares the footers of files with the columns of a table."""
 
     def __init__(self, schema: Schema):
         self._fields = schema.fields
 
     def fit(self, path: str) -> bool:
-        """Whether a file has these columns and no others.
+        """Whether a file has exactly the columns of the table.
 
-        A file that cannot be read has not: the other reader then reports the error.
+        Returns False for an unreadable file, so that the other reader reports the error.
         """
         try:
             with open(path, "rb", buffering=0) as file:
@@ -119,7 +126,7 @@ class _Footers:
 
 
 def _has_plain_columns(fields: Iterable[iceberg.NestedField]) -> bool:
-    """Whether Spark can distinguish all columns. It uses names without regard to case."""
+    """Whether Spark can distinguish all columns, because it ignores the case of names."""
     names = [field.name.lower() for field in fields]
     return len(set(names)) == len(names)
 

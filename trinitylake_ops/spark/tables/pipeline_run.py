@@ -1,18 +1,16 @@
-"""A pipeline run in plain Spark.
-
-It reads at a pinned version, writes many tables, and publishes them in one commit, once.
+"""A pipeline run in plain Spark: read at a pinned version, write many tables, and publish them once in one commit.
 
 ::
 
     run = PipelineRun(spark, lake, run_id="2013-01-31")
     if not run.is_published:
-        orders = run.read("raw.orders")                        # as at the version that the run began on
+        orders = run.read("raw.orders")                        # at the version that was pinned when the run began
         run.write(orders.groupBy("day").count(), "facts", "daily", mode="replace_table")
         run.write(orders.where("paid"), "facts", "paid", mode="append", partition_by=("day",))
     print(run.publish(message="January").version)
 
-A run that died anywhere and is started again reads the same version as before. It reports the version that it had
-committed, or commits its own: never both.
+A run that was killed at any point and is started again reads the same version as before. If it had already committed,
+it returns that version; otherwise it commits. It never commits twice.
 """
 
 from __future__ import annotations
@@ -48,13 +46,23 @@ _PIPELINE = "pipeline"
 
 
 class PipelineRun:
-    """One run of a pipeline, identified by its ``run_id``. The caller chooses it, and keeps it for repetitions.
+    """One run of a pipeline, identified by its ``run_id``. Use the same id when the run is repeated.
 
-    ``version`` is pinned by the first start of the run. It is the latest one then, or the given ``version``. The pin
-    does not keep the version: an expired one cannot be read. The pin stays for the lakehouse's ``txn_ttl_millis`` at
-    least, until orphans are removed. A later repetition looks for its commit in the versions above ``since``, -1 for
-    all. Raises InvalidInputError for an empty id, StorageError, and VersionNotFoundError, also if it is unknown whether
-    the run committed.
+    The version to read is pinned at the first start of the run. The pin does not protect the version from expiration;
+    an expired version cannot be read. The pin itself lasts at least for the lakehouse's ``txn_ttl_millis``, until
+    orphans are removed.
+
+    Args:
+        spark: The session.
+        lake: The lakehouse.
+        run_id: The id of the run, chosen by the caller.
+        version: The version to pin at the first start, None for the latest one.
+        since: A repetition searches the versions above this one for its commit; -1 for all.
+
+    Raises:
+        InvalidInputError: If the run id is empty.
+        VersionNotFoundError: If the version does not exist, or it is unknown whether the run has committed.
+        StorageError: If the storage fails.
     """
 
     def __init__(
@@ -67,7 +75,7 @@ class PipelineRun:
         since: int | None = None,
     ):
         if not run_id:
-            raise InvalidInputError("run_id is empty: give what tells this run from others, such as its date")
+            raise InvalidInputError("run_id is empty; pass a value that identifies the run, for example its date")
         self._spark = spark
         self._lake = lake
         self.run_id = run_id
@@ -75,23 +83,32 @@ class PipelineRun:
         self.version = pinned_version(lake.snapshot(version), publication_id("pin", _PIPELINE, run_id))
         self._staged: dict[tuple[str, str], StagedTable] = {}
         self._read: set[tuple[str, str]] = set()
-        found = published_version(lake, self._id, self.version if since is None else min(since, self.version))
-        self._published = None if found is None else Publication(found, was_published=True)
+        committed = published_version(lake, self._id, self.version if since is None else min(since, self.version))
+        self._published = None if committed is None else Publication(committed, was_published=True)
 
     @property
     def is_published(self) -> bool:
-        """Whether this run has committed, now or when it was started before."""
+        """Whether this run has committed, now or in an earlier attempt."""
         return self._published is not None
 
     @property
     def staged(self) -> tuple[StagedTable, ...]:
-        """The tables that this run would publish."""
+        """The tables that this run is going to publish."""
         return tuple(self._staged.values())
 
     def read(
         self, table: str, *, row_filter: str | BooleanExpression | None = None, columns: Sequence[str] | None = None
     ) -> DataFrame:
-        """Return a table at the pinned version. Other arguments are as in :func:`table_reader.read_table`."""
+        """Return a table at the pinned version.
+
+        Args:
+            table: The table, as ``namespace.table``.
+            row_filter: An Iceberg filter, see :func:`~trinitylake_ops.spark.tables.reader.read_table`.
+            columns: The columns to read, None for all.
+
+        Raises:
+            InvalidInputError: If the name, the filter or a column is invalid. Errors of ``read_table`` are passed on.
+        """
         self._read.add(resolve_table(table, self._lake.snapshot(self.version)))
         return read_table(self._spark, self._lake, table, self.version, row_filter=row_filter, columns=columns)
 
@@ -109,14 +126,17 @@ class PipelineRun:
         evolve: Evolution | None = None,
         target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES,
     ) -> StagedTable:
-        """Stage a table of this run, as :func:`table_writer.stage_dataframe` does. Each table is staged once.
+        """Stage a table of this run. Each table is staged once.
 
-        Raises the errors of that function, and InvalidInputError for a table that was staged before. Raises
-        CommitConflictError if others changed the table since the pinned version.
+        Arguments and errors are those of :func:`~trinitylake_ops.spark.tables.writer.stage_dataframe`.
+
+        Raises:
+            InvalidInputError: If the table was already staged by this run.
+            CommitConflictError: If another commit has changed the table since the pinned version.
         """
         name = (namespace, table)
         if name in self._staged:
-            raise InvalidInputError(f"this run has staged table {namespace}.{table} already: write all rows at once")
+            raise InvalidInputError(f"this run has already staged table {namespace}.{table}; write all rows at once")
         self._check_unchanged(self._lake.snapshot(), {name})
         try:
             staged = stage_dataframe(
@@ -138,7 +158,7 @@ class PipelineRun:
         return self.add(staged)
 
     def add(self, staged: StagedTable) -> StagedTable:
-        """Add a table to the commit that was staged otherwise, such as by pyiceberg in a ``StagingCatalog``."""
+        """Add a table that was staged otherwise, for example by pyiceberg in a ``StagingCatalog``."""
         self._staged[staged.namespace, staged.table] = staged
         return staged
 
@@ -149,11 +169,22 @@ class PipelineRun:
         properties: Mapping[str, str] | None = None,
         isolation: str | None = None,
     ) -> Publication:
-        """Commit all staged tables as one version, unless this run had. Returns that version.
+        """Commit all staged tables as one version, unless this run has already committed.
 
-        A written table must be as it was at the pinned version. With the isolation ``serializable``, each table that
-        was read must be, too. By default the isolation is the lakehouse's own. Raises CommitConflictError if a table is
-        not. Begin a new run then, with an id of its own. Raises what :func:`publication.publish_once` raises.
+        Each written table must be unchanged since the pinned version. With isolation ``serializable``, so must each
+        table that was read.
+
+        Args:
+            message: The commit message.
+            properties: The commit properties.
+            isolation: The isolation level, None for the lakehouse's default.
+
+        Returns:
+            The version that this run committed.
+
+        Raises:
+            CommitConflictError: If a table has changed; start a new run with another id. Other errors of
+                ``publish_once`` are passed on.
         """
         if self._published is None:
             is_serializable = (
@@ -187,14 +218,14 @@ class PipelineRun:
         return [TableRead.of(pinned, *name) for name in sorted(self._read)]
 
     def _check_unpublished(self) -> None:
-        """Raise CommitConflictError if another process with this run's id has committed it, if that is why."""
-        found = published_version(self._lake, self._id, self.version)
-        if found is not None and self._published is None:
+        """Raise CommitConflictError if another process has committed the run with this id."""
+        committed = published_version(self._lake, self._id, self.version)
+        if committed is not None and self._published is None:
             raise CommitConflictError(
-                f"run {self.run_id} was committed as version {found} by another process; nothing is left to do, and"
-                " when the run is started again it reports that version",
+                f"run {self.run_id} was already committed as version {committed} by another process; nothing is left"
+                " to do, and a repetition of the run returns that version",
                 base_version=self.version,
-                latest_version=found,
+                latest_version=committed,
             )
 
     def _check_unchanged(self, latest: Snapshot, names: set[tuple[str, str]]) -> None:
@@ -206,8 +237,8 @@ class PipelineRun:
             name = ".".join(changed[0])
             self._check_unpublished()
             raise CommitConflictError(
-                f"table {name} changed since version {self.version}, which run {self.run_id} reads; begin a new run",
-                conflicts=tuple(f"table {'.'.join(one)}: changed since the run began" for one in changed),
+                f"table {name} changed since version {self.version}, pinned by run {self.run_id}; start a new run",
+                conflicts=tuple(f"table {'.'.join(table)}: changed since the run began" for table in changed),
                 base_version=self.version,
                 latest_version=latest.version,
             )

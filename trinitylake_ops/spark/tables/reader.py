@@ -1,8 +1,8 @@
-"""Reads managed tables as DataFrames. Spark's tasks read the data files themselves, through Storage.
+"""Read managed tables as DataFrames. Spark's tasks read the data files themselves, through this package's storages.
 
-The driver plans the scan (Iceberg prunes files by partition and statistics). Spark gets small groups of files as input
-partitions, and each task reads its group into Arrow batches. Nothing is written, and no other reader's settings apply.
-Requests are counted and retried as elsewhere in the lakehouse.
+The driver plans the scan, in which Iceberg prunes files by partition and statistics. Small groups of files become
+Spark's input partitions, and each task reads its group into Arrow batches. Nothing is written, and the settings of
+Spark's own readers do not apply. Requests are counted and retried like all others of the lakehouse.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from trinitylake_ops.versions.table_names import resolve_table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: An input partition takes up to so many bytes of data files. A bigger file has its own partition.
+#: The maximum size of the data files in an input partition. A larger file has a separate partition.
 GROUP_BYTES = 64 << 20
 
 _ALL_ROWS = AlwaysTrue()
@@ -58,20 +58,30 @@ def read_table(
     row_filter: str | BooleanExpression | None = None,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Return a table ``"namespace.table"`` at a version of the lakehouse (a number, or an export's name).
+    """Return the rows of a table at a version of the lakehouse.
 
-    Without ``version`` the latest one is read, as it is now. ``row_filter`` and ``columns`` as in :func:`read_files`.
-    Without a ``row_filter`` Spark's own reader of Parquet reads plain local files if they need no more
-    (:mod:`~trinitylake_ops.spark.tables.native_parquet`). Then all columns can be null, as far as Spark knows.
-    Raises TableNotFoundError, NamespaceNotFoundError, VersionNotFoundError. Raises InvalidInputError for another form
-    of name or a table that is not Iceberg's, and the errors of read_files.
+    Without a ``row_filter``, plain local files are read by Spark's own Parquet reader where possible
+    (:mod:`~trinitylake_ops.spark.tables.native_parquet`). Spark then treats all columns as nullable.
+
+    Args:
+        spark: The session.
+        lake: The lakehouse.
+        table: The table, as ``namespace.table``.
+        version: A version number, the name of an export, or None for the latest version at the time of the call.
+        row_filter: See :func:`read_files`.
+        columns: See :func:`read_files`.
+
+    Raises:
+        NotFoundError: If the table, the namespace or the version does not exist.
+        InvalidInputError: If the name is invalid or the table is not an Iceberg table. Errors of :func:`read_files` are
+            raised as well.
     """
     snapshot = lake.snapshot(version)
-    found = open_iceberg_table(lake, snapshot, *resolved_name(table, snapshot))
+    opened = open_iceberg_table(lake, snapshot, *resolved_name(table, snapshot))
     wanted = parsed(row_filter)
-    tasks = found.tasks(wanted)
-    native = found.native_frame(spark, tasks, columns) if row_filter is None else None
-    return found.scanned_frame(spark, tasks, wanted, columns) if native is None else native
+    tasks = opened.tasks(wanted)
+    native = opened.native_frame(spark, tasks, columns) if row_filter is None else None
+    return opened.scanned_frame(spark, tasks, wanted, columns) if native is None else native
 
 
 def read_staged(
@@ -82,7 +92,7 @@ def read_staged(
     row_filter: str | BooleanExpression | None = None,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Return a staged table as it would be published. Raises what :func:`read_files` raises."""
+    """Return the rows of a staged table as they would be published. Arguments and errors as in :func:`read_files`."""
     return read_files(spark, lake, staged.metadata_location, row_filter=row_filter, columns=columns)
 
 
@@ -94,38 +104,45 @@ def read_files(
     row_filter: str | BooleanExpression | None = None,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Return the current rows of an Iceberg table, given as such or by the location of its metadata file.
+    """Return the current rows of an Iceberg table. Delete files are applied.
 
-    ``row_filter`` is Iceberg's (``"year = 2013 and month = 2"``). It skips files before anything is read, and then
-    filters rows. Spark's own filters and projections do not reach the files, so pass known ones here. ``columns`` are
-    top-level names, in the order wanted. The files are those of this moment, however late and often the DataFrame is
-    used.
+    The files are fixed at the time of the call, however late and often the DataFrame is used. If one of them is missing
+    or broken then, the query fails with Spark's PythonException.
 
-    Delete files are applied. Raises InvalidDefinitionError for some in Avro, or by a column within another. Raises
-    InvalidInputError for a filter that cannot be parsed or bound, an unknown column or a lakehouse in memory. Raises
-    UnsupportedTypeError, StorageError. When the frame is used, a missing or broken file comes as Spark's
-    PythonException.
+    Args:
+        spark: The session.
+        lake: The lakehouse.
+        table: The table, or the location of its metadata file.
+        row_filter: An Iceberg filter, for example ``"year = 2013 and month = 2"``. It skips files before reading, and
+            then filters rows. Spark's own filters and projections are not pushed down to the files.
+        columns: The names of top-level columns, in the requested order; None for all.
+
+    Raises:
+        InvalidInputError: If the filter is invalid, a column is unknown, or the lakehouse is in memory.
+        InvalidDefinitionError: If delete files are in Avro, or apply to a nested column.
+        UnsupportedTypeError: If Spark does not support a column's type.
+        StorageError: If the storage fails.
     """
     check_reachable(lake)
     io = reading_io(lake)
     metadata = read_table_metadata(io, to_uri(lake.root, table)) if isinstance(table, str) else table.metadata
-    found, wanted = OpenIcebergTable(io, metadata), parsed(row_filter)
-    return found.scanned_frame(spark, found.tasks(wanted), wanted, columns)
+    opened, wanted = OpenIcebergTable(io, metadata), parsed(row_filter)
+    return opened.scanned_frame(spark, opened.tasks(wanted), wanted, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenIcebergTable:
-    """The metadata of a table, and the FileIO for its files.
+    """The metadata of a table, with the FileIO to read its files."""
 
-    ``version`` is None for a table of no version, or elsewhere.
-    """
-
+    #: The FileIO of the table.
     io: StorageFileIO
+    #: The metadata of the table.
     metadata: TableMetadata
+    #: The version that is read, for error messages. None for a table of no version, or of an export at another root.
     version: ReadVersion | None = None
 
     def tasks(self, row_filter: BooleanExpression = _ALL_ROWS) -> list[FileScanTask]:
-        """Return the files that hold the rows of a filter. Raises what :func:`read_files` raises."""
+        """Return the files that may contain rows of a filter. Raises the errors of :func:`read_files`."""
         bound(row_filter, self.metadata.schema())
         with reading_at(self.version, self.io):
             return planned(DataScan(self.metadata, self.io, row_filter=row_filter))
@@ -133,7 +150,13 @@ class OpenIcebergTable:
     def native_frame(
         self, spark: SparkSession, tasks: Sequence[FileScanTask], columns: Sequence[str] | None = None
     ) -> DataFrame | None:
-        """Return the rows of files by Spark's own reader of Parquet, None if it cannot be used."""
+        """Return the rows of files through Spark's own Parquet reader, None if it is not applicable.
+
+        Args:
+            spark: The session.
+            tasks: The files.
+            columns: The columns to read, None for all.
+        """
         schema = projected(self.metadata.schema(), columns)
         frame = native_parquet.frame_of(spark, self.metadata.schema(), tasks, self.io)
         return None if frame is None else native_parquet.selected(frame, schema)
@@ -145,7 +168,14 @@ class OpenIcebergTable:
         row_filter: BooleanExpression = _ALL_ROWS,
         columns: Sequence[str] | None = None,
     ) -> DataFrame:
-        """Return the rows of files as our own reader gives them. Raises what :func:`read_files` raises."""
+        """Return the rows of files through this package's reader. Raises the errors of :func:`read_files`.
+
+        Args:
+            spark: The session.
+            tasks: The files.
+            row_filter: The rows to read.
+            columns: The columns to read, None for all.
+        """
         schema = projected(self.metadata.schema(), columns)
         groups = list(map(pickle.dumps, group_files(tasks, default_parallelism(spark))))
         job = pickle.dumps(ReadJob(self.io, self.metadata, schema, row_filter, self.version))
@@ -154,35 +184,46 @@ class OpenIcebergTable:
             return frame_by_tasks(spark, rows, partial(read_group, job, rows), groups)
         spark.dataSource.register(TableScan)
         with handed_over(Scan(to_spark_schema(schema), job, tuple(groups))) as folder:
-            # Spark makes the data source now and keeps it with the DataFrame, so the folder is not needed any more.
+            # Spark creates the data source now and keeps it with the DataFrame, so the folder can be removed.
             return spark.read.format(TableScan.name()).option(HANDOVER, folder).load()
 
 
 def table_name(text: str) -> tuple[str, str]:
-    """Return namespace and table of ``"namespace.table"``, or of a JSON list of both, which may contain dots.
+    """Parse ``"namespace.table"``, or a JSON list of both, whose names may contain dots.
 
-    Raises InvalidInputError for another form.
+    Raises InvalidInputError for any other form.
     """
     if (name := _json_name(text)) is not None:
         return name
     namespace, dot, table = text.partition(".")
     if not (namespace and dot and table) or "." in table:
         raise InvalidInputError(
-            f'{text!r} names no table; write NAMESPACE.TABLE, or for a name with dots ["NAMESPACE", "TABLE"]'
+            f'invalid table name {text!r}; use NAMESPACE.TABLE, or for names with dots ["NAMESPACE", "TABLE"]'
         )
     return namespace, table
 
 
 def name_option(namespace: str, table: str) -> str:
-    """Return the text from which :func:`table_name` returns these names."""
+    """Return the text of a table name that :func:`table_name` parses.
+
+    Args:
+        namespace: The name of the namespace.
+        table: The name of the table.
+    """
     is_plain = "." not in namespace + table and not namespace.startswith("[")
     return f"{namespace}.{table}" if is_plain else json.dumps([namespace, table])
 
 
 def resolved_name(text: str, snapshot: Snapshot) -> tuple[str, str]:
-    """Return namespace and table of ``"namespace.table"``, of which either may hold dots itself, or of a JSON list.
+    """Parse a table name, whose parts may contain dots if the name is unambiguous in a snapshot.
 
-    Raises InvalidInputError for another form or a name that means several tables, TableNotFoundError.
+    Args:
+        text: ``namespace.table``, or a JSON list of both.
+        snapshot: The version with the table.
+
+    Raises:
+        InvalidInputError: If the form is invalid, or the name matches several tables.
+        TableNotFoundError: If no table matches.
     """
     is_exact = text.count(".") < 2 or _json_name(text) is not None
     return table_name(text) if is_exact else resolve_table(text, snapshot)
@@ -195,18 +236,30 @@ def _json_name(text: str) -> tuple[str, str] | None:
         names = json.loads(text)
     except (ValueError, RecursionError):
         names = None
-    if not isinstance(names, list) or len(names) != 2 or not all(isinstance(one, str) and one for one in names):
-        raise InvalidInputError(f'{text!r} names no table; write ["NAMESPACE", "TABLE"]')
+    if not isinstance(names, list) or len(names) != 2 or not all(isinstance(name, str) and name for name in names):
+        raise InvalidInputError(f'invalid table name {text!r}; use ["NAMESPACE", "TABLE"]')
     return names[0], names[1]
 
 
 def open_iceberg_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str) -> OpenIcebergTable:
-    """Return an Iceberg table of a version of a lakehouse, or of its export. Raises as :func:`read_table`."""
+    """Open an Iceberg table at a version or export of a lakehouse.
+
+    Args:
+        lake: The lakehouse.
+        snapshot: The version.
+        namespace: The namespace of the table.
+        table: The name of the table.
+
+    Raises:
+        NotFoundError: If the table or the namespace does not exist.
+        InvalidInputError: If the table is not an Iceberg table, or the lakehouse is in memory.
+        StorageError: If the storage fails.
+    """
     check_reachable(lake)
     definition = snapshot.table(namespace, table)
     if not definition.is_iceberg:
         raise InvalidInputError(
-            f"table {namespace}.{table} has the format {definition.table_format!r}; only {ICEBERG} can be read"
+            f"table {namespace}.{table} has format {definition.table_format!r}; only {ICEBERG} tables can be read"
         )
     io = _io_of(lake, snapshot).for_table(definition)
     version = ReadVersion.of(snapshot, io)
@@ -215,7 +268,7 @@ def open_iceberg_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, tabl
 
 
 def _io_of(lake: Lakehouse, snapshot: Snapshot) -> StorageFileIO:
-    """Return a FileIO for the tables of a version. An export may be in another lakehouse, below its own root."""
+    """Return a FileIO for the tables of a version. An export may be at another root."""
     storage = snapshot.files.storage
     if storage.root == lake.root:
         return reading_io(lake)
@@ -224,7 +277,12 @@ def _io_of(lake: Lakehouse, snapshot: Snapshot) -> StorageFileIO:
 
 
 def group_files(tasks: Iterable[FileScanTask], parallelism: int) -> list[tuple[FileScanTask, ...]]:
-    """Pack files into input partitions: ``parallelism`` of them, or more so that each has up to GROUP_BYTES."""
+    """Pack files into ``parallelism`` input partitions, or into more of up to GROUP_BYTES each.
+
+    Args:
+        tasks: The files.
+        parallelism: The number of tasks that can run at a time.
+    """
     ordered = sorted(tasks, key=lambda task: (-task.file.file_size_in_bytes, task.file.file_path))
     total_bytes = sum(task.file.file_size_in_bytes for task in ordered)
     group_bytes = min(GROUP_BYTES, -(-total_bytes // max(parallelism, 1)))
@@ -240,21 +298,29 @@ def group_files(tasks: Iterable[FileScanTask], parallelism: int) -> list[tuple[F
 
 
 def projected(schema: Schema, columns: Sequence[str] | None) -> Schema:
-    """Return a schema with some of its top-level columns. Raises InvalidInputError for an unknown column."""
+    """Return a schema with some of its top-level columns, in the given order.
+
+    Args:
+        schema: The schema.
+        columns: The names of the columns, None for all.
+
+    Raises:
+        InvalidInputError: If a column is unknown or occurs twice.
+    """
     if columns is None:
         return schema
     names = {field.name: field for field in schema.fields}
     if unknown := next((name for name in columns if name not in names), None):
         raise InvalidInputError(f"the table has no column {unknown!r}; it has {', '.join(names)}")
     if len(set(columns)) < len(columns):
-        raise InvalidInputError(f"a column is asked for twice: {', '.join(columns)}")
+        raise InvalidInputError(f"duplicate column in {', '.join(columns)}")
     return Schema(*(names[name] for name in columns), schema_id=schema.schema_id)
 
 
 def planned(scan: DataScan) -> list[FileScanTask]:
-    """Return the files of a scan.
+    """Plan a scan, and return its files.
 
-    Raises InvalidDefinitionError for delete files that are not read, CorruptFileError for a manifest, StorageError.
+    Raises InvalidDefinitionError for unsupported delete files, CorruptFileError for a broken manifest, or StorageError.
     """
     assert isinstance(scan.io, StorageFileIO)
     try:
@@ -264,7 +330,7 @@ def planned(scan: DataScan) -> list[FileScanTask]:
         return tasks
     except (TrinityLakeError, MemoryError):
         raise
-    except Exception as error:  # for broken bytes the Avro decoder raises any exception
+    except Exception as error:  # the Avro decoder raises arbitrary exceptions for broken bytes
         if isinstance(error, ValueError) and "equality delete" in str(error):
             return planned_tasks(scan.table_metadata, scan.io, scan.row_filter, scan.snapshot_id)
         check_manifests(scan.table_metadata, scan.io)
@@ -272,26 +338,31 @@ def planned(scan: DataScan) -> list[FileScanTask]:
 
 
 def check_reachable(lake: Lakehouse | StorageFileIO) -> None:
-    """Raise InvalidInputError for a lakehouse in this process's memory, which Spark's tasks would not see."""
+    """Raise InvalidInputError for a lakehouse in the memory of this process, which Spark's tasks cannot access."""
     if lake.root.startswith("memory://"):
         raise InvalidInputError(
-            f"Spark's tasks are other processes and cannot see {lake.root}; use a root on a storage that they reach"
+            f"Spark's tasks cannot access {lake.root}, because they are other processes; use a root on shared storage"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class DataPlan:
-    """The read of a table. ``schema`` has the columns, and at least so many tasks share it if it is large enough."""
+    """A planned read of a table."""
 
+    #: The namespace and the name of the table.
     name: tuple[str, str]
+    #: The opened table.
     found: OpenIcebergTable
+    #: The columns to read.
     schema: Schema
+    #: The rows to read.
     row_filter: BooleanExpression
+    #: The minimum number of tasks for a large table.
     parallelism: int
 
 
 class TableDataReader(DataSourceReader):
-    """Plans the files of a frame in a helper of the driver. The tasks get it as a TableScanReader."""
+    """Plans the files of a DataFrame in a helper process of the driver. Tasks get it as a TableScanReader."""
 
     def __init__(self, plan: DataPlan, schema: StructType):
         self._plan = plan
@@ -311,6 +382,6 @@ class TableDataReader(DataSourceReader):
         return TableScanReader(self._scan(), self._schema)
 
     def _scan(self) -> Scan:
-        found = self._plan.found
-        job = ReadJob(found.io, found.metadata, self._plan.schema, self._plan.row_filter, found.version)
+        opened = self._plan.found
+        job = ReadJob(opened.io, opened.metadata, self._plan.schema, self._plan.row_filter, opened.version)
         return Scan(self._schema, pickle.dumps(job), ())

@@ -1,4 +1,4 @@
-"""Schemas and filters of Spark in Iceberg's types.
+"""Conversion of schemas between Spark and Iceberg, and of filters to Iceberg.
 
 =====================  =========================================
 Spark type             Iceberg type
@@ -14,11 +14,12 @@ timestamp_ntz          timestamp
 struct, array, map     struct, list, map
 =====================  =========================================
 
-Nullability is kept; a column's comment is the field's documentation.
+Nullability is kept, and a column's comment becomes the field's documentation.
 
-Spark's own ``where`` does not reach this code. Spark 4.3 can pass its filters to a source. But it keeps the source's
-plan with the DataFrame, for other queries, and for other uses of it in one query. These may have other filters or none,
-so rows are silently missing. So the filters of a DataFrame are those that it was made with.
+Filters of Spark's own ``where`` are not pushed down to this code. Spark 4.3 can push filters into a data source, but it
+caches the source's plan with the DataFrame, and reuses it for other queries and for other uses in the same query. These
+may have other filters or none, so rows would be silently missing. A DataFrame therefore has only the filters that it
+was created with.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _COMMENT = "comment"
 _BINARY_COLLATION = "UTF8_BINARY"
 _MAX_TIME_PRECISION = 6
 
-#: Spark 4.0 has no type for the time of a day.
+#: Spark 4.0 has no type for a time of day.
 _TIMES: tuple[type[spark.TimeType], ...] = (spark.TimeType,) if hasattr(spark, "TimeType") else ()
 _PRIMITIVES: tuple[tuple[type[spark.DataType], type[iceberg.IcebergType]], ...] = (
     (spark.BooleanType, iceberg.BooleanType),
@@ -86,17 +87,22 @@ _USE_INSTEAD: tuple[tuple[type[spark.DataType], str], ...] = (
 def to_iceberg_schema(
     schema: spark.StructType, *, required: Collection[str] = (), primary_key: Collection[str] = ()
 ) -> Schema:
-    """Return a Spark schema as an Iceberg schema with preliminary field ids from 1 on.
+    """Convert a Spark schema to an Iceberg schema with preliminary field ids, starting at 1.
 
-    Columns of ``required`` and ``primary_key`` are required, whatever Spark infers about them. Raises
-    UnsupportedTypeError for a type that Iceberg lacks, naming the column and what to do. Raises InvalidDefinitionError
-    for a column that occurs twice or a key that is no column.
+    Args:
+        schema: The Spark schema.
+        required: Columns to mark as required, regardless of the nullability that Spark inferred.
+        primary_key: The identifier columns, which are also marked as required.
+
+    Raises:
+        UnsupportedTypeError: If Iceberg has no equivalent type. The message names the column and a workaround.
+        InvalidDefinitionError: If a column occurs twice, or the key contains an unknown column.
     """
     names = schema.fieldNames()
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InvalidDefinitionError(f"column {twice!r} occurs twice; rename one of them")
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidDefinitionError(f"duplicate column {duplicate!r}; rename one of them")
     if missing := next((name for name in primary_key if name not in names), None):
-        raise InvalidDefinitionError(f"the primary key names the column {missing!r}, which the rows lack")
+        raise InvalidDefinitionError(f"primary key column {missing!r} does not exist in the rows")
     fields = _to_iceberg_fields(schema, "", count(1))
     never_null = {*required, *primary_key}
     columns = [field.model_copy(update={"required": field.required or field.name in never_null}) for field in fields]
@@ -104,7 +110,7 @@ def to_iceberg_schema(
 
 
 def to_spark_schema(schema: Schema) -> spark.StructType:
-    """Return an Iceberg schema as a Spark schema. Raises UnsupportedTypeError for a type that Spark lacks."""
+    """Convert an Iceberg schema to a Spark schema. Raises UnsupportedTypeError if Spark has no equivalent type."""
     return _to_spark_struct(schema.fields, "")
 
 
@@ -138,7 +144,7 @@ def _to_iceberg_type(kind: spark.DataType, path: str, ids: count[int]) -> iceber
     primitive = _TO_ICEBERG.get(type(kind))
     if primitive is None or not _keeps_its_meaning(kind):
         raise UnsupportedTypeError(
-            f"column {path!r} has the type {kind.simpleString()}, which Iceberg lacks; {_advice(kind)}"
+            f"column {path!r} has type {kind.simpleString()}, which Iceberg does not support; {_advice(kind)}"
         )
     return primitive()
 
@@ -181,12 +187,14 @@ def _to_spark_type(kind: iceberg.IcebergType, path: str) -> spark.DataType:
         return spark.BinaryType()
     primitive = _TO_SPARK.get(type(kind))
     if primitive is None:
-        raise UnsupportedTypeError(f"column {path!r} has Iceberg's type {kind}, which Spark lacks; leave it out")
+        raise UnsupportedTypeError(
+            f"column {path!r} has Iceberg type {kind}, which Spark does not support; select the other columns"
+        )
     return primitive()
 
 
 def parsed(row_filter: str | BooleanExpression | None) -> BooleanExpression:
-    """Return a filter as an expression. None leaves all rows. Raises InvalidInputError where it cannot be read."""
+    """Parse a filter. None means all rows. Raises InvalidInputError if it is invalid."""
     if row_filter is None:
         return AlwaysTrue()
     if isinstance(row_filter, BooleanExpression):
@@ -194,47 +202,52 @@ def parsed(row_filter: str | BooleanExpression | None) -> BooleanExpression:
     try:
         return parse(row_filter)
     except ParseException as error:
-        raise InvalidInputError(f"the filter {row_filter!r} cannot be read at column {error.column}") from error
+        raise InvalidInputError(f"invalid filter {row_filter!r}: syntax error at column {error.column}") from error
     except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"the filter {row_filter!r} cannot be read: {error}") from error
+        raise InvalidInputError(f"invalid filter {row_filter!r}: {error}") from error
 
 
 def bound(row_filter: str | BooleanExpression | None, schema: Schema) -> BooleanExpression:
-    """Return a filter without ``not``, on the columns of a schema.
+    """Parse a filter, bind it to the columns of a schema, and eliminate ``not``.
 
-    Raises InvalidInputError where it cannot be read or does not fit.
+    Args:
+        row_filter: The filter.
+        schema: The schema.
+
+    Raises:
+        InvalidInputError: If the filter is invalid, or does not match the schema.
     """
     expression = parsed(row_filter)
     try:
         _check_whole_numbers(expression, schema)
         return bind(schema, rewrite_not(expression), case_sensitive=True)
     except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"the filter {row_filter!r} does not fit the table: {error}") from error
+        raise InvalidInputError(f"filter {row_filter!r} does not match the table: {error}") from error
 
 
 def _check_whole_numbers(expression: BooleanExpression, schema: Schema) -> None:
-    """Raise ValueError for a fraction that is compared with a column of integers, as pyiceberg would round it.
+    """Raise ValueError if a column of integers is compared with a fraction.
 
-    Then ``id > 1.5`` would leave out 2.
+    pyiceberg would round the fraction, so that ``id > 1.5`` would exclude 2.
     """
     waiting = [expression]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, And | Or):
-            waiting += [one.left, one.right]
-        elif isinstance(one, Not):
-            waiting.append(one.child)
-        elif isinstance(one, LiteralPredicate | SetPredicate) and isinstance(one.term, Reference):
-            literals = [one.literal] if isinstance(one, LiteralPredicate) else one.literals
-            kind = schema.find_type(one.term.name)
+        node = waiting.pop()
+        if isinstance(node, And | Or):
+            waiting += [node.left, node.right]
+        elif isinstance(node, Not):
+            waiting.append(node.child)
+        elif isinstance(node, LiteralPredicate | SetPredicate) and isinstance(node.term, Reference):
+            literals = [node.literal] if isinstance(node, LiteralPredicate) else node.literals
+            kind = schema.find_type(node.term.name)
             if isinstance(kind, iceberg.IntegerType | iceberg.LongType):
                 fraction = next((literal.value for literal in literals if _is_fraction(literal.value)), None)
                 if fraction is not None:
-                    raise ValueError(f"column {one.term.name!r} holds integers, and {fraction} is none")
+                    raise ValueError(f"column {node.term.name!r} contains integers, but {fraction} is not an integer")
 
 
 def _is_fraction(value: object) -> bool:
     try:
         return Decimal(str(value)) % 1 != 0
-    except InvalidOperation:  # no number, or one beyond all integers
+    except InvalidOperation:  # not a number, or infinite
         return False

@@ -1,7 +1,7 @@
-"""The code in the Python processes that Spark starts: helpers of the driver, and tasks.
+"""Code for the Python processes that Spark starts: helpers of the driver, and tasks.
 
-Spark starts a helper for each of planning, committing and reading back. They only carry pickled bytes. This module
-imports nothing heavy, so that they start fast. The tasks unpickle the bytes and do the work.
+Spark starts a separate helper for planning, committing and reading back. Helpers only pass pickled bytes, so this
+module imports nothing heavy and they start fast. The tasks unpickle the bytes and do the work.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.iceberg.write.plan import TableWrite
 
 
-#: The column of the rows of :func:`write_rows`.
+#: The column with the results of :func:`write_rows`.
 WRITTEN_FILE = "data_file"
 
 
@@ -45,12 +45,14 @@ WRITTEN_FILE = "data_file"
 class WriteJob:
     """The input of each task of a write."""
 
+    #: The planned write.
     plan: TableWrite
+    #: The approximate maximum size of a data file.
     target_file_size_bytes: int
 
 
 class TableSink(DataSource):
-    """Data files of a managed table, for writing. Carries a pickled WriteJob, and returns a list of DataFiles."""
+    """A data source that writes data files of a managed table. Gets a pickled WriteJob, returns a list of DataFiles."""
 
     @classmethod
     def name(cls) -> str:
@@ -67,9 +69,9 @@ class _WrittenFiles(WriterCommitMessage):
 
 
 class TableSinkWriter(DataSourceArrowWriter):
-    """A helper of the driver makes the writer.
+    """Writes data files in tasks.
 
-    It is pickled to the tasks, and to another helper for commit or abort.
+    It is created in a helper process of the driver, and pickled to the tasks and to another helper for commit or abort.
     """
 
     def __init__(self, folder: str, pickled_job: bytes):
@@ -85,8 +87,8 @@ class TableSinkWriter(DataSourceArrowWriter):
         send_output(self._folder, [message.pickled_data_files for message in _written(messages)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        # These are the files of tasks that ended well. A failed task has deleted its own. One that still runs, or that
-        # Spark kills, leaves files that nothing names.
+        # Delete the files of tasks that succeeded. A failed task has deleted its own files. A task that is still
+        # running, or that Spark kills, leaves orphans.
         from trinitylake_ops.iceberg.write.data_files import delete_data_files
 
         job: WriteJob = pickle.loads(self._pickled_job)
@@ -107,24 +109,32 @@ def unpickled_data_files(returned: list[bytes]) -> list[DataFile]:
 class ReadJob:
     """The input of each task of a scan."""
 
+    #: The FileIO of the table.
     io: StorageFileIO
+    #: The metadata of the table.
     metadata: TableMetadata
+    #: The columns to read.
     schema: Schema
+    #: The rows to read.
     row_filter: BooleanExpression
+    #: The version that is read, for error messages; None for a table of no version.
     version: ReadVersion | None = None
 
 
 @dataclass(frozen=True)
 class Scan:
-    """A planned scan: its schema, a pickled ReadJob, and for each input partition pickled FileScanTasks."""
+    """A planned scan."""
 
+    #: The columns.
     schema: StructType
+    #: The pickled ReadJob.
     pickled_job: bytes
+    #: For each input partition, the pickled FileScanTasks.
     pickled_groups: tuple[bytes, ...]
 
 
 class TableScan(DataSource):
-    """Data files of a table, for reading. Carries a Scan, which lives as long as the DataFrame."""
+    """A data source that reads data files of a table. Gets a Scan, which lives as long as the DataFrame."""
 
     def __init__(self, options: dict[str, str]):
         super().__init__(options)
@@ -139,12 +149,12 @@ class TableScan(DataSource):
 
     def reader(self, schema: StructType) -> TableScanReader:
         reader = TableScanReader(self._scan, schema)
-        self._scan = Scan(schema, b"", ())  # Spark sends the source to all tasks beside the reader
+        self._scan = Scan(schema, b"", ())  # Spark sends the source to all tasks as well
         return reader
 
 
 class TableScanReader(DataSourceReader):
-    """A helper of the driver makes it, and it is pickled to the tasks."""
+    """Reads data files in tasks. It is created in a helper process of the driver, and pickled to the tasks."""
 
     def __init__(self, scan: Scan, schema: StructType):
         self._schema = schema
@@ -152,7 +162,7 @@ class TableScanReader(DataSourceReader):
         self._partitions = [InputPartition(group) for group in scan.pickled_groups]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Each task gets its own input partition, not those of all others.
+        # A task gets its own input partition only, not those of all tasks.
         return {**self.__dict__, "_partitions": []}
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -165,12 +175,12 @@ class TableScanReader(DataSourceReader):
 
 
 def read_group(pickled_job: bytes, schema: StructType, pickled_tasks: bytes) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a pickled tuple of FileScanTasks as Spark wants them."""
+    """Yield the rows of pickled FileScanTasks in the schema that Spark expects."""
     return read_tasks(pickle.loads(pickled_job), pickle.loads(pickled_tasks), schema)
 
 
 def write_rows(pickled_job: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a task as data files. Yields a row for each, pickled."""
+    """Write the rows of a task as data files. Yield a row with the pickled description of each file."""
     import pyarrow as pa
 
     job: WriteJob = pickle.loads(pickled_job)
@@ -179,7 +189,16 @@ def write_rows(pickled_job: bytes, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of files as Spark wants them."""
+    """Yield the rows of files in the schema that Spark expects.
+
+    Args:
+        job: The scan.
+        tasks: The files.
+        schema: The schema.
+
+    Raises:
+        CorruptFileError: If the rows of a file do not match the schema.
+    """
     from pyiceberg.io.pyarrow import ArrowScan
 
     from trinitylake_ops.iceberg.delete_files import RemainingRows
@@ -188,16 +207,16 @@ def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) 
     remaining = RemainingRows(ArrowScan(job.metadata, job.io, job.schema, job.row_filter))
     wanted = arrow_schema(schema)
     with reading_at(job.version, job.io):
-        for task in tasks:  # one at a time: pyiceberg holds all batches of the files it is given
+        for task in tasks:  # one at a time, because pyiceberg keeps all batches of the passed files in memory
             for batch in file_batches(remaining, task, job.io):
                 if not batch.num_rows:
                     continue
                 try:
                     rows = batch.select(wanted.names).cast(wanted)
-                except ValueError as error:  # the table's columns became required while old rows have nulls
+                except ValueError as error:  # a column became required, but old rows contain nulls
                     path = job.io.location(task.file.file_path)
                     raise CorruptFileError(
-                        f"data file {path!r} does not fit the table's columns: {error}; read the other columns only",
+                        f"data file {path!r} does not match the table's columns: {error}; read only the other columns",
                         path=path,
                     ) from error
                 yield rows

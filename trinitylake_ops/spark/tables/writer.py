@@ -1,9 +1,9 @@
-"""Write tables in tasks.
+"""Write tables in Spark tasks.
 
-The driver plans the write. Each task writes its rows as Parquet files under the table's own prefix and returns their
-descriptions. The driver makes one Iceberg snapshot of all of them. No row passes the driver and no disk is shared. A
-task that fails deletes its files, and so does the driver for tasks that ended well. Files of a process that dies, or
-that Spark stops because another task failed, are orphans: nothing names them.
+The driver plans the write. Each task writes its rows as Parquet files under the table's location and returns their
+descriptions, from which the driver creates one Iceberg snapshot. No rows pass through the driver, and no shared disk is
+needed. A task that fails deletes its files, and the driver deletes those of tasks that succeeded. Files of a process
+that was killed, or that Spark stopped because another task failed, are orphans: no version refers to them.
 
 ::
 
@@ -56,26 +56,39 @@ def stage_dataframe(
     evolve: Evolution | None = None,
     target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES,
 ) -> StagedTable:
-    """Write a DataFrame's rows as data files of a managed table and return it staged, unpublished.
+    """Write the rows of a DataFrame as data files of a managed table, and return the table staged but not published.
 
-    A missing table is created, with identity partitions by ``partition_by``, ``primary_key`` as its identifier fields
-    and ``properties``. An existing table keeps its field ids, required columns, partitions and key. Columns that it
-    lacks are added as optional ones. Its columns that the frame lacks are null. ``partition_by`` None means the table's
-    own partitions. ``evolve`` first changes an existing table, in the same commit, by a transaction of pyiceberg.
-    ``update_schema`` renames, drops and widens columns, and ``update_spec`` sets the partitions for later writes.
+    A missing table is created. An existing table keeps its field ids, required columns, partitions and key. Columns of
+    the frame that the table lacks are added as optional columns, and columns that the frame lacks are null.
 
-    ``mode`` says which files the new ones replace, by metadata alone. ``replace_table`` replaces all of them,
-    ``append`` none. ``replace_partitions`` replaces those of ``partitions``, each a value for every partition column.
-    Rows of another partition are refused then, and a partition without rows becomes empty. Without ``partitions`` it
-    replaces the partitions that rows arrive for.
+    Rows are clustered by partition, so that each partition gets one file, or a few if Spark splits a large one. An
+    unpartitioned table gets one file for each non-empty partition of the frame.
 
-    Rows are clustered by partition, so a partition gets one file. It gets a few when Spark splits a big one. An
-    unpartitioned table gets a file per non-empty partition of the frame. Files end at about ``target_file_size_bytes``.
+    Args:
+        lake: The lakehouse.
+        frame: The rows.
+        namespace: The namespace of the table.
+        table: The name of the table.
+        partition_by: Identity partition columns of a new table. None means the table's own partitions.
+        primary_key: The identifier columns of a new table.
+        mode: Which existing files the new files replace, decided by metadata alone: ``replace_table`` replaces all,
+            ``append`` none, ``replace_partitions`` those of ``partitions``.
+        partitions: For ``replace_partitions``, the replaced partitions, each with a value for every partition column.
+            Rows of other partitions are rejected, and a partition without rows becomes empty. None means the partitions
+            of the rows.
+        properties: The properties of a new table.
+        evolve: Changes an existing table in the same commit, through a pyiceberg transaction: ``update_schema``
+            renames, drops and widens columns, and ``update_spec`` sets the partitions of later writes.
+        target_file_size_bytes: The approximate maximum size of a data file.
 
-    Raises UnsupportedTypeError, InvalidDefinitionError and InvalidInputError before any task runs if the request is
-    wrong. Raises InvalidInputError for rows that do not fit, CommitConflictError when the table changed meanwhile,
-    StorageError. Raises CorruptFileError for a source that Spark cannot read, JobFailedError for other failures.
-    Nothing is staged then.
+    Raises:
+        InvalidInputError: If the request is invalid (before any task runs), or the rows do not match the table.
+        InvalidDefinitionError: If the columns or partitions are not valid for the table (before any task runs).
+        UnsupportedTypeError: If a type is not supported by Iceberg (before any task runs).
+        CommitConflictError: If the table changed in the meantime.
+        CorruptFileError: If Spark cannot read a source file.
+        JobFailedError: If Spark fails.
+        StorageError: If the storage fails. After an error, nothing is staged.
     """
     name = f"{namespace}.{table}"
     check_mode(mode)
@@ -98,14 +111,30 @@ def plan_rows(
     properties: Mapping[str, str] | None = None,
     evolve: Evolution | None = None,
 ) -> TableWrite:
-    """Plan to write rows of such columns, with all checks that need no rows. See :func:`stage_dataframe`."""
+    """Plan a write of rows with these columns, including all checks that need no rows.
+
+    Args:
+        lake: The lakehouse.
+        rows: The columns of the rows.
+        namespace: The namespace of the table.
+        table: The name of the table.
+        partition_by: Identity partition columns of a new table, None for the table's own.
+        primary_key: The identifier columns of a new table.
+        properties: The properties of a new table.
+        evolve: Changes an existing table in the same commit.
+
+    Raises:
+        InvalidInputError: If the table is not an Iceberg table, or the rows lack a required column.
+        InvalidDefinitionError: If the columns, partitions or key are not valid for the table.
+        UnsupportedTypeError: If a type is not supported by Iceberg.
+    """
     name = f"{namespace}.{table}"
     snapshot = lake.snapshot()
     exists = snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)
     if exists and not snapshot.table(namespace, table).is_iceberg:
         table_format = snapshot.table(namespace, table).table_format
-        raise InvalidInputError(f"table {name} has the format {table_format!r}; only {ICEBERG} can be written")
-    # Spark infers nullability anew for each query. Required columns of the table stay required.
+        raise InvalidInputError(f"table {name} has format {table_format!r}; only {ICEBERG} tables can be written")
+    # Spark infers nullability for each query. Required columns of the table stay required.
     known: dict[str, bool] = {}
     if exists and evolve is not None:
         evolved = plan_write(lake, namespace, table, evolve=evolve).metadata.schema()
@@ -115,13 +144,13 @@ def plan_rows(
     alike = {column.lower(): column for column in known}
     if variant := next((column for column in rows.names if column not in known and column.lower() in alike), None):
         raise InvalidDefinitionError(
-            f"table {name} has a column {alike[variant.lower()]!r}: {variant!r} would be another one, which Spark does"
-            " not tell from it; rename it"
+            f"column {variant!r} differs from column {alike[variant.lower()]!r} of table {name} only by case, which"
+            " Spark ignores; rename it"
         )
     required = [name for name, is_required in known.items() if is_required]
     schema = to_iceberg_schema(rows, required=required, primary_key=primary_key)
     if missing := next((column for column in required if column not in rows.names), None):
-        raise InvalidInputError(f"column {missing!r} of table {name} is required and the rows lack it")
+        raise InvalidInputError(f"column {missing!r} of table {name} is required, but missing in the rows")
     if exists:
         added = [
             field.model_copy(update={"required": field.required and field.name in known}) for field in schema.fields
@@ -133,28 +162,28 @@ def plan_rows(
         )
     except (ValidationError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise InvalidDefinitionError(f"the rows do not fit table {name}: {reason}") from error
+        raise InvalidDefinitionError(f"the rows do not match table {name}: {reason}") from error
     key = plan.metadata.schema().identifier_field_names()
     if primary_key and key != set(primary_key):
         raise InvalidDefinitionError(
-            f"table {name} has the primary key ({', '.join(sorted(key))}), not ({', '.join(primary_key)})"
+            f"table {name} has primary key ({', '.join(sorted(key))}), not ({', '.join(primary_key)})"
         )
     return plan
 
 
 def _clustered(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Bring the rows of a partition together, in partitions of a size that Spark's adaptive execution chooses."""
+    """Cluster rows by partition, in Spark partitions of a size that adaptive execution chooses."""
     if not columns:
         return frame
     attributes = [F.col("`" + column.replace("`", "``") + "`") for column in columns]
-    # Rows are sorted, so that a task writes one file after the other.
+    # Rows are sorted so that a task writes one file at a time.
     return frame.hint("rebalance", *attributes).sortWithinPartitions(*attributes)
 
 
 def _write(frame: DataFrame, plan: TableWrite, target_file_size_bytes: int) -> list[DataFile]:
     job = pickle.dumps(WriteJob(plan, target_file_size_bytes))
     if is_remote(frame.sparkSession):
-        # The server has another disk, so no folder takes answers: they come as rows.
+        # The server has another disk, so results cannot be returned in a folder: they are returned as rows.
         written = frame.mapInArrow(partial(write_rows, job), f"{WRITTEN_FILE} binary").toArrow()
         return unpickled_data_files(written.column(WRITTEN_FILE).to_pylist())
     activate(frame.sparkSession)
@@ -165,11 +194,10 @@ def _write(frame: DataFrame, plan: TableWrite, target_file_size_bytes: int) -> l
 
 
 def write_groups_on(spark: SparkSession) -> GroupWriter:
-    """Return a writer of groups by Spark's tasks.
+    """Return a writer of file groups that uses Spark's tasks.
 
-    It raises InvalidInputError for a lakehouse in memory, errors of this package as tasks raised them, and
-    JobFailedError for other failures. Then a removal of orphans deletes the files of the other tasks, as nothing names
-    them.
+    The writer raises InvalidInputError for a lakehouse in memory, JobFailedError if Spark fails, and errors of this
+    package that tasks raise. After an error, the files of other tasks are orphans, which a removal of orphans deletes.
     """
 
     def write(groups: Sequence[tuple[Rewriting, FileGroup]]) -> list[list[DataFile]]:
@@ -177,9 +205,7 @@ def write_groups_on(spark: SparkSession) -> GroupWriter:
             check_reachable(rewriting.io)
         rewritings = {id(rewriting): pickle.dumps(rewriting) for rewriting, _ in groups}
         elements = [pickle.dumps((id(rewriting), group)) for rewriting, group in groups]
-        written = run_in_tasks(
-            spark, "write data files anew", partial(_write_group, rewritings), elements, len(elements)
-        )
+        written = run_in_tasks(spark, "rewrite data files", partial(_write_group, rewritings), elements, len(elements))
         return [pickle.loads(files) for files in written]
 
     return write

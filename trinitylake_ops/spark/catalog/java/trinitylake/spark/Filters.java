@@ -25,7 +25,7 @@ import org.apache.spark.sql.sources.LessThan;
 import org.apache.spark.sql.sources.LessThanOrEqual;
 import org.apache.spark.sql.sources.Or;
 
-/** Spark's filters as the source's options: of scans in the words of row_filter, of writes as the partition to replace. */
+/** Converts Spark's filters to options of the data source: row_filter for scans, partition for overwrites. */
 final class Filters {
   private static final String NAME = "[A-Za-z_][A-Za-z0-9_]*";
   private static final String TEXT = "[A-Za-z0-9 _.,:/+-]+";
@@ -39,31 +39,32 @@ final class Filters {
   private Filters() {}
 
   /**
-   * Returns a filter in the words of row_filter that keeps all rows for which this one holds, and maybe more, or null.
-   * Spark looks at the rows again, so what cannot be said safely is left out. {@code columns} are those that compare in
-   * Iceberg as in Spark; numbers with a fraction do not, because of NaN.
+   * Returns a row_filter that matches at least all rows that the filter matches, or null if there is none. Spark
+   * applies the filter again, so conditions without an exact equivalent are omitted.
+   *
+   * @param columns the columns that compare equally in Iceberg and Spark; fractional ones do not, because of NaN
    */
-  static String inWords(Filter filter, Set<String> columns) {
-    return inWords(filter, columns, DEEPEST);
+  static String toRowFilter(Filter filter, Set<String> columns) {
+    return toRowFilter(filter, columns, DEEPEST);
   }
 
-  private static String inWords(Filter filter, Set<String> columns, int depth) {
+  private static String toRowFilter(Filter filter, Set<String> columns, int depth) {
     if (depth == 0) {
       return null;
     }
     if (filter instanceof And || filter instanceof Or) {
       boolean isOr = filter instanceof Or;
-      List<String> said = new ArrayList<>();
+      List<String> conditions = new ArrayList<>();
       for (Filter part : parts(filter, isOr)) {
-        String words = inWords(part, columns, depth - 1);
-        if (words != null) {
-          said.add(words);
+        String condition = toRowFilter(part, columns, depth - 1);
+        if (condition != null) {
+          conditions.add(condition);
         } else if (isOr) {
           return null;
         }
       }
-      boolean isSayable = !said.isEmpty() && said.size() <= MOST_PARTS;
-      return isSayable ? "(" + String.join(isOr ? " or " : " and ", said) + ")" : null;
+      boolean isAccepted = !conditions.isEmpty() && conditions.size() <= MOST_PARTS;
+      return isAccepted ? "(" + String.join(isOr ? " or " : " and ", conditions) + ")" : null;
     }
     if (filter instanceof In) {
       return in((In) filter, columns);
@@ -77,20 +78,20 @@ final class Filters {
     return compared(filter, columns);
   }
 
-  /** The conditions that are joined by "or", or by "and", however they are nested. */
+  /** Returns the operands of nested disjunctions, or of nested conjunctions. */
   private static List<Filter> parts(Filter filter, boolean isOr) {
     List<Filter> parts = new ArrayList<>();
     Deque<Filter> waiting = new ArrayDeque<>(List.of(filter));
     while (!waiting.isEmpty()) {
-      Filter one = waiting.pop();
-      if (isOr && one instanceof Or) {
-        waiting.push(((Or) one).right());
-        waiting.push(((Or) one).left());
-      } else if (!isOr && one instanceof And) {
-        waiting.push(((And) one).right());
-        waiting.push(((And) one).left());
+      Filter part = waiting.pop();
+      if (isOr && part instanceof Or) {
+        waiting.push(((Or) part).right());
+        waiting.push(((Or) part).left());
+      } else if (!isOr && part instanceof And) {
+        waiting.push(((And) part).right());
+        waiting.push(((And) part).left());
       } else {
-        parts.add(one);
+        parts.add(part);
       }
     }
     return parts;
@@ -125,12 +126,12 @@ final class Filters {
       if (value != null && literal == null) {
         return null;
       }
-      if (literal != null) { // NULL among the values equals nothing
+      if (literal != null) { // NULL matches no row
         values.add(literal);
       }
     }
-    boolean isSayable = !values.isEmpty() && values.size() <= MOST_VALUES;
-    return isSayable ? of(filter.attribute(), "in (" + String.join(", ", values) + ")", columns) : null;
+    boolean isAccepted = !values.isEmpty() && values.size() <= MOST_VALUES;
+    return isAccepted ? of(filter.attribute(), "in (" + String.join(", ", values) + ")", columns) : null;
   }
 
   private static String of(String column, String operator, Object value, Set<String> columns) {
@@ -142,7 +143,7 @@ final class Filters {
     return columns.contains(column) && column.matches(NAME) ? "\"" + column + "\" " + condition : null;
   }
 
-  /** A literal of the filter's words, or null for a value that has none without doubt. */
+  /** Returns a literal for row_filter, or null if the value has no unambiguous one. */
   private static String literal(Object value) {
     if (value instanceof Integer || value instanceof Long) {
       return value.toString();
@@ -171,7 +172,7 @@ final class Filters {
     return FIRST_YEAR <= year && year <= LAST_YEAR;
   }
 
-  /** Whether a condition of INSERT OVERWRITE ... PARTITION (column = value, ...) is this: equations, joined by "and". */
+  /** Returns whether a filter is a conjunction of equalities, as in INSERT OVERWRITE ... PARTITION (column = value). */
   static boolean isPartition(Filter filter) {
     if (filter instanceof And) {
       return isPartition(((And) filter).left()) && isPartition(((And) filter).right());
@@ -182,7 +183,7 @@ final class Filters {
         || filter instanceof IsNull;
   }
 
-  /** Returns the values by column as JSON, or null where the whole table is meant. */
+  /** Returns the partition values by column as JSON, or null for the whole table. */
   static String partition(Filter[] filters) {
     ObjectNode values = Json.object();
     for (Filter filter : filters) {
@@ -206,7 +207,7 @@ final class Filters {
 
   private static void put(ObjectNode values, String column, Object value) {
     if (values.has(column)) {
-      throw new LakehouseException("InvalidInputError: the partition names the column '" + column + "' twice");
+      throw new LakehouseException("InvalidInputError: duplicate partition column '" + column + "'");
     }
     if (value == null) {
       values.putNull(column);
@@ -219,7 +220,7 @@ final class Filters {
     } else if (value instanceof Timestamp || value instanceof Instant) {
       values.put(column, instant(value).toString().replace("Z", "+00:00"));
     } else {
-      values.put(column, value.toString()); // text, and dates as they are written
+      values.put(column, value.toString()); // strings and dates
     }
   }
 }

@@ -16,7 +16,7 @@ import org.apache.spark.sql.connector.expressions.Literal;
 import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.expressions.Transform;
 
-/** Spark's descriptions of tables as JSON for Python, and back. */
+/** Converts Spark's descriptions of tables and changes to JSON for Python, and back. */
 final class Json {
   private static final ObjectMapper MAPPER = new ObjectMapper();
 
@@ -30,7 +30,7 @@ final class Json {
     try {
       return MAPPER.readTree(text);
     } catch (JsonProcessingException error) {
-      throw new IllegalStateException("Python answered no JSON", error);
+      throw new IllegalStateException("the response of Python is not JSON", error);
     }
   }
 
@@ -90,21 +90,21 @@ final class Json {
         } else if (argument instanceof Literal && ((Literal<?>) argument).value() instanceof Number) {
           one.put("number", ((Number) ((Literal<?>) argument).value()).longValue());
         } else {
-          throw new UnsupportedOperationException("a table cannot be partitioned by " + partition.describe());
+          throw new UnsupportedOperationException("partitioning by " + partition.describe() + " is not supported");
         }
       }
     }
   }
 
-  /** The partitions of a table, as Python tells them. */
+  /** Returns the partition transforms of a table from their description by Python. */
   static Transform[] transforms(JsonNode partitions) {
     Transform[] transforms = new Transform[partitions.size()];
     for (int i = 0; i < transforms.length; i++) {
-      JsonNode one = partitions.get(i);
-      NamedReference column = Expressions.column(one.get("column").textValue());
-      String name = one.get("transform").textValue();
-      transforms[i] = one.has("number")
-          ? Expressions.apply(name, Expressions.literal(one.get("number").intValue()), column)
+      JsonNode partition = partitions.get(i);
+      NamedReference column = Expressions.column(partition.get("column").textValue());
+      String name = partition.get("transform").textValue();
+      transforms[i] = partition.has("number")
+          ? Expressions.apply(name, Expressions.literal(partition.get("number").intValue()), column)
           : Expressions.apply(name, column);
     }
     return transforms;
@@ -162,6 +162,6 @@ final class Json {
   }
 
   private static UnsupportedOperationException unsupported(TableChange change) {
-    return new UnsupportedOperationException("a table cannot be changed by " + change.getClass().getSimpleName());
+    return new UnsupportedOperationException("table change " + change.getClass().getSimpleName() + " is not supported");
   }
 }

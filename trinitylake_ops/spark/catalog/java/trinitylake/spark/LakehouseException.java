@@ -4,8 +4,8 @@ import java.util.function.Supplier;
 import org.apache.spark.SparkThrowable;
 
 /**
- * One line from Python, which begins with the class of its error. PySpark shows it without a stack. As one of Spark's it
- * passes where Spark would wrap others. It has none of Spark's conditions.
+ * An error of Python as a single line that starts with the error's class. PySpark shows it without a stack trace. It is
+ * a SparkThrowable, without an error condition, because Spark would wrap any other exception.
  */
 final class LakehouseException extends IllegalArgumentException implements SparkThrowable {
   private static final long serialVersionUID = 1L;
@@ -30,11 +30,11 @@ final class LakehouseException extends IllegalArgumentException implements Spark
     return null;
   }
 
-  /** Runs what asks Python. Spark's errors around those of this package become one line, others pass as they are. */
+  /** Runs a call to Python, and reduces errors of this package that Spark has wrapped to one line. */
   static <T> T inOneLine(Supplier<T> call) {
     try {
       return call.get();
-    } catch (Exception error) { // Spark's own are checked, and Scala declares none
+    } catch (Exception error) { // Spark's exceptions are checked, but Scala does not declare them
       String line = lineOf(error.getMessage());
       if (line == null) {
         throw error;

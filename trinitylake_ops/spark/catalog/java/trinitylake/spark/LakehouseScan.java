@@ -12,7 +12,7 @@ import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.StructType;
 
-/** A scan that the data source does, with some columns, and with filters that Spark looks at again. */
+/** A scan by the data source, with the required columns, and with filters that Spark applies again. */
 final class LakehouseScan implements SupportsReportStatistics {
   private final ScanOptions options;
   private final StructType wanted;
@@ -64,7 +64,7 @@ final class LakehouseScan implements SupportsReportStatistics {
     return List.of(options.identity(), wanted, filters);
   }
 
-  /** Two of one scan are equal, so a query that needs it twice does it once. */
+  /** Batches of equal scans are equal, so that Spark runs a scan once if a query needs it twice. */
   private final class OneLineBatch implements Batch {
     private final Batch batch;
 
@@ -97,18 +97,18 @@ final class LakehouseScan implements SupportsReportStatistics {
     }
   }
 
-  /** Of the whole table, as Spark's own reader of files tells it. */
+  /** Returns the statistics of the whole table, like Spark's own file reader. */
   @Override
   public Statistics estimateStatistics() {
     return new Statistics() {
       @Override
       public OptionalLong sizeInBytes() {
-        return options.figure("size_bytes");
+        return options.statistic("size_bytes");
       }
 
       @Override
       public OptionalLong numRows() {
-        return options.figure("rows");
+        return options.statistic("rows");
       }
     };
   }

@@ -11,12 +11,12 @@ import org.apache.spark.sql.sources.Filter;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
-/** Takes from Spark which columns and rows a query needs, which Spark tells no source of Python. */
+/** Accepts the columns and filters of a query, which Spark does not push down to data sources in Python. */
 final class LakehouseScanBuilder implements SupportsPushDownRequiredColumns, SupportsPushDownFilters {
   private final ScanOptions options;
   private final StructType schema;
   private final List<Filter> pushed = new ArrayList<>();
-  private final List<String> words = new ArrayList<>();
+  private final List<String> conditions = new ArrayList<>();
   private StructType wanted;
 
   LakehouseScanBuilder(ScanOptions options, StructType schema) {
@@ -25,7 +25,7 @@ final class LakehouseScanBuilder implements SupportsPushDownRequiredColumns, Sup
     this.wanted = schema;
   }
 
-  /** Columns are taken whole. A query that needs none, such as a count, reads the first. */
+  /** Prunes top-level columns only. A query that needs no column, such as a count, reads the first one. */
   @Override
   public void pruneColumns(StructType required) {
     Set<String> names = new HashSet<>();
@@ -44,14 +44,14 @@ final class LakehouseScanBuilder implements SupportsPushDownRequiredColumns, Sup
     wanted = left;
   }
 
-  /** Takes what it can of the filters, and leaves all to Spark as well. */
+  /** Uses the filters where possible. Spark applies all of them again. */
   @Override
   public Filter[] pushFilters(Filter[] filters) {
     for (Filter filter : filters) {
-      String said = Filters.inWords(filter, options.comparable());
-      if (said != null) {
+      String condition = Filters.toRowFilter(filter, options.comparable());
+      if (condition != null) {
         pushed.add(filter);
-        words.add(said);
+        conditions.add(condition);
       }
     }
     return filters;
@@ -64,6 +64,6 @@ final class LakehouseScanBuilder implements SupportsPushDownRequiredColumns, Sup
 
   @Override
   public Scan build() {
-    return new LakehouseScan(options, wanted, wanted.length() < schema.length(), words);
+    return new LakehouseScan(options, wanted, wanted.length() < schema.length(), conditions);
   }
 }

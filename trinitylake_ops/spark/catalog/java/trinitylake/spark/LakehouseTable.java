@@ -16,8 +16,8 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * A table at the version that was the latest, or asked for, when it was loaded. A query reads that version, however
- * late it runs. A write goes on top of the latest one.
+ * A table at a version, which is by default the latest one when the table is loaded. Queries read that version, however
+ * late they run. Writes are committed on top of the latest version.
  */
 class LakehouseTable implements SupportsRead, SupportsWrite {
   private final String name;
@@ -25,7 +25,7 @@ class LakehouseTable implements SupportsRead, SupportsWrite {
   private final StructType schema;
   private final JsonNode described;
 
-  /** {@code described} is what Python answers to load_table. */
+  /** {@code described} is the response of Python to load_table. */
   LakehouseTable(String name, PythonCatalog python, StructType schema, JsonNode described) {
     this.name = name;
     this.python = python;
@@ -67,7 +67,7 @@ class LakehouseTable implements SupportsRead, SupportsWrite {
     return reads;
   }
 
-  /** Tables of one version are equal, so Spark finds what it cached of it, and nothing of another version. */
+  /** Tables are equal only at the same version, so that Spark reuses cached data of the same version only. */
   @Override
   public boolean equals(Object other) {
     return other instanceof LakehouseTable

@@ -24,7 +24,7 @@ import org.apache.spark.sql.sources.Filter;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** Plans a write by the data source: INSERT INTO, and the three forms of INSERT OVERWRITE. */
+/** Plans a write through the data source: INSERT INTO, and the three forms of INSERT OVERWRITE. */
 final class LakehouseWriteBuilder implements SupportsOverwrite, SupportsDynamicOverwrite {
   private final PythonCatalog python;
   private final LogicalWriteInfo info;
@@ -37,7 +37,7 @@ final class LakehouseWriteBuilder implements SupportsOverwrite, SupportsDynamicO
     this.options = new HashMap<>(own);
     info.options().asCaseSensitiveMap().forEach((name, value) -> {
       if (options.putIfAbsent(name.toLowerCase(Locale.ROOT), value) != null) {
-        throw new LakehouseException("InvalidInputError: the catalog itself gives the option '" + name + "'");
+        throw new LakehouseException("InvalidInputError: option '" + name + "' is set by the catalog; omit it");
       }
     });
   }

@@ -11,13 +11,13 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import scala.Option;
 
 /**
- * How the catalog reaches Python. Spark makes a data source of Python in a helper process of the driver, gives it
- * options and takes its schema. A request is such an option, and the answer is in the schema. So it works wherever the
- * data source does, in a session of PySpark, in spark-sql and in a server of Spark Connect.
+ * Sends requests of the catalog to Python. Spark creates a Python data source in a helper process of the driver, passes
+ * options and reads its schema. A request is an option, and the response is in the schema. This works wherever the data
+ * source works: in a PySpark session, in spark-sql and in a Spark Connect server.
  */
 final class PythonCatalog {
   private static final String ROWS = "trinitylake";
-  private static final String ANSWERS = "trinitylake_catalog";
+  private static final String REQUESTS = "trinitylake_catalog";
 
   private final Map<String, String> options;
 
@@ -25,27 +25,27 @@ final class PythonCatalog {
     this.options = options;
   }
 
-  /** Returns a request, to be completed. */
+  /** Returns a new request, without arguments. */
   ObjectNode request(String what) {
     ObjectNode request = Json.object();
     request.put("request", what);
     return request;
   }
 
-  /** Returns the answer. Throws LakehouseException where Python raised an error. */
-  Answer ask(ObjectNode request) {
-    Map<String, String> given = new HashMap<>(options);
-    given.put("request", request.toString());
-    CaseInsensitiveStringMap all = new CaseInsensitiveStringMap(given);
-    return LakehouseException.inOneLine(() -> new Answer(provider(ANSWERS).inferSchema(all)));
+  /** Sends a request and returns the response. Throws LakehouseException if Python raised an error. */
+  Response send(ObjectNode request) {
+    Map<String, String> withRequest = new HashMap<>(options);
+    withRequest.put("request", request.toString());
+    CaseInsensitiveStringMap all = new CaseInsensitiveStringMap(withRequest);
+    return LakehouseException.inOneLine(() -> new Response(provider(REQUESTS).inferSchema(all)));
   }
 
-  /** Returns a source of rows for one scan or write: Spark keeps with it what Python planned. */
+  /** Returns a new source of rows for one scan or write, because Spark caches the plan of Python in it. */
   TableProvider rows() {
     return provider(ROWS);
   }
 
-  /** Returns the catalog's options with others on top. */
+  /** Returns the catalog's options, overridden by others. */
   CaseInsensitiveStringMap optionsWith(Map<String, String> others) {
     Map<String, String> all = new HashMap<>(options);
     all.putAll(others);
@@ -54,7 +54,7 @@ final class PythonCatalog {
 
   private static TableProvider provider(String format) {
     if (SparkSession.getActiveSession().isEmpty()) {
-      // Spark looks for Python's sources in the session of the thread, and a thread of streams has none.
+      // Spark looks up Python data sources in the active session of the thread, and streaming threads have none.
       SparkSession.getDefaultSession().foreach(session -> {
         SparkSession.setActiveSession(session);
         return null;
@@ -62,7 +62,7 @@ final class PythonCatalog {
     }
     Option<TableProvider> found = DataSource.lookupDataSourceV2(format, SQLConf.get());
     if (found.isEmpty()) {
-      throw new LakehouseException("MissingExtraError: this Spark does not know the data source " + format);
+      throw new LakehouseException("MissingExtraError: data source " + format + " is not registered in this Spark");
     }
     return found.get();
   }

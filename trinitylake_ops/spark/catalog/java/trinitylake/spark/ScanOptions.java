@@ -15,7 +15,7 @@ import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** The options of the source for scans of one table: Python's, which pin the version, and those of the query. */
+/** Options of the data source for scans of a table: those from Python, which pin the version, and the query's. */
 final class ScanOptions {
   private static final Set<String> TIMES_OF_SPARK = Set.of("versionasof", "timestampasof");
   private static final String ROW_FILTER = "row_filter";
@@ -24,7 +24,7 @@ final class ScanOptions {
   private final JsonNode described;
   private final Map<String, String> given = new HashMap<>();
 
-  /** {@code described} is what Python answers to load_table. */
+  /** {@code described} is the response of Python to load_table. */
   ScanOptions(PythonCatalog python, JsonNode described, CaseInsensitiveStringMap ofQuery) {
     this.python = python;
     this.described = described;
@@ -36,25 +36,25 @@ final class ScanOptions {
     });
   }
 
-  /** Equal for scans of one version of one table with the same options. */
+  /** Returns an object that is equal for scans of the same table at the same version with the same options. */
   Object identity() {
     return List.of(python.optionsWith(given).asCaseSensitiveMap(), described);
   }
 
-  /** The columns that compare in Iceberg as they do in Spark. */
+  /** Returns the columns that compare equally in Iceberg and Spark. */
   Set<String> comparable() {
     Set<String> names = new HashSet<>();
     described.path("comparable").forEach(name -> names.add(name.textValue()));
     return names;
   }
 
-  /** A figure of the table, if Python told it. */
-  OptionalLong figure(String name) {
-    JsonNode figure = described.path(name);
-    return figure.isIntegralNumber() ? OptionalLong.of(figure.longValue()) : OptionalLong.empty();
+  /** Returns a statistic of the table, if the description contains it. */
+  OptionalLong statistic(String name) {
+    JsonNode value = described.path(name);
+    return value.isIntegralNumber() ? OptionalLong.of(value.longValue()) : OptionalLong.empty();
   }
 
-  /** Plans a query of the pinned version. Each has a source of its own, as Spark keeps with a source what it planned. */
+  /** Plans a query of the pinned version, with a separate source, because Spark caches the plan in the source. */
   Scan batch(StructType wanted, boolean isPruned, List<String> filters) {
     Map<String, String> options = merged("read_options");
     if (isPruned) {
@@ -67,7 +67,7 @@ final class ScanOptions {
     return scan(options, wanted);
   }
 
-  /** Plans a stream, which goes on from version to version. */
+  /** Plans a stream, which reads version after version. */
   Scan stream(StructType wanted, boolean isPruned) {
     Map<String, String> options = merged("stream_options");
     if (isPruned) {
@@ -80,11 +80,11 @@ final class ScanOptions {
     Map<String, String> options = new HashMap<>(given);
     Json.strings(described.get(own)).forEach((name, value) -> {
       if (options.put(name, value) != null) {
-        throw new LakehouseException("InvalidInputError: the catalog itself gives the option '" + name + "'");
+        throw new LakehouseException("InvalidInputError: option '" + name + "' is set by the catalog; omit it");
       }
     });
     if (options.containsKey("columns")) {
-      throw new LakehouseException("InvalidInputError: the catalog itself gives the option 'columns': select them");
+      throw new LakehouseException("InvalidInputError: option 'columns' is set by the catalog; use SELECT instead");
     }
     return options;
   }

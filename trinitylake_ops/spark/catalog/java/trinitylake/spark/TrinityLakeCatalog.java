@@ -23,8 +23,9 @@ import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * The tables of a lakehouse in Spark's SQL. It knows nothing about the format: each call is a request to Python, and
- * rows go through the data source "trinitylake". Metadata tables have no namespace: {@code lake.versions}.
+ * The tables of a lakehouse in Spark's SQL. The format is implemented in Python only: each call is a request to Python,
+ * and rows are read and written by the data source "trinitylake". Metadata tables have no namespace, for example
+ * {@code lake.versions}.
  */
 public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNamespaces {
   private String name;
@@ -47,12 +48,12 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
   public Identifier[] listTables(String[] namespace) throws NoSuchNamespaceException {
     ObjectNode request = python.request("list_tables");
     Json.put(request, "namespace", namespace);
-    Answer answer = python.ask(request);
-    if (answer.is("no such namespace")) {
+    Response response = python.send(request);
+    if (response.is("no such namespace")) {
       throw new NoSuchNamespaceException(qualified(namespace));
     }
     List<Identifier> tables = new ArrayList<>();
-    answer.value().forEach(table -> tables.add(Identifier.of(namespace, table.textValue())));
+    response.value().forEach(table -> tables.add(Identifier.of(namespace, table.textValue())));
     return tables.toArray(new Identifier[0]);
   }
 
@@ -66,7 +67,7 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
     return load(table, "version", version);
   }
 
-  /** {@code microseconds} since the epoch. Versions have times in milliseconds. */
+  /** Loads a table at a time in microseconds since the epoch. Versions have times in milliseconds. */
   @Override
   public Table loadTable(Identifier table, long microseconds) throws NoSuchTableException {
     return load(table, "timestamp", Long.toString(Math.floorDiv(microseconds, 1000L)));
@@ -77,19 +78,19 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
     Json.put(request, "table", table);
     request.put("time", time);
     request.put("value", value);
-    Answer answer = python.ask(request);
-    if (answer.is("no such table")) {
+    Response response = python.send(request);
+    if (response.is("no such table")) {
       throw new NoSuchTableException(qualified(table));
     }
-    return new LakehouseTable(qualifiedName(table), python, answer.schema(), answer.value());
+    return new LakehouseTable(qualifiedName(table), python, response.schema(), response.value());
   }
 
   @Override
   public Table createTable(Identifier table, Column[] columns, Transform[] partitions, Map<String, String> properties)
       throws TableAlreadyExistsException, NoSuchNamespaceException {
-    Answer answer = python.ask(creation("create_table", table, columns, partitions, properties));
-    check(answer, table);
-    return new LakehouseTable(qualifiedName(table), python, answer.schema(), answer.value());
+    Response response = python.send(creation("create_table", table, columns, partitions, properties));
+    check(response, table);
+    return new LakehouseTable(qualifiedName(table), python, response.schema(), response.value());
   }
 
   private ObjectNode creation(
@@ -102,11 +103,11 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
     return request;
   }
 
-  private void check(Answer answer, Identifier table) throws TableAlreadyExistsException, NoSuchNamespaceException {
-    if (answer.is("table exists")) {
+  private void check(Response response, Identifier table) throws TableAlreadyExistsException, NoSuchNamespaceException {
+    if (response.is("table exists")) {
       throw new TableAlreadyExistsException(qualified(table));
     }
-    if (answer.is("no such namespace")) {
+    if (response.is("no such namespace")) {
       throw new NoSuchNamespaceException(qualified(table.namespace()));
     }
   }
@@ -119,25 +120,25 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
     for (TableChange change : changes) {
       list.add(Json.of(change));
     }
-    Answer answer = python.ask(request);
-    if (answer.is("no such table")) {
+    Response response = python.send(request);
+    if (response.is("no such table")) {
       throw new NoSuchTableException(qualified(table));
     }
-    return new LakehouseTable(qualifiedName(table), python, answer.schema(), answer.value());
+    return new LakehouseTable(qualifiedName(table), python, response.schema(), response.value());
   }
 
   @Override
   public boolean dropTable(Identifier table) {
     ObjectNode request = python.request("drop_table");
     Json.put(request, "table", table);
-    return !python.ask(request).is("no such table");
+    return !python.send(request).is("no such table");
   }
 
   @Override
   public boolean purgeTable(Identifier table) {
     throw new LakehouseException(
-        "InvalidInputError: DROP TABLE ... PURGE deletes no files here, as older versions read them; leave PURGE out,"
-            + " and expire and purge versions of the lakehouse");
+        "InvalidInputError: DROP TABLE ... PURGE is not supported, because older versions still need the files; omit"
+            + " PURGE, then expire and purge versions of the lakehouse");
   }
 
   @Override
@@ -145,43 +146,43 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
     ObjectNode request = python.request("rename_table");
     Json.put(request, "table", from);
     Json.put(request, "to", withoutCatalog(to));
-    Answer answer = python.ask(request);
-    if (answer.is("no such table")) {
+    Response response = python.send(request);
+    if (response.is("no such table")) {
       throw new NoSuchTableException(qualified(from));
     }
-    if (answer.is("table exists")) {
+    if (response.is("table exists")) {
       throw new TableAlreadyExistsException(qualified(to));
     }
-    answer.value();
+    response.value();
   }
 
-  // CREATE TABLE ... AS SELECT is one version: the write makes the table.
+  // CREATE TABLE ... AS SELECT is one version: the write creates the table.
 
   @Override
   public StagedTable stageCreate(
       Identifier table, Column[] columns, Transform[] partitions, Map<String, String> properties)
       throws TableAlreadyExistsException, NoSuchNamespaceException {
-    Answer answer = python.ask(creation("stage_table", table, columns, partitions, properties));
-    check(answer, table);
-    return new StagedLakehouseTable(qualifiedName(table), python, answer.schema(), answer.value());
+    Response response = python.send(creation("stage_table", table, columns, partitions, properties));
+    check(response, table);
+    return new StagedLakehouseTable(qualifiedName(table), python, response.schema(), response.value());
   }
 
   @Override
   public StagedTable stageReplace(
       Identifier table, Column[] columns, Transform[] partitions, Map<String, String> properties) {
-    throw refusedReplacement();
+    throw unsupportedReplace();
   }
 
   @Override
   public StagedTable stageCreateOrReplace(
       Identifier table, Column[] columns, Transform[] partitions, Map<String, String> properties) {
-    throw refusedReplacement();
+    throw unsupportedReplace();
   }
 
-  private static LakehouseException refusedReplacement() {
+  private static LakehouseException unsupportedReplace() {
     return new LakehouseException(
-        "InvalidInputError: REPLACE TABLE is not supported: INSERT OVERWRITE replaces a table's rows, and ALTER TABLE"
-            + " its columns");
+        "InvalidInputError: REPLACE TABLE is not supported; use INSERT OVERWRITE to replace a table's rows, and ALTER"
+            + " TABLE to change its columns");
   }
 
   // Namespaces
@@ -189,7 +190,7 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
   @Override
   public String[][] listNamespaces() {
     List<String[]> names = new ArrayList<>();
-    for (JsonNode namespace : python.ask(python.request("list_namespaces")).value()) {
+    for (JsonNode namespace : python.send(python.request("list_namespaces")).value()) {
       names.add(new String[] {namespace.textValue()});
     }
     return names.toArray(new String[0][]);
@@ -201,7 +202,7 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
       return listNamespaces();
     }
     loadNamespaceMetadata(namespace);
-    return new String[0][]; // a namespace contains no others
+    return new String[0][]; // namespaces are not nested
   }
 
   @Override
@@ -215,11 +216,11 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
     ObjectNode request = python.request("create_namespace");
     Json.put(request, "namespace", namespace);
     Json.put(request, "properties", properties);
-    Answer answer = python.ask(request);
-    if (answer.is("namespace exists")) {
+    Response response = python.send(request);
+    if (response.is("namespace exists")) {
       throw new NamespaceAlreadyExistsException(qualified(namespace));
     }
-    answer.value();
+    response.value();
   }
 
   @Override
@@ -234,7 +235,7 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
       } else if (change instanceof NamespaceChange.RemoveProperty) {
         removals.add(((NamespaceChange.RemoveProperty) change).property());
       } else {
-        throw new UnsupportedOperationException("a namespace cannot be changed by " + change);
+        throw new UnsupportedOperationException("namespace change " + change + " is not supported");
       }
     }
     changed(namespace, request);
@@ -251,21 +252,21 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
 
   private JsonNode changed(String[] namespace, ObjectNode request) throws NoSuchNamespaceException {
     Json.put(request, "namespace", namespace);
-    Answer answer = python.ask(request);
-    if (answer.is("no such namespace")) {
+    Response response = python.send(request);
+    if (response.is("no such namespace")) {
       throw new NoSuchNamespaceException(qualified(namespace));
     }
-    return answer.value();
+    return response.value();
   }
 
-  /** Spark leaves the catalog's name in the new name of a table. */
+  /** Removes the catalog's name, which Spark includes in the new name of a table. */
   private Identifier withoutCatalog(Identifier table) {
     String[] namespace = table.namespace();
     boolean hasCatalog = namespace.length == 2 && namespace[0].equals(name);
     return hasCatalog ? Identifier.of(new String[] {namespace[1]}, table.name()) : table;
   }
 
-  // Names with the catalog's, for messages
+  // Names that include the catalog's, for messages
 
   private String[] qualified(String[] namespace) {
     String[] parts = new String[namespace.length + 1];
