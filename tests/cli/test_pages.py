@@ -62,7 +62,7 @@ def test_a_page_of_what_an_expiry_did(cli: Cli, tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "page.html"
     assert cli("expire", "--html", path, root=root).code == 0
     page = parsed(path.read_text())
-    assert page.headline.startswith("3 versions; 2 would expire and free ")
+    assert page.headline.startswith("3 versions; 2 would expire and reclaim ")
     assert "expire --apply 2-" in page.text
     result = cli("expire", "--yes", "--html", path, root=root)
     assert (result.code, "Expired in version 3" in result.out) == (0, True)
@@ -85,7 +85,7 @@ def test_what_was_done_is_printed_though_its_page_cannot_be_written(
         result = cli("--storage-option", "fsync=false", "expire", "--yes", "--html", tmp_path / "page.html", root=root)
     assert result.code == 5
     assert "Expired in version 2" in result.out
-    assert "cannot be written: No space left on device" in result.err
+    assert "page.html'" in result.err
     assert not (tmp_path / "page.html").exists()
 
 
@@ -94,8 +94,8 @@ def test_a_page_that_cannot_be_written_is_said_before_anything_is_done(
     cli: Cli, lake: Lakehouse, tmp_path: Path, command: str
 ) -> None:
     missing = tmp_path / "none" / "page.html"
-    assert_error(cli(command, "--html", missing), 5, "there is no folder", str(missing.parent))
-    assert_error(cli(command, "--html", tmp_path), 5, "no file", str(tmp_path))
+    assert_error(cli(command, "--html", missing), 5, "does not exist", str(missing.parent))
+    assert_error(cli(command, "--html", tmp_path), 5, "not a file", str(tmp_path))
     assert_error(cli(command, "--html"), 2, "--html")
     assert list(tmp_path.iterdir()) == []
 

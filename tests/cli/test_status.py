@@ -65,7 +65,7 @@ def test_as_json_and_as_a_page(cli: Cli, lake: Lakehouse, tmp_path: Path) -> Non
     assert page.headline.startswith("Version 2, ")
     assert "refresh" not in path.read_text()
     assert_error(cli("status", "--watch", 0), 2, "--watch")
-    assert_error(cli("status", "--html", tmp_path), 5, "no file")
+    assert_error(cli("status", "--html", tmp_path), 5, "not a file")
 
 
 def test_it_watches_until_it_is_interrupted(

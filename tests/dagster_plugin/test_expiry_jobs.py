@@ -91,7 +91,7 @@ def test_plan_copy_the_digest_apply(jobs: Jobs) -> None:
     assert plan["bytes"] > 0
     assert re.search(r"\| 0 \| expires \| superseded 2 h .*ago, the maximum age is 30 min \|", plan["plan"])
     assert "it is the latest" in plan["plan"]
-    assert f"{latest} would expire and free" in shown_picture(plan["timeline"])
+    assert f"{latest} would expire and reclaim" in shown_picture(plan["timeline"])
     ran = jobs.apply_digest("expire", plan["digest"])
     assert (ran.metadata["files"], ran.metadata["bytes"]) == (plan["files"], plan["bytes"])
     assert (ran.materialized[0]["operation"], ran.materialized[0]["approved_by"]) == ("expire", APPROVER)

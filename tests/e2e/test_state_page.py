@@ -37,7 +37,7 @@ def test_a_browser_shows_the_state(lakes: Lakes, tmp_path: Path) -> None:
         page.goto(f"{served.url}/")
         expect(page.get_by_role("heading", level=1)).to_contain_text("Version 2, ")
         expect(page.get_by_text(f"trinitylake --root {lake.root} repair-hint")).to_be_visible()
-        for name in ("Due", "Findings", "Who commits"):
+        for name in ("Due", "Findings", "Writers"):
             expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
         expect(page.get_by_role("row").filter(has_text="verify").first).to_contain_text("fine")
         page.screenshot(path=tmp_path / "status.png", full_page=True)

@@ -102,7 +102,7 @@ def test_a_log_reads_no_more_for_its_page_than_the_nodes_of_the_latest_tree(lake
 def test_the_page_of_a_plan(lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(2))
     page = parsed(expiration_page(plan))
-    assert page.headline == f"6 versions; 4 would expire and free {plan.bytes / 1_000:.1f} kB; the latest is 5"
+    assert page.headline == f"6 versions; 4 would expire and reclaim {plan.bytes / 1_000:.1f} kB; the latest is 5"
     assert f"trinitylake expire --apply {plan.digest}" in page.text
     assert states_of(page) == {"latest": ("1", "5"), "kept": ("1", "4"), "would expire": ("4", "0–3")}
     assert page.bars() == {"latest": 1, "kept": 1, "expiring": 4, "bytes": len(set(plan.freed.writers.values()))}
@@ -137,12 +137,12 @@ def test_the_page_of_what_expired_and_was_purged(aging: Aging) -> None:
     plan = operations.plan_expiration(aging.lake, keeping(2))
     report = plan.execute()
     page = parsed(expiration_page(plan, report))
-    assert "; 4 expired just now, by version 6; a purge frees " in page.headline
+    assert "; 4 expired just now, by version 6; a purge reclaims " in page.headline
     assert "trinitylake undelete 0-3" in page.text
     assert page.bars()["expired"] == 4
     page = parsed(log(aging.lake))
     assert page.headline == "7 versions, of which 4 expired; the latest is 6"
-    assert "undelete brings it back until its purge begins" in page.text
+    assert "undelete can restore it until its purge begins" in page.text
     aging.later()
     assert aging.purge().is_complete
     for shown in (log(aging.lake), expiration_page(operations.plan_expiration(aging.lake, keeping(3)))):
@@ -157,8 +157,8 @@ def test_nothing_expires(lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(100))
     page = parsed(expiration_page(plan))
     assert page.headline == "6 versions; none would expire; the latest is 5"
-    assert "There is nothing to do." in page.text
-    assert "Freed, by" not in page.text
+    assert "Nothing to do." in page.text
+    assert "Reclaimed bytes, by" not in page.text
     assert "Nothing expired." in parsed(expiration_page(plan, plan.execute())).text
 
 
@@ -215,7 +215,7 @@ def test_versions_that_an_expiry_spared_are_kept(lake: Lakehouse) -> None:
     assert (report.versions, report.spared) == ("0,2-3", "1")
     page = parsed(expiration_page(plan, report))
     assert states_of(page) == {"latest": ("1", "5"), "kept": ("2", "4, 1"), "expired": ("3", "2–3, 0")}
-    assert "spared, as something keeps it by now" in page.text
+    assert "not expired, because something keeps it now" in page.text
 
 
 def test_the_page_of_a_deep_verify_says_what_had_no_checksum(lake: Lakehouse) -> None:
@@ -253,7 +253,7 @@ def test_pages_are_made_of_a_damaged_lakehouse(lakes: Lakes) -> None:
     classes = [attributes.get("class") for _, attributes in page.elements]
     assert classes.count("finding") == 2
     page = parsed(log(lake))
-    assert "It cannot be read: " in page.text
+    assert "The tree cannot be read: " in page.text
     assert node in page.text
     assert page.headline == "The newest 2 versions; the latest is 2"
 
@@ -271,11 +271,11 @@ def test_the_page_of_a_verify_that_ended_early(aging: Aging, requests: int) -> N
     report = operations.verify(aging.lake, budget=operations.Budget(max_requests=requests))
     assert not report.is_complete
     page = parsed(verification_page(report, aging.lake.storage.now_ms()))
-    assert page.headline.startswith("Not finished, as the budget of ")
+    assert page.headline.startswith("Not finished, because the budget of ")
     assert page.headline.endswith(f"; the latest is {report.latest_version}")
     seen = len(report.records)
     assert page.bars()["unseen"] == report.latest_version + 1 - seen > 0
-    assert "Not looked at: " in page.text
+    assert "Not checked: " in page.text
 
 
 def test_versions_that_nobody_looked_at_are_shown_after_the_others() -> None:
@@ -312,7 +312,7 @@ def test_states_come_from_expirations_before_verdicts() -> None:
         "expired",
         "latest",
     ]
-    assert shown.versions[1].why == "its purge has begun: it cannot come back"
+    assert shown.versions[1].why == "its purge has begun, so it cannot be restored"
 
 
 # Who may read them
@@ -386,11 +386,11 @@ def test_pages_stay_small_and_are_the_same_for_the_same_input(lake: Lakehouse, v
     found = parsed(page)
     purged, half = versions // 5, versions // 2
     of_which = f", of which {purged:,} purged" if purged else ""
-    assert found.headline.startswith(f"{versions:,} versions{of_which}; {half - purged:,} would expire and free ")
+    assert found.headline.startswith(f"{versions:,} versions{of_which}; {half - purged:,} would expire and reclaim ")
     rows = found.rows("version", "created (UTC)")
     assert len(rows) == min(versions, 200)
     assert rows[0][0] == f"{versions - 1:,}"
-    assert (f"{versions - 200:,} versions more" in found.text) == (versions > 200)
+    assert (f"{versions - 200:,} versions not listed" in found.text) == (versions > 200)
     assert len(expiration_chart(plan)) < MOST_PAGE_BYTES / 20
 
 
@@ -413,7 +413,7 @@ def test_pages_stay_small_where_everything_is_long(lake: Lakehouse) -> None:
     records = tuple(replace(record, message="<&>" * 1_300, operation="<&>" * 100) for record in plan.records)
     page = expiration_page(replace(plan, records=records))
     assert len(page.encode()) < MOST_PAGE_BYTES
-    assert "2,960 more exports are not drawn" in parsed(page).text
+    assert "2,960 more exports are not shown" in parsed(page).text
     findings = tuple(
         Finding(severity="warning", code=f"c{number % 3}", message="<&>" * 1_000, path="<&>" * 300, version=number)
         for number in range(3_000)

@@ -43,10 +43,10 @@ def test_a_page_that_cannot_be_written_leaves_what_was_there(tmp_path: Path, mon
 
 def test_a_page_goes_nowhere_but_into_a_file(tmp_path: Path) -> None:
     for path, reason in (
-        (tmp_path / "none" / "page.html", "there is no folder"),
-        (tmp_path, "no file"),
-        (Path("/dev/null"), "no file"),
-        (Path("/proc/page.html"), "cannot be written"),
+        (tmp_path / "none" / "page.html", "does not exist"),
+        (tmp_path, "not a file"),
+        (Path("/dev/null"), "not a file"),
+        (Path("/proc/page.html"), "cannot write report"),
     ):
         with pytest.raises(StorageError, match=reason) as raised:
             write_page(path, "page")

@@ -132,7 +132,7 @@ def test_the_page_of_a_comparison(parent: Aging, clone: Lakehouse) -> None:
         name="x", root="memory://x/", shared_version=1, version=1, clone_version=0, objects=(),
         cost=operations.compare(parent.lake, NAME).cost,
     )  # fmt: skip
-    assert "Nothing differs." in comparison_page(nothing, 5)
+    assert "No differences." in comparison_page(nothing, 5)
 
 
 def test_a_promotion_brings_what_changed_in_the_clone_alone(parent: Aging, clone: Lakehouse) -> None:

@@ -1,4 +1,4 @@
-"""The flights pipeline as assets. Each table is staged and audited, then all tables of a run are published together."""
+"""The flights pipeline as assets. Each table is staged and checked, and all tables of a run are published together."""
 
 from collections.abc import Iterator, Mapping
 from datetime import date
@@ -42,7 +42,7 @@ MONTH_PUBLISHED = dg.AssetKey(["publish", "month"])
 
 
 class SourceConfig(dg.Config):
-    """The place where the pipeline reads."""
+    """Where the pipeline reads its source files."""
 
     source_folder: str = Field(
         default="",
@@ -55,17 +55,17 @@ class SourceConfig(dg.Config):
 
 
 class FlightsConfig(SourceConfig):
-    """The source of the flights, and whether to spoil them to rehearse an incident."""
+    """The source of the flights, and an optional fault to rehearse an incident."""
 
     fault: Literal["none", "blocked", "subtle"] = Field(
         default="none",
-        description="Spoils the month on purpose: 'blocked' is stopped by the checks, 'subtle' passes them and is"
-        " undone by a rollback.",
+        description="A deliberate fault in the month: 'blocked' is stopped by the checks; 'subtle' passes them and"
+        " needs a rollback.",
     )
 
 
 def flights_definitions() -> dg.Definitions:
-    """Return the pipeline's assets, checks and jobs. They need the resources of a lakehouse, and ``spark``."""
+    """Return the assets, checks and jobs of the pipeline. They need the resources of a lakehouse, and ``spark``."""
     assets = [_staging_asset(table) for table in TABLES.values()]
     reference = {name: table_key(name) for name, table in TABLES.items() if not table.is_monthly}
     monthly = {name: table_key(name) for name, table in TABLES.items() if table.is_monthly}
@@ -80,7 +80,7 @@ def flights_definitions() -> dg.Definitions:
         tables=monthly,
         partitions_def=MONTHS,
         group_name="publish",
-        description="One month's flights and weather and all that derives from them, published as one version.",
+        description="One month of flights, weather and all derived tables, published as one version of the lakehouse.",
     )
     return dg.Definitions(
         assets=[*assets, publish_reference, publish_month],
@@ -93,19 +93,19 @@ def flights_definitions() -> dg.Definitions:
             dg.define_asset_job(
                 MONTHLY_JOB,
                 selection=[*monthly.values(), MONTH_PUBLISHED],
-                description="Stages, checks and publishes one month: only its partitions are written.",
+                description="Stages, checks and publishes one month. Only its partitions are written.",
             ),
         ],
     )
 
 
 def table_key(name: str) -> dg.AssetKey:
-    """Return the asset of a table: its namespace and name."""
+    """Return the asset key of a table: its namespace and name."""
     return dg.AssetKey([NAMESPACES[name], name])
 
 
 def _staging_asset(table: FlightsTable) -> dg.AssetsDefinition:
-    """Return the asset that writes a table's new data and audits it. Nothing is published."""
+    """Return the asset that stages a table's new data and checks it. It publishes nothing."""
     key = table_key(table.name)
     staged_inputs = {
         name: dg.AssetIn(table_key(name), dagster_type=STAGED) for name in table.inputs if TABLES[name].is_monthly
@@ -123,18 +123,18 @@ def _staging_asset(table: FlightsTable) -> dg.AssetsDefinition:
             lake = lakehouse.open() if table.is_monthly else lakehouse.open_or_create()
         session, month = spark.session(), _month(context)
         frames = {name: _read_month(session, lake, staged, month) for name, staged in inputs.items()}
-        # All derived tables of a run see the reference tables as they were when the run's facts were staged.
+        # All derived tables of a run read the reference tables at the version on which the run's facts were staged.
         version = min((staged.base_version for staged in inputs.values()), default=None)
         frames |= {name: read_table(session, lake, f"{NAMESPACES[name]}.{name}", version) for name in published_inputs}
         frame = table.build(session, config.source(), frames, None if month is None else month.month)
         if isinstance(config, FlightsConfig) and config.fault != "none":
-            context.log.warning("spoiling the flights on purpose: %s", config.fault)
+            context.log.warning("adding a deliberate fault to the flights: %s", config.fault)
             frame = corrupt(frame, config.fault)
         staged = _stage(lake, table, frame, month)
         yield dg.Output(staged)
         yield from _audit(lake, session, table, staged, month)
 
-    # Dagster reads the type of the configuration off the signature.
+    # Dagster reads the configuration's type from the signature.
     stage.__annotations__["config"] = FlightsConfig if table.name == "flights" else SourceConfig
     return dg.asset(
         key=key,
@@ -168,7 +168,7 @@ def _stage(lake: Lakehouse, table: FlightsTable, frame: DataFrame, month: date |
 def _audit(
     lake: Lakehouse, session: SparkSession, table: FlightsTable, staged: StagedTable, month: date | None
 ) -> Iterator[dg.AssetCheckResult]:
-    """Check the staged data, as read back from its files, in one pass."""
+    """Check the staged data in one pass, after reading it back from its files."""
     airlines = read_table(session, lake, "reference.airlines", staged.base_version) if table.name == "flights" else None
     frame = _read_month(session, lake, staged, month)
     number = None if month is None else month.month
@@ -190,5 +190,5 @@ def _read_month(session: SparkSession, lake: Lakehouse, staged: StagedTable, mon
 
 
 def _month(context: dg.AssetExecutionContext) -> date | None:
-    """Return the first day of the run's month, or None for a table without months."""
+    """Return the first day of the run's month, None for an unpartitioned run."""
     return date.fromisoformat(context.partition_key) if context.has_partition_key else None

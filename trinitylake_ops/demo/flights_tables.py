@@ -1,7 +1,7 @@
-"""The eight tables of the flights pipeline, the checks before they are published, and faulty months that they stop.
+"""The eight tables of the flights pipeline, their checks before publishing, and deliberate faults.
 
-Each check names the SQL aggregates it looks at. All aggregates of a table's checks are computed in one pass over it.
-One row comes back to the driver, whatever the size of the table.
+Each check declares the SQL aggregates that it needs. All aggregates of a table's checks are computed in one pass, and
+only one row is returned to the driver, whatever the size of the table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trinitylake_ops.errors import InvalidInputError
 _Read: TypeAlias = Callable[[SparkSession, FlightsSource, int | None], DataFrame]
 _Derive: TypeAlias = Callable[[Mapping[str, DataFrame]], DataFrame]
 
-#: Partition columns of every table that grows by the month.
+#: The partition columns of all monthly tables.
 BY_MONTH = ("year", "month")
 
 
@@ -46,7 +46,7 @@ class FlightsTable:
 
     @property
     def is_monthly(self) -> bool:
-        """Whether a monthly run replaces only that month's partition."""
+        """Whether a monthly run replaces only the partition of that month."""
         return self.partition_by == BY_MONTH
 
     def build(
@@ -56,17 +56,23 @@ class FlightsTable:
         inputs: Mapping[str, DataFrame] | None = None,
         month: int | None = None,
     ) -> DataFrame:
-        """Return the table's rows, of one month (1 to 12) or of all. A table without months returns all.
+        """Return the rows of one month or of all months. Tables without months always return all rows.
 
-        ``inputs`` are frames by table name. Of each monthly frame only ``month`` is used. Raises InvalidInputError for
-        a missing input or a wrong month, and what FlightsSource raises.
+        Args:
+            session: The Spark session.
+            source: The source files.
+            inputs: The frames of the input tables, by name. Only ``month`` of each monthly frame is used.
+            month: The month, 1 to 12, or None for all.
+
+        Raises:
+            InvalidInputError: If an input is missing or the month is invalid. Errors of FlightsSource are raised too.
         """
         if self.read is not None:
             return self.read(spark, source, month)
         given = inputs or {}
         missing = [name for name in self.inputs if name not in given]
         if missing or self.derive is None:
-            raise InvalidInputError(f"table {self.name} needs the inputs {', '.join(missing)}")
+            raise InvalidInputError(f"table {self.name} is missing the inputs {', '.join(missing)}")
         return self.derive(
             {
                 name: model.of_month(given[name], month) if TABLES[name].is_monthly else given[name]
@@ -79,7 +85,7 @@ def _by_name(*tables: FlightsTable) -> dict[str, FlightsTable]:
     return {table.name: table for table in tables}
 
 
-#: The tables by name, each after its inputs.
+#: The tables by name. Each follows its inputs.
 TABLES: Mapping[str, FlightsTable] = _by_name(
     FlightsTable(
         name="airlines",
@@ -97,7 +103,7 @@ TABLES: Mapping[str, FlightsTable] = _by_name(
     ),
     FlightsTable(
         name="planes",
-        description="Aircraft by registration: maker, model, year built, seats.",
+        description="Aircraft by registration: manufacturer, model, year built, seats.",
         schema=schema.PLANES,
         primary_key=("tailnum",),
         read=lambda spark, source, _month: model.planes(spark, source),
@@ -112,7 +118,7 @@ TABLES: Mapping[str, FlightsTable] = _by_name(
     ),
     FlightsTable(
         name="flights",
-        description="Every flight that was to leave New York in 2013.",
+        description="All scheduled departures from New York in 2013.",
         schema=schema.FLIGHTS,
         primary_key=("flight_id",),
         partition_by=BY_MONTH,
@@ -120,7 +126,7 @@ TABLES: Mapping[str, FlightsTable] = _by_name(
     ),
     FlightsTable(
         name="delay_by_carrier_month",
-        description="Delays and cancellations by carrier and month beside the weather at departure.",
+        description="Delays and cancellations by carrier and month, with the weather at departure.",
         schema=schema.DELAY_BY_CARRIER_MONTH,
         primary_key=("year", "month", "carrier"),
         partition_by=BY_MONTH,
@@ -129,7 +135,7 @@ TABLES: Mapping[str, FlightsTable] = _by_name(
     ),
     FlightsTable(
         name="route_performance",
-        description="Air time, speed and delays by route and month, with the distance checked on the globe.",
+        description="Air time, speed and delays by route and month, with distances checked against the great circle.",
         schema=schema.ROUTE_PERFORMANCE,
         primary_key=("year", "month", "origin", "dest"),
         partition_by=BY_MONTH,
@@ -150,9 +156,9 @@ TABLES: Mapping[str, FlightsTable] = _by_name(
 
 #: The airports of the data set.
 ORIGINS = ("EWR", "JFK", "LGA")
-#: Departure delays outside this range, in minutes and inclusive, count as mistakes.
+#: Departure delays outside this range, in minutes and inclusive, are considered errors.
 PLAUSIBLE_DEP_DELAY_MIN = (-120, 2000)
-#: The worst month of the data set has 5 % without a departure delay: its cancelled flights.
+#: In the worst month of the data set, 5 % of the flights have no departure delay, because they were cancelled.
 MAX_DEP_DELAY_NULL_SHARE = 0.1
 
 Observed: TypeAlias = dict[str, int | float | None]
@@ -162,9 +168,9 @@ _KNOWN_CARRIER = "known_carrier"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One rule for a table. A blocking one stops the publish.
+    """A check of a table. A blocking check stops the publication if it fails.
 
-    ``aggregates`` are SQL expressions by the name under which the result reports them.
+    ``aggregates`` are SQL expressions, by the name under which the result reports them.
     """
 
     name: str
@@ -176,7 +182,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of a check. ``observed`` holds its aggregates, plain numbers."""
+    """The result of a check. ``observed`` contains its aggregates as plain numbers."""
 
     name: str
     passed: bool
@@ -186,13 +192,17 @@ class CheckResult:
 
 
 def checks_for(table: str, month: int | None = None) -> tuple[Check, ...]:
-    """Return the checks of one of the tables, the same names for every month.
+    """Return the checks of a table. Their names do not depend on the month.
 
-    ``month``, 1 to 12, is the only one its rows may have; None allows any. Raises InvalidInputError
-    for an unknown table.
+    Args:
+        table: The name of the table.
+        month: The month, 1 to 12, that all rows must have; None for any.
+
+    Raises:
+        InvalidInputError: If the table is unknown.
     """
     if table not in TABLES:
-        raise InvalidInputError(f"no table {table!r}: the pipeline has {', '.join(TABLES)}")
+        raise InvalidInputError(f"unknown table {table!r}; use one of {', '.join(TABLES)}")
     described = TABLES[table]
     checks = [*_key_checks(described)]
     if described.is_monthly:
@@ -205,15 +215,21 @@ def checks_for(table: str, month: int | None = None) -> tuple[Check, ...]:
 def run_checks(
     table: str, frame: DataFrame, *, month: int | None = None, airlines: DataFrame | None = None
 ) -> tuple[CheckResult, ...]:
-    """Check a frame of one of the tables in one pass, in the order of :func:`checks_for`.
+    """Run the checks of a table on a frame in one pass, in the order of :func:`checks_for`.
 
-    The table ``flights`` also needs ``airlines``. Raises InvalidInputError for an unknown table or
-    when ``airlines`` is missing.
+    Args:
+        table: The name of the table.
+        frame: The rows.
+        month: The month, 1 to 12, that all rows must have; None for any.
+        airlines: The table ``airlines``, required for the checks of ``flights``.
+
+    Raises:
+        InvalidInputError: If the table is unknown, or ``airlines`` is missing.
     """
     checks = checks_for(table, month)
     if table == "flights":
         if airlines is None:
-            raise InvalidInputError("the checks of flights need the table airlines")
+            raise InvalidInputError("the checks of flights need airlines=")
         carriers = airlines.select("carrier").distinct().withColumn(_KNOWN_CARRIER, F.lit(True))
         frame = frame.join(F.broadcast(carriers), "carrier", "left")
     aggregates = {name: sql for check in checks for name, sql in check.aggregates.items()}
@@ -236,7 +252,7 @@ def _key_checks(table: FlightsTable) -> tuple[Check, ...]:
     return (
         Check(
             "has_rows",
-            "There is at least one row.",
+            "The table has at least one row.",
             {"row_count": "count(*)"},
             lambda observed: (observed["row_count"] or 0) > 0,
         ),
@@ -259,7 +275,7 @@ def _month_check(month: int | None) -> Check:
     expected = "BETWEEN 1 AND 12" if month is None else f"= {int(month)}"
     return Check(
         "expected_month",
-        "Every row is of the month of the run.",
+        "Every row belongs to the month of the run.",
         {"rows_of_other_months": f"count_if(NOT coalesce(month {expected}, false) OR year IS NULL)"},
         _none("rows_of_other_months"),
     )
@@ -284,7 +300,7 @@ def _flight_checks() -> tuple[Check, ...]:
             f"At most {MAX_DEP_DELAY_NULL_SHARE:.0%} of the flights have no departure delay.",
             {"null_dep_delay_share": "round(avg(if(dep_delay IS NULL, 1, 0)), 6)"},
             lambda observed: (observed["null_dep_delay_share"] or 0) <= MAX_DEP_DELAY_NULL_SHARE,
-            blocking=False,  # a snowstorm is news, not a mistake
+            blocking=False,  # a snowstorm is not a data error
         ),
         Check(
             "known_carriers",
@@ -312,18 +328,23 @@ def _flight_checks() -> tuple[Check, ...]:
 
 FaultKind: TypeAlias = Literal["blocked", "subtle"]
 
-#: The carrier with the fault: the largest one, so that its delays are seen in every month.
+#: The carrier with the fault: the largest one, so that the fault is visible in every month.
 FAULTY_CARRIER = "UA"
-#: The minutes that the subtle fault adds to delays: an hour, as from a clock in the wrong time zone.
+#: The minutes that the subtle fault adds to delays: one hour, like a wrong time zone.
 SHIFT_MIN = 60
 
 
 def corrupt(flights: DataFrame, kind: FaultKind) -> DataFrame:
-    """Return the flights with a fault in the rows of :data:`FAULTY_CARRIER`. Rows and schema are the same.
+    """Return the flights with a fault in the rows of :data:`FAULTY_CARRIER`. The number of rows and the schema stay.
 
-    ``"blocked"`` loses the carrier and makes distances negative. ``known_carriers`` and ``positive_distance`` stop it.
-    ``"subtle"`` makes delays an hour too long. Every check passes, the derived tables are wrong, and only a rollback
-    helps. Raises InvalidInputError for another kind.
+    Args:
+        frame: The flights.
+        kind: ``"blocked"`` removes the carrier and makes distances negative, which the checks ``known_carriers`` and
+            ``positive_distance`` stop. ``"subtle"`` makes delays one hour too long: all checks pass, the derived tables
+            are wrong, and a rollback is needed.
+
+    Raises:
+        InvalidInputError: If the kind is unknown.
     """
     hit = F.col("carrier") == FAULTY_CARRIER
     if kind == "blocked":
@@ -338,5 +359,5 @@ def corrupt(flights: DataFrame, kind: FaultKind) -> DataFrame:
             {name: F.when(hit, F.col(name) + SHIFT_MIN).otherwise(F.col(name)) for name in ("dep_delay", "arr_delay")}
         )
     else:
-        raise InvalidInputError(f"no fault {kind!r}: give blocked or subtle")
+        raise InvalidInputError(f"unknown fault {kind!r}; use blocked or subtle")
     return conform(faulty, FLIGHTS)

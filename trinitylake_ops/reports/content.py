@@ -1,4 +1,4 @@
-"""The content of a page, without its form: headline, figures, tables. Text of other programs is clipped and visible."""
+"""The content of a report, without its layout. Text that other programs wrote is clipped and escaped."""
 
 from __future__ import annotations
 
@@ -31,23 +31,27 @@ LABELS: Mapping[VersionState, str] = {
     VersionState.PURGED: "purged",
     VersionState.DELETED: "deleted by another program",
     VersionState.UNREADABLE: "unreadable",
-    VersionState.UNSEEN: "not looked at",
+    VersionState.UNSEEN: "not checked",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One important number. ``tone`` is good, warn, bad or plain."""
+    """One important number."""
 
+    #: What it is.
     label: str
+    #: The formatted value.
     value: str
+    #: A short explanation.
     note: str = ""
+    #: ``good``, ``warn``, ``bad`` or ``plain``.
     tone: str = "plain"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do next, with the command that does it."""
+    """A suggested next step, with its command."""
 
     text: str
     command: str = ""
@@ -66,11 +70,15 @@ class StateRow:
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
-    """The files of one kind that a plan frees. ``percent`` is their part of all bytes."""
+    """The files of one kind that a plan reclaims."""
 
+    #: The kind of files.
     kind: str
+    #: Their number.
     files: str
+    #: Their total size.
     size: str
+    #: Their share of all reclaimed bytes, 0 to 100.
     percent: float
 
 
@@ -90,7 +98,7 @@ class LevelRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """The tree of the latest version, level by level. If it cannot be read, there is only a note."""
+    """The tree of the latest version, level by level. If it cannot be read, only ``note`` is set."""
 
     note: str
     levels: tuple[LevelRow, ...] = ()
@@ -99,19 +107,20 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class FindingRow:
-    """One finding, and its remedy."""
+    """One finding of ``verify``, with its remedy."""
 
     severity: str
     code: str
     message: str
     version: str
     path: str
-    mend: str
+    #: The command that repairs it, empty if it must be repaired manually.
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
 class VersionRow:
-    """One version in detail. ``signs`` are exports, rollbacks and the program that wrote it."""
+    """The details of one version."""
 
     number: str
     time: str
@@ -120,12 +129,13 @@ class VersionRow:
     operation: str
     message: str
     why: str
+    #: Its exports, whether it is a rollback, and whether another program wrote it.
     signs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The findings of a page, and how many more there are of which kind."""
+    """The findings of a report, and a summary of those that are not listed."""
 
     rows: tuple[FindingRow, ...]
     left_out: str
@@ -133,32 +143,35 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Heading:
-    """The beginning of a page: its command, the lakehouse, the time, the result in a sentence, and what to do next.
+    """The beginning of a report."""
 
-    ``now_ms`` is when the page was made; ``tone`` is that of the headline, as of a figure.
-    """
-
+    #: The command that created the report.
     subject: str
+    #: The root of the lakehouse.
     root: str
+    #: When the report was created.
     now_ms: int
+    #: The result in one sentence.
     headline: str
+    #: The tone of the headline, as that of a ``Metric``.
     tone: str = "plain"
+    #: The suggested next steps.
     steps: tuple[Step, ...] = ()
 
     @property
     def place(self) -> str:
-        """The root, cut where it is too long."""
+        """The root, clipped."""
         return clipped(self.root, _LONGEST_ROOT_CHARS)
 
     @property
     def made_at(self) -> str:
-        """When the page was made."""
+        """When the report was created, in UTC."""
         return utc(self.now_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """The whole content of a page. ``findings`` is None if nobody looked for any."""
+    """The whole content of a report. ``findings`` is None if the command does not search for any."""
 
     heading: Heading
     figures: tuple[Metric, ...]
@@ -173,7 +186,7 @@ class Page:
 
 
 def state_rows(timeline: Timeline) -> tuple[StateRow, ...]:
-    """Return which versions have each state, and the most frequent reasons."""
+    """Return the versions of each state, with the most frequent reasons."""
     rows = []
     for state in timeline.counts:
         versions = timeline.of_state(state)
@@ -190,7 +203,7 @@ def state_rows(timeline: Timeline) -> tuple[StateRow, ...]:
 
 
 def kind_rows(freed: ReclaimedFiles) -> tuple[KindRow, ...]:
-    """Return the freed files by kind, the largest first."""
+    """Return the reclaimed files by kind, largest first."""
     counts, sizes = freed.counts(), freed.bytes_by(freed.kinds)
     total = freed.bytes or 1
     ordered = sorted(sizes, key=lambda kind: (-sizes[kind], kind))
@@ -200,12 +213,12 @@ def kind_rows(freed: ReclaimedFiles) -> tuple[KindRow, ...]:
 def tree_of(snapshot: Snapshot) -> Tree:
     """Return the tree of a version, or the reason why it cannot be read. Reads all its nodes.
 
-    A damaged tree does not prevent the page: that is when pages are needed.
+    A damaged tree must not prevent the report, because that is when it is needed.
     """
     try:
         shape = snapshot.tree_shape()
     except TrinityLakeError as error:
-        return Tree(note=f"It cannot be read: {clipped(str(error), _LONGEST_FINDING_CHARS)}")
+        return Tree(note=f"The tree cannot be read: {clipped(str(error), _LONGEST_FINDING_CHARS)}")
     rows = tuple(
         LevelRow(
             name="root" if level.depth == 0 else "leaves" if level.depth == shape.height else f"level {level.depth}",
@@ -222,7 +235,7 @@ def tree_of(snapshot: Snapshot) -> Tree:
     note = (
         f"Version {snapshot.version:,}: {counted(shape.nodes, 'node')} on {counted(shape.height + 1, 'level')},"
         f" {size(shape.file_bytes)}; {counted(shape.messages, 'message')} in buffers."
-        " Thin nodes and many messages make reads slower; trinitylake compact mends both."
+        " Sparse nodes and many messages make reads slower; trinitylake compact fixes both."
     )
     levels = f"{counted(shape.nodes, 'node')}, {counted(shape.height + 1, 'level')}"
     return Tree(note=note, levels=rows, figure=Metric("Leaf fill", f"{shape.leaf_fill:.0%}", levels))
@@ -232,7 +245,7 @@ _SEVERITIES = ("error", "warning", "past")
 
 
 def finding_rows(findings: Sequence[Finding]) -> Findings:
-    """Return the first findings, errors first, and how many more there are of which kind."""
+    """Return the first findings, errors first, and a summary of the others."""
     ordered = sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity))
     rows = tuple(
         FindingRow(
@@ -241,7 +254,7 @@ def finding_rows(findings: Sequence[Finding]) -> Findings:
             message=clipped(finding.message, _LONGEST_FINDING_CHARS),
             version="" if finding.version is None else f"{finding.version:,}",
             path=clipped(finding.path or "", _LONGEST_FINDING_CHARS),
-            mend=clipped(finding.mend or "", _LONGEST_MESSAGE_CHARS),
+            remedy=clipped(finding.mend or "", _LONGEST_MESSAGE_CHARS),
         )
         for finding in ordered[:MOST_ROWS]
     )
@@ -250,12 +263,20 @@ def finding_rows(findings: Sequence[Finding]) -> Findings:
 
 
 def version_rows(timeline: Timeline, of_interest: Iterable[int]) -> tuple[tuple[VersionRow, ...], str]:
-    """Return rows of versions, newest first: all of them, or the newest and those with something to report."""
+    """Return rows of versions, newest first: of all versions, or of the newest and the notable ones.
+
+    Args:
+        timeline: The versions.
+        of_interest: Versions to prefer, for example those with findings.
+
+    Returns:
+        The rows, and a note about versions that are not listed.
+    """
     everything = timeline.versions
     chosen = everything if len(everything) <= MOST_ROWS else _notable(timeline, of_interest)
     rows = tuple(_version_row(version) for version in reversed(chosen))
     n_left = len(everything) - len(chosen)
-    more = f"{counted(n_left, 'version')} more: here are the newest and those with something to say."
+    more = f"{counted(n_left, 'version')} not listed: the table contains the newest and the notable ones."
     return rows, f"{more} All of them: trinitylake log" if n_left else ""
 
 
@@ -278,12 +299,12 @@ def _notable(timeline: Timeline, of_interest: Iterable[int]) -> list[TimelineVer
         *(version.number for version in reversed(versions) if version.is_foreign),
         *(version.number for version in reversed(versions[-MOST_ROWS:])),
     ]
-    found: dict[int, TimelineVersion] = {}
+    selected: dict[int, TimelineVersion] = {}
     for number in ordered:
         version = None if number is None else timeline.at(number)
-        if version is not None and len(found) < MOST_ROWS:
-            found[version.number] = version
-    return sorted(found.values(), key=lambda version: version.number)
+        if version is not None and len(selected) < MOST_ROWS:
+            selected[version.number] = version
+    return sorted(selected.values(), key=lambda version: version.number)
 
 
 def _version_row(version: TimelineVersion) -> VersionRow:
@@ -309,7 +330,12 @@ def _version_row(version: TimelineVersion) -> VersionRow:
 
 
 def latest_version_metric(timeline: Timeline, now_ms: int) -> Metric:
-    """Return the latest version, its time and its operation."""
+    """Return a metric of the latest version, with its time and operation.
+
+    Args:
+        timeline: The versions.
+        now_ms: When the report was created.
+    """
     record = timeline.latest.record
     made = "" if record.created_at_ms is None else ago(now_ms - record.created_at_ms)
     by = clipped(record.operation or "", 40)
@@ -317,15 +343,15 @@ def latest_version_metric(timeline: Timeline, now_ms: int) -> Metric:
 
 
 def version_count_metrics(timeline: Timeline) -> list[Metric]:
-    """Return a figure for each state of the past that occurs, for exports and for other programs."""
+    """Return metrics of past states that occur, of exports, and of versions that other programs wrote."""
     counts = timeline.counts
-    figures = [Metric("Kept", f"{counts.get(VersionState.KEPT, 0):,}", "besides the latest")]
+    figures = [Metric("Kept", f"{counts.get(VersionState.KEPT, 0):,}", "in addition to the latest")]
     notes = {
-        VersionState.EXPIRED: "nobody opens them",
-        VersionState.PURGED: "gone for good",
+        VersionState.EXPIRED: "no longer readable",
+        VersionState.PURGED: "deleted permanently",
         VersionState.DELETED: "by another program",
         VersionState.UNREADABLE: "roots missing or damaged",
-        VersionState.UNSEEN: "ended before them",
+        VersionState.UNSEEN: "verify stopped before them",
     }
     for state, note in notes.items():
         if state in counts:
@@ -336,13 +362,13 @@ def version_count_metrics(timeline: Timeline) -> list[Metric]:
     if names:
         figures.append(Metric("Exports", f"{len(names):,}", clipped(", ".join(reversed(names)), 32)))
     if foreign := sum(version.is_foreign for version in timeline.versions):
-        figures.append(Metric("By others", f"{foreign:,}", "versions of another program", "warn"))
+        figures.append(Metric("Other programs", f"{foreign:,}", "versions that another program wrote", "warn"))
     return figures
 
 
 def export_notes(timeline: Timeline) -> list[str]:
-    """Return a note on exports that no version shown holds."""
+    """Return a note on exports whose versions are not in the report, if any."""
     names = timeline.unplaced_exports
     shown = ", ".join(clipped(name, 60) for name in names[:10])
     more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
-    return [f"Exports of no version drawn here: {shown}{more}."] if names else []
+    return [f"Exports of versions that are not in this report: {shown}{more}."] if names else []

@@ -1,4 +1,4 @@
-"""Render reports as HTML, and write them as a whole or not at all."""
+"""Render reports as HTML, and write them to files atomically."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _environment() -> Environment:
 
 
 def _shown(value: object) -> object:
-    """Return text with control characters as escapes, for any text in a page, whoever wrote it."""
+    """Escape control characters in text, because other programs may have written it."""
     return visible(value) if type(value) is str else value
 
 
@@ -42,27 +42,42 @@ def _pixels(value: float) -> str:
 
 
 def render_page(page: Page) -> str:
-    """Return a page as one HTML document that refers to nothing beyond itself."""
+    """Render a report as one self-contained HTML document."""
     return _environment().get_template("page.html.jinja").render(page=page, heading=page.heading, chart=page.chart)
 
 
 def render_comparison(heading: Heading, figures: Sequence[Metric], sections: Sequence[object]) -> str:
-    """Return a page of a comparison as one HTML document.
+    """Render the report of a comparison as one self-contained HTML document.
 
-    Sections have a title, rows, and a count of those left out.
+    Args:
+        heading: The heading.
+        figures: The metrics.
+        sections: The sections, as ``ComparedSection`` of ``reports/versions.py``.
     """
     template = _environment().get_template("comparison.html.jinja")
     return template.render(heading=heading, figures=figures, sections=sections)
 
 
 def render_status(sections: Sequence[object], silent: Sequence[str], refresh_seconds: int) -> str:
-    """Return a page of the state of lakehouses as one HTML document. Sections are those of ``reports/status.py``."""
+    """Render the status report of lakehouses as one self-contained HTML document.
+
+    Args:
+        sections: The lakehouses, as ``Section`` of ``reports/status.py``.
+        silent: The names of lakehouses that do not respond.
+        refresh_seconds: The refresh interval of the browser; 0 for none.
+    """
     template = _environment().get_template("status.html.jinja")
     return template.render(sections=sections, silent=silent, refresh_seconds=refresh_seconds)
 
 
 def render_chart(chart: Chart, states: Mapping[VersionState, str], headline: str) -> str:
-    """Return a chart under its headline and the labels of its states, as one SVG file."""
+    """Render a chart as one SVG file.
+
+    Args:
+        chart: The chart.
+        states: The labels of the states in the legend.
+        headline: The headline above the chart.
+    """
     template = _environment().get_template("picture.svg.jinja")
     return template.render(chart=chart, states=states, headline=headline)
 
@@ -71,28 +86,28 @@ _BEGINNING = b"<!doctype html>"
 
 
 def check_page_path(path: str | os.PathLike[str]) -> None:
-    """Check, before long work, that a page can be written to a path. Nothing is written.
+    """Check, before long work starts, that a report can be written to a path. Nothing is written.
 
-    Raises StorageError if its folder is missing or cannot be written to, or if something other than a page is there.
+    Raises StorageError if the folder is missing or not writable, or if the path exists and is not a report.
     """
     target = Path(os.path.realpath(path))
     folder = target.parent
     try:
-        is_there, is_something = folder.is_dir(), target.exists()
-    except OSError as error:  # for example a name that no file can have
+        has_folder, exists = folder.is_dir(), target.exists()
+    except OSError as error:  # for example an invalid file name
         raise _error(path, error.strerror or str(error)) from error
-    if not is_there:
-        raise _error(path, f"there is no folder {str(folder)!r}")
-    if is_something and not target.is_file():
-        raise _error(path, "what stands there is no file; choose another name")
-    if is_something and not _is_page(target):
-        raise _error(path, "the file that stands there is no page, and may be needed; choose another name")
+    if not has_folder:
+        raise _error(path, f"folder {str(folder)!r} does not exist")
+    if exists and not target.is_file():
+        raise _error(path, "the path exists and is not a file; choose another name")
+    if exists and not _is_page(target):
+        raise _error(path, "the file exists and is not an HTML report; choose another name")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise _error(path, f"the folder {str(folder)!r} cannot be written to")
+        raise _error(path, f"folder {str(folder)!r} is not writable")
 
 
 def _is_page(path: Path) -> bool:
-    """Whether a file is empty or begins as a page does. A wrong name must not cost a file of a lakehouse."""
+    """Whether a file is empty or an HTML report, so that a wrong path cannot overwrite a file of a lakehouse."""
     try:
         with open(path, "rb") as file:
             return file.read(len(_BEGINNING)).lower() in (b"", _BEGINNING)
@@ -101,13 +116,18 @@ def _is_page(path: Path) -> bool:
 
 
 def write_page(path: str | os.PathLike[str], page: str) -> None:
-    """Write a page to a file, whole or not at all. A symbolic link is followed.
+    """Write a report to a file atomically. A symbolic link is followed.
 
-    Raises StorageError, also in the cases of ``check_page_path``.
+    Args:
+        path: The file.
+        page: The report, as HTML.
+
+    Raises:
+        StorageError: If writing fails, or in the cases of ``check_page_path``.
     """
     check_page_path(path)
     target = Path(os.path.realpath(path))
-    # The temporary name does not contain the target's, which may be as long as names can be.
+    # The temporary name does not contain the target's name, which may already have the maximum length.
     temporary = target.with_name(f".page-{uuid.uuid4()}.tmp")
     try:
         with open(temporary, "x", encoding="utf-8", newline="") as file:
@@ -124,4 +144,4 @@ def write_page(path: str | os.PathLike[str], page: str) -> None:
 
 
 def _error(path: str | os.PathLike[str], reason: str) -> StorageError:
-    return StorageError(f"the page {os.fspath(path)!r} cannot be written: {reason}")
+    return StorageError(f"cannot write report {os.fspath(path)!r}: {reason}")

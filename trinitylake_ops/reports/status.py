@@ -1,4 +1,4 @@
-"""The page of ``status``: the state of one lakehouse, or of several on a server."""
+"""The HTML report of ``status``: the state of one lakehouse, or of all lakehouses on a server."""
 
 from __future__ import annotations
 
@@ -19,25 +19,28 @@ _TONES = {"due": "warn", "later": "plain", "look": "plain", "fine": "good", "err
 
 @dataclass(frozen=True, slots=True)
 class StatusRow:
-    """A row of a table: its cells, and the tone of the second one."""
+    """A row of a table."""
 
+    #: The texts of the cells.
     cells: tuple[str, ...]
+    #: The tone of the second cell.
     tone: str = "plain"
 
 
 @dataclass(frozen=True, slots=True)
 class StatusTable:
-    """A table of the page. ``empty`` stands there where it has no row."""
+    """A table of the report."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[StatusRow, ...]
+    #: The text instead of a table without rows.
     empty: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What is shown of one lakehouse. ``name`` is the one that a server knows it by."""
+    """The report of one lakehouse. ``name`` is its name on a server."""
 
     name: str
     heading: Heading
@@ -47,9 +50,12 @@ class Section:
 
 
 def status_page(states: Sequence[tuple[str, Status]], *, silent: Sequence[str] = (), refresh_seconds: int = 0) -> str:
-    """Return a page of the state of lakehouses, by their names; ``silent`` ones do not answer. Reads nothing.
+    """Render the status report of lakehouses. Reads nothing.
 
-    A page with ``refresh_seconds`` is asked for again by the browser, without a script.
+    Args:
+        states: The names and states of the lakehouses.
+        silent: The names of lakehouses that do not respond.
+        refresh_seconds: The refresh interval of the browser, without a script; 0 for none.
     """
     return render_status([_section(name, status) for name, status in states], silent, refresh_seconds)
 
@@ -67,14 +73,14 @@ def _section(name: str, status: Status) -> Section:
     tables = (
         StatusTable("Due", ("what", "state", "why", "command"), tuple(map(_due, status.due))),
         StatusTable("Findings", ("what", "severity", "command"), tuple(map(_finding_row, status.findings)), "None."),
-        StatusTable("Who commits", _COMMITTERS, tuple(map(_committer, status.commits.committers))),
+        StatusTable("Writers", _COMMITTERS, tuple(map(_committer, status.commits.committers))),
     )
     cost = status.cost
-    note = f"Told by {counted(cost.total_requests, 'request')} to the storage. Whether all files are sound, only verify"
-    return Section(clipped(name, 64), heading, _status_metrics(status), tables, f"{note} tells.")
+    note = f"Read with {counted(cost.total_requests, 'request')}. Use verify to check that all files are intact."
+    return Section(clipped(name, 64), heading, _status_metrics(status), tables, note)
 
 
-_COMMITTERS = ("who", "engine", "versions", "transactions", "lost attempts", "last", "operations")
+_COMMITTERS = ("writer", "engine", "versions", "transactions", "conflicts", "last", "operations")
 
 
 def _status_metrics(status: Status) -> tuple[Metric, ...]:
@@ -84,9 +90,9 @@ def _status_metrics(status: Status) -> tuple[Metric, ...]:
     lost = f"{commits.lost:,} of {commits.attempts:,}" if commits.attempts else "unknown"
     return (
         Metric("Latest", f"{status.version:,}", ago(now_ms - epoch_ms(status.created_at))),
-        Metric("Versions", f"{status.kept:,}", f"and {status.expired:,} that wait for a purge"),
-        *(Metric("Undone", one.versions, f"by version {one.by:,}", "warn") for one in status.undone),
-        Metric("Lost attempts", lost, f"of the newest {counted(commits.versions, 'version')}"),
+        Metric("Versions", f"{status.kept:,}", f"and {status.expired:,} waiting for a purge"),
+        *(Metric("Undone", range_.versions, f"by version {range_.by:,}", "warn") for range_ in status.undone),
+        Metric("Conflicts", lost, f"of the newest {counted(commits.versions, 'version')}"),
         Metric("Reclaimable", "unknown" if space is None else size(space), clipped(status.space.note, _LONGEST_CHARS)),
         Metric("Hint", hint, "", "good" if hint == "right" else "warn"),
         Metric("Exports", f"{status.exports:,}", counted(status.clones, "clone")),
@@ -94,24 +100,26 @@ def _status_metrics(status: Status) -> tuple[Metric, ...]:
     )
 
 
-def _due(one: Due) -> StatusRow:
-    cells = (one.what, one.state.value, clipped(one.why, _LONGEST_CHARS), clipped(one.command, _LONGEST_CHARS))
-    return StatusRow(cells, _TONES[one.state.value])
+def _due(due: Due) -> StatusRow:
+    cells = (due.what, due.state.value, clipped(due.why, _LONGEST_CHARS), clipped(due.command, _LONGEST_CHARS))
+    return StatusRow(cells, _TONES[due.state.value])
 
 
-def _finding_row(one: StatusFinding) -> StatusRow:
-    return StatusRow((clipped(one.message, _LONGEST_CHARS), one.severity, one.command), _TONES[one.severity])
+def _finding_row(finding: StatusFinding) -> StatusRow:
+    return StatusRow(
+        (clipped(finding.message, _LONGEST_CHARS), finding.severity, finding.command), _TONES[finding.severity]
+    )
 
 
-def _committer(one: Committer) -> StatusRow:
+def _committer(committer: Committer) -> StatusRow:
     return StatusRow(
         (
-            clipped(one.name, _LONGEST_CHARS),
-            clipped(one.engine or "", 80),
-            f"{one.versions:,}",
-            f"{one.transactions:,}",
-            f"{one.lost:,}",
-            utc(epoch_ms(one.last_at)),
-            clipped(", ".join(one.operations), _LONGEST_CHARS),
+            clipped(committer.name, _LONGEST_CHARS),
+            clipped(committer.engine or "", 80),
+            f"{committer.versions:,}",
+            f"{committer.transactions:,}",
+            f"{committer.lost:,}",
+            utc(epoch_ms(committer.last_at)),
+            clipped(", ".join(committer.operations), _LONGEST_CHARS),
         )
     )

@@ -1,4 +1,4 @@
-"""The fate of each version: the one list that a page's charts, legend and table show."""
+"""The state of each version, which a report's chart, legend and table show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinitylake_ops.operations.retention import Verdict
 
 
 class VersionState(StrEnum):
-    """The state of a version, now or by a plan, in the order in which a page lists the states."""
+    """The state of a version, now or after a plan, in the order of the report."""
 
     LATEST = "latest"
     KEPT = "kept"
@@ -31,31 +31,38 @@ class VersionState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineVersion:
-    """A version on a page: the content of its root, its state and the reason, and the names of its exports."""
+    """A version in a report."""
 
+    #: The content of its root.
     record: VersionRecord
+    #: Its state.
     state: VersionState
+    #: The reason for its state.
     why: str
+    #: The names of its exports.
     exports: tuple[str, ...] = ()
+    #: Whether another program wrote it.
     is_foreign: bool = False
 
     @property
     def number(self) -> int:
-        """The version."""
+        """The number of the version."""
         return self.record.version
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Versions, ascending and without gaps. ``unplaced_exports`` are exports of none of them."""
+    """Versions in ascending order, without gaps."""
 
     versions: tuple[TimelineVersion, ...]
+    #: The names of exports of other versions.
     unplaced_exports: tuple[str, ...] = ()
+    #: The number of versions of each state.
     counts: Mapping[VersionState, int] = field(default_factory=dict)
 
     @property
     def first(self) -> int:
-        """The oldest version shown."""
+        """The number of the oldest version."""
         return self.versions[0].number
 
     @property
@@ -64,12 +71,12 @@ class Timeline:
         return self.versions[-1]
 
     def at(self, version: int) -> TimelineVersion | None:
-        """Return a version, None where it is not shown."""
+        """Return a version by number, None if it is not contained."""
         position = version - self.first
         return self.versions[position] if 0 <= position < len(self.versions) else None
 
     def of_state(self, state: VersionState) -> list[TimelineVersion]:
-        """Return the versions of a state, ascending."""
+        """Return the versions of a state, in ascending order."""
         return [version for version in self.versions if version.state == state]
 
 
@@ -81,11 +88,20 @@ def timeline(
     expired_now: Iterable[int] = (),
     latest: int | None = None,
 ) -> Timeline:
-    """Return the fate of versions, by their roots and the latest lakehouse definition, None if that is damaged.
+    """Return the states of versions.
 
-    ``verdicts`` say what a plan does to them. ``expired_now`` are the versions that it has let expire. Versions missing
-    between others were deleted by another program. Versions after the last one up to ``latest`` were not looked at.
-    ``latest`` is given if there may be no versions. Raises CorruptFileError for expirations that name no versions.
+    Versions that are missing between others were deleted by another program. Versions between the last one and
+    ``latest`` were not checked.
+
+    Args:
+        records: The content of the versions' roots.
+        definition: The latest lakehouse definition, None if it is damaged.
+        verdicts: The decisions of a plan.
+        expired_now: The versions that the plan has expired.
+        latest: The latest version, required if there may be no records.
+
+    Raises:
+        CorruptFileError: If expirations in the definition are invalid.
     """
     known = sorted(records, key=lambda record: record.version)
     last = known[-1].version if known else -1
@@ -109,7 +125,7 @@ def timeline(
 
 
 class _VersionOutcomes:
-    """The entries of the lakehouse definition and of a plan on versions."""
+    """Looks up versions in the lakehouse definition and in a plan."""
 
     def __init__(
         self,
@@ -140,15 +156,15 @@ class _VersionOutcomes:
         if not record.is_readable:
             return VersionState.UNREADABLE, "its root is missing or damaged"
         if record.is_sealed or version in self._purged:
-            return VersionState.PURGED, "only its name and time are left"
+            return VersionState.PURGED, "only its number and time are left"
         if version in self._purging:
-            return VersionState.EXPIRED, "its purge has begun: it cannot come back"
+            return VersionState.EXPIRED, "its purge has begun, so it cannot be restored"
         if version in self._can_return:
-            return VersionState.EXPIRED, "undelete brings it back until its purge begins"
+            return VersionState.EXPIRED, "undelete can restore it until its purge begins"
         if version in self._expired_now:
-            return VersionState.EXPIRED, "expired just now; undelete brings it back until its purge begins"
+            return VersionState.EXPIRED, "expired just now; undelete can restore it until its purge begins"
         if version == self.latest:
-            return VersionState.LATEST, "what everybody reads"
+            return VersionState.LATEST, "the version that readers get by default"
         if verdict is not None:
             return VersionState.EXPIRING if verdict.expires else VersionState.KEPT, verdict.reason
         names = self._exports.get(version, ())
@@ -167,7 +183,7 @@ def _unseen(version: int) -> TimelineVersion:
     return TimelineVersion(
         record=VersionRecord(version=version, is_readable=False),
         state=VersionState.UNSEEN,
-        why="nobody looked at it",
+        why="not checked",
     )
 
 
@@ -175,17 +191,17 @@ def _exports(definition: LakehouseDef | None) -> list[tuple[str, int | None]]:
     """Return the names of exports, with a note on unfinished ones, and their versions if known."""
     if definition is None:
         return []
-    found: dict[str, tuple[str, int | None]] = {
+    exports: dict[str, tuple[str, int | None]] = {
         name: (name, _version_at(location)) for name, location in definition.exported_snapshots.items()
     }
     for record in definition.exports:
         unfinished = " (unfinished)" if record.state == ExportState.COPYING else ""
-        found[record.name] = (record.name + unfinished, record.version)
-    return [export for _, export in sorted(found.items())]
+        exports[record.name] = (record.name + unfinished, record.version)
+    return [export for _, export in sorted(exports.items())]
 
 
 def _version_at(location: str) -> int | None:
-    """Return the version whose own root another program has recorded as an export."""
+    """Return the version of an export that another program has recorded by the location of a root."""
     try:
         return parse_root_path(location)
     except VersionNotFoundError:

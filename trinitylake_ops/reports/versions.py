@@ -1,4 +1,4 @@
-"""Reports of versions, and of the comparison of clones."""
+"""HTML reports about versions, and about the comparison of clones."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 
 
 def log_page(latest: Snapshot, history: Sequence[VersionInfo], now_ms: int) -> str:
-    """Return a page of versions as ``history`` lists them, newest first, up to ``latest``.
+    """Return a report of versions. Reads the nodes of the latest version's tree, but no roots.
 
-    Reads the nodes of the latest version's tree, no root.
+    Args:
+        latest: The latest version.
+        history: The versions, newest first.
+        now_ms: When the report is created.
     """
     records = list(map(_record_of, history)) or [VersionRecord.of(latest.version, latest.root.system)]
     versions = timeline(records, latest.definition)
@@ -55,16 +58,20 @@ def log_page(latest: Snapshot, history: Sequence[VersionInfo], now_ms: int) -> s
 
 
 def expiration_page(plan: ExpirationPlan, report: ExpirationReport | None = None) -> str:
-    """Return a page of the plan of an expiry, or of its result: each version's fate, and the bytes to be freed.
+    """Return a report of a planned or completed expiration: the fate of each version, and the bytes to reclaim.
 
-    Reads the nodes of the tree of the plan's base version, no root.
+    Reads the nodes of the tree of the plan's base version, but no roots.
+
+    Args:
+        plan: The plan.
+        report: The result, None before the plan is applied.
     """
     versions = _planned(plan, report)
     n_bytes, n_files = (plan.bytes, len(plan.freed.sizes_bytes)) if report is None else (report.bytes, report.files)
     n_expiring = sum(verdict.expires for verdict in plan.verdicts)
-    figures = [Metric("A purge frees" if report else "Would free", size(n_bytes), counted(n_files, "file"))]
+    figures = [Metric("Purge reclaims" if report else "Would reclaim", size(n_bytes), counted(n_files, "file"))]
     if report is None:
-        figures.insert(0, Metric("Would expire", f"{n_expiring:,}", "nothing is done yet"))
+        figures.insert(0, Metric("Would expire", f"{n_expiring:,}", "not applied yet"))
     heading = Heading(
         subject="expire",
         root=plan.base.files.storage.root,
@@ -77,15 +84,19 @@ def expiration_page(plan: ExpirationPlan, report: ExpirationReport | None = None
 
 
 def expiration_chart(plan: ExpirationPlan) -> str:
-    """Return the drawing of a plan alone, as an SVG file; reads nothing."""
+    """Return the chart of a plan as an SVG file. Reads nothing."""
     versions = _planned(plan, None)
     return _chart_text(versions, _planned_chart(plan, versions), _expiration_headline(plan, None, versions))
 
 
 def verification_page(report: VerifyReport, now_ms: int) -> str:
-    """Return a page of verify's findings, and of all versions.
+    """Return a report of all versions and verify's findings.
 
-    Reads the nodes of the latest version's tree, no root. The page says what cannot be read.
+    Reads the nodes of the latest version's tree, but no roots. The report contains what cannot be read as notes.
+
+    Args:
+        report: The result of verify.
+        now_ms: When the report is created.
     """
     versions, note = _verified(report)
     heading = Heading(
@@ -111,7 +122,7 @@ def verification_page(report: VerifyReport, now_ms: int) -> str:
 
 
 def verification_chart(report: VerifyReport) -> str:
-    """Return the drawing of verify's findings alone, as an SVG file; reads nothing."""
+    """Return the chart of verify's findings as an SVG file. Reads nothing."""
     versions, _ = _verified(report)
     return _chart_text(versions, _verified_chart(report, versions), _verification_headline(report, versions))
 
@@ -132,7 +143,7 @@ def _page(
     findings: Sequence[Finding] | None = None,
     notes: Sequence[str] = (),
 ) -> Page:
-    """Return a page with the common parts. ``findings`` is None if nobody looked for any."""
+    """Return a report with the common parts. ``findings`` is None if the command does not search for any."""
     of_interest = [finding.version for finding in findings or () if finding.version is not None]
     rows, rows_left_out = version_rows(versions, of_interest)
     return Page(
@@ -170,13 +181,13 @@ def _record_of(info: VersionInfo) -> VersionRecord:
 
 
 def _unreadable_versions(versions: Timeline) -> str:
-    """Say how many versions nobody can open."""
+    """Return a text about the number of versions that cannot be read."""
     words = {
         VersionState.EXPIRED: "expired",
         VersionState.PURGED: "purged",
         VersionState.DELETED: "deleted by another program",
         VersionState.UNREADABLE: "unreadable",
-        VersionState.UNSEEN: "not looked at",
+        VersionState.UNSEEN: "not checked",
     }
     parts = [f"{versions.counts[state]:,} {word}" for state, word in words.items() if state in versions.counts]
     return f", of which {listed(parts)}" if parts else ""
@@ -189,7 +200,7 @@ def _planned(plan: ExpirationPlan, report: ExpirationReport | None) -> Timeline:
     expired_now = VersionRanges.parse(report.versions if report else "")
     spared = VersionRanges.parse(report.spared if report else "")
     verdicts = [
-        replace(verdict, expires=False, reason="spared, as something keeps it by now")
+        replace(verdict, expires=False, reason="not expired, because something keeps it now")
         if verdict.version in spared
         else verdict
         for verdict in plan.verdicts
@@ -207,12 +218,12 @@ def _expiration_headline(plan: ExpirationPlan, report: ExpirationReport | None, 
     if report is not None and report.version is not None:
         n_expired = len(VersionRanges.parse(report.versions))
         done = f"{n_expired:,} expired just now, by version {report.version:,}"
-        return f"{every}; {done}; a purge frees {size(report.bytes)}"
+        return f"{every}; {done}; a purge reclaims {size(report.bytes)}"
     ended = f"; {counted(len(plan.exports), 'export')} would end" if plan.exports else ""
     if plan.is_empty:
         return f"{every}; none would expire; {latest}"
     n_expiring = sum(verdict.expires for verdict in plan.verdicts)
-    return f"{every}; {n_expiring:,} would expire and free {size(plan.bytes)}; {latest}{ended}"
+    return f"{every}; {n_expiring:,} would expire and reclaim {size(plan.bytes)}; {latest}{ended}"
 
 
 def _expiration_steps(plan: ExpirationPlan, report: ExpirationReport | None) -> tuple[Step, ...]:
@@ -221,41 +232,46 @@ def _expiration_steps(plan: ExpirationPlan, report: ExpirationReport | None) -> 
             return (Step("Nothing expired."),)
         begin = "" if report.purgeable_at_ms is None else f" from {utc(report.purgeable_at_ms)} on"
         return (
-            Step(f"To free the space{begin}:", "trinitylake purge"),
-            Step("To bring them back before that:", f"trinitylake undelete {report.versions}"),
+            Step(f"To reclaim the space{begin}:", "trinitylake purge"),
+            Step("To restore them before that:", f"trinitylake undelete {report.versions}"),
         )
     if plan.is_empty:
-        return (Step("There is nothing to do."),)
-    return (Step("Nothing is done yet. To do it, with the same options:", f"trinitylake expire --apply {plan.digest}"),)
+        return (Step("Nothing to do."),)
+    return (
+        Step(
+            "The plan is not applied yet. To apply it, with the same options:",
+            f"trinitylake expire --apply {plan.digest}",
+        ),
+    )
 
 
 # verify
 
 
 def _verified(report: VerifyReport) -> tuple[Timeline, str]:
-    """Return the versions, and a note if the latest settings cannot be read."""
+    """Return the versions, and a note if the definition of the latest version cannot be read."""
     try:
         definition = None if report.latest is None else report.latest.definition
         return timeline(report.records, definition, latest=report.latest_version), ""
     except TrinityLakeError as error:
-        note = f"The settings of the lakehouse cannot be read, so exports and expiries are not shown: {error}"
+        note = f"Exports and expirations are not shown, because the lakehouse definition cannot be read: {error}"
         return timeline(report.records, None, latest=report.latest_version), note
 
 
 def _verified_chart(report: VerifyReport, versions: Timeline) -> Chart:
-    found = Counter(finding.version for finding in report.findings if finding.version is not None)
-    return draw(versions, findings_by_version=found)
+    counts = Counter(finding.version for finding in report.findings if finding.version is not None)
+    return draw(versions, findings_by_version=counts)
 
 
 def _verification_notes(report: VerifyReport) -> list[str]:
-    looked = (
-        f"Verify looked at {counted(report.versions, 'version')}, {counted(report.nodes, 'node')},"
+    checked = (
+        f"Verify checked {counted(report.versions, 'version')}, {counted(report.nodes, 'node')},"
         f" {counted(report.definitions, 'definition')}, {counted(report.table_files, 'table file')} and"
         f" {counted(report.exports, 'export')}, in {counted(report.cost.total_requests, 'request')}."
     )
-    checksums = f"Of all that it read, {report.checksums}." if report.checksums else ""
-    skipped = f"Not looked at: {clipped('; '.join(report.unchecked), 400)}." if report.unchecked else ""
-    return list(filter(None, (looked, checksums, skipped)))
+    checksums = f"Checksums: {report.checksums}." if report.checksums else ""
+    skipped = f"Not checked: {clipped('; '.join(report.unchecked), 400)}." if report.unchecked else ""
+    return list(filter(None, (checked, checksums, skipped)))
 
 
 def _tone(report: VerifyReport) -> str:
@@ -272,31 +288,32 @@ def _verification_headline(report: VerifyReport, versions: Timeline) -> str:
     n_past = len(report.findings) - n_errors - n_warnings
     words = ((n_errors, "error"), (n_warnings, "warning"), (n_past, "past finding"))
     parts = [counted(number, word) for number, word in words if number]
-    found = " and ".join(parts) or "no findings"
+    summary = " and ".join(parts) or "no findings"
     every = counted(len(versions.versions), "version")
     latest = f"the latest is {report.latest_version:,}"
     if report.stopped is not None:
-        return f"Not finished, as {report.stopped}; {found} so far; {every}{_unreadable_versions(versions)}; {latest}"
+        unreadable = _unreadable_versions(versions)
+        return f"Not finished, because {report.stopped}; {summary} so far; {every}{unreadable}; {latest}"
     if report.findings:
-        return f"{found}; {every}{_unreadable_versions(versions)}; {latest}"
-    return f"{every}{_unreadable_versions(versions)}; {latest}; {found}"
+        return f"{summary}; {every}{_unreadable_versions(versions)}; {latest}"
+    return f"{every}{_unreadable_versions(versions)}; {latest}; {summary}"
 
 
 _MOST_ROWS = 500
 _LONGEST_NAME_CHARS = 120
 _LONGEST_COLUMNS_CHARS = 300
-#: In the order in which a reader needs them.
+#: In the order of importance for a reader.
 _SECTIONS = (
-    (ChangedOn.BOTH, "Changed on both sides: to be decided before a promotion"),
-    (ChangedOn.CLONE, "Changed in the clone alone: what a promotion brings"),
-    (ChangedOn.PARENT, "Changed in the parent alone: what a refresh brings"),
-    (ChangedOn.SAME, "The same on both sides since the shared version"),
+    (ChangedOn.BOTH, "Changed on both sides: resolve before a promotion"),
+    (ChangedOn.CLONE, "Changed only in the clone: included in a promotion"),
+    (ChangedOn.PARENT, "Changed only in the parent: included in a refresh"),
+    (ChangedOn.SAME, "Changed equally on both sides since the shared version"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """One object, and what each side did to it."""
+    """One object, with its change on each side."""
 
     name: str
     clone: str
@@ -305,20 +322,26 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSection:
-    """The objects that changed on one side; ``left_out`` counts those that are not listed."""
+    """The objects with changes on the same sides."""
 
     title: str
     rows: tuple[ComparedRow, ...]
+    #: The number of objects that are not listed.
     left_out: int
 
 
 def comparison_page(comparison: Comparison, now_ms: int) -> str:
-    """Return a page of a comparison; reads nothing."""
+    """Return a report of a comparison. Reads nothing.
+
+    Args:
+        comparison: The comparison.
+        now_ms: When the report is created.
+    """
     conflicts = len(comparison.on(ChangedOn.BOTH))
     promote = f"trinitylake promote {comparison.name}"
-    step = Step("To see what a promotion would do:", promote)
+    step = Step("To show the plan of a promotion:", promote)
     if conflicts:
-        step = Step("Decide on each object below that changed on both sides, by --ours or --theirs:", promote)
+        step = Step("Resolve each object below that changed on both sides with --ours or --theirs:", promote)
     heading = Heading(
         subject="compare",
         root=comparison.root,
@@ -329,9 +352,9 @@ def comparison_page(comparison: Comparison, now_ms: int) -> str:
     )
     figures = (
         Metric(
-            "In the clone alone", f"{len(comparison.on(ChangedOn.CLONE)):,}", f"version {comparison.clone_version:,}"
+            "Only in the clone", f"{len(comparison.on(ChangedOn.CLONE)):,}", f"version {comparison.clone_version:,}"
         ),
-        Metric("In the parent alone", f"{len(comparison.on(ChangedOn.PARENT)):,}", f"version {comparison.version:,}"),
+        Metric("Only in the parent", f"{len(comparison.on(ChangedOn.PARENT)):,}", f"version {comparison.version:,}"),
         Metric("In both", f"{conflicts:,}", f"since version {comparison.shared_version:,}", heading.tone),
     )
     sections = [_section(comparison, side, title) for side, title in _SECTIONS]
@@ -339,19 +362,21 @@ def comparison_page(comparison: Comparison, now_ms: int) -> str:
 
 
 def _section(comparison: Comparison, side: ChangedOn, title: str) -> ComparedSection:
-    found = comparison.on(side)
-    return ComparedSection(title, tuple(map(_row, found[:_MOST_ROWS])), max(0, len(found) - _MOST_ROWS))
+    objects = comparison.on(side)
+    return ComparedSection(title, tuple(map(_row, objects[:_MOST_ROWS])), max(0, len(objects) - _MOST_ROWS))
 
 
-def _row(one: ComparedObject) -> ComparedRow:
-    name = one.name if one.table is not None else f"namespace {one.name}"
+def _row(compared: ComparedObject) -> ComparedRow:
+    name = compared.name if compared.table is not None else f"namespace {compared.name}"
     return ComparedRow(
-        clipped(name, _LONGEST_NAME_CHARS), _text(one.in_clone, one.clone), _text(one.in_parent, one.parent)
+        clipped(name, _LONGEST_NAME_CHARS),
+        _text(compared.in_clone, compared.clone),
+        _text(compared.in_parent, compared.parent),
     )
 
 
 def _text(kind: str | None, delta: TableDelta | None) -> str:
-    """Return what a side did: the kind of change, and the numbers that differ."""
+    """Return the change of one side: its kind, and the numbers of rows and bytes."""
     if kind is None:
         return ""
     parts = [kind]
