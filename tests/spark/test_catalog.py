@@ -290,7 +290,7 @@ REFUSED = (
     ("ALTER TABLE lake.facts.days SET LOCATION '/tmp/x'", "InvalidInputError", "location"),
     ("ALTER TABLE lake.facts.days DROP COLUMN month", "InvalidDefinitionError", "month"),
     ("DROP NAMESPACE lake.facts", "NamespaceNotEmptyError", "holds 1 tables"),
-    ("DROP TABLE lake.facts.days PURGE", "InvalidInputError", "leave PURGE out"),
+    ("DROP TABLE lake.facts.days PURGE", "InvalidInputError", "PURGE"),
 )
 
 
@@ -346,7 +346,7 @@ def test_settings_that_mean_nothing_are_refused(spark: SparkSession, sql: Sql, l
     for key, value in catalog_settings("mistaken", lake.root, OPTIONS).items():
         spark.conf.set(key, value)
     spark.conf.set("spark.sql.catalog.mistaken.version", "3")
-    with pytest.raises(PySparkException, match="InvalidInputError: the catalog has the settings 'root'"):
+    with pytest.raises(PySparkException, match="InvalidInputError: .*'version'"):
         sql("SHOW NAMESPACES IN mistaken")
 
 

@@ -255,7 +255,7 @@ ERRORS: dict[str, tuple[dict[str, str], str, type[TrinityLakeError], str]] = {
         {"storage.secret_access_key": "hush"},
         "objects",
         InvalidInputError,
-        "the option 'storage.secret_access_key' would be seen in Spark's plans and logs; credentials come from",
+        "'storage.secret_access_key'",
     ),
 }
 

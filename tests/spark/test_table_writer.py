@@ -290,7 +290,7 @@ def test_wrong_requests_run_no_task(spark: SparkSession, lake: Lakehouse) -> Non
         (InvalidDefinitionError, "do not match", {"frame": frame.withColumn("id", F.col("id").cast("string"))}),
         (
             InvalidDefinitionError,
-            "has a column 'text': 'TEXT' would be",
+            "'TEXT' .*'text'",
             {"frame": frame.withColumnRenamed("text", "TEXT")},
         ),
     ]

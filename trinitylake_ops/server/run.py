@@ -229,7 +229,7 @@ def _check_certificate(settings: ServerSettings) -> None:
 
 @contextlib.contextmanager
 def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
-    """Make signals stop the server only. Otherwise uvicorn would raise them again after it has stopped."""
+    """Make signals only stop the server. uvicorn raises them again afterwards, which would end the process."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True
