@@ -66,7 +66,7 @@ def test_a_page_of_what_an_expiry_did(cli: Cli, tmp_path: Path, monkeypatch: pyt
     assert "expire --apply 2-" in page.text
     result = cli("expire", "--yes", "--html", path, root=root)
     assert (result.code, "Expired in version 3" in result.out) == (0, True)
-    assert "; 2 expired just now, by version 3; a purge frees " in parsed(path.read_text()).headline
+    assert "; 2 expired just now, by version 3; a purge reclaims " in parsed(path.read_text()).headline
 
 
 def test_what_was_done_is_printed_though_its_page_cannot_be_written(
