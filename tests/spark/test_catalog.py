@@ -346,7 +346,7 @@ def test_settings_that_mean_nothing_are_refused(spark: SparkSession, sql: Sql, l
     for key, value in catalog_settings("mistaken", lake.root, OPTIONS).items():
         spark.conf.set(key, value)
     spark.conf.set("spark.sql.catalog.mistaken.version", "3")
-    with pytest.raises(PySparkException, match="InvalidInputError: .*'version'"):
+    with pytest.raises(PySparkException, match=r"InvalidInputError: .*'version'"):
         sql("SHOW NAMESPACES IN mistaken")
 
 
