@@ -173,8 +173,10 @@ class CopyWork:
 
         Raises CorruptFileError if the target has another file under the name of a copy, StorageError.
         """
+        # Small files under new names count as one round trip; other copies may be large, and each request counts.
+        copy = self._copy_or_error if self._reads_back else in_one_round_trip(self._copy_or_error)
         # Each copy waits for its source as well; a storage that serves one request at a time still gets one.
-        return run_parallel(self._copy_or_error, jobs, 2 * self._target.concurrency - 1)
+        return run_parallel(copy, jobs, 2 * self._target.concurrency - 1)
 
     def _copy_or_error(self, job: CopyJob) -> Copied | Uncopied | None:
         copied = self._copy(job)
