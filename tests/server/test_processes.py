@@ -203,7 +203,7 @@ def test_an_address_that_is_taken(table: Lakehouse, tmp_path: Path) -> None:
             check=False,
         )
     assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
-    assert ran.stderr.startswith(f"Error: cannot listen at 127.0.0.1 port {port}: ")
+    assert ran.stderr.startswith(f"Error: cannot listen on 127.0.0.1 port {port}: ")
 
 
 @pytest.mark.soak

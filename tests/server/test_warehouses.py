@@ -67,7 +67,7 @@ def test_other_warehouses_are_not_there(versions: Lakehouse, served: Served) -> 
 
 def test_a_version_is_not_written(versions: Lakehouse, served: Served) -> None:
     before = versions.latest_version()
-    with pytest.raises(ForbiddenError, match="connect to the warehouse main to write"):
+    with pytest.raises(ForbiddenError, match="connect to warehouse main to write"):
         served.catalog("v3").load_table("ns.t").append(ROWS)
     requests = (
         ("POST", TABLES, created("u")),

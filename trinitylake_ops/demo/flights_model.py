@@ -39,19 +39,34 @@ _MAKERS = {
 
 
 def airlines(spark: SparkSession, source: FlightsSource) -> DataFrame:
-    """Return the carriers (schema ``AIRLINES``). Raises FileMissingError, or CorruptFileError."""
+    """Return the carriers (schema ``AIRLINES``). Raises FileMissingError, or CorruptFileError.
+
+    Args:
+        spark: The session.
+        source: The source files.
+    """
     return schema.conform(_read(spark, source, "airlines"), schema.AIRLINES)
 
 
 def airports(spark: SparkSession, source: FlightsSource) -> DataFrame:
-    """Return the airports (schema ``AIRPORTS``). Raises FileMissingError, or CorruptFileError."""
+    """Return the airports (schema ``AIRPORTS``). Raises FileMissingError, or CorruptFileError.
+
+    Args:
+        spark: The session.
+        source: The source files.
+    """
     # The source escapes apostrophes like some database dumps.
     cleaned = _read(spark, source, "airports").withColumn("name", F.regexp_replace("name", r"\\+", ""))
     return schema.conform(cleaned, schema.AIRPORTS)
 
 
 def planes(spark: SparkSession, source: FlightsSource) -> DataFrame:
-    """Return the aircraft (schema ``PLANES``). Raises FileMissingError, or CorruptFileError."""
+    """Return the aircraft (schema ``PLANES``). Raises FileMissingError, or CorruptFileError.
+
+    Args:
+        spark: The session.
+        source: The source files.
+    """
     renamed = _read(spark, source, "planes").withColumnRenamed("year", "year_built")
     cleaned = renamed.replace(list(_MAKERS), list(_MAKERS.values()), subset=["manufacturer"])
     return schema.conform(cleaned, schema.PLANES)
@@ -61,6 +76,11 @@ def weather(spark: SparkSession, source: FlightsSource, month: int | None = None
     """Return hourly weather at the origins (schema ``WEATHER``).
 
     Raises FileMissingError, CorruptFileError, or InvalidInputError for a month that is not in 1 to 12.
+
+    Args:
+        spark: The session.
+        source: The source files.
+        month: The month, 1 to 12, None for all.
     """
     cleaned = of_month(_read(spark, source, "weather"), month).withColumns(
         {name: F.when(F.col(name) < _IMPOSSIBLE_WIND_MPH, F.col(name)) for name in ("wind_speed", "wind_gust")}
@@ -72,6 +92,11 @@ def flights(spark: SparkSession, source: FlightsSource, month: int | None = None
     """Return the flights, one row per row of the source (schema ``FLIGHTS``).
 
     Raises FileMissingError, CorruptFileError, or InvalidInputError for a month that is not in 1 to 12.
+
+    Args:
+        spark: The session.
+        source: The source files.
+        month: The month, 1 to 12, None for all.
     """
     typed = of_month(_read(spark, source, "flights"), month)
     flight_date = F.make_date("year", "month", "day")
@@ -92,7 +117,13 @@ def flights(spark: SparkSession, source: FlightsSource, month: int | None = None
 
 
 def delay_by_carrier_month(flights: DataFrame, weather: DataFrame, airlines: DataFrame) -> DataFrame:
-    """Return delays by carrier and month, with the weather at departure (schema ``DELAY_BY_CARRIER_MONTH``)."""
+    """Return delays by carrier and month, with the weather at departure (schema ``DELAY_BY_CARRIER_MONTH``).
+
+    Args:
+        flights: The flights.
+        weather: The weather.
+        airlines: The carriers.
+    """
     is_bad = (
         F.coalesce(F.col("precip") > 0, F.lit(False))
         | F.coalesce(F.col("wind_speed") >= STRONG_WIND_MPH, F.lit(False))
@@ -127,7 +158,12 @@ def delay_by_carrier_month(flights: DataFrame, weather: DataFrame, airlines: Dat
 
 
 def route_performance(flights: DataFrame, airports: DataFrame) -> DataFrame:
-    """Return times, speed and delays by route and month, with checked distances (schema ``ROUTE_PERFORMANCE``)."""
+    """Return times, speed and delays by route and month, with checked distances (schema ``ROUTE_PERFORMANCE``).
+
+    Args:
+        flights: The flights.
+        airports: The airports.
+    """
     by_route = flights.groupBy("year", "month", "origin", "dest").agg(
         F.count("*").alias("flights"),
         F.count_if("cancelled").alias("cancelled"),
@@ -164,6 +200,10 @@ def aircraft_utilisation(flights: DataFrame, planes: DataFrame) -> DataFrame:
     """Return the use of each aircraft in each month (schema ``AIRCRAFT_UTILISATION``).
 
     Flights without a registration, most of which were cancelled, are excluded.
+
+    Args:
+        flights: The flights.
+        planes: The aircraft.
     """
     flown = F.col("air_time").isNotNull()
     by_aircraft = (
@@ -189,7 +229,12 @@ def aircraft_utilisation(flights: DataFrame, planes: DataFrame) -> DataFrame:
 
 
 def of_month(frame: DataFrame, month: int | None) -> DataFrame:
-    """Return the rows of one local month, None for all. Raises InvalidInputError for a month that is not in 1 to 12."""
+    """Return the rows of one local month, None for all. Raises InvalidInputError for a month that is not in 1 to 12.
+
+    Args:
+        frame: The rows.
+        month: The month, 1 to 12, None for all.
+    """
     if month is None:
         return frame
     if not 1 <= month <= 12:

@@ -43,7 +43,12 @@ def _schema(columns: str) -> StructType:
 
 
 def conform(frame: DataFrame, schema: StructType) -> DataFrame:
-    """Select the columns of ``schema``, in its order, with its types and comments."""
+    """Select the columns of ``schema``, in its order, with its types and comments.
+
+    Args:
+        frame: The rows.
+        schema: The schema.
+    """
     return frame.select(
         *(F.col(field.name).cast(field.dataType).alias(field.name, metadata=field.metadata) for field in schema)
     )

@@ -145,6 +145,10 @@ def own_folder(call: Call, location: str) -> str | None:
     """Return the folder of a managed table as a URI that ends with ``/``, None if access to it cannot be delegated.
 
     A clone shares files with its parent, and must not give access to the parent's files.
+
+    Args:
+        call: The request.
+        location: The location of the table.
     """
     io, delegate = call.warehouse.served.catalog.io, call.warehouse.served.delegate
     is_own = any(managed_table_id(location, root) is not None for root in (io.root, *io.table_roots))

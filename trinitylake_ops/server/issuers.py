@@ -421,7 +421,7 @@ def _claimed_issuer(token: str) -> str:
         raise unauthorized("the token is not valid") from None
     issuer = claims.get("iss")
     if not isinstance(issuer, str):
-        raise unauthorized("the token names no issuer")
+        raise unauthorized("the token has no issuer (iss)")
     return issuer
 
 

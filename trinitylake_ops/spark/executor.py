@@ -285,6 +285,12 @@ def spark_executor(
 
     Arguments and errors as in :func:`~trinitylake_ops.spark.session.build_session`, and ``requests_per_second`` as in
     :class:`SparkExecutor`.
+
+    Args:
+        master: The Spark master.
+        remote: ``sc://host:port`` of a Spark Connect server.
+        requests_per_second: The maximum rate of requests of all tasks together.
+        **conf: Spark settings by name.
     """
     with session_scope("trinitylake-ops", master, remote=remote, **conf) as spark:
         yield SparkExecutor(spark, requests_per_second=requests_per_second)

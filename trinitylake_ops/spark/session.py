@@ -110,6 +110,12 @@ def session_scope(
 
     If there is an existing session, the block gets that one, with this package's SQL settings and those of ``conf``
     until the end of the block. It is not stopped. Arguments and errors as in :func:`build_session`.
+
+    Args:
+        app_name: The name of the application.
+        master: The Spark master.
+        remote: ``sc://host:port`` of a Spark Connect server.
+        **conf: Spark settings by name.
     """
     running = running_remote() or (_running_session() if remote is None else None)
     if running is not None:

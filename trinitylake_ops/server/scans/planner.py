@@ -256,7 +256,12 @@ def _check_names(request: dict[str, Any]) -> None:
 
 
 def check_is_of(part: Part, table: Table) -> None:
-    """Raise RejectedError, 404, if the part belongs to another table."""
+    """Raise RejectedError, 404, if the part belongs to another table.
+
+    Args:
+        part: The part.
+        table: The requested table.
+    """
     if part.table_uuid != str(table.metadata.table_uuid):
         raise no_such_task()
 

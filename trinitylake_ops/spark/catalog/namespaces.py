@@ -78,18 +78,33 @@ LOCATION = "location"
 
 
 def list_namespaces(lake: Lakehouse, _request: Mapping[str, Any]) -> CatalogResponse:
-    """List all namespaces."""
+    """List all namespaces.
+
+    Args:
+        lake: The lakehouse.
+        _request: The request, which has no arguments.
+    """
     return CatalogResponse(list(lake.snapshot().namespaces()))
 
 
 def load_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResponse:
-    """Return the properties of a namespace."""
+    """Return the properties of a namespace.
+
+    Args:
+        lake: The lakehouse.
+        request: The request, decoded from JSON.
+    """
     name = one_level(request["namespace"])
     return CatalogResponse(catalog_at(lake).load_namespace_properties((name,)))
 
 
 def create_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResponse:
-    """Create a namespace."""
+    """Create a namespace.
+
+    Args:
+        lake: The lakehouse.
+        request: The request, decoded from JSON.
+    """
     if len(request["namespace"]) != 1:
         raise InvalidInputError(f"namespace {'.'.join(request['namespace'])!r} does not have exactly one level")
     properties = {key: value for key, value in request["properties"].items() if key != OWNER}
@@ -99,7 +114,12 @@ def create_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResp
 
 
 def alter_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResponse:
-    """Set and remove properties of a namespace."""
+    """Set and remove properties of a namespace.
+
+    Args:
+        lake: The lakehouse.
+        request: The request, decoded from JSON.
+    """
     name = one_level(request["namespace"])
     check_no_location(request["updates"])
     catalog_at(lake).update_namespace_properties((name,), set(request["removals"]), request["updates"])
@@ -107,7 +127,12 @@ def alter_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogRespo
 
 
 def drop_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResponse:
-    """Drop a namespace. With ``cascade``, drop it and all of its tables in one version."""
+    """Drop a namespace. With ``cascade``, drop it and all of its tables in one version.
+
+    Args:
+        lake: The lakehouse.
+        request: The request, decoded from JSON.
+    """
     name = one_level(request["namespace"])
     catalog = catalog_at(lake)
     if not request["cascade"]:

@@ -187,7 +187,12 @@ _FIGURE = re.compile("[0-9]{1,18}", re.ASCII)
 
 
 def list_tables(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """List the tables of a namespace, or the metadata tables if no namespace is given."""
+    """List the tables of a namespace, or the metadata tables if no namespace is given.
+
+    Args:
+        lake: The lakehouse.
+        request: The request, decoded from JSON.
+    """
     if not request["namespace"]:
         return CatalogResponse(list(METADATA_TABLES))
     names = catalog_at(lake).list_tables((one_level(request["namespace"]),))
@@ -195,7 +200,12 @@ def list_tables(lake: Lakehouse, request: Request) -> CatalogResponse:
 
 
 def load_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Describe a table at the latest version, at a version number, an export or a timestamp."""
+    """Describe a table at the latest version, at a version number, an export or a timestamp.
+
+    Args:
+        lake: The lakehouse.
+        request: The request, decoded from JSON.
+    """
     path = request["table"]
     if len(path) == 1 and path[0] in METADATA_TABLES:
         return _metadata_table(lake, path[0], request)
@@ -267,7 +277,12 @@ def _count(summary: Summary | None, name: str) -> int | None:
 
 
 def create_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Create a managed table, and describe it."""
+    """Create a managed table, and describe it.
+
+    Args:
+        lake: The lakehouse.
+        request: The request, decoded from JSON.
+    """
     namespace, table = _names(request["table"])
     schema = to_iceberg_schema(_columns(request["columns"]))
     spec = identity_spec(schema, partition_columns(request["partitions"]))
@@ -278,7 +293,12 @@ def create_table(lake: Lakehouse, request: Request) -> CatalogResponse:
 
 
 def stage_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Describe a table that is created later, in the commit of the rows that are written to it."""
+    """Describe a table that is created later, in the commit of the rows that are written to it.
+
+    Args:
+        lake: The lakehouse.
+        request: The request, decoded from JSON.
+    """
     namespace, table = _names(request["table"])
     catalog = catalog_at(lake)
     if not catalog.namespace_exists((namespace,)):
@@ -311,20 +331,35 @@ def _partition_option(columns: Sequence[str]) -> dict[str, str]:
 
 
 def alter_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Change a table's columns and properties in one version."""
+    """Change a table's columns and properties in one version.
+
+    Args:
+        lake: The lakehouse.
+        request: The request, decoded from JSON.
+    """
     namespace, table = _existing(request["table"])
     changed = change_table(catalog_at(lake).load_table((namespace, table)), request["changes"])
     return _described(changed.metadata, name_option(namespace, table), {}, is_writable=True)
 
 
 def drop_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Drop a table. Older versions still contain it."""
+    """Drop a table. Older versions still contain it.
+
+    Args:
+        lake: The lakehouse.
+        request: The request, decoded from JSON.
+    """
     catalog_at(lake).drop_table(_existing(request["table"]))
     return CatalogResponse()
 
 
 def rename_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Rename a table, possibly into another namespace. A target without a namespace means the same namespace."""
+    """Rename a table, possibly into another namespace. A target without a namespace means the same namespace.
+
+    Args:
+        lake: The lakehouse.
+        request: The request, decoded from JSON.
+    """
     namespace, table = _existing(request["table"])
     to = request["to"]
     catalog_at(lake).move_table((namespace, table), _names([namespace, *to] if len(to) == 1 else to))

@@ -109,7 +109,7 @@ def open_remote(url: str, app_name: str, settings: Mapping[str, str], asked: Map
 
     Raises:
         InvalidInputError: If the URL is invalid, a setting in ``asked`` can only be set at the server, or this process
-            already runs a Spark of its own.
+            already runs a local Spark.
         MissingExtraError: If the client is not installed.
         JobFailedError: If no server responds.
     """

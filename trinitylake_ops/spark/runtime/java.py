@@ -208,7 +208,12 @@ def receive_input(folder: str) -> Any:
 
 
 def send_output(folder: str, value: Any) -> None:
-    """Write a result to a folder of :func:`handed_over`, atomically."""
+    """Write a result to a folder of :func:`handed_over`, atomically.
+
+    Args:
+        folder: The folder.
+        value: The result, which must be picklable.
+    """
     _put(Path(folder) / _RETURNED, value)
 
 

@@ -133,7 +133,12 @@ def _history_table(lake: Lakehouse, request: TableRequest, snapshot: Snapshot) -
 
 
 def snapshot_of(lake: Lakehouse, request: TableRequest) -> Snapshot:
-    """Return the version that a request selects. Raises InvalidInputError, NotFoundError, or StorageError."""
+    """Return the version that a request selects. Raises InvalidInputError, NotFoundError, or StorageError.
+
+    Args:
+        lake: The lakehouse.
+        request: The requested version, timestamp or export.
+    """
     if request.export is not None:
         return lake.exported(request.export)
     return lake.snapshot(request.version, request.timestamp)

@@ -48,11 +48,21 @@ class Followed(Protocol):
         ...
 
     def before(self, lake: Lakehouse, version: int) -> Offset:
-        """Return the offset before a version, at which a new stream starts. Version 0 means the whole table."""
+        """Return the offset before a version, at which a new stream starts. Version 0 means the whole table.
+
+        Args:
+            lake: The lakehouse.
+            version: The version.
+        """
         ...
 
     def at(self, lake: Lakehouse, version: int) -> Offset:
-        """Return the offset of a version."""
+        """Return the offset of a version.
+
+        Args:
+            lake: The lakehouse.
+            version: The version.
+        """
         ...
 
     def parts(self, lake: Lakehouse, start: Offset, end: Offset, options: StreamOptions) -> Sequence[object]:

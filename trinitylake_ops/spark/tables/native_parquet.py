@@ -85,7 +85,12 @@ def frame_of(spark: SparkSession, schema: Schema, tasks: Sequence[FileScanTask],
 
 
 def selected(frame: DataFrame, schema: Schema) -> DataFrame:
-    """Return a frame with the columns of a schema, in the schema's order."""
+    """Return a frame with the columns of a schema, in the schema's order.
+
+    Args:
+        frame: The frame.
+        schema: The schema.
+    """
     return frame.select(*(F.col(f"`{field.name.replace('`', '``')}`") for field in schema.fields))
 
 

@@ -92,7 +92,15 @@ def read_staged(
     row_filter: str | BooleanExpression | None = None,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Return the rows of a staged table as they would be published. Arguments and errors as in :func:`read_files`."""
+    """Return the rows of a staged table as they would be published. Arguments and errors as in :func:`read_files`.
+
+    Args:
+        spark: The session.
+        lake: The lakehouse.
+        staged: The staged table.
+        row_filter: An Iceberg filter, None for all rows.
+        columns: The columns to read, None for all.
+    """
     return read_files(spark, lake, staged.metadata_location, row_filter=row_filter, columns=columns)
 
 

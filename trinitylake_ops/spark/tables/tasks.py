@@ -175,12 +175,23 @@ class TableScanReader(DataSourceReader):
 
 
 def read_group(pickled_job: bytes, schema: StructType, pickled_tasks: bytes) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of pickled FileScanTasks in the schema that Spark expects."""
+    """Yield the rows of pickled FileScanTasks in the schema that Spark expects.
+
+    Args:
+        pickled_job: The ReadJob.
+        schema: The schema.
+        pickled_tasks: The tuple of FileScanTasks.
+    """
     return read_tasks(pickle.loads(pickled_job), pickle.loads(pickled_tasks), schema)
 
 
 def write_rows(pickled_job: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a task as data files. Yield a row with the pickled description of each file."""
+    """Write the rows of a task as data files. Yield a row with the pickled description of each file.
+
+    Args:
+        pickled_job: The WriteJob.
+        batches: The rows.
+    """
     import pyarrow as pa
 
     job: WriteJob = pickle.loads(pickled_job)
