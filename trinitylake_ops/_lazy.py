@@ -1,4 +1,4 @@
-"""Lazy public packages: each name is imported on first use, so that a program loads only what it needs."""
+"""Lazy imports for public packages: each name is imported on first use, so that a program loads only what it needs."""
 
 from __future__ import annotations
 
@@ -14,35 +14,39 @@ from trinitylake_ops.extras import needs
 def lazy_face(
     package: str, modules: Mapping[str, Sequence[str]], *, extra: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package that offers names of its modules.
+    """Return ``__getattr__`` and ``__dir__`` for a package that exports names of its modules.
 
-    ``modules`` lists the names of each module, relative to the package. A module that is offered itself has none. With
-    ``extra`` the modules need the packages of that extra, and their use raises MissingExtraError without them.
+    Args:
+        package: The full name of the package.
+        modules: The exported names of each module. Module names are relative to the package. A module with no names
+            is exported itself.
+        extra: The extra that the modules need. Without its packages, access raises MissingExtraError.
     """
     module_of = {name: module for module, names in modules.items() for name in names}
-    offered = sorted([*module_of, *(module for module, names in modules.items() if not names)])
+    exported = sorted([*module_of, *(module for module, names in modules.items() if not names)])
 
     def find(name: str) -> Any:
-        if name not in offered:
+        if name not in exported:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with nullcontext() if extra is None else needs(extra):
             module = import_module(f"{package}.{module_of.get(name, name)}")
-        found = getattr(module, name) if name in module_of else module
-        setattr(sys.modules[package], name, found)
-        return found
+        attribute = getattr(module, name) if name in module_of else module
+        setattr(sys.modules[package], name, attribute)
+        return attribute
 
-    return find, lambda: list(offered)
+    return find, lambda: list(exported)
 
 
 T = TypeVar("T")
 
 
 class cached_attribute(Generic[T]):  # noqa: N801 - written as a decorator, as functools.cached_property is
-    """A method without arguments that is called once for each object; what it returns becomes the attribute.
+    """Like ``functools.cached_property``, but without a lock.
 
     ``functools.cached_property`` of Python 3.11 holds one lock for all objects of a class while it computes. A slow
-    read then stops all other threads. A child that is forked meanwhile waits for ever, as it does not have the reading
-    thread. Here two threads that ask at the same moment compute twice, and the last result stays.
+    read therefore blocks all other threads, and a child process that is forked meanwhile deadlocks, because it does
+    not have the thread that holds the lock. Here, two threads may compute the value concurrently, and the last result
+    is kept.
     """
 
     def __init__(self, compute: Callable[[Any], T]):
@@ -61,6 +65,6 @@ class cached_attribute(Generic[T]):  # noqa: N801 - written as a decorator, as f
     def __get__(self, instance: object | None, owner: type) -> cached_attribute[T] | T:
         if instance is None:
             return self
-        # Once it stands in the object's own dictionary, Python looks no further.
+        # Python finds the value in the instance dictionary from now on and no longer calls this method.
         value = instance.__dict__[self._name] = self._compute(instance)
         return value

