@@ -50,7 +50,7 @@ MOST_CORE_BYTES = 250_000_000
 
 
 def line_for(extra: str) -> str:
-    return f"; the extra '{extra}' brings it: pip install 'trinitylake-ops[{extra}]'"
+    return f": it is part of the extra '{extra}'; run pip install 'trinitylake-ops[{extra}]'"
 
 
 @pytest.fixture

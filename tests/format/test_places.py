@@ -100,13 +100,16 @@ def test_long_and_wrong_locations() -> None:
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        (f"s3://other/lake/{FILE}", "allow a root that holds it, such as 's3://other/lake/tables/an-id/';"),
-        (f"dynamodb://t/lake/{FILE}", "allow the root of the lakehouse that has it, such as 'dynamodb://t/lake/';"),
+        (f"s3://other/lake/{FILE}", "allow a root that contains it, such as 's3://other/lake/tables/an-id/',"),
+        (
+            f"dynamodb://t/lake/{FILE}",
+            "allow the root of the lakehouse that contains it, such as 'dynamodb://t/lake/',",
+        ),
         (
             f"dynamodb://t/tables/lake/tables/{uuid.UUID(int=0)}/data/tables/f.parquet",
-            "allow the root of the lakehouse that has it, such as 'dynamodb://t/tables/lake/';",
+            "allow the root of the lakehouse that contains it, such as 'dynamodb://t/tables/lake/',",
         ),
-        ("dynamodb://t/lake/0101/x.binpb", "allow the root of the lakehouse that has it;"),
+        ("dynamodb://t/lake/0101/x.binpb", "allow the root of the lakehouse that contains it,"),
     ],
 )
 def test_what_to_allow(uri: str, said: str) -> None:

@@ -47,11 +47,11 @@ def test_content_makes_nobody_look_the_definition_up_for_ever() -> None:
 def test_users_are_told_by_their_ids_and_roots(lakes: Lakes) -> None:
     storage = lakes.storage()
     assert users_of(storage, "a") == []
-    assert "nobody made it" in retention_reason(storage, "a", "memory://a/")
+    assert "it is not claimed for the lakehouse" in retention_reason(storage, "a", "memory://a/")
     add_user(storage, "a", "memory://a/")
     add_user(storage, "a", "memory://a/")
     assert users_of(storage, "a") == [TableUser("a", "memory://a/")]
-    assert "nobody made it" in retention_reason(storage, "a", "memory://a/")
+    assert "it is not claimed for the lakehouse" in retention_reason(storage, "a", "memory://a/")
     claim_table_root(storage, "a", "memory://a/")
     add_user(storage, "a", "memory://a/")
     assert users_of(storage, "a") == [TableUser("a", "memory://a/", frees=True)]

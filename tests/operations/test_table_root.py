@@ -225,7 +225,7 @@ def test_a_table_root_that_nobody_made_ours_is_kept_until_then(table_roots: Tabl
     before = there(root)
     aging.clean_up()
     assert there(root) == before
-    assert "nobody made it the table root" in operations.plan_orphan_removal(aging.lake).left_table_root
+    assert "it is not claimed for the lakehouse" in operations.plan_orphan_removal(aging.lake).left_table_root
     operations.plan_relocation(aging.lake, root).execute()
     clean_up(aging)
     assert there(root) == needed_there(aging.lake, root)

@@ -182,7 +182,7 @@ def test_without_the_extra_nothing_is_sent(table: Served, lake: Lakehouse) -> No
     ran = run_without({"opentelemetry.exporter", "opentelemetry.sdk"}, program, "serve", lake.root, "--traces")
     assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
         2,
-        "Error: opentelemetry.exporter is not installed; the extra 'otel' brings it:"
+        "Error: opentelemetry.exporter is not installed: it is part of the extra 'otel'; run"
         " pip install 'trinitylake-ops[otel]'",
     )
 

@@ -156,7 +156,7 @@ WRONG = {
     "no client": (
         ["--spark-remote", "sc://127.0.0.1:1"],
         "import sys; sys.modules['grpc'] = None",
-        "grpc is not installed; the extra 'connect' brings it: pip install 'trinitylake-ops[connect]'",
+        "grpc is not installed: it is part of the extra 'connect'; run pip install 'trinitylake-ops[connect]'",
     ),
 }
 

@@ -116,7 +116,7 @@ def test_damaged_copies_are_dropped(
         assert [cached.read("a"), cached.read("a")] == [b"content"] * 2
     assert measured.counts.requests == {"read": 1}
     assert [record.getMessage() for record in caplog.records] == [
-        f"dropped the damaged file {file} of the cache; it is read again from the storage"
+        f"deleted the damaged cache file {file}; the original is read from the storage"
     ]
 
 
@@ -220,7 +220,7 @@ def test_a_full_disk_is_lived_with(tmp_path: Path, meter: MeteredStorage, caplog
             cached.read("0")
         assert measured.counts.total == 0  # what was kept before is
     assert len(caplog.records) == 1
-    assert "cannot write to the cache folder" in caplog.text and "going on without it" in caplog.text
+    assert "cannot write to the cache folder" in caplog.text and "continuing without it" in caplog.text
 
 
 def test_writing_is_tried_again_after_a_while(

@@ -161,7 +161,7 @@ def test_the_engine_tells_without_any_library(root: str) -> None:
     )
     ran = run_without(modules_beyond([]), program, root)
     assert (ran.returncode, ran.stdout) == (0, "1 []\n")
-    assert "the extra 'lineage' brings it: pip install 'trinitylake-ops[lineage]'" in ran.stderr
+    assert "it is part of the extra 'lineage'; run pip install 'trinitylake-ops[lineage]'" in ran.stderr
 
 
 def test_spans_of_other_libraries_nest_with_those_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""Decides which files may be read that a lakehouse's content names (docs/protocol.md, "Which places may be read").
+"""Decide which locations named by lakehouse content may be read (docs/protocol.md, "Which places may be read").
 
-Anyone who can write into a lakehouse can put any location into a pointer, a definition or a manifest. So content never
-decides by itself what is read: a location must lie where this module says.
+Anyone with write access to a lakehouse can put any location into a pointer, a definition or a manifest. Content is
+therefore untrusted and never decides which files are read: every location must be allowed by this module.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri
 
 _LOCAL_SCHEMES = frozenset({"file", "memory"})
 _TABLE_FILE = re.compile(rf"{TABLES_PREFIX}[^/]+/.+", re.DOTALL)
-#: A lakehouse's root, and the path there of a table's file.
+#: The root of any lakehouse, followed by the path of a table's file.
 _FAR_TABLE_FILE = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]*://.*?/)({TABLES_PREFIX}[^/]+/.+)", re.DOTALL)
-#: The same with an id that we give. It comes first, as a root may end in ``tables/`` itself.
+#: The same with a table id of our form. This pattern is tried first, because a root itself may end in ``tables/``.
 _FAR_FILE_OF_OURS = re.compile(
     rf"([A-Za-z][A-Za-z0-9+.-]*://.*?/)({TABLES_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}/.+)",
     re.DOTALL,
@@ -32,26 +32,32 @@ _LONGEST_SHOWN_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class FileAddress:
-    """A file, given by the root under which it is read, and its path there.
+    """The root under which a file is read, and the path of the file there."""
 
-    ``is_moved`` says that content named another place, and that the file is read at its own. ``is_writable`` says that
-    files may be written and deleted there.
-    """
-
+    #: The root as a normalized URI.
     root: str
+    #: The path relative to the root.
     path: str
+    #: Whether content named the file at a former location of the lakehouse, instead of which this address is read.
     is_moved: bool = False
+    #: Whether files may be written and deleted there.
     is_writable: bool = False
 
 
 class NamedRoots:
-    """The roots that definitions of one lakehouse name.
+    """The roots that the definitions of one lakehouse name.
 
-    They are noted as definitions are read, and shared by all readers. Only files with names that a lakehouse gives may
-    be read there. ``table_roots`` has that of the latest version seen, if any. ``sources`` are those of a copy, in
-    their order. ``targets`` are roots of exports. ``lakehouse_id`` is its id, where it names any. ``claimed`` are the
-    ids of tables whose folders are known to have its owner file, and the roots of such folders that know this user.
-    Safe to use from several threads.
+    The roots are recorded as definitions are read, and shared by all readers. Under these roots, only files whose names
+    have the form of lakehouse files may be read. Thread-safe.
+
+    Args:
+        table_roots: The table root of the latest version read, if any.
+        sources: The roots of the source lakehouses of a copy, in order.
+        targets: The roots of exports.
+        lakehouse_id: The id of the lakehouse, if it names any root.
+        claimed: Ids of tables whose folders are known to contain the owner file of the lakehouse, and table roots that
+            are known to list the lakehouse as a user.
+        version: The latest version whose definition was read, -1 if none.
     """
 
     def __init__(
@@ -78,17 +84,20 @@ class NamedRoots:
 
     @classmethod
     def of(cls, definition: LakehouseDef) -> Self:
-        """Return those of one definition, which no other one changes."""
+        """Return the roots of one definition. Later calls of :meth:`note` do not change them."""
         names = cls()
         names.note(definition)
         names._is_fixed = True
         return names
 
     def note(self, definition: LakehouseDef, version: int | None = None) -> None:
-        """Add the roots that the definition of a version names: sources of a copy, targets of exports, its table root.
+        """Add the roots that a definition names: the sources of a copy, the targets of exports, and the table root.
 
-        The latest version seen says where the table root is: tables may have been moved since the others. None stands
-        for the latest of all.
+        Only the latest version read determines the table root, because tables may have been moved since other versions.
+
+        Args:
+            definition: The definition of the lakehouse.
+            version: The version of the definition; None for the latest version.
         """
         sources = [record.root for record in definition.sources]
         targets = [record.target_uri for record in definition.exports if record.target_uri]
@@ -107,16 +116,16 @@ class NamedRoots:
 
     @property
     def is_known(self) -> bool:
-        """Whether the definition of a version was seen, so that a table root would be known."""
+        """Whether the definition of any version was read, so that a table root would be known."""
         return self._version >= 0
 
     @property
     def is_copy(self) -> bool:
-        """Whether the lakehouse was made of versions of other lakehouses, whose files it reads."""
+        """Whether the lakehouse was created from versions of other lakehouses and reads their files."""
         return bool(self.sources)
 
     def note_claimed(self, table_id: str) -> None:
-        """Note that the folder of a table has the owner file of the lakehouse, or a table root the file of its user."""
+        """Record a table whose folder has the lakehouse's owner file, or a table root that lists the lakehouse."""
         with self._lock:
             self.claimed |= {table_id}
 
@@ -126,7 +135,7 @@ def _with_roots(known: tuple[str, ...], named: Iterable[str]) -> tuple[str, ...]
     for uri in named:
         try:
             root = normalize_root_uri(uri)
-        except InvalidLocationError:  # such a root is of no use, and is refused where it is used
+        except InvalidLocationError:  # an invalid root allows nothing, and is rejected where it is used
             continue
         if root not in roots:
             roots.append(root)
@@ -135,42 +144,48 @@ def _with_roots(known: tuple[str, ...], named: Iterable[str]) -> tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class AllowedRoots:
-    """The places that may be read beyond the root of a lakehouse.
+    """The roots below which files may be read in addition to the root of the lakehouse."""
 
-    ``given`` are roots that a caller passed, and ``allowed`` are the operator's. All files below them may be read, and
-    below ``allowed`` also written. ``names`` are the roots that content names. There, only names that a lakehouse gives
-    count, and a local file only for a local lakehouse. With ``follows_moves``, a table's file of any other lakehouse is
-    taken for the file of the same path here. A copy of all files leaves such names. ``roots_nest`` tells
-    of a URI whether its folder may be taken for a root.
-    """
-
+    #: The root of the lakehouse.
     root: str
+    #: Roots that lakehouse content names. Only files whose names have the form of lakehouse files may be read there,
+    #: and local files only if the lakehouse itself is local.
     names: NamedRoots
+    #: Roots that the operator allows. All files below them may be read and written.
     allowed: tuple[str, ...] = ()
+    #: Roots that the caller passed. All files below them may be read.
     given: tuple[str, ...] = ()
+    #: Whether a table's file of any other lakehouse is resolved to the same path in this lakehouse. Such locations
+    #: remain in content after a lakehouse is copied by copying its files.
     follows_moves: bool = True
+    #: Returns whether the folder of a URI can be a root on its storage.
     roots_nest: Callable[[str], bool] = lambda uri: True
 
     def strict(self) -> AllowedRoots:
-        """Return the same places, without taking any file for one of the same path here."""
+        """Return the same roots with ``follows_moves`` disabled."""
         return replace(self, follows_moves=False)
 
     def find(self, location: str) -> FileAddress:
-        """Return where a location, a URI, is read. Raises InvalidLocationError, LocationNotAllowedError."""
+        """Resolve the URI of a file to the address where it is read.
+
+        Raises:
+            InvalidLocationError: The location is not a URI.
+            LocationNotAllowedError: The file may not be read.
+        """
         uri = as_uri(location)
         if not is_uri(uri):
-            raise InvalidLocationError(f"{_shown(location)} is no URI", path=cut(location))
+            raise InvalidLocationError(f"{_shown(location)} is not a URI", path=cut(location))
         return self.known(uri) or self._moved(uri) or self._not_allowed_error(uri)
 
     def known(self, location: str) -> FileAddress | None:
-        """Return where a location under a known root is read, None for any other."""
+        """Return the address of a location under a known root, None for any other location."""
         uri = as_uri(location)
         if uri.startswith(self.root):
             return FileAddress(self.root, uri.removeprefix(self.root), is_writable=True)
         for root in self.given:
             if uri.startswith(root):
                 return FileAddress(root, uri.removeprefix(root))
-        for root in self.names.table_roots:  # before allowed ones, which may hold it: writers leave word there
+        for root in self.names.table_roots:  # before allowed roots that may contain it: writers register at table roots
             path = uri.removeprefix(root)
             if path != uri and _TABLE_FILE.fullmatch(path) and (self.may_be_named(root) or self.is_allowed(root)):
                 return FileAddress(root, path, is_writable=True)
@@ -180,18 +195,18 @@ class AllowedRoots:
         return self._named(uri)
 
     def is_allowed(self, root: str) -> bool:
-        """Whether the operator allows a root, or one that holds it."""
+        """Whether the operator allows a root, or another root that contains it."""
         return any(root.startswith(known) for known in self.allowed)
 
     def is_file_of(self, place: FileAddress, table_id: str, *, is_managed: bool) -> bool:
-        """Whether a table may have a file at a place that may be read.
+        """Whether a table may use a file that may be read.
 
-        In the folders of tables, under any root that belongs to the lakehouse, a table has the files of its own folder
-        only. Elsewhere a MANAGED table has only files below a root that the operator allows.
+        Within the folders of tables, under any root that belongs to the lakehouse, a table may only use files of its
+        own folder. Outside of these folders, a MANAGED table may only use files below a root that the operator allows.
 
         Args:
-            place: The place of the file, as :meth:`find` returns it.
-            table_id: The id that names the folder of the table, empty for a table without one.
+            place: The address of the file, as returned by :meth:`find`.
+            table_id: The id that names the folder of the table, empty for a table without a folder.
             is_managed: Whether the table is MANAGED.
         """
         uri = place.root + place.path
@@ -201,9 +216,9 @@ class AllowedRoots:
         return not is_managed or self.is_allowed(uri)
 
     def folder_id(self, uri: str) -> str | None:
-        """Return the id of the table of the lakehouse in whose folder a URI lies, None for any other URI."""
-        own = (self.root, *self.names.table_roots, *self.names.sources, *self.names.targets, *self.given)
-        for root in own:
+        """Return the id of the table whose folder contains a URI, None for a URI outside the folders of tables."""
+        roots = (self.root, *self.names.table_roots, *self.names.sources, *self.names.targets, *self.given)
+        for root in roots:
             if uri.startswith(root) and _TABLE_FILE.fullmatch(path := uri.removeprefix(root)):
                 return path.split("/")[1]
         return None
@@ -216,16 +231,16 @@ class AllowedRoots:
         return None
 
     def in_sources(self, moved: FileAddress) -> list[FileAddress]:
-        """Return where else a table's file may be that is not at its own place. A source may have been moved, too."""
+        """Return where a moved file may be if it is not at its address. A source may itself have been moved."""
         return [FileAddress(root, moved.path) for root in self.names.sources if self.may_be_named(root)]
 
     def may_be_named(self, root: str) -> bool:
-        """Whether content may name this root. Only a lakehouse on this machine may name a root of this machine."""
+        """Whether content may name this root. Only a lakehouse on this machine may name a root on this machine."""
         is_local = root.partition("://")[0] in _LOCAL_SCHEMES
         return not is_local or self.root.partition("://")[0] in _LOCAL_SCHEMES
 
     def check_root(self, root: str) -> None:
-        """Raise LocationNotAllowedError for the root of another lakehouse that content may not name."""
+        """Raise LocationNotAllowedError if content may not name this root of another lakehouse."""
         is_known = self.is_allowed(root) or any(root.startswith(known) for known in self.given)
         if not self.may_be_named(root) and not is_known:
             self._not_allowed_error(root)
@@ -237,24 +252,24 @@ class AllowedRoots:
         return FileAddress(self.root, match[2], is_moved=True) if match else None
 
     def _root_to_allow(self, uri: str) -> str:
-        """Say which root has a file, as small as it may be."""
+        """Describe the narrowest root that contains a file."""
         if self.roots_nest(uri):
             match = _TABLE_FOLDER.fullmatch(uri)
-            return f"a root that holds it, such as {_shown(match[1] if match else uri[: uri.rindex('/') + 1])}"
+            return f"a root that contains it, such as {_shown(match[1] if match else uri[: uri.rindex('/') + 1])}"
         root = root_of_table_file(uri)
-        return "the root of the lakehouse that has it" + (f", such as {_shown(root)}" if root else "")
+        return "the root of the lakehouse that contains it" + (f", such as {_shown(root)}" if root else "")
 
     def _not_allowed_error(self, uri: str) -> FileAddress:
         raise LocationNotAllowedError(
-            f"{_shown(uri)} lies beyond the lakehouse at {self.root}, which alone does not make it readable; if you"
-            f" trust whoever writes this lakehouse with it, allow {self._root_to_allow(uri)};"
-            " --allow-root, TRINITYLAKE_ALLOWED_ROOTS and the storage option 'allowed_roots' do so",
+            f"access to {_shown(uri)} is not allowed: it is outside the lakehouse at {self.root}; if you trust all"
+            f" writers of this lakehouse with access to it, allow {self._root_to_allow(uri)}, by --allow-root,"
+            " TRINITYLAKE_ALLOWED_ROOTS or the storage option 'allowed_roots'",
             path=cut(uri),
         )
 
 
 def root_of_table_file(uri: str) -> str | None:
-    """Return the root of the lakehouse that has a table's file, by the file's path. None where it does not tell."""
+    """Return the root of the lakehouse that contains a table's file, derived from its URI; None for other URIs."""
     match = _in_another_lakehouse(uri)
     return match[1] if match else None
 
@@ -264,18 +279,24 @@ def _in_another_lakehouse(uri: str) -> re.Match[str] | None:
 
 
 def allowed_roots(text: str) -> tuple[str, ...]:
-    """Return the roots that the operator allows, from an option's text. Raises InvalidInputError."""
+    """Parse the whitespace-separated roots that the operator allows. Raise InvalidInputError for an invalid root."""
     roots = []
     for uri in text.split():
         try:
             roots.append(normalize_root_uri(uri))
         except InvalidLocationError as error:
-            raise InvalidInputError(f"the option 'allowed_roots': {error.message}") from error
+            raise InvalidInputError(f"the option 'allowed_roots' is invalid: {error.message}") from error
     return tuple(dict.fromkeys(roots))
 
 
 def sources_of_copy(root: str, source: LakehouseDef, version: int) -> tuple[SourceRecord, ...]:
-    """Return the sources of a lakehouse that is made of a version of ``source`` without copying all of it."""
+    """Return the source records of a lakehouse that is created from another one without copying all of its files.
+
+    Args:
+        root: The root of the other lakehouse.
+        source: The definition of the other lakehouse.
+        version: The version that is copied.
+    """
     own = SourceRecord(root=root, lakehouse_id=source.id, version=version)
     table_root = (normalize_root_uri(source.table_root),) if source.table_root else ()
     roots = {record.root: record for record in source.sources}
@@ -284,7 +305,7 @@ def sources_of_copy(root: str, source: LakehouseDef, version: int) -> tuple[Sour
 
 
 def cut(text: str) -> str:
-    """Return a location as errors quote it, cut to a bounded length: content can make it as long as it likes."""
+    """Truncate a location for an error message, because content can contain locations of any length."""
     return text if len(text) <= _LONGEST_SHOWN_CHARS else f"{text[:_LONGEST_SHOWN_CHARS]}..."
 
 

@@ -1,4 +1,4 @@
-"""Reading files beyond a lakehouse's root, by their URIs, where that is allowed (``access/allowed_roots.py``)."""
+"""Read files outside a lakehouse's root by their URIs, if ``access/allowed_roots.py`` allows it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,27 @@ from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.storage.registry import open_storage, roots_nest, with_environment
 
-#: Returns the lakehouse definition if none was noted so far, None if there is none.
+#: Loads the latest lakehouse definition; returns None if there is none.
 DefinitionLoader = Callable[[], LakehouseDef | None]
 
-#: Content can name any number of roots. For so many of them the latest definition is looked up.
+#: Maximum number of unknown roots for which the latest definition is loaded: content can name any number of roots.
 _MOST_PROBES = 8
 
 
 class ExternalStorages:
-    """Opens the storages of places beyond a root, each at its first use, and reads from them.
+    """Opens storages outside a lakehouse's root on first use, and reads files from them.
 
-    Options are handed on to a storage of the same scheme. One of another scheme gets those with its scheme, and looks
-    for others in the environment. ``names`` are the roots that definitions name. Before a place that none of them names
-    is refused, ``load_definition`` is called once for its root. ``given`` are open storages that a caller passed.
-    ``own`` is the storage of the root; it tells where a moved file is. Safe to use from several threads; pickles
-    without ``load_definition`` and ``own``.
+    Thread-safe. A pickled copy has no ``load_definition`` and ``own``.
+
+    Args:
+        root: The root of the lakehouse.
+        storage_options: Passed on to storages of the same scheme. A storage of another scheme gets the options for its
+            scheme, and reads other settings from the environment.
+        names: The roots that definitions of the lakehouse name.
+        given: Open storages that the caller passes.
+        load_definition: Called once for each unknown root, before a location below it is rejected.
+        follows_moves: See :class:`AllowedRoots`.
+        own: The storage of the root, used to determine where a moved file is.
     """
 
     def __init__(
@@ -51,7 +57,7 @@ class ExternalStorages:
         self._given = list(given)
         self._load_definition = load_definition
         self._own = own
-        #: Whether any file was read that content names at a former place of the lakehouse.
+        #: Whether any file was read that content names at a former location of the lakehouse.
         self.has_moved = False
         self._located: dict[str, FileAddress] = {}
         self._has_owner: dict[str, bool] = {}
@@ -64,14 +70,14 @@ class ExternalStorages:
         at_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Make new locks: a forked child does not have the threads that held them."""
+        """Replace the locks: a forked child does not have the threads that held them."""
         self._lock = threading.Lock()
-        self._loading_lock = threading.RLock()  # what is looked up may itself be elsewhere
+        self._loading_lock = threading.RLock()  # reentrant: the definition itself may be outside the root
         self._is_loading = False
         self._loaded_roots: set[str] = set()
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Whoever gets the copy may have another environment, and reads the same files.
+        # The process that unpickles the copy may have another environment, but must read the same files.
         options = with_environment(self.allowed_roots.root, self._options)
         return (
             _reopened,
@@ -85,43 +91,50 @@ class ExternalStorages:
         self.allowed_roots = replace(self.allowed_roots, given=given)
 
     def find(self, uri: str) -> FileAddress:
-        """Return where a URI is read. Raises InvalidLocationError, LocationNotAllowedError, StorageError.
+        """Resolve a URI to the address where the file is read.
 
-        A file of a moved table is read at its own place, which may be under the table root. In a copy that has sources,
-        the file may be missing there. It is then read in the first source that has it. A source may have been moved
-        before it was copied.
+        A file of a moved table is read at its current address, which may be under the table root. In a copy that has
+        sources, the file may be missing there. It is then read from the first source that contains it, because a source
+        may have been moved before it was copied.
+
+        Raises:
+            InvalidLocationError: The location is not a URI.
+            LocationNotAllowedError: The file may not be read.
+            StorageError: A request to determine the address failed.
         """
-        place = self.locate(uri)
-        return self._locate_moved(place) if place.is_moved else place
+        address = self.locate(uri)
+        return self._locate_moved(address) if address.is_moved else address
 
     def locate(self, uri: str) -> FileAddress:
-        """Return the place of a URI, whether or not there is a file. A moved file has its own place.
+        """Resolve a URI to an address without checking that the file exists.
 
-        Raises what :meth:`find` does.
+        The errors are those of :meth:`find`.
         """
-        place = self.allowed_roots.known(uri)
-        if place is None:
+        address = self.allowed_roots.known(uri)
+        if address is None:
             self._load_definition_at(uri.partition(f"/{TABLES_PREFIX}")[0])
-            place = self.allowed_roots.find(uri)
-        if place.is_moved:
-            return replace(place, root=self.home_of(place.path.split("/")[1]))
-        return FileAddress(self.allowed_roots.root, place.path, is_moved=True) if self._is_left_behind(place) else place
+            address = self.allowed_roots.find(uri)
+        if address.is_moved:
+            return replace(address, root=self.home_of(address.path.split("/")[1]))
+        if self._is_left_behind(address):
+            return FileAddress(self.allowed_roots.root, address.path, is_moved=True)
+        return address
 
-    def _is_left_behind(self, place: FileAddress) -> bool:
-        """Whether a file under a table root belongs to a table that is under the own root, with its owner file.
+    def _is_left_behind(self, address: FileAddress) -> bool:
+        """Whether a file under a table root belongs to a table whose folder, with its owner file, is under our root.
 
-        This happens in a copy of a lakehouse whose table root was its own root. It takes one request for each table,
-        once. Where the table root was made that of this lakehouse, its files are there.
+        This is the case in a copy of a lakehouse whose table root was its own root. If the table root was claimed for
+        this lakehouse, its files are under the table root. The check takes one request for each table, once.
         """
-        if place.root not in self.names.table_roots or not self._has_owner_file(place.path.split("/")[1]):
+        if address.root not in self.names.table_roots or not self._has_owner_file(address.path.split("/")[1]):
             return False
-        if place.root not in self._is_claimed:
-            users = users_of(self.storage_of(place), self.names.lakehouse_id)
-            self._is_claimed[place.root] = any(user.frees and user.root == self.allowed_roots.root for user in users)
-        return not self._is_claimed[place.root]
+        if address.root not in self._is_claimed:
+            users = users_of(self.storage_of(address), self.names.lakehouse_id)
+            self._is_claimed[address.root] = any(user.frees and user.root == self.allowed_roots.root for user in users)
+        return not self._is_claimed[address.root]
 
     def _has_owner_file(self, table_id: str) -> bool:
-        """Whether the folder of a table under the own root has an owner file. It is asked once."""
+        """Whether the folder of a table under our root has an owner file. The result is cached."""
         if self._own is None or table_id in (".", ".."):
             return False
         if table_id not in self._has_owner:
@@ -129,41 +142,44 @@ class ExternalStorages:
         return self._has_owner[table_id]
 
     def home_of(self, table_id: str) -> str:
-        """Return the root under which the folder of a MANAGED table is, whatever its metadata says.
+        """Return the root that contains the folder of a MANAGED table, regardless of the table's metadata.
 
-        That is the own root if its owner file is there, else the table root, if there is one. Raises StorageError.
+        This is the root of the lakehouse if the owner file is there, otherwise the table root, if any. Raises
+        StorageError if a request fails.
         """
         roots = self.table_roots()
         return roots[0] if roots and not self._has_owner_file(table_id) else self.allowed_roots.root
 
     def _locate_moved(self, moved: FileAddress) -> FileAddress:
-        """Return the place of a moved file. It costs one request for each place asked. The result is remembered."""
+        """Return the address of a moved file. Each candidate takes one request. The result is cached."""
         others = self.allowed_roots.in_sources(moved)
         if not others:
             return moved
-        found = self._located.get(moved.path)
-        if found is None:
+        address = self._located.get(moved.path)
+        if address is None:
             validate_path(moved.path)
-            found = next((one for one in (moved, *others) if self.storage_of(one).exists(one.path)), None)
-            if found is None:
+            candidates = (moved, *others)
+            address = next((each for each in candidates if self.storage_of(each).exists(each.path)), None)
+            if address is None:
                 return moved
-            self._located[moved.path] = found
-        return found
+            self._located[moved.path] = address
+        return address
 
     def table_roots(self) -> tuple[str, ...]:
-        """Return the table roots that the lakehouse's definitions may name. Raises StorageError."""
+        """Return the table roots that definitions name, if content may name them. Raises StorageError."""
         if not self.names.is_known:
             self._load_definition_at("")
         return tuple(root for root in self.names.table_roots if self.allowed_roots.may_be_named(root))
 
     def _load_definition_at(self, root: str) -> None:
-        """Look up the latest definition, once for each root that nobody knew, as tables may have been moved there.
+        """Load the latest definition once for each unknown root, because tables may have been moved there.
 
-        Whoever comes meanwhile waits: without the names all files seem to be here.
+        Other threads wait meanwhile: without the named roots, all files would be resolved to this lakehouse.
         """
         with self._loading_lock:
             is_done = root in self._loaded_roots or len(self._loaded_roots) == _MOST_PROBES
-            if self._load_definition is None or is_done or self._is_loading:  # what it reads itself is found without it
+            # Files that the loader itself reads are resolved without the definition.
+            if self._load_definition is None or is_done or self._is_loading:
                 return
             self._is_loading = True
             try:
@@ -175,29 +191,32 @@ class ExternalStorages:
             self._loaded_roots.add(root)
 
     def storage_of(self, place: FileAddress) -> Storage:
-        """Return the storage of a place."""
+        """Return the storage that contains an address, opening it on first use."""
         if self._own is not None and self._own.root == place.root:
             return self._own
         for storage in self._given:
             if storage.root == place.root:
                 return storage
         with self._lock:
-            found = self._storages.get(place.root)
-            if found is None:
+            external = self._storages.get(place.root)
+            if external is None:
                 options = self._options.beyond(self.allowed_roots.root, place.root)
-                found = self._storages[place.root] = open_storage(place.root, options)
-        return found
+                external = self._storages[place.root] = open_storage(place.root, options)
+        return external
 
     def read(self, uri: str) -> bytes:
-        """Return the bytes of a node or definition.
+        """Read a node or definition.
 
-        Raises FileMissingError, InvalidLocationError, LocationNotAllowedError, StorageError.
+        Raises:
+            InvalidLocationError: The location is not a URI.
+            LocationNotAllowedError: The file may not be read.
+            StorageError: The read failed, for example FileMissingError.
         """
-        place = self.find(uri)
-        return self.storage_of(place).read(place.path)
+        address = self.find(uri)
+        return self.storage_of(address).read(address.path)
 
     def read_available(self, uris: Sequence[str]) -> list[bytes | StorageError]:
-        """Read several files in parallel. A failure takes the place of the file's content instead of being raised."""
+        """Read several files in parallel. Return an error instead of the content for each file that cannot be read."""
 
         def read_or_error(uri: str) -> bytes | StorageError:
             try:

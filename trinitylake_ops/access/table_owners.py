@@ -1,8 +1,9 @@
 """The lakehouses that use a table root (FORMAT.md, "Users of a table root").
 
-A ``table_root`` is content, and several lakehouses may name one, copies of the same lakehouse too. So each leaves a
-file there that says where it is, before its first other file. An operator makes the
-table root that of one lakehouse. Only this one frees files there, while no copy of it uses the table root.
+A ``table_root`` is content, and several lakehouses may name the same one, for example copies of the same lakehouse.
+Each lakehouse therefore registers with a file under the table root before it writes any other file there. An operator
+claims the table root for one lakehouse. Only this lakehouse deletes files there, and only while no copy of it uses the
+table root.
 """
 
 from __future__ import annotations
@@ -19,77 +20,109 @@ from trinitylake_ops.format.sealed_files import decode_sealed_json, encode_seale
 from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.storage.interface import Storage
 
-#: The command that makes a table root a lakehouse's own.
-CLAIM_REMEDY = "'trinitylake relocate --table-root' makes it the table root of this one"
+#: What to do to claim a table root for a lakehouse.
+CLAIM_REMEDY = "run 'trinitylake relocate --table-root' to claim it for this lakehouse"
 _MOST_READ = 100
 _LAKEHOUSE_ID, _ROOT, _FREES = "lakehouse_id", "root", "frees"
 
 
 @dataclass(frozen=True, slots=True)
 class TableUser:
-    """A lakehouse that uses a table root, by its id and its own root.
+    """The registration of a lakehouse that uses a table root."""
 
-    With ``frees`` an operator made the table root its own: it frees what it does not need there.
-    """
-
+    #: The id of the lakehouse. Copies of a lakehouse have the same id.
     lakehouse_id: str
+    #: The root of the lakehouse.
     root: str
+    #: Whether the operator claimed the table root for this lakehouse, so that it deletes files there.
     frees: bool = False
 
     @property
     def path(self) -> str:
-        """The path of its file, under the table root."""
+        """The path of the registration under the table root."""
         return f"{_prefix(self.lakehouse_id)}{derived_uuid(uuid.NAMESPACE_URL, self.root)}.json"
 
     def to_bytes(self) -> bytes:
-        """Return its file."""
+        """Encode the registration as a file."""
         content = {_LAKEHOUSE_ID: self.lakehouse_id, _ROOT: self.root, _FREES: self.frees}
         return encode_sealed_json(content, self.path)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> TableUser:
-        """Read a file. Raises CorruptFileError."""
+        """Decode a registration.
+
+        Args:
+            data: The content of the file.
+            path: The path of the file, for errors.
+
+        Raises:
+            CorruptFileError: The file is damaged or lacks a field.
+        """
         content = decode_sealed_json(data, path)
         lakehouse_id, root, frees = (content.get(name) for name in (_LAKEHOUSE_ID, _ROOT, _FREES))
         if not isinstance(lakehouse_id, str) or not isinstance(root, str) or not isinstance(frees, bool):
-            raise CorruptFileError(f"{path!r} does not say which lakehouse uses the table root", path=path)
+            raise CorruptFileError(
+                f"{path!r} is no valid table root registration: a field is missing or has the wrong type",
+                path=path,
+            )
         return cls(lakehouse_id, root, frees)
 
 
 def _prefix(lakehouse_id: str) -> str:
-    # No table's folder: operations that delete never take it for a file of a table.
+    # This is not in a table's folder, so operations that delete files never mistake it for a file of a table.
     return f"{TABLES_PREFIX}_lakehouse-{derived_uuid(uuid.NAMESPACE_URL, lakehouse_id)}-"
 
 
 def users_of(storage: Storage, lakehouse_id: str) -> list[TableUser]:
-    """Return the users of a table root that have this id, up to 100: the lakehouse and its copies.
+    """Return the registrations with an id under a table root, up to 100: those of the lakehouse and its copies.
 
-    It takes a listing, and a request for each. Raises CorruptFileError, StorageError.
+    Sends one listing and one read for each registration.
+
+    Args:
+        storage: The storage of the table root.
+        lakehouse_id: The id of the lakehouse.
+
+    Raises:
+        CorruptFileError: A registration is damaged.
+        StorageError: A request failed.
     """
     users = []
     for info in list(islice(storage.list(_prefix(lakehouse_id)), _MOST_READ)):
         try:
             data = storage.read(info.path, limit_bytes=MAX_NOTE_BYTES)
-        except FileMissingError:  # taken away since the listing
+        except FileMissingError:  # deleted since the listing
             continue
         users.append(TableUser.from_bytes(data, info.path))
     return users
 
 
 def add_user(storage: Storage, lakehouse_id: str, root: str) -> None:
-    """Say that the lakehouse at ``root`` writes under a table root, unless its file says so already.
+    """Register a lakehouse as a user of a table root, unless it is registered already.
 
-    Raises AmbiguousWriteError and other StorageErrors.
+    Args:
+        storage: The storage of the table root.
+        lakehouse_id: The id of the lakehouse.
+        root: The root of the lakehouse.
+
+    Raises:
+        StorageError: A request failed, or its outcome is unknown (AmbiguousWriteError).
     """
     user = TableUser(lakehouse_id, root)
     create_settled(storage, user.path, user.to_bytes(), is_ours=lambda _: True, trusts_refusals=True)
 
 
 def claim_table_root(storage: Storage, lakehouse_id: str, root: str, *, instead_of_others: bool = False) -> None:
-    """Make a table root that of the lakehouse at ``root``, as the operator says.
+    """Claim a table root for a lakehouse on behalf of the operator.
 
-    With ``instead_of_others`` the other users of the same id are forgotten: they are no more, or leave this table root.
-    Raises StorageError.
+    Args:
+        storage: The storage of the table root.
+        lakehouse_id: The id of the lakehouse.
+        root: The root of the lakehouse.
+        instead_of_others: Whether to delete the other registrations with the same id, because those lakehouses no
+            longer exist or stop using this table root.
+
+    Raises:
+        StorageError: A request failed.
     """
     user = TableUser(lakehouse_id, root, frees=True)
     if instead_of_others:
@@ -100,16 +133,25 @@ def claim_table_root(storage: Storage, lakehouse_id: str, root: str, *, instead_
 
 
 def retention_reason(storage: Storage, lakehouse_id: str, root: str) -> str:
-    """Return why the lakehouse at ``root`` may free nothing under a table root, an empty text if it may.
+    """Return why a lakehouse may not delete files under a table root, or an empty string if it may.
 
-    Raises StorageError.
+    Args:
+        storage: The storage of the table root.
+        lakehouse_id: The id of the lakehouse.
+        root: The root of the lakehouse.
+
+    Raises:
+        StorageError: A request failed.
     """
     try:
         users = users_of(storage, lakehouse_id)
     except CorruptFileError as error:
-        return f"it cannot be told which lakehouses use it: {error.message}"
+        return f"the lakehouses that use it are unknown: {error.message}"
     if others := [user.root for user in users if user.root != root]:
-        return f"the lakehouse at {cut(others[0])!r}, of the same id, uses it, too; if that one is gone, {CLAIM_REMEDY}"
+        return (
+            f"the lakehouse at {cut(others[0])!r} with the same id also uses it; if that lakehouse was deleted,"
+            f" {CLAIM_REMEDY}"
+        )
     if not any(user.frees for user in users):
-        return f"nobody made it the table root of the lakehouse at {root}; {CLAIM_REMEDY}"
+        return f"it is not claimed for the lakehouse at {root}; {CLAIM_REMEDY}"
     return ""

@@ -1,4 +1,4 @@
-"""Count, observe and pace the requests of a storage."""
+"""Storage wrappers that count, observe and pace requests."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from trinitylake_ops.telemetry.hub import STORAGE_BYTES, STORAGE_REQUESTS
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """The requests in a span of time, as a MeteredStorage saw them.
+    """The requests that a :class:`MeteredStorage` counted during a period."""
 
-    ``requests`` are counted by kind (``read``, ``stat``, ``create``, ``write``, ``delete``, ``list``), failed ones
-    included. Kinds that did not occur are left out. ``rounds`` counts sequential waits. ``bytes_read`` were handed out
-    by reads; ``bytes_written`` are bodies of creates and writes that succeeded.
-    """
-
+    #: Number of requests by kind (``read``, ``stat``, ``create``, ``write``, ``delete``, ``list``), including failed
+    #: requests. Kinds that did not occur are omitted.
     requests: Mapping[str, int] = field(default_factory=dict)
+    #: Number of sequential round trips.
     rounds: int = 0
+    #: Bytes that reads returned.
     bytes_read: int = 0
+    #: Bytes of the bodies of successful creates and writes.
     bytes_written: int = 0
 
     @property
@@ -48,7 +48,7 @@ class RequestCounts:
 
 
 class Measurement:
-    """The counts since a moment: running inside the measured block, final after it."""
+    """The counts of a measured block: updated while the block runs, final after it."""
 
     def __init__(self, meter: MeteredStorage):
         self._meter = meter
@@ -64,13 +64,13 @@ class Measurement:
 
 
 class MeteredStorage(StorageWrapper):
-    """Counts the requests that pass, the bytes they carry, and the rounds they take.
+    """Counts requests, the bytes that they transfer, and the round trips that they take.
 
-    A single request is one round. All requests of one ``*_many`` call are one round together, on whichever wrapper of
-    the stack it was called. A listing is one request and one round per call, however many pages it has. ``now_ms`` is
-    not counted: a storage takes it from earlier answers, unless there was none for minutes. Counts are those of this
-    object: a pickled copy starts at zero. Measure one thing at a time: requests of other threads on the same meter
-    count too.
+    A single request is one round trip. All requests of one ``*_many`` call share one round trip, regardless of the
+    wrapper on which it was called. A listing counts as one request and one round trip, regardless of its number of
+    pages. ``now_ms`` is not counted, because a storage derives it from earlier responses unless there was none for
+    minutes. A pickled copy starts at zero. Requests of other threads on the same meter are included, so measure one
+    operation at a time.
     """
 
     def __init__(self, inner: Storage):
@@ -80,23 +80,23 @@ class MeteredStorage(StorageWrapper):
         at_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Make a new lock: a forked child does not have the thread that held it. The counts go on."""
+        """Replace the lock: a forked child does not have the thread that held it. The counts continue."""
         self._lock = threading.Lock()
 
     def snapshot(self) -> RequestCounts:
-        """The counts so far."""
+        """Return the counts so far."""
         with self._lock:
             return RequestCounts(dict(self._requests), self._rounds, self._bytes_read, self._bytes_written)
 
     def add(self, counts: RequestCounts) -> None:
-        """Also count requests that a copy of this storage sent elsewhere. Their rounds are waits of others."""
+        """Add requests that a copy of this storage sent in another process, without their round trips."""
         with self._lock:
             self._requests.update(counts.requests)
             self._bytes_read += counts.bytes_read
             self._bytes_written += counts.bytes_written
 
     def reset(self) -> None:
-        """Start again from zero."""
+        """Reset all counts to zero."""
         with self._lock:
             self._clear()
 
@@ -177,9 +177,10 @@ P = ParamSpec("P")
 
 
 class ObservedStorage(StorageWrapper):
-    """Tells of each request that passes. Under a RetryStorage each attempt counts.
+    """Emits telemetry for each request. Below a RetryStorage, each attempt is a request.
 
-    A request that is alone in its round gets a span; others get one together (``storage/parallel.py``).
+    A request that is alone in its round trip gets its own span. Requests that share a round trip share one span
+    (``storage/parallel.py``).
     """
 
     def __init__(self, inner: Storage):
@@ -241,15 +242,22 @@ class ObservedStorage(StorageWrapper):
 
 
 class PacedStorage(StorageWrapper):
-    """Sends at most so many requests a second, evenly spread. A request that comes too early waits.
+    """Limits the rate of requests by delaying each request until it is due.
 
-    A listing counts once, however many pages it has, and ``now_ms`` not at all. Under a RetryStorage each attempt
-    counts. A pickled copy keeps a rate of its own. Raises InvalidInputError for a rate that is not above 0.
+    A listing counts as one request, regardless of its number of pages. ``now_ms`` is not limited. Below a RetryStorage,
+    each attempt counts. The rate of a pickled copy is limited separately.
+
+    Args:
+        inner: The storage to send the requests to.
+        requests_per_second: Maximum number of requests per second.
+
+    Raises:
+        InvalidInputError: The rate is not above 0.
     """
 
     def __init__(self, inner: Storage, requests_per_second: float):
         if not requests_per_second > 0:
-            raise InvalidInputError(f"the rate is {requests_per_second!r} requests a second, it must be above 0")
+            raise InvalidInputError(f"requests_per_second is {requests_per_second!r}; it must be above 0")
         super().__init__(inner)
         self.requests_per_second = requests_per_second
         self._next_s = 0.0
@@ -257,7 +265,7 @@ class PacedStorage(StorageWrapper):
         at_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Make a new lock: a forked child does not have the thread that held it."""
+        """Replace the lock: a forked child does not have the thread that held it."""
         self._lock = threading.Lock()
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:

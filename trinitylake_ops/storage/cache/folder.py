@@ -1,13 +1,13 @@
-"""A folder on the local disk that keeps immutable files for all processes and later runs.
+"""A folder on the local disk that caches immutable files across processes and runs.
 
-The folder may be lost, damaged or full at any time. No such failure is an error for the reader, who then asks the
-storage. A file's name is a hash of the storage and the path that it copies. The file holds::
+The folder may be lost, damaged or full at any time. Such a failure is not an error: the reader then reads from the
+storage. The name of a cached file is a hash of the storage and the path of the original. Its content is::
 
     8 bytes    magic
-    32 bytes   SHA-256 of its own name and of the body
+    32 bytes   SHA-256 of the cached file's name and the body
     the body
 
-so that a body that was cut, changed, or copied from another file can be told from a right one.
+so that a body that was truncated, changed, or copied from another cached file is detected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OWN_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32}\.tmp)?")
 
 _BLOCK_BYTES = 4096
 _LARGEST_SHARE = 16
-#: After each written part of the limit of this size, the folder is looked through once.
+#: The folder is scanned each time that this process has written ``limit_bytes / _SCAN_SHARE`` bytes.
 _SCAN_SHARE = 32
 _TOUCH_AFTER_S = 60
 _ABANDONED_AFTER_S = 3600
@@ -42,12 +42,17 @@ _PAUSE_AFTER_FAILURE_S = 300
 
 
 class CacheFolder:
-    """Verified copies of immutable files, at most ``limit_bytes`` of them, shared by processes.
+    """Verified copies of immutable files, shared by processes.
 
-    The copies are in a folder of their own below ``folder``. It must belong to the user of the process and be closed to
-    others (mode 0700; files 0600). Files count in blocks of 4 KiB. A file of more than a sixteenth of the limit is not
-    kept. When the folder nears its limit, the least recently used files are deleted. A use is noted at most once a
-    minute. The first failure is logged. After a failed write, nothing is written for five minutes.
+    The copies are stored in a subfolder of ``folder``, which must belong to the user of the process and be inaccessible
+    to other users (mode 0700; files 0600). Sizes are rounded up to blocks of 4 KiB. A file larger than one sixteenth of
+    the limit is not cached. When the folder approaches its limit, the least recently used files are deleted. The time
+    of the last use has a resolution of one minute. Only the first failure is logged. After a failed write, nothing is
+    written for five minutes.
+
+    Args:
+        folder: Path of the parent folder. It is created if it does not exist.
+        limit_bytes: Maximum size of all copies.
     """
 
     def __init__(self, folder: str, limit_bytes: int):
@@ -58,32 +63,43 @@ class CacheFolder:
         self._has_failed = False
         self._writes_paused_until_s = 0.0
         self._undeletable: set[str] = set()
-        # A short-lived process writes less than that part of the limit, so whether it looks is a matter of chance.
+        # A short-lived process writes less than this before it ends, so a random start makes some of them scan.
         self._until_scan_bytes = random.uniform(0, limit_bytes / _SCAN_SHARE)
 
     def get(self, identity: str, path: str) -> bytes | None:
-        """Return the body kept for a path, or None. A file that is not a right copy is deleted."""
+        """Return the cached body of a file, or None. Delete the copy if it is damaged.
+
+        Args:
+            identity: The identity of the storage that contains the file.
+            path: The path of the file in that storage.
+        """
         name = _name(identity, path)
-        place = os.path.join(self._own_folder, name)
+        cached_path = os.path.join(self._own_folder, name)
         try:
             self._make_ready()
-            data = read_range(os.open(os.fsencode(place), READING), 0, None)
+            data = read_range(os.open(os.fsencode(cached_path), READING), 0, None)
         except FileNotFoundError:
-            return None  # the file was not kept, or another process evicted it
+            return None  # the file was not cached, or another process evicted it
         except OSError as error:
             self._failed("read", error)
             return None
         if name in self._undeletable:
             return None
         if not _is_right(name, data):
-            logger.warning("dropped the damaged file %s of the cache; it is read again from the storage", place)
+            logger.warning("deleted the damaged cache file %s; the original is read from the storage", cached_path)
             self._delete(name)
             return None
-        self._note_use(place)
+        self._note_use(cached_path)
         return data[_HEADER_BYTES:]
 
     def put(self, identity: str, path: str, body: bytes) -> None:
-        """Keep a copy of a file, best effort."""
+        """Cache a copy of a file, best effort.
+
+        Args:
+            identity: The identity of the storage that contains the file.
+            path: The path of the file in that storage.
+            body: The content of the file.
+        """
         size_bytes = _disk_bytes(_HEADER_BYTES + len(body))
         if size_bytes * _LARGEST_SHARE > self.limit_bytes or time.monotonic() < self._writes_paused_until_s:
             return
@@ -97,13 +113,21 @@ class CacheFolder:
                 self._until_scan_bytes = self.limit_bytes / _SCAN_SHARE
                 self._evict()
         except FileNotFoundError:
-            self._is_ready = False  # the folder was removed: the next call makes it again
+            self._is_ready = False  # the folder was removed; the next call creates it again
         except OSError as error:
             self._writes_paused_until_s = time.monotonic() + _PAUSE_AFTER_FAILURE_S
             self._failed("write to", error)
 
     def drop(self, identity: str, path: str) -> bool:
-        """Delete the copy of a path, or if that fails never hand it out again. Returns whether there was one."""
+        """Delete the copy of a file; if that fails, never return the copy again.
+
+        Args:
+            identity: The identity of the storage that contains the file.
+            path: The path of the file in that storage.
+
+        Returns:
+            Whether a copy existed.
+        """
         return self._delete(_name(identity, path))
 
     def _delete(self, name: str) -> bool:
@@ -119,7 +143,7 @@ class CacheFolder:
         return True
 
     def _make_ready(self) -> None:
-        """Make the folder. Raises OSError when that fails, and for a folder that others could write to."""
+        """Create the folder. Raise OSError if that fails, or if other users can access the folder."""
         if self._is_ready:
             return
         try:
@@ -127,27 +151,27 @@ class CacheFolder:
             os.makedirs(self._own_folder, mode=0o700, exist_ok=True)
             status = os.lstat(self._own_folder)
         except FileNotFoundError as error:
-            raise NotADirectoryError(f"{self._own_folder!r} cannot be made") from error
+            raise NotADirectoryError(f"cannot create {self._own_folder!r}: the parent is not a folder") from error
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise PermissionError(f"{self._own_folder!r} must be a folder of this user with mode 0700")
+            raise PermissionError(f"{self._own_folder!r} must be a folder that this user owns, with mode 0700")
         self._is_ready = True
 
-    def _note_use(self, place: str) -> None:
+    def _note_use(self, cached_path: str) -> None:
         try:
-            if time.time() - os.stat(place).st_mtime > _TOUCH_AFTER_S:
-                os.utime(place)
+            if time.time() - os.stat(cached_path).st_mtime > _TOUCH_AFTER_S:
+                os.utime(cached_path)
         except FileNotFoundError:
             return  # evicted meanwhile
         except OSError as error:
-            self._failed("note a use in", error)
+            self._failed("update a modification time in", error)
 
     def _failed(self, verb: str, error: OSError) -> None:
         if not self._has_failed:
             self._has_failed = True
-            logger.warning("cannot %s the cache folder %s: %s; going on without it", verb, self.folder, error)
+            logger.warning("cannot %s the cache folder %s: %s; continuing without it", verb, self.folder, error)
 
     def _evict(self) -> None:
-        """Once the files take more than 7/8 of the limit, delete the least recently used ones, down to 3/4 of it."""
+        """If the files take more than 7/8 of the limit, delete the least recently used ones, down to 3/4 of it."""
         files = sorted(self._files())
         total_bytes = sum(file.size_bytes for file in files)
         if total_bytes * 8 <= self.limit_bytes * 7:
@@ -155,11 +179,11 @@ class CacheFolder:
         for file in files:
             if total_bytes * 4 <= self.limit_bytes * 3:
                 return
-            _remove(file.place)
+            _remove(file.path)
             total_bytes -= file.size_bytes
 
     def _files(self) -> Iterator[_CachedFile]:
-        """Return all files of the cache. Temporary files of writers that were killed are deleted on the way."""
+        """Yield all cached files, and delete temporary files of writers that were killed."""
         now_s = time.time()
         with os.scandir(self._own_folder) as entries:
             for entry in entries:
@@ -169,7 +193,7 @@ class CacheFolder:
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
-                    continue  # another process was faster
+                    continue  # another process deleted it
                 if match[1] and now_s - status.st_mtime > _ABANDONED_AFTER_S:
                     _remove(entry.path)
                 else:
@@ -180,7 +204,7 @@ class CacheFolder:
 class _CachedFile:
     used_at_ns: int
     size_bytes: int
-    place: str
+    path: str
 
 
 def _name(identity: str, path: str) -> str:
@@ -199,19 +223,19 @@ def _disk_bytes(size_bytes: int) -> int:
     return -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
-def _write(place: str, data: bytes) -> None:
-    """Write a file whole or not at all. The file is not synced: the checksum shows what a crash left of it."""
-    temporary = f"{place}.{uuid.uuid4().hex}.tmp"
+def _write(path: str, data: bytes) -> None:
+    """Write a file atomically. It is not synced, because the checksum detects what a crash left incomplete."""
+    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
         write_new_file(os.fsencode(temporary), data, fsync=False, mode=0o600)
-        os.replace(temporary, place)
+        os.replace(temporary, path)
     except OSError:
         _remove(temporary)
         raise
 
 
-def _remove(place: str) -> None:
+def _remove(path: str) -> None:
     try:
-        os.unlink(place)
+        os.unlink(path)
     except FileNotFoundError:
-        return  # another process was faster
+        return  # another process deleted it

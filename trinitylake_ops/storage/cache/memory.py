@@ -1,4 +1,4 @@
-"""The options of the cache, and its files in memory."""
+"""The options of the cache, and a size-bounded LRU map for cached values in memory."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from trinitylake_ops.storage.registry import environment_of
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-#: The bytes of an entry beside its content: the key, and its places in the tables.
+#: Memory of an entry in addition to its value: the key and the entries of the hash tables.
 ENTRY_OVERHEAD_BYTES = 512
-#: An entry may take up to this part of a cache. A larger one would evict too many others.
+#: An entry may take up to ``1 / _LARGEST_SHARE`` of the capacity. A larger entry would evict too many others.
 _LARGEST_SHARE = 8
 
 
 class ByteLru(Generic[K, V]):
-    """Values by key, up to ``capacity_bytes`` in total; a capacity of 0 keeps nothing.
+    """An LRU map that is bounded by the size of its values. A forked child starts with an empty map.
 
-    An entry counts with the size it was put with and ``ENTRY_OVERHEAD_BYTES``. A value that takes more than an eighth
-    of the capacity is kept among other large values, up to ``large_bytes`` in total, so that it evicts only these.
-    By default it is not kept. A forked child starts with an empty cache.
+    The size of an entry is the size that the caller passed plus ``ENTRY_OVERHEAD_BYTES``. Values larger than one eighth
+    of the capacity are kept separately, so that they evict only other large values.
+
+    Args:
+        capacity_bytes: Maximum size of all entries except large values. 0 disables the map.
+        large_bytes: Maximum size of all large values. By default, large values are not kept.
     """
 
     def __init__(self, capacity_bytes: int, large_bytes: int = 0):
@@ -44,12 +47,12 @@ class ByteLru(Generic[K, V]):
 
     @property
     def capacity_bytes(self) -> int:
-        """The most bytes that are kept."""
+        """Maximum size of all entries except large values, in bytes."""
         return self._capacity_bytes
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that are kept now, overhead included."""
+        """Current size of all entries in bytes, including overhead."""
         return int(self._entries.currsize + self._large.currsize)
 
     def get(self, key: K) -> V | None:
@@ -59,7 +62,13 @@ class ByteLru(Generic[K, V]):
         return None if entry is None else entry[0]
 
     def put(self, key: K, value: V, size_bytes: int) -> None:
-        """Keep a value of that size, if it is not too large."""
+        """Add a value, unless it is too large.
+
+        Args:
+            key: The key of the value. An existing value is replaced.
+            value: The value.
+            size_bytes: The size of the value.
+        """
         full_size_bytes = size_bytes + ENTRY_OVERHEAD_BYTES
         if full_size_bytes * _LARGEST_SHARE <= self._capacity_bytes:
             with self._lock:
@@ -69,7 +78,7 @@ class ByteLru(Generic[K, V]):
                 self._large[key] = (value, full_size_bytes)
 
     def drop(self, key: K) -> bool:
-        """Forget a key. Returns whether it was there."""
+        """Remove a key. Return whether it existed."""
         with self._lock:
             dropped = self._entries.pop(key, None), self._large.pop(key, None)
         return any(entry is not None for entry in dropped)
@@ -85,7 +94,7 @@ class ByteLru(Generic[K, V]):
                     self._entries[key] = entry
 
     def after_fork_in_child(self) -> None:
-        """Start anew. A forked child may have a lock that a thread of its parent held, and half a change."""
+        """Reset the map: a forked child may inherit a held lock and a partial update from its parent."""
         self._lock = threading.Lock()
         self._entries, self._large = self._empty(self._capacity_bytes), self._empty(self._large_bytes)
 
@@ -95,37 +104,50 @@ class ByteLru(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """How much is kept in memory, and in which folder on disk (None: in none). A size of 0 bytes turns either off."""
+    """Sizes and location of the cache."""
 
+    #: Maximum size of the cache in memory. 0 disables it.
     cache_bytes: int = CACHE_BYTES.value({})
+    #: Absolute path of the folder for the cache on disk; None for no cache on disk.
     folder: str | None = None
+    #: Maximum size of the cache on disk. 0 disables it.
     folder_bytes: int = CACHE_FOLDER_BYTES.value({})
 
     @classmethod
     def of(cls, root: str, options: Mapping[str, str]) -> CacheOptions:
-        """Return the cache options of a root; other options are ignored.
+        """Parse the cache options of a root.
 
-        Raises InvalidInputError for a value that its option does not accept, and for a folder within the root.
+        Args:
+            root: The URI of the lakehouse root.
+            options: Storage options. Options that do not configure the cache are ignored.
+
+        Raises:
+            InvalidInputError: A value is invalid, or the cache folder is inside the root.
         """
         folder = CACHE_FOLDER.value(options)
         if folder is not None:
             folder = os.path.abspath(os.path.expanduser(folder))
             if f"file://{folder}/".startswith(root):
                 raise InvalidInputError(
-                    f"storage option {CACHE_FOLDER.name!r} names {folder!r}, which lies within {root}; move it out"
+                    f"storage option {CACHE_FOLDER.name!r} is {folder!r}, which is inside the lakehouse root {root};"
+                    " choose a folder outside the root"
                 )
         return cls(CACHE_BYTES.value(options), folder, CACHE_FOLDER_BYTES.value(options))
 
 
-#: Options that do not decide how a root is reached.
+#: Options that do not affect how a root is accessed.
 _NOT_OF_THE_STORAGE = {ALLOWED_ROOTS, *(option.name for option in CACHE_OPTIONS)}
 
 
 def storage_identity(root: str, options: Mapping[str, str]) -> str:
-    """Return a hash of a root and of the way to reach it: options and environment, credentials included.
+    """Return a hash of a root and of how it is accessed: options and environment variables, including credentials.
 
-    A file that was read with some credentials is thus not handed out for others, as far as these values differ. A
-    change of a client's own files or of the machine's role is not seen.
+    A file that was read with one set of credentials is therefore not returned for another set, if these values differ.
+    Changes to the configuration files of a client library or to the role of the machine are not detected.
+
+    Args:
+        root: The URI of the root.
+        options: The storage options of the root.
     """
     reaching = sorted((name, value) for name, value in options.items() if name not in _NOT_OF_THE_STORAGE)
     environment = [os.environ.get(name) for name in environment_of(root)]

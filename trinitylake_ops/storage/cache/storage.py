@@ -1,8 +1,8 @@
-"""A cache over files that never change: in memory for the process, and in a folder for all of them.
+"""A cache for immutable files: in the memory of the process, and optionally in a folder that processes share.
 
-The caller says which files never change. All other files pass by. There is one memory cache in a process, bounded in
-total. Storages that are reached in the same way (same root, same options) share its files. A private storage shares
-with nobody.
+The caller decides which files are immutable; all other files bypass the cache. Each process has one memory cache with
+one size limit. Storages with the same identity (same root and options) share its files. A private view does not share
+files.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ _Key: TypeAlias = tuple[str, str]
 
 
 class FileCache:
-    """Whole files in memory.
-
-    The least recently used ones are evicted, and threads that miss a file together share one read.
-    """
+    """An LRU cache of whole files in memory. Threads that miss the same file concurrently share one read."""
 
     def __init__(self, capacity_bytes: int):
         self._files: ByteLru[_Key, bytes] = ByteLru(capacity_bytes)
@@ -41,44 +38,69 @@ class FileCache:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that are kept now."""
+        """Current size of the cache in bytes."""
         return self._files.size_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """The most bytes that are kept."""
+        """Maximum size of the cache in bytes."""
         return self._files.capacity_bytes
 
     @property
     def n_dropped(self) -> int:
-        """How often a file was dropped. A thread with bytes from before a drop must not put them."""
+        """Number of drops so far. Bytes that were read before a drop must not be put into the cache after it."""
         return self._n_dropped
 
     def grow(self, capacity_bytes: int) -> None:
-        """Make the capacity at least that large."""
+        """Increase the capacity to at least ``capacity_bytes``."""
         self._files.grow(capacity_bytes)
 
     def get(self, identity: str, path: str) -> bytes | None:
-        """Return a file, or None."""
+        """Return a cached file, or None.
+
+        Args:
+            identity: The identity of the storage that contains the file.
+            path: The path of the file in that storage.
+        """
         return self._files.get((identity, path))
 
     def put(self, identity: str, path: str, data: bytes, n_dropped: int) -> None:
-        """Keep a file, unless a file, perhaps this one, was dropped since ``n_dropped`` was looked up."""
+        """Cache a file, unless any file was dropped since it was read.
+
+        Args:
+            identity: The identity of the storage that contains the file.
+            path: The path of the file in that storage.
+            data: The content of the file.
+            n_dropped: The value of :attr:`n_dropped` before the file was read.
+        """
         with self._lock:
             if n_dropped == self._n_dropped:
                 self._files.put((identity, path), data, len(data) + len(path))
 
     def drop(self, identity: str, path: str) -> bool:
-        """Forget a file, and the results of reads on their way. Returns whether it was kept."""
+        """Remove a file, and discard the results of reads in progress.
+
+        Args:
+            identity: The identity of the storage that contains the file.
+            path: The path of the file in that storage.
+
+        Returns:
+            Whether the file was cached.
+        """
         with self._lock:
             self._n_dropped += 1
             self._reads.pop((identity, path), None)
             return self._files.drop((identity, path))
 
     def get_or_read(self, identity: str, path: str, read: Callable[[], bytes]) -> bytes:
-        """Return a file, by ``read`` if it is not kept. Threads that miss it together wait for one read.
+        """Return a cached file, or read and cache it. Threads that miss the same file concurrently share one read.
 
-        When that read fails, each thread that waited reads by itself. Raises what ``read`` raises.
+        If the shared read fails, each waiting thread reads the file itself. Errors of ``read`` are raised unchanged.
+
+        Args:
+            identity: The identity of the storage that contains the file.
+            path: The path of the file in that storage.
+            read: Reads the file from the storage.
         """
         data = self.get(identity, path)
         if data is not None:
@@ -91,7 +113,7 @@ class FileCache:
             running.has_ended.wait()
             return read() if running.data is None else running.data
         try:
-            own.data = self.get(identity, path)  # another thread may have put it between the two looks
+            own.data = self.get(identity, path)  # another thread may have put it since the first check
             if own.data is None:
                 own.data = read()
                 self.put(identity, path, own.data, n_dropped)
@@ -103,7 +125,7 @@ class FileCache:
             own.has_ended.set()
 
     def after_fork_in_child(self) -> None:
-        """Forget everything."""
+        """Reset all state in a forked child."""
         self._lock = threading.Lock()
         self._reads: dict[_Key, _Read] = {}
         self._n_dropped = 0
@@ -111,7 +133,7 @@ class FileCache:
 
 
 class _Read:
-    """A read on its way, and its result: None while it runs, and when it failed."""
+    """A read in progress. ``data`` is None until the read succeeds."""
 
     def __init__(self) -> None:
         self.has_ended = threading.Event()
@@ -119,12 +141,18 @@ class _Read:
 
 
 class CacheStorage(StorageWrapper):
-    """Serves whole files for which ``is_immutable(path)`` holds from a cache, and keeps those it reads or creates.
+    """Caches immutable files that are read or created through it.
 
-    ``identity`` distinguishes the storage from others in the same cache. Everything else passes: other files, ``stat``,
-    ``exists`` and lists, which show the storage itself. Overwriting or deleting a file here drops its copy. A file that
-    another process deletes stays readable here. A copy of an immutable file is never wrong, but it does not prove that
-    the file is there.
+    Other files, ``stat``, ``exists`` and listings always go to the storage. Overwriting or deleting a file through this
+    storage drops its copy. A file that another process deletes remains readable here: the cached content of an
+    immutable file is never wrong, but it does not prove that the file still exists.
+
+    Args:
+        inner: The storage to read from.
+        is_immutable: Returns whether the file at a path never changes.
+        cache: The cache in memory.
+        identity: Distinguishes this storage from others that use the same cache.
+        folder: The cache on disk, if any.
     """
 
     def __init__(
@@ -154,14 +182,14 @@ class CacheStorage(StorageWrapper):
         kept, n_dropped = self._cache.get(self._identity, path), self._cache.n_dropped
         if kept is None:
             data = self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
-            if offset == 0 and length is not None and len(data) < length:  # it is the whole file
+            if offset == 0 and length is not None and len(data) < length:  # the range covers the whole file
                 self._cache.put(self._identity, path, data, n_dropped)
             return data
         self._check_size(path, len(kept) - offset, length, limit_bytes)
         return kept[offset : None if length is None else offset + length]
 
     def create(self, path: str, data: bytes) -> None:
-        """Create a file. Once it certainly exists it is kept too, for the next reader."""
+        """Create a file, and cache it for the next reader after the create has succeeded."""
         if not self._is_immutable(path):
             self.inner.create(path, data)
             return
@@ -171,7 +199,12 @@ class CacheStorage(StorageWrapper):
         self._put_in_folder(path, body, n_dropped)
 
     def keep(self, path: str, data: bytes) -> None:
-        """Keep an immutable file in memory that certainly exists, as it was created past this storage."""
+        """Cache an immutable file in memory that was created through another storage object and certainly exists.
+
+        Args:
+            path: The path of the file.
+            data: The content of the file.
+        """
         self._cache.put(self._identity, path, data, self._cache.n_dropped)
 
     def write(self, path: str, data: bytes) -> None:
@@ -202,7 +235,7 @@ class CacheStorage(StorageWrapper):
         return was_in_memory or was_in_folder or was_below
 
     def on(self, inner: Storage) -> CacheStorage:
-        """Return a storage with the same cache on one that wraps this one's, such as one that counts."""
+        """Return a storage with the same cache on top of ``inner``, for example a metered wrapper of this storage."""
         return CacheStorage(inner, self._is_immutable, self._cache, self._identity, self._folder)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -225,9 +258,19 @@ class CacheStorage(StorageWrapper):
 
 
 def decoded(storage: Storage, path: str, data: bytes, decode: Callable[[bytes, str], T]) -> T:
-    """Decode the bytes of an immutable file. Bytes from a cache that do not decode are read once more.
+    """Decode the bytes of an immutable file. If cached bytes do not decode, read the file once more.
 
-    Bytes that were damaged on their way here may be whole in the storage. Raises CorruptFileError, StorageError.
+    The file in the storage may be intact even if the cached bytes were damaged in transit.
+
+    Args:
+        storage: The storage that the bytes were read from.
+        path: The path of the file.
+        data: The bytes that were read.
+        decode: Decodes bytes; the second argument is the path, for errors.
+
+    Raises:
+        CorruptFileError: The file in the storage is damaged.
+        StorageError: The second read failed.
     """
     try:
         return decode(data, path)
@@ -244,9 +287,15 @@ def decoded(storage: Storage, path: str, data: bytes, decode: Callable[[bytes, s
 def shared_cache_view(
     storage: Storage, is_immutable: Callable[[str], bool], options: Mapping[str, str] | None = None
 ) -> Storage:
-    """Return a storage with the cache of all that open the same root with the same options.
+    """Return a view of a storage that shares cached files with all views of the same root and options.
 
-    Raises InvalidInputError for options of the cache that make no sense.
+    Args:
+        storage: The storage to read from.
+        is_immutable: Returns whether the file at a path never changes.
+        options: Storage options, including those of the cache.
+
+    Raises:
+        InvalidInputError: A cache option is invalid.
     """
     options = options or {}
     chosen = CacheOptions.of(storage.root, options)
@@ -256,19 +305,25 @@ def shared_cache_view(
 def private_cache_view(
     storage: Storage, is_immutable: Callable[[str], bool], options: Mapping[str, str] | None = None
 ) -> Storage:
-    """Return a storage with a part of the process's cache for itself, and no folder.
+    """Return a view of a storage that uses the memory cache of the process without sharing files, and no folder.
 
-    Raises InvalidInputError for options of the cache that make no sense.
+    Args:
+        storage: The storage to read from.
+        is_immutable: Returns whether the file at a path never changes.
+        options: Storage options, including those of the cache.
+
+    Raises:
+        InvalidInputError: A cache option is invalid.
     """
     chosen = replace(CacheOptions.of(storage.root, options or {}), folder=None)
     return _view(storage, is_immutable, chosen, uuid.uuid4().hex)
 
 
 def clear_process_caches() -> None:
-    """Free the files that the process keeps in memory, and forget the cache's size. Folders stay.
+    """Release all files that the process caches in memory, and reset the size of the cache. Folders are kept.
 
-    This is for a process that goes on after it is done with its lakehouses. A lakehouse that is still in use works on.
-    Its cache is no longer shared or counted with those opened later.
+    Use this in a process that continues after it has finished with its lakehouses. A lakehouse that is still in use
+    keeps working, but lakehouses that are opened later do not share its cache or its size limit.
     """
     global _process_cache  # noqa: PLW0603 - the one cache of the process
     _process_cache.after_fork_in_child()
@@ -292,9 +347,10 @@ def _cache_storage(
     identity: str,
     folder: tuple[str, int] | None,
 ) -> CacheStorage:
-    """Build a view on the caches of this process, also for a storage that another one pickled.
+    """Build a view of the caches of this process, including for a storage that another process pickled.
 
-    The memory cache has the largest capacity that any of its views asked for. A capacity of 0 is a cache apart.
+    The memory cache has the largest capacity that any of its views requested. With a capacity of 0, the view does not
+    use the memory cache of the process.
     """
     cache = _process_cache if capacity_bytes > 0 else FileCache(0)
     cache.grow(capacity_bytes)
