@@ -183,7 +183,7 @@ def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
 def entries_in(
     manifest: ManifestFile, io: StorageFileIO, admit: Callable[[AvroContent], object] | None = None
 ) -> list[ManifestEntry]:
-    """Return all entries of a manifest, those of deleted files too. Their bounds are valid (``claims/bounds.py``).
+    """Return all entries of a manifest, including deleted ones, with valid bounds (``iceberg/validation/bounds.py``).
 
     Args:
         manifest: The entry of the manifest list.

@@ -1,4 +1,4 @@
-"""The files that an expiry frees, and files under the root that no kept version reaches."""
+"""Delete files that a mark does not reach, under a lease; and list the files that an expiry reclaims."""
 
 from __future__ import annotations
 
