@@ -176,6 +176,8 @@ def watch(world: World, notes: Notes) -> None:
     LocalStorage.stat = lambda storage, path: aged(stat(storage, path))
     LocalStorage.list = lambda storage, prefix="": map(aged, listing(storage, prefix))
     LocalStorage.concurrency = 1
+    local = importlib.import_module(LocalStorage.__module__)
+    local.clock_difference_s = lambda _file: 0.0  # files have times of the real clock
 
 
 def load() -> None:
@@ -201,7 +203,7 @@ def run_command(arguments: list[str]) -> None:
 
 
 #: Earlier words of options and commands, for trees without the command ``repair-hint``.
-_EARLIER = {"--min-input-files": "--min-files", "--check-only": ""}
+_EARLIER_WORDS = {"--min-input-files": "--min-files", "--check-only": ""}
 
 
 def _in_words_of_this_tree(arguments: list[str]) -> list[str]:
@@ -210,7 +212,7 @@ def _in_words_of_this_tree(arguments: list[str]) -> list[str]:
     if "repair-hint" in trinitylake.commands:
         return arguments
     hint = ["hint"] if "--check-only" in arguments else ["hint", "--repair"]
-    words = [word for one in arguments for word in (hint if one == "repair-hint" else [_EARLIER.get(one, one)])]
+    words = [word for one in arguments for word in (hint if one == "repair-hint" else [_EARLIER_WORDS.get(one, one)])]
     return [word for word in words if word]
 
 
