@@ -81,7 +81,7 @@ def test_a_lakehouse_that_does_not_answer_hides_no_other(lakes: Lakes) -> None:
     with serving(settings_for(good), warehouses) as served:
         page = served.ask("GET", "/").body.decode()
         assert "Version 1, " in page
-        assert "<bdi>bad</bdi> does not answer" in page
+        assert "<bdi>bad</bdi> does not respond" in page
         told = served.ask("GET", "/metrics").body.decode()
     assert 'trinitylake_lakehouse_version{lakehouse="good"} 1.0' in told
     assert 'lakehouse="bad",of=' not in told
