@@ -222,7 +222,7 @@ def test_a_version_to_compare_with_that_another_program_deleted(tmp_path: Path) 
     lake.storage.delete(root_path(1))
     lake = Lakehouse(lake.storage)
     shown = head_metadata(lake, lake.snapshot(), None, since=1)
-    assert shown["changes"] == "version 1, which was observed last, is gone"
+    assert shown["changes"] == "unknown: the previously observed version 1 does not exist"
 
 
 def test_what_a_sensor_notes_is_no_observation_of_the_head(lake: Lakehouse, instance: dg.DagsterInstance) -> None:

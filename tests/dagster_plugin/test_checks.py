@@ -132,7 +132,7 @@ def test_a_damaged_version(lake: Lake) -> None:
     failed = lake.failed()
     one = failed["verify_clean"]
     assert (one.severity, one.metadata["repaired_by"], one.metadata["damaged_versions"]) == (ERROR, "repair", "1")
-    assert one.description.startswith("1 errors, the first: ")
+    assert one.metadata["errors"] == 1
     assert root_path(1) in one.metadata["findings"]
     # What is kept cannot be told while a root cannot be read: that is said, too.
     for name in ("retention_kept", "orphans_bounded"):
@@ -143,7 +143,7 @@ def test_a_damaged_version(lake: Lake) -> None:
 def test_a_budget_of_verify_says_what_was_not_looked_at(lake: Lake) -> None:
     found = lake.check(CheckLimits(verify_budget=Budget(max_requests=1)))["verify_clean"]
     assert found.passed
-    assert found.description.startswith("not finished, as the budget of 1 requests is spent: no errors in ")
+    assert found.description.startswith("not finished because ")
     assert "orphans" in found.metadata["not_looked_at"]
 
 
@@ -171,8 +171,8 @@ def test_exports_that_are_old_damaged_or_missing(lake: Lake) -> None:
     limits = CheckLimits(overdue=timedelta(days=99))
     (name, one), *others = lake.failed(limits).items()
     assert (name, others, one.severity, one.metadata["repaired_by"]) == ("exports_fresh", [], WARN, "export")
-    assert one.description.startswith("no full export named * is younger than 8 d; the newest is 'weekly-1'")
-    assert "there is none" in lake.failed(CheckLimits(export_pattern="daily-*"))["exports_fresh"].description
+    assert "'weekly-1'" in one.description
+    assert "daily-*" in lake.failed(CheckLimits(export_pattern="daily-*"))["exports_fresh"].description
     operations.plan_export(lake.lake, "weekly-2", "full").execute()
     assert lake.failed(limits) == {}
     (info,) = [info for info in operations.list_exports(lake.lake) if info.name == "weekly-2"]
@@ -197,7 +197,7 @@ def test_too_many_orphans(lake: Lake) -> None:
     ):
         (name, one), *others = lake.failed(beyond).items()
         assert (name, others, one.severity, one.metadata["repaired_by"]) == ("orphans_bounded", [], WARN, "orphans")
-        assert one.description.startswith(f"{n_orphans} orphans of ")
+        assert one.metadata["files"] == n_orphans
     operations.plan_orphan_removal(lake.lake).execute()
     assert lake.check(beyond)["orphans_bounded"].metadata["files"] == 0
 
@@ -223,8 +223,8 @@ def test_a_tree_out_of_shape(lake: Lake) -> None:
     assert shape.messages > 0
     one = lake.failed(CheckLimits(max_buffer_fill=0.0, min_leaf_fill=1.0))["tree_in_shape"]
     assert (one.severity, one.metadata["repaired_by"]) == (WARN, "compact")
-    assert f"leaves are filled to {shape.leaf_fill:.0%}" in one.description
-    assert "buffers of a level are filled to" in one.description
+    assert f"leaves are {shape.leaf_fill:.0%} full" in one.description
+    assert "buffers of a level" in one.description
     assert operations.compact(lake.lake).has_changed
     assert lake.failed(CheckLimits(max_buffer_fill=0.0)) == {}
 
@@ -238,7 +238,7 @@ def test_tables_with_many_small_data_files(lake: Lake) -> None:
         catalog.create_table("sales.empty", ROWS.schema)
     (one,) = lake.failed(CheckLimits(small_files=2, export_max_age=None)).values()
     assert (one.severity, one.metadata["repaired_by"]) == (WARN, "compact_tables")
-    assert one.description.startswith("1 tables have many small data files, the most sales.orders: 5 files of ")
+    assert one.description.startswith("1 tables have many small data files; most in sales.orders: 5 files of ")
     data = [info.size_bytes for info in lake.lake.storage.list("tables/") if info.path.endswith(".parquet")]
     assert len(data) == 6
     figures = ("tables", "tables_with_small_files", "data_files", "bytes", "uncounted_tables", "not_looked_at")
@@ -263,7 +263,7 @@ def test_metadata_that_nobody_can_read_is_told_and_the_rest_is_counted(lake: Lak
     location = lake.lake.snapshot().table("sales", "gone").format_properties["metadata_location"]
     lake.lake.storage.delete(location)
     one = lake.failed()["data_files_in_shape"]
-    assert one.description == "the metadata of 1 tables cannot be read, such as sales.gone"
+    assert one.description == "cannot read the metadata of 1 tables, for example sales.gone"
     assert (one.metadata["tables"], one.metadata["repaired_by"]) == (1, "repair")
 
 
@@ -273,7 +273,7 @@ def test_data_files_are_counted_within_a_time(lake: Lake, monkeypatch: pytest.Mo
     one = lake.check(CheckLimits(data_files_seconds=0))["data_files_in_shape"]
     assert one.passed
     assert one.metadata["not_looked_at"] == 2
-    assert one.description.endswith("; 2 tables were not looked at in time")
+    assert "2 tables were not checked" in one.description
 
 
 def test_no_lakehouse(lake: Lake, instance: dg.DagsterInstance) -> None:

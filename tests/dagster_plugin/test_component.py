@@ -25,22 +25,22 @@ TYPE = "trinitylake_ops.dagster_plugin.component.TrinityLakeMaintenanceComponent
 
 
 WRONG = [
-    ("name: null", "name= of LakehouseSettings is missing"),
-    ("name: Sales!", "'Sales!' cannot name a lakehouse"),
-    ("root: s3://bucket/../lake", "'root' is not shown, as it may hold credentials"),
+    ("name: null", "name= of LakehouseSettings is required"),
+    ("name: Sales!", "'Sales!' is not a valid lakehouse name"),
+    ("root: s3://bucket/../lake", "'root' is invalid"),
     ("storage_options: {color: red}", "unknown option 'color'"),
-    ("allowed_roots: [s3://KEY:secret@bucket/lake]", "one of 'allowed_roots' is not shown"),
+    ("allowed_roots: [s3://KEY:secret@bucket/lake]", "one of 'allowed_roots' is invalid"),
     (f"storage_options: {{secret_access_key: {SECRET_ACCESS_KEY}}}", "'secret_access_key' is a credential"),
     (f"storage_options: {{s3.secret_access_key: {SECRET_ACCESS_KEY}}}", "'s3.secret_access_key' is a credential"),
     ("storage_options: {gs.region: here}", "unknown option 'gs.region'"),
     (f"secret_options_from_env: {{access_key_id: {SECRET_ACCESS_KEY}}}", "no name of an environment variable"),
     ("tables: [orders]", "'orders' names no table; write NAMESPACE.TABLE"),
     ("timezone: Atlantis", "Atlantis"),
-    ("crons: {sweep: 0 0 * * *}", "there is no operation 'sweep' to schedule"),
+    ("crons: {sweep: 0 0 * * *}", "unknown operation 'sweep'"),
     ("crons: {verify: often}", "often"),
     ("observe_cron: often", "often"),
-    ("blackouts: [{start: '25:00', end: '06:00', reason: x}]", "'25:00' is no time of the day"),
-    ("blackouts: [{start: '22:00', end: '06:00', reason: x, days: [noday]}]", "'noday' is no weekday"),
+    ("blackouts: [{start: '25:00', end: '06:00', reason: x}]", "'25:00' is not a time of day"),
+    ("blackouts: [{start: '22:00', end: '06:00', reason: x, days: [noday]}]", "'noday' is not a weekday"),
     ("limits: {max_files: -1, max_bytes: 1, min_age_days: 1}", "max_files is -1"),
     ("budget: {max_requests: 0}", "max_requests"),
     ("check_limits: {verify_seconds: 0}", "max_seconds"),
@@ -49,13 +49,13 @@ WRONG = [
     ("check_limits: {min_leaf_fill: .nan}", "min_leaf_fill is nan"),
     ("check_limits: {min_leaf_fill: 25}", "min_leaf_fill is 25"),
     ("reclaimable_seconds: .nan", "reclaimable_seconds is nan"),
-    ("timezone: /etc/localtime", "there is no time zone '/etc/localtime'"),
-    ("timezone: Europe", "there is no time zone 'Europe'"),
+    ("timezone: /etc/localtime", "unknown time zone '/etc/localtime'"),
+    ("timezone: Europe", "unknown time zone 'Europe'"),
     ("operations: [vacuum]", "no operation and no group 'vacuum'"),
-    ("checks: [tidy]", "there is no check 'tidy'"),
-    ("crons: {purge: 0 4 * * *}", "crons has 'purge', which no schedule does without limits"),
-    ("blackouts: [{start: '01:00', end: '02:00', reason: load, days: []}]", "begins on no day"),
-    ("export_target: s3://key:nobody-may-see-this@backups/lake", "export_target is not shown"),
+    ("checks: [tidy]", "unknown check 'tidy'"),
+    ("crons: {purge: 0 4 * * *}", "cannot schedule 'purge'"),
+    ("blackouts: [{start: '01:00', end: '02:00', reason: load, days: []}]", "has no days"),
+    ("export_target: s3://key:nobody-may-see-this@backups/lake", "export_target is invalid"),
     ("tables: [a b.c]", "namespace name 'a b' contains a space"),
 ]
 
@@ -126,7 +126,7 @@ def test_dg_lists_scaffolds_and_checks_it(project: Project) -> None:
     assert done.returncode != 0
     (said,) = {line for line in (done.stdout + done.stderr).splitlines() if "min_age_days" in line}
     assert said.endswith(
-        f"DagsterInvalidDefinitionError: {file.parent}: min_age_days is -7, it must be from 0 to 1,000,000"
+        f"DagsterInvalidDefinitionError: {file.parent}: min_age_days is -7; it must be between 0 and 1,000,000"
     )
 
 

@@ -63,7 +63,7 @@ def test_a_code_server_can_load_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        (ROOT_VARIABLE, f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake", "'root' is not shown"),
+        (ROOT_VARIABLE, f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake", "'root' is invalid"),
         (OPTIONS_VARIABLE, f"endpoint=https://user:{SECRET_ACCESS_KEY}@host", "'endpoint' must be"),
     ],
 )

@@ -319,7 +319,7 @@ def test_variables_of_dagster_are_checked_when_a_run_resolves_them(monkeypatch: 
     with dg.instance_for_test() as instance:
         monkeypatch.setenv("LAKE_ROOT", f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake")
         seen = failed_poll(instance, resource)
-        assert "'root' is not shown" in seen
+        assert "'root' is invalid" in seen
         assert leaks(seen) == []
         monkeypatch.setenv("LAKE_ROOT", "s3://bucket/lake")
         monkeypatch.setenv("LAKE_ENDPOINT", f"https://user:{SECRET_ACCESS_KEY}@host")
@@ -334,7 +334,7 @@ def test_variables_of_dagster_are_checked_when_a_run_resolves_them(monkeypatch: 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"root": f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake"}, "'root' is not shown"),
+        ({"root": f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake"}, "'root' is invalid"),
         ({"storage_options": {"endpoint": f"https://user:{SECRET_ACCESS_KEY}@host"}}, "'endpoint' must be"),
         ({"secret_options_from_env": {"secret_access_key": SECRET_ACCESS_KEY}}, "is no name of an environment"),
     ],

@@ -112,7 +112,7 @@ def test_a_commit_made_outside_is_reported_once_with_one_run(ticks: Ticks) -> No
     ticks.tick()
     assert ticks.tables() == {("ns", "a"): 1}
     assert ticks.versions_run() == [str(version)]
-    assert ticks.said[-1] == f"version {version} is the latest, 0 versions are not looked at yet"
+    assert ticks.said[-1] == f"latest version: {version}; 0 versions remain"
     lakehouse = ticks.instance.get_latest_materialization_event(ONLY.lakehouse_key)
     assert lakehouse is not None
     assert lakehouse.asset_materialization is not None
@@ -162,7 +162,7 @@ def test_commits_of_own_runs_are_ignored(ticks: Ticks) -> None:
         alter(ticks.lake, "ns", "a")
     ticks.tick()
     assert (ticks.events, ticks.launched) == ([], {})
-    assert ticks.said[-1].endswith("1 versions since the last tick are of this instance's own runs")
+    assert "1 versions since the last tick" in ticks.said[-1]
     alter(ticks.lake, "ns", "b")
     with acting_for_run(own):
         alter(ticks.lake, "ns", "a")

@@ -37,7 +37,7 @@ def test_a_server_that_is_ready_and_one_that_is_not(lakes: Lakes, monkeypatch: p
         failing = checked(build_server_check(served.url, name="again"))
         assert not failing.passed
         assert failing.metadata["answer"].value == "status 503"
-    assert checked(build_server_check(served.url)).metadata["answer"].value == "no answer: ConnectionRefusedError"
+    assert checked(build_server_check(served.url)).metadata["answer"].value == "no response: ConnectionRefusedError"
 
 
 async def _no(_readiness: object) -> bool:
@@ -47,7 +47,7 @@ async def _no(_readiness: object) -> bool:
 def test_a_server_that_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         check = build_server_check(f"http://127.0.0.1:{silent.getsockname()[1]}", seconds=0.1)
-        assert checked(check).metadata["answer"].value == "no answer: TimeoutError"
+        assert checked(check).metadata["answer"].value == "no response: TimeoutError"
 
 
 def test_addresses_that_are_none() -> None:

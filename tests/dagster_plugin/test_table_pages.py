@@ -117,7 +117,7 @@ def test_a_click_leads_to_the_rollback_of_this_table_alone(located: Located) -> 
     link = urlsplit(found[1])
     assert (link.netloc, link.path) == ("", f"/locations/{PLACE}/jobs/rollback/playground/setup")
     assert yaml.safe_load(parse_qs(link.query)["config"][0]) == {"to": {"version": 1}, "tables": ["sales.prices"]}
-    assert f"[go back to 1]({found[1]})" in shown["versions"]
+    assert f"[roll back to 1]({found[1]})" in shown["versions"]
 
 
 def test_no_click_leads_back_to_an_undone_version(lake: Lakehouse) -> None:
@@ -127,7 +127,7 @@ def test_no_click_leads_back_to_an_undone_version(lake: Lakehouse) -> None:
     operations.rollback(lake, head.version - 1)
     shown = TablePages(lake, lake.snapshot(), LINKS).of("sales", "orders")
     assert f"to version {head.version - 2}]" in shown["roll_back"].value
-    assert f"go back to {head.version} (undone by {head.version + 1})]" in shown["versions"].value
+    assert f"roll back to {head.version} (undone by {head.version + 1})]" in shown["versions"].value
     operations.rollback(lake, head.version - 2)
     assert "roll_back" not in TablePages(lake, lake.snapshot(), LINKS).of("sales", "orders"), (
         "nothing is left before it"

@@ -295,7 +295,7 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     bad = shop.load(4, -5)
     page = shop.page()
     assert "; no_negative_amounts failed" in row(page, bad)
-    assert f"; 1 passed [go back to {good}](/locations/__repository__@here/jobs/shop_rollback/" in row(page, good)
+    assert f"; 1 passed [roll back to {good}](/locations/__repository__@here/jobs/shop_rollback/" in row(page, good)
     assert "; sales.orders +2 -3;" in row(page, bad)
     newest = shop.instance.get_latest_materialization_event(NAMES.lakehouse_key)
     assert newest is not None and newest.asset_materialization is not None
@@ -373,8 +373,8 @@ def test_the_last_version_that_passed_is_never_one_that_was_undone(shop: Shop) -
     latest = shop.lake.latest_version()
     page = shop.page()
     assert f"; undone by {latest}; 1 passed" in row(page, bad)
-    assert f"[go back to {bad} (undone by {latest})](" in row(page, bad)
-    assert f"[go back to {good}](" in row(page, good)
+    assert f"[roll back to {bad} (undone by {latest})](" in row(page, bad)
+    assert f"[roll back to {good}](" in row(page, good)
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert (plan["to_version"], plan["is_empty"]) == (good, True), "it is the content of the latest version"
     _, plan = shop.run("shop_rollback", {"to": {"version": bad}})

@@ -1,8 +1,8 @@
-"""The contents of a lakehouse as Dagster assets, and checks of the assets that write tables.
+"""The contents of a lakehouse as Dagster assets, and validation of the assets that write tables.
 
-The data version of each changes if and only if its object changes. It is the version of the lakehouse, or the metadata
-of a table. So dependent assets become stale when somebody commits, from Dagster or not. Runs that commit also log a
-materialization of the head.
+The data version of an asset is the version of the lakehouse, or the metadata of a table. It changes if and only if
+that object changes, so that dependent assets become stale after any commit, whether Dagster or another program made
+it. Runs that commit also log a materialization of the lakehouse asset.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from trinitylake_ops.operations import ExportInfo
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """An asset that writes a table, and how."""
+    """An asset that writes a table, and its write settings."""
 
     key: dg.AssetKey
     stored: Stored
@@ -43,17 +43,17 @@ class _Writer:
 
     @classmethod
     def of(cls, asset: dg.AssetsDefinition, key: dg.AssetKey) -> "_Writer | None":
-        """Return an asset as a writer, None if its definition does not say what it replaces."""
+        """Return the writer for an asset, or None if its definition does not determine which rows it replaces."""
         if not asset.is_materializable or is_self_staging(asset, key):
             return None
         spec = asset.get_asset_spec(key)
         try:
             return cls(key, Stored.of(key, spec.metadata, spec.partitions_def), spec.partitions_def)
-        except InvalidInputError:  # its own step fails
+        except InvalidInputError:  # reported by the asset's own step
             return None
 
     def replaces_or_is_replaced(self, other: "_Writer") -> bool:
-        """Return whether one of two writers replaces rows that the other one writes in the same run."""
+        """Whether one writer replaces rows that the other one writes in the same run."""
         modes = {self.stored.mode, other.stored.mode}
         if self.stored.name != other.stored.name:
             return False
@@ -66,17 +66,17 @@ class _Writer:
 
 
 def check_assets(assets: Iterable[dg.AssetsDefinition], io_manager_key: str) -> None:
-    """Check the assets of a code location, when its definitions load.
+    """Validate the assets of a code location when its definitions load.
 
-    Assets without metadata of :func:`stored_as` are checked by their runs, because they may return nothing to store.
+    Assets without metadata from :func:`stored_as` are validated when they run, because they may return nothing to
+    store.
 
     Args:
         assets: The assets.
         io_manager_key: The key of the IO manager that stores tables.
 
     Raises:
-        InvalidInputError: No run could store an asset or publish it, or two assets of one step replace the rows of each
-            other.
+        InvalidInputError: No run could store or publish an asset, or two assets of one step replace each other's rows.
     """
     assets = list(assets)
     check_publishers(assets)
@@ -93,16 +93,17 @@ def check_assets(assets: Iterable[dg.AssetsDefinition], io_manager_key: str) -> 
         if asset.can_subset:
             continue
         writers = filter(None, (_Writer.of(asset, key) for key in keys))
-        for one, other in combinations(writers, 2):
-            depends = {*asset.asset_deps[one.key], *asset.asset_deps[other.key]} & {one.key, other.key}
-            if not depends and one.replaces_or_is_replaced(other):
-                raise _two_writers(one, other)
+        for first, second in combinations(writers, 2):
+            depends = {*asset.asset_deps[first.key], *asset.asset_deps[second.key]} & {first.key, second.key}
+            if not depends and first.replaces_or_is_replaced(second):
+                raise _two_writers_error(first, second)
 
 
 def check_other_writers(assets: StepAssets, key: dg.AssetKey, io_manager: type) -> None:
-    """Check that no other asset of the run replaces the rows that an asset writes, or has its rows replaced by it.
+    """Check that an asset and the other assets of the run do not replace each other's rows.
 
-    An asset that depends on the other one is executed after it, so that the user knows whose rows remain.
+    An asset may replace the rows of an asset that it depends on: they execute in a fixed order, so that the remaining
+    rows are well defined.
 
     Args:
         assets: The assets of a step.
@@ -110,7 +111,7 @@ def check_other_writers(assets: StepAssets, key: dg.AssetKey, io_manager: type) 
         io_manager: The class of the IO manager that stores tables.
 
     Raises:
-        InvalidInputError: Another asset of the run replaces rows of the same table.
+        InvalidInputError: Another asset of the run writes the same table, and one replaces the rows of the other.
     """
     graph, own = assets.graph, None
     for other_key in assets.stored_with(key, io_manager):
@@ -119,27 +120,28 @@ def check_other_writers(assets: StepAssets, key: dg.AssetKey, io_manager: type) 
         if own is None or other is None or not own.replaces_or_is_replaced(other) or not assets.in_run([other_key]):
             continue
         if key not in graph.get_ancestor_asset_keys(other_key) and other_key not in graph.get_ancestor_asset_keys(key):
-            raise _two_writers(own, other)
+            raise _two_writers_error(own, other)
 
 
-def _two_writers(one: _Writer, other: "_Writer") -> InvalidInputError:
-    first, second = sorted((one.key.to_user_string(), other.key.to_user_string()))
+def _two_writers_error(writer: _Writer, other: _Writer) -> InvalidInputError:
+    first, second = sorted((writer.key.to_user_string(), other.key.to_user_string()))
     return InvalidInputError(
-        f"assets {first} and {second} cannot both write table {'.'.join(one.stored.name)} in one run: one replaces the"
-        " rows of the other, and neither depends on the other; materialize them in different runs, or name one in the"
+        f"assets {first} and {second} cannot both write table {'.'.join(writer.stored.name)} in one run: one replaces"
+        " the rows of the other, and neither depends on the other; materialize them in separate runs, or add one to the"
         " deps of the other"
     )
 
 
-#: The name of the job that observes, for a lakehouse that is alone.
+#: The unprefixed name of the job that observes the assets.
 OBSERVE_JOB = "observe"
 
-#: How long an observation of the head may count the bytes that can be freed, unless told otherwise.
+#: Default time limit for counting reclaimable bytes in an observation of the lakehouse.
 RECLAIMABLE_SECONDS = 60.0
 
-_OBSERVATIONS = 500  # events to search for one of the head: those of commits and sensors are between
+# Number of observations to search for the last one that has a version: commits and sensors also log observations.
+_OBSERVATIONS = 500
 
-# Dagster takes these for a range of partitions. The other texts that it refuses are no names of exports either.
+# Dagster parses a partition key that contains this as a range. Export names cannot contain the other reserved strings.
 _RANGE_OF_PARTITIONS = "..."
 
 
@@ -150,11 +152,16 @@ def build_head_asset(
     reclaimable_seconds: float = RECLAIMABLE_SECONDS,
     group_name: str | None = None,
 ) -> dg.AssetsDefinition:
-    """Return the lakehouse as an observable asset: its data version is its latest version.
+    """Build the observable asset of the lakehouse. Its data version is the latest version of the lakehouse.
 
-    ``deps`` are the assets that publish into it. An observation shows what :func:`head_metadata` returns, and brings
-    the partitions of exports up to date. It counts the bytes that can be freed within ``reclaimable_seconds``, which
-    costs the reads of a plan of expiry. With 0 it does not.
+    An observation reports the metadata of :func:`head_metadata` and updates the partitions of the exports asset.
+
+    Args:
+        names: The names of the lakehouse's definitions.
+        deps: The assets that publish into the lakehouse.
+        reclaimable_seconds: Time limit for counting reclaimable bytes, which reads as much as planning an expiration.
+            0 disables it.
+        group_name: The asset group.
     """
 
     def observe_head(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
@@ -177,7 +184,7 @@ def build_head_asset(
         names.lakehouse_key,
         deps=deps,
         group_name=group_name,
-        description="The lakehouse: each materialization is one of its versions.",
+        description="The lakehouse. Each materialization is one of its versions.",
         kinds={"trinitylake"},
     )
     return _observable(names.of("observe_head"), spec, names, observe_head)
@@ -186,9 +193,10 @@ def build_head_asset(
 def _observable(
     op: str, spec: dg.AssetSpec, names: LakehouseNames, observe: Callable[..., Iterator[dg.ObserveResult]]
 ) -> dg.AssetsDefinition:
-    """Return an observable asset. This is the form for several, as the one for a single asset takes no owners or deps.
+    """Build an observable asset.
 
-    Dagster's warning, in each process that loads definitions, that observable assets are in beta is left out.
+    Uses Dagster's function for multiple assets, because the one for a single asset does not support owners and deps.
+    Suppresses the beta warning, which would appear in every process that loads the definitions.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
@@ -200,13 +208,14 @@ def _observable(
 
 
 def build_observe_job(names: LakehouseNames = ONLY, tables: Sequence[dg.AssetKey] = ()) -> Any:
-    """Return a job, of the type of ``dagster.define_asset_job``, which observes the head, and tables.
+    """Build a job that observes the lakehouse and its tables. Its type is that of ``dagster.define_asset_job``.
 
-    A code location with this job does not load if an asset of it cannot be stored as a table of the lakehouse.
+    Resolving the job validates the assets of the code location: it fails to load if an asset cannot be stored as a
+    table of the lakehouse.
 
     Args:
         names: The names of the lakehouse's definitions.
-        tables: The assets of observed tables.
+        tables: The keys of the observable table assets.
     """
     return dg.define_asset_job(
         names.of(OBSERVE_JOB),
@@ -214,13 +223,13 @@ def build_observe_job(names: LakehouseNames = ONLY, tables: Sequence[dg.AssetKey
             dg.AssetSelection.assets(names.lakehouse_key, *tables).without_checks(),
             lambda assets: check_assets(assets, names.io_manager_key),
         ),
-        description="Observes the lakehouse as a whole, its exports, and the tables that nothing here stages.",
+        description="Observe the lakehouse, its exports, and the tables that no asset of this code location writes.",
         config=NO_OPTIONS,
     )
 
 
 def _last_observed(instance: dg.DagsterInstance, key: dg.AssetKey) -> int | None:
-    """Return the version that was observed last, None before the first observation."""
+    """Return the most recently observed version, or None before the first observation."""
     for record in instance.fetch_observations(key, limit=_OBSERVATIONS).records:
         observation = record.asset_observation
         value = None if observation is None or GAP in observation.metadata else observation.metadata.get(VERSION)
@@ -238,13 +247,23 @@ def build_table_asset(
     preview_rows: int = 0,
     **spec: Any,
 ) -> dg.AssetsDefinition:
-    """Return a table of the lakehouse, such as ``"sales.orders"``, as an observable asset.
+    """Build an observable asset for a table that no asset of the project writes.
 
-    It is for a table that no asset of the project stages. Its key is namespace and name by default. An observation has
-    the metadata of :class:`TablePages`. Its data version is the table's metadata. ``io_manager_key`` names the
-    TrinityLakeIOManager by which assets read it, if that is not the default one. ``preview_rows`` of its first rows are
-    shown, and kept by Dagster. Further keywords, such as ``owners``, ``description``, ``group_name``, ``tags`` and
-    ``freshness_policy``, are those of ``dagster.AssetSpec``. Raises InvalidInputError.
+    An observation reports the metadata of :class:`TablePages`. The data version is the location of the table's
+    metadata.
+
+    Args:
+        table: The table as ``namespace.table``, for example ``"sales.orders"``.
+        names: The names of the lakehouse's definitions.
+        key: The asset key. Defaults to the namespace and the name of the table.
+        io_manager_key: The key of the TrinityLakeIOManager with which other assets read the table. Defaults to
+            Dagster's default IO manager key.
+        preview_rows: Number of rows to show in the metadata. Dagster stores these rows.
+        spec: Further arguments of ``dagster.AssetSpec``, for example ``owners``, ``description``, ``group_name``,
+            ``tags`` and ``freshness_policy``.
+
+    Raises:
+        InvalidInputError: The table name or ``preview_rows`` is invalid.
     """
     namespace, name = split_name(table)
     asset_key = key or names.table_key(namespace, name)
@@ -259,28 +278,29 @@ def build_table_asset(
         metadata = pages.of(namespace, name, preview_rows=preview_rows)
         yield dg.ObserveResult(asset_key=asset_key, metadata=metadata, data_version=_data_version(definition))
 
-    described = dg.AssetSpec(asset_key, **{"kinds": {*KINDS}, **spec}).merge_attributes(
+    asset_spec = dg.AssetSpec(asset_key, **{"kinds": {*KINDS}, **spec}).merge_attributes(
         metadata={**stored_as(table=table, preview_rows=preview_rows), "dagster/table_name": table}
     )
     if io_manager_key is not None:
-        described = described.with_io_manager_key(io_manager_key)
-    return _observable("observe_" + asset_key.to_python_identifier(), described, names, observe_table)
+        asset_spec = asset_spec.with_io_manager_key(io_manager_key)
+    return _observable("observe_" + asset_key.to_python_identifier(), asset_spec, names, observe_table)
 
 
 def _data_version(definition: TableDef) -> dg.DataVersion:
-    """Return a text that changes with the table: its Iceberg metadata, or its definition if it has another format."""
+    """Return the location of a table's Iceberg metadata, or a digest of its definition if it has another format."""
     location = definition.format_properties.get(METADATA_LOCATION) if definition.is_iceberg else None
     return dg.DataVersion(location or hashlib.sha256(definition.to_bytes()).hexdigest())
 
 
 def build_exports_asset(names: LakehouseNames = ONLY, *, group_name: str | None = None) -> dg.AssetSpec:
-    """Return the exports of the lakehouse as one external asset with a partition each."""
+    """Build an external asset that has one partition for each export of the lakehouse."""
     return dg.AssetSpec(
         names.exports_key,
         deps=[names.lakehouse_key],
         partitions_def=dg.DynamicPartitionsDefinition(name=names.exports_partitions),
         group_name=group_name,
-        description="Exports: versions kept under a name. A partition is deleted when its export is dropped.",
+        description="Exports of the lakehouse: versions pinned by name, one partition each. Dropping an export deletes"
+        " its partition.",
         kinds={"trinitylake"},
     )
 
@@ -288,11 +308,19 @@ def build_exports_asset(names: LakehouseNames = ONLY, *, group_name: str | None 
 def report_exports(
     instance: dg.DagsterInstance, lake: Lakehouse, names: LakehouseNames = ONLY, links: Links | None = None
 ) -> tuple[list[str], list[str]]:
-    """Let the partitions of the exports asset be the exports of the lakehouse. Returns the added and the deleted ones.
+    """Synchronize the partitions of the exports asset with the exports of the lakehouse.
 
-    Each export gets a materialization when it is new or changed: finished, or made again under its name. This comes
-    first, so that the next report repeats work that was cut off. ``links`` lead from an export to the launchpads that
-    go back to it, restore it and drop it.
+    An export that is new, was completed, or was recreated under the same name gets a materialization. Materializations
+    are reported before the partitions are added, so that the next call repeats an interrupted report.
+
+    Args:
+        instance: The Dagster instance.
+        lake: The lakehouse.
+        names: The names of the lakehouse's definitions.
+        links: Links from each export to the launchpads that roll back to it, restore it and drop it.
+
+    Returns:
+        The added and the deleted partitions.
     """
     partitions = names.exports_partitions
     exports = {_partition_of(export.name): export for export in operations.list_exports(lake)}
@@ -323,7 +351,7 @@ def report_exports(
 
 
 def _partition_of(export: str) -> str:
-    """Return the partition of an export: its name, with dots escaped where Dagster would see a range."""
+    """Return the partition key of an export: its name, with dots escaped if Dagster would parse it as a range."""
     return export.replace(".", "%2E") if _RANGE_OF_PARTITIONS in export else export
 
 
@@ -333,12 +361,12 @@ def _export_metrics(export: ExportInfo) -> dict[str, object]:
 
 def _export_links(export: ExportInfo, links: Links) -> dict[str, Any]:
     name = {"name": export.name}
-    here = {} if export.target else links.entry("rollback", {"to": {"export": export.name}})
-    return {**here, **links.entry("restore", name), **links.entry("drop_export", name)}
+    rollback = {} if export.target else links.entry("rollback", {"to": {"export": export.name}})
+    return {**rollback, **links.entry("restore", name), **links.entry("drop_export", name)}
 
 
 def _reported_export(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> str | None:
-    """Return the data version under which a partition was last reported, None if there is none."""
+    """Return the last reported data version of a partition, or None if there is none."""
     records_filter = dg.AssetRecordsFilter(key, asset_partitions=[partition])
     for record in instance.fetch_materializations(records_filter, limit=1).records:
         event = record.asset_materialization

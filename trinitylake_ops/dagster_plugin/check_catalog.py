@@ -1,4 +1,4 @@
-"""The checks of a lakehouse as a whole: what each reads, what it finds, and which job repairs that."""
+"""Checks of a whole lakehouse, and the job that repairs what each check found."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ _UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
 _MILLISECOND = timedelta(milliseconds=1)
 _CUT_OFF_AFTER = timedelta(days=1)
 _TEN_MINUTES = Budget(max_seconds=600)
-# Limits that are numbers, at least 0.
+# Limits that must be finite numbers of at least 0.
 _NUMBERS = (
     "verified_exports", "orphan_files", "orphan_bytes", "min_leaf_fill", "max_buffer_fill",
     "small_files", "small_file_bytes", "data_files_seconds",
@@ -34,57 +34,70 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckLimits:
-    """The limits beyond which the checks of a lakehouse fail.
+    """Thresholds beyond which the checks of a lakehouse fail.
 
-    ``overdue`` is how long versions may stay after they should have expired, and expired ones unpurged after their
-    grace. ``verify_budget`` bounds the reads of verify. With ``verify_incremental`` it keeps a record, and goes on
-    where it stopped. The newest ``verified_exports`` whose names match ``export_pattern`` are compared with their
-    manifests, with ``deep`` also with checksums. The newest full one must be younger than ``export_max_age`` (None:
-    there need be none). At most ``orphan_files`` and ``orphan_bytes`` may be left behind, of files older than
-    ``orphan_age``. Leaves must be filled to ``min_leaf_fill`` on average. Buffers of a level may be filled to
-    ``max_buffer_fill`` of their target. Tables of at least ``small_files`` data files need ``small_file_bytes`` per
-    file on average, unless a compaction would merge none of them. Metadata files of tables are read for at most
-    ``data_files_seconds``. Raises InvalidInputError for limits below 0, and for shares of leaves above 1.
+    Raises:
+        InvalidInputError: A limit is negative or not finite, or ``min_leaf_fill`` is above 1.
     """
 
+    #: Maximum delay of expiration after a version is due, and of purge after the grace period.
     overdue: timedelta = timedelta(days=3)
+    #: Bounds the reads of verify.
     verify_budget: Budget = _TEN_MINUTES
+    #: Whether verify records its progress, so that the next check continues from there.
     verify_incremental: bool = False
+    #: Glob pattern of the names of the exports to check.
     export_pattern: str = "*"
+    #: Maximum age of the newest full export. None requires no export.
     export_max_age: timedelta | None = timedelta(days=8)
+    #: Number of newest exports to compare with their manifests.
     verified_exports: int = 3
+    #: Whether to compare the checksums of these exports as well.
     deep: bool = False
+    #: Maximum number of orphan files.
     orphan_files: int = 1000
+    #: Maximum total size of orphan files.
     orphan_bytes: int = 1 << 30
+    #: Minimum age of an orphan file to be counted.
     orphan_age: timedelta = timedelta(days=1)
+    #: Minimum average fill of leaves, from 0 to 1.
     min_leaf_fill: float = 0.25
+    #: Maximum fill of the buffers of a tree level, relative to their target size.
     max_buffer_fill: float = 1.0
+    #: Tables with fewer data files are not checked for small files.
     small_files: int = 100
+    #: Minimum average size of a table's data files, unless a compaction would merge none of them.
     small_file_bytes: int = 8 << 20
+    #: Maximum time for reading table metadata files.
     data_files_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         for name in ("overdue", "orphan_age", "export_max_age"):
             age = getattr(self, name)
             if age is not None and age < timedelta(0):
-                raise InvalidInputError(f"{name} is {age}, it must be at least 0")
+                raise InvalidInputError(f"{name} is {age}; it must be at least 0")
         for name in _NUMBERS:
             number = getattr(self, name)
             if not 0 <= number < math.inf:
-                raise InvalidInputError(f"{name} is {number}, it must be a number, at least 0")
+                raise InvalidInputError(f"{name} is {number}; it must be a finite number of at least 0")
         if self.min_leaf_fill > 1:
-            raise InvalidInputError(f"min_leaf_fill is {self.min_leaf_fill}, it is a share: 1 stands for full leaves")
+            raise InvalidInputError(f"min_leaf_fill is {self.min_leaf_fill}; it must be between 0 and 1 (full leaves)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """The result of a check: what is wrong, if anything, and the job that repairs it, with its configuration."""
+    """The result of a check, with the job that repairs any problems."""
 
+    #: Problems. The check passes if there are none.
     wrong: Sequence[str]
+    #: Description of the result if there are no problems.
     fine: str
+    #: Operation whose job repairs the problems.
     repaired_by: str
+    #: Run configuration for that job's launchpad.
     repair_config: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether problems are errors instead of warnings.
     is_error: bool = False
 
 
@@ -93,7 +106,7 @@ Check = Callable[[Lakehouse, CheckLimits], CheckResult]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredCheck:
-    """A check as it is declared: what it protects, what it costs, and the jobs that repair what it finds."""
+    """Declaration of a check: its function, its description, and the jobs that repair what it found."""
 
     check: Check
     description: str
@@ -105,7 +118,7 @@ def _hint(lake: Lakehouse, _limits: CheckLimits) -> CheckResult:
     wrong = () if report.is_right else (f"the hint is {report.state}, the latest version is {report.latest}",)
     return CheckResult(
         wrong=wrong,
-        fine=f"it names version {report.latest}",
+        fine=f"the hint names version {report.latest}",
         repaired_by="repair_hint",
         metadata={"state": str(report.state), "hinted": report.hinted, "latest": report.latest},
     )
@@ -114,9 +127,9 @@ def _hint(lake: Lakehouse, _limits: CheckLimits) -> CheckResult:
 def _verify(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
     report = operations.verify(lake, incremental=limits.verify_incremental, budget=limits.verify_budget)
     errors = [finding for finding in report.findings if finding.severity == "error"]
-    unfinished = "" if report.is_complete else f"not finished, as {report.stopped}: "
+    unfinished = "" if report.is_complete else f"not finished because {report.stopped}: "
     return CheckResult(
-        wrong=[f"{len(errors)} errors, the first: {errors[0].message}"] if errors else [],
+        wrong=[f"{len(errors)} errors; first error: {errors[0].message}"] if errors else [],
         fine=f"{unfinished}no errors in {report.versions} versions and {report.nodes} nodes",
         repaired_by="repair",
         is_error=True,
@@ -176,7 +189,7 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
     damaged = [check for check in checks if not check.is_clean]
     wrong = [_damage(check) for check in damaged]
     wrong += [
-        f"export {info.name!r} was begun more than {_span(_CUT_OFF_AFTER)} ago and is not finished"
+        f"export {info.name!r} was started more than {_span(_CUT_OFF_AFTER)} ago and is not complete"
         for info in exports
         if info.state != "complete" and info.created_at is not None and now - info.created_at > _CUT_OFF_AFTER
     ]
@@ -184,10 +197,10 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
     age = now - full[0].created_at if full and full[0].created_at is not None else None
     if limits.export_max_age is not None and (age is None or age > limits.export_max_age):
         youngest = _span(limits.export_max_age)
-        wrong.append(f"no full export named {limits.export_pattern} is younger than {youngest}; {_newest(full)}")
+        wrong.append(f"no full export matching {limits.export_pattern} is newer than {youngest}; {_newest(full)}")
     return CheckResult(
         wrong=wrong,
-        fine=f"{len(checks)} exports are as they were made",
+        fine=f"{len(checks)} exports match their manifests",
         repaired_by="export",
         repair_config={"name": None, "level": "full"},
         is_error=bool(damaged),
@@ -201,7 +214,7 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
 
 def _clones(lake: Lakehouse, _limits: CheckLimits) -> CheckResult:
     wrong, metadata = clones_past_their_time(lake)
-    fine = f"{metadata['clones']} clones are within their time"
+    fine = f"none of {metadata['clones']} clones is overdue"
     return CheckResult(
         wrong=wrong, fine=fine, repaired_by="drop_clone", repair_config={"name": None}, metadata=metadata
     )
@@ -214,20 +227,22 @@ def _span(duration: timedelta) -> str:
 def _damage(check: ExportCheck) -> str:
     first = (*check.missing, *check.changed)[0]
     return (
-        f"export {check.name!r}: {len(check.missing)} of {check.files} copies are missing and {len(check.changed)} are"
-        f" not as they were, such as {first}"
+        f"export {check.name!r}: {len(check.missing)} of {check.files} files are missing and {len(check.changed)} have"
+        f" changed, for example {first}"
     )
 
 
 def _newest(full: Sequence[ExportInfo]) -> str:
-    return f"the newest is {full[0].name!r} of {full[0].created_at:%Y-%m-%d %H:%M} (UTC)" if full else "there is none"
+    if not full:
+        return "no full export exists"
+    return f"the newest is {full[0].name!r}, created at {full[0].created_at:%Y-%m-%d %H:%M} UTC"
 
 
 def _orphans(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
     plan = operations.plan_orphan_removal(lake, limits.orphan_age)
     is_beyond = len(plan.paths) > limits.orphan_files or plan.bytes > limits.orphan_bytes
-    message = f"{len(plan.paths)} orphans of {plan.bytes} bytes"
-    beyond = f"{message}, more than {limits.orphan_files} or than {limits.orphan_bytes} bytes"
+    message = f"{len(plan.paths)} orphan files, {plan.bytes} bytes"
+    beyond = f"{message}; the limits are {limits.orphan_files} files and {limits.orphan_bytes} bytes"
     return CheckResult(
         wrong=[beyond] if is_beyond else [],
         fine=message,
@@ -247,9 +262,9 @@ def _tree(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
     leaves, buffers = shape.levels[-1], shape.buffer_fill
     wrong = []
     if leaves.nodes > 1 and leaves.fill < limits.min_leaf_fill:
-        wrong.append(f"the {leaves.nodes} leaves are filled to {leaves.fill:.0%}, less than {limits.min_leaf_fill:.0%}")
+        wrong.append(f"the {leaves.nodes} leaves are {leaves.fill:.0%} full; the minimum is {limits.min_leaf_fill:.0%}")
     if buffers > limits.max_buffer_fill:
-        wrong.append(f"buffers of a level are filled to {buffers:.0%}, more than {limits.max_buffer_fill:.0%}")
+        wrong.append(f"the buffers of a level are {buffers:.0%} full; the maximum is {limits.max_buffer_fill:.0%}")
     header = ("level", "nodes", "keys", "fill", "messages", "bytes")
     rows = [
         (level.depth, level.nodes, level.keys, f"{level.fill:.0%}", level.messages, level.file_bytes)
@@ -257,7 +272,7 @@ def _tree(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
     ]
     return CheckResult(
         wrong=wrong,
-        fine=f"{shape.nodes} nodes, leaves filled to {leaves.fill:.0%}",
+        fine=f"{shape.nodes} nodes; leaves are {leaves.fill:.0%} full",
         repaired_by="compact",
         repair_config={"unattended": True},
         metadata={
@@ -276,24 +291,24 @@ def _tree(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
 def _data_files(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
     head = lake.snapshot()
     survey = survey_data_files(lake, head, limits.data_files_seconds)
-    many = [one for one in survey.tables if one.data_files >= limits.small_files]
-    small = [one for one in many if one.mean_bytes < limits.small_file_bytes and _is_mergeable(lake, one)]
-    small.sort(key=lambda one: -one.data_files)
-    wrong = [f"{len(small)} tables have many small data files, the most {_summary(small[0])}"] if small else []
+    many = [table for table in survey.tables if table.data_files >= limits.small_files]
+    small = [table for table in many if table.mean_bytes < limits.small_file_bytes and _is_mergeable(lake, table)]
+    small.sort(key=lambda table: -table.data_files)
+    wrong = [f"{len(small)} tables have many small data files; most in {_summary(small[0])}"] if small else []
     if survey.unreadable:
-        wrong.append(f"the metadata of {len(survey.unreadable)} tables cannot be read, such as {survey.unreadable[0]}")
-    unfinished = f"; {survey.not_looked_at} tables were not looked at in time" if survey.not_looked_at else ""
-    rows = [(one.name, one.data_files, one.bytes, round(one.mean_bytes)) for one in small]
+        wrong.append(f"cannot read the metadata of {len(survey.unreadable)} tables, for example {survey.unreadable[0]}")
+    unfinished = f"; {survey.not_looked_at} tables were not checked in time" if survey.not_looked_at else ""
+    rows = [(table.name, table.data_files, table.bytes, round(table.mean_bytes)) for table in small]
     return CheckResult(
         wrong=wrong,
-        fine=f"the data files of {len(survey.tables)} tables are few or large enough{unfinished}",
+        fine=f"{len(survey.tables)} tables have few or sufficiently large data files{unfinished}",
         repaired_by="repair" if survey.unreadable else "compact_tables",
-        repair_config={} if survey.unreadable else {"tables": [one.name for one in small], "unattended": True},
+        repair_config={} if survey.unreadable else {"tables": [table.name for table in small], "unattended": True},
         metadata={
             "tables": len(survey.tables),
             "tables_with_small_files": len(small),
-            "data_files": sum(one.data_files for one in survey.tables),
-            "bytes": sum(one.bytes for one in survey.tables),
+            "data_files": sum(table.data_files for table in survey.tables),
+            "bytes": sum(table.bytes for table in survey.tables),
             "uncounted_tables": len(survey.uncounted),
             "not_looked_at": survey.not_looked_at,
             "small_files": table_value(("table", "data files", "bytes", "bytes per file"), rows),
@@ -302,9 +317,10 @@ def _data_files(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
 
 
 def _is_mergeable(lake: Lakehouse, table: TableFileCounts) -> bool:
-    """Whether a compaction would merge files.
+    """Whether a compaction would merge files of a table.
 
-    It would not if each partition has few. A table that it refuses counts as well.
+    It merges none if each partition has few files. A table that compaction rejects counts as mergeable, so that it is
+    reported.
     """
     try:
         return not operations.plan_compact_tables(lake, [table.name]).is_empty
@@ -319,49 +335,48 @@ def _summary(table: TableFileCounts) -> str:
 CHECKS: Mapping[str, DeclaredCheck] = {
     "verify_clean": DeclaredCheck(
         check=_verify,
-        description="Protects all data: verify finds no error in versions, trees, definitions, tables and exports."
-        " Costs a read of every file of the catalog and a look-up of every file of tables, for ten minutes at most.",
+        description="Protects all data: verify reports no errors in versions, trees, definitions, tables and exports."
+        " Costs: reads every catalog file and checks the existence of every table file, for up to ten minutes.",
         repaired_by=("repair",),
     ),
     "retention_kept": DeclaredCheck(
         check=_retention,
-        description="Protects the cost of storage: versions and exports expire, and expired versions are purged,"
-        " without long delay. Costs a read of the roots of versions that are not purged.",
+        description="Protects storage costs: versions and exports expire, and expired versions are purged, without"
+        " long delays. Costs: reads the roots of all unpurged versions.",
         repaired_by=("expire", "purge"),
     ),
     "exports_fresh": DeclaredCheck(
         check=_exports,
         description="Protects against the loss of the lakehouse's storage: the newest exports are complete and"
-        " unchanged, and a full one is young enough. Costs a look-up of every file of the newest three.",
+        " unchanged, and the newest full export is recent. Costs: checks every file of the newest three exports.",
         repaired_by=("export",),
     ),
     "data_files_in_shape": DeclaredCheck(
         check=_data_files,
-        description="Protects the speed of queries: no table of the latest version has very many small data files."
-        " Costs a read of the metadata of every table, for a minute at most.",
+        description="Protects query speed: no table of the latest version has many small data files. Costs: reads the"
+        " metadata of every table, for up to one minute.",
         repaired_by=("compact_tables", "repair"),
     ),
     "orphans_bounded": DeclaredCheck(
         check=_orphans,
-        description="Protects the cost of storage: failed commits and aborted writes have not left too many files"
-        " behind. Costs a listing of the whole storage and a read of the trees of all versions.",
+        description="Protects storage costs: failed commits and aborted writes have not left too many orphan files."
+        " Costs: lists the whole storage and reads the trees of all versions.",
         repaired_by=("orphans",),
     ),
     "clones_in_time": DeclaredCheck(
         check=_clones,
-        description="Protects the cost of storage: no clone is past its time, deleted or unfinished. Costs a few reads"
-        " for each clone.",
+        description="Protects storage costs: no clone is overdue, deleted or unfinished. Costs: a few reads per clone.",
         repaired_by=("drop_clone",),
     ),
     "tree_in_shape": DeclaredCheck(
         check=_tree,
-        description="Protects the speed of commits and lookups: the nodes of the latest tree are not thin, and their"
-        " buffers not too full. Costs a read of the latest tree.",
+        description="Protects the speed of commits and lookups: the nodes of the latest tree are well filled, and their"
+        " buffers are not overfull. Costs: reads the latest tree.",
         repaired_by=("compact",),
     ),
     "hint_right": DeclaredCheck(
         check=_hint,
-        description="Protects the speed of readers: the hint names the latest version. Costs two or three requests.",
+        description="Protects read speed: the hint names the latest version. Costs: two or three requests.",
         repaired_by=("repair_hint",),
     ),
 }

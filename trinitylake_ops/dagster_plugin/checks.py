@@ -29,32 +29,30 @@ __all__ = [
     "repairing_jobs",
 ]
 
-#: The name of the job of the checks, for a lakehouse that is alone.
+#: The unprefixed name of the job that runs the checks.
 CHECK_JOB = "check"
 
-#: The checks of a lakehouse, unless others are chosen.
+#: The default checks of a lakehouse.
 DEFAULT_CHECKS = ("verify_clean", "retention_kept")
 
 
 def chosen_checks(chosen: str | Sequence[str] = DEFAULT_CHECKS) -> tuple[str, ...]:
-    """Return the names of checks that are chosen, in the order of their declaration.
+    """Return the names of the selected checks, in declaration order.
 
     Args:
-        chosen: Names of checks, or ``"all"``; one of them, or several.
+        chosen: A name of a check or ``"all"``, or a sequence of these.
 
     Raises:
-        InvalidInputError: There is no check of a name.
+        InvalidInputError: A name is unknown.
     """
     names = {chosen} if isinstance(chosen, str) else {*chosen}
     if unknown := sorted(names - {EVERYTHING, *CHECKS}):
-        raise InvalidInputError(
-            f"checks: there is no check {unknown[0]!r}; choose among {EVERYTHING}, {', '.join(CHECKS)}"
-        )
+        raise InvalidInputError(f"checks: unknown check {unknown[0]!r}; choose from {EVERYTHING}, {', '.join(CHECKS)}")
     return tuple(name for name in CHECKS if EVERYTHING in names or name in names)
 
 
 def repairing_jobs(checks: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the operations that repair what some checks find."""
+    """Return the names of the operations that repair what the checks found."""
     return tuple({job: None for name in checks for job in CHECKS[name].repaired_by})
 
 
@@ -65,18 +63,20 @@ def build_lakehouse_checks(
     limits: CheckLimits | None = None,
     location_name: str | None = None,
 ) -> list[dg.AssetChecksDefinition]:
-    """Return checks of the lakehouse. A danger of loss is an error, and a cost of time or space is a warning.
+    """Build the asset checks of a lakehouse.
+
+    Problems that risk data loss are errors. Problems that cost time or space are warnings.
 
     Args:
-        names: The names of the lakehouse.
-        checks: Names of checks, or ``"all"``. The default ones read the integrity and the retention of the lakehouse;
-            an observation of the lakehouse reports the state of everything else.
-        limits: The limits beyond which the checks fail.
-        location_name: The code location of the jobs. The metadata ``repaired_by`` of a failed check, which names the
-            job that repairs it, is a link then.
+        names: The names of the lakehouse's definitions.
+        checks: Names of checks, or ``"all"``. The default checks cover the integrity and the retention of the
+            lakehouse; an observation of the lakehouse reports everything else.
+        limits: Thresholds beyond which the checks fail.
+        location_name: The code location of the jobs. If provided, the metadata ``repaired_by`` of a failed check links
+            to the job that repairs it.
 
     Raises:
-        InvalidInputError: There is no such check.
+        InvalidInputError: A name is unknown.
     """
     return [
         _asset_check(name, CHECKS[name], limits or CheckLimits(), names, location_name)
@@ -85,11 +85,11 @@ def build_lakehouse_checks(
 
 
 def build_checks_job(checks: Sequence[dg.AssetChecksDefinition], names: LakehouseNames = ONLY) -> Any:
-    """Return a job, of the type of ``dagster.define_asset_job``, which runs checks."""
+    """Build a job that runs checks. Its type is that of ``dagster.define_asset_job``."""
     return dg.define_asset_job(
         names.of(CHECK_JOB),
         selection=dg.AssetSelection.checks(*checks),
-        description="Runs the checks of the lakehouse.",
+        description="Run the checks of the lakehouse.",
         config=NO_OPTIONS,
     )
 
@@ -102,9 +102,9 @@ def _asset_check(
     location_name: str | None,
 ) -> dg.AssetChecksDefinition:
     def repaired_by(links: Links, job: str, config: Mapping[str, Any]) -> dict[str, Any]:
-        named = names.of(job)
-        shown = named if location_name is None else dg.MetadataValue.job(named, location_name)
-        return {"repaired_by": shown, **links.entry(job, config)}
+        job_name = names.of(job)
+        value = job_name if location_name is None else dg.MetadataValue.job(job_name, location_name)
+        return {"repaired_by": value, **links.entry(job, config)}
 
     @dg.asset_check(
         asset=names.lakehouse_key,
@@ -119,9 +119,8 @@ def _asset_check(
             with acting_for_run(context.run.run_id):
                 lake = resource.open()
                 version = lake.latest_version()
-                found = declared.check(lake, limits)
-        # the check cannot read what it needs, or that is not settled, as the text says
-        except TrinityLakeError as error:
+                result = declared.check(lake, limits)
+        except TrinityLakeError as error:  # a read failed or was inconclusive; the message states which
             is_damage = isinstance(error, CorruptFileError | FileMissingError)
             metadata = {
                 "error_code": error.code,
@@ -129,13 +128,13 @@ def _asset_check(
             }
             return dg.AssetCheckResult(passed=False, description=str(error), metadata=metadata)
         return dg.AssetCheckResult(
-            passed=not found.wrong,
-            severity=dg.AssetCheckSeverity.ERROR if found.is_error else dg.AssetCheckSeverity.WARN,
-            description="; ".join(found.wrong) or found.fine,
+            passed=not result.wrong,
+            severity=dg.AssetCheckSeverity.ERROR if result.is_error else dg.AssetCheckSeverity.WARN,
+            description="; ".join(result.wrong) or result.fine,
             metadata={
                 VERSION: version,
-                **metadata_entries(found.metadata),
-                **(repaired_by(links, found.repaired_by, found.repair_config) if found.wrong else {}),
+                **metadata_entries(result.metadata),
+                **(repaired_by(links, result.repaired_by, result.repair_config) if result.wrong else {}),
             },
         )
 
@@ -149,26 +148,37 @@ _LONGEST_RESPONSE_BYTES = 10_000
 def build_server_check(
     url: str, names: LakehouseNames = ONLY, *, name: str = "server_ready", seconds: float = 10.0
 ) -> dg.AssetChecksDefinition:
-    """Return a check of the lakehouse's asset that asks a server whether it is ready (``trinitylake serve``).
+    """Build a check of the lakehouse asset that probes the readiness of a server (``trinitylake serve``).
 
-    ``url`` is its address without a path, such as ``https://lake.example.com``. Of several replicas each has a check
-    with a name of its own, or the proxy before them has one. Within ``seconds`` the answer must be there. No token is
-    sent, and none is needed. Raises InvalidInputError for an address that is none, or that holds a user or a path.
+    The probe needs and sends no token.
+
+    Args:
+        url: The server's URL without a path, for example ``https://lake.example.com``.
+        names: The names of the lakehouse's definitions.
+        name: The name of the check. To check several replicas, build one check with a distinct name for each of them,
+            or one check of their proxy.
+        seconds: The timeout of each network operation.
+
+    Raises:
+        InvalidInputError: The URL is invalid or contains credentials or a path, or ``seconds`` is not positive.
     """
     split = urlsplit(url)
     is_plain = split.path in ("", "/") and not split.query and not split.fragment and "@" not in split.netloc
     if split.scheme not in ("http", "https") or not split.hostname or not is_plain:
-        raise InvalidInputError("a server's address is http:// or https:// with a host, and perhaps a port")
+        raise InvalidInputError(
+            "the server URL is invalid; use http:// or https:// with a host and an optional port, without credentials"
+            " and without a path"
+        )
     if not seconds > 0:
-        raise InvalidInputError(f"the seconds to wait must be above 0, not {seconds}")
+        raise InvalidInputError(f"seconds is {seconds}; it must be greater than 0")
 
     @dg.asset_check(
         asset=names.lakehouse_key,
         name=name,
-        description=f"The server for engines at {split.netloc} answers, and so do the lakehouses that it serves.",
+        description=f"The REST server at {split.netloc} is ready, and so are the lakehouses that it serves.",
     )
     def run() -> dg.AssetCheckResult:
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         kind = HTTPSConnection if split.scheme == "https" else HTTPConnection
         connection = kind(split.hostname or "", split.port, timeout=seconds)
         try:
@@ -177,10 +187,10 @@ def build_server_check(
             response.read(_LONGEST_RESPONSE_BYTES)
             summary, passed = f"status {response.status}", response.status == 200
         except (OSError, HTTPException) as error:
-            summary, passed = f"no answer: {type(error).__name__}", False
+            summary, passed = f"no response: {type(error).__name__}", False
         finally:
             connection.close()
-        took = dg.MetadataValue.float(round(1_000 * (time.monotonic() - begun_s), 1))
+        took = dg.MetadataValue.float(round(1_000 * (time.monotonic() - started_s), 1))
         return dg.AssetCheckResult(passed=passed, metadata={"answer": summary, "milliseconds": took, "server": url})
 
     return run

@@ -1,4 +1,4 @@
-"""One call for a code location: all definitions that show lakehouses, keep them in order and change them in Dagster."""
+"""All definitions to monitor, maintain and change lakehouses in a Dagster code location, built by one function."""
 
 from __future__ import annotations
 
@@ -45,63 +45,73 @@ from trinitylake_ops.storage.registry import server_options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakehouseSettings:
-    """The settings of one lakehouse in a code location.
+    """Configuration of one lakehouse in a code location."""
 
-    ``name`` begins the names of all its definitions (see LakehouseNames), and has to be given. An empty one leaves them
-    as they are: such a lakehouse takes ``lakehouse``, ``exports``, ``verify`` and so on of its code location.
-    ``tables``, each as ``namespace.table``, become observable assets. They are tables that no asset here stages.
-    ``published_by`` are the assets that publish into the lakehouse. ``operations`` adds jobs to the common ones: names
-    of operations, the groups ``"clones"``, ``"tables"`` and ``"admin"``, or ``"all"``. ``checks`` are the names of the
-    checks, or ``"all"``, and ``check_limits`` those beyond which they fail. What checks and schedules need is among the
-    jobs in any case. ``crons`` schedules operations, and ``"check"`` all checks, in ``timezone``: CRONS has recommended
-    times. ``limits`` are those of runs that free something without approval. Without them none of these is scheduled.
-    ``observe_cron`` says when head and tables are observed, None never. Within ``blackouts`` nothing that ``crons``
-    schedules begins. ``export_target`` is the root of scheduled exports; if empty, it is the lakehouse's own.
-    ``budget`` bounds the requests of a scheduled purge or removal of orphans. ``location_name`` is the code location,
-    for links of checks to jobs. ``reclaimable_seconds`` is how long an observation may count the bytes that can be
-    freed. ``on_commit`` names a job to run after commits of others. ``table_key(namespace, table)`` names the asset to
-    which changes of a table are reported, by default the assets that hold it (:class:`TableAssets`). ``alert`` is
-    called for each failed run of the lakehouse's jobs. Schedules and sensors are off until a person turns them on, or
-    ``is_on``. ``spark`` is for the IO manager and the operations that use Spark.
-    """
-
+    #: The resource that opens the lakehouse.
     lakehouse: TrinityLakeResource
+    #: Required. Prefix of the names of all definitions: ``sales`` gives the job ``sales_verify`` and the asset
+    #: ``sales/lakehouse``. An empty name adds no prefix, which is only allowed for a single lakehouse.
     name: str | None = None
+    #: Tables that no asset of this code location writes, as ``namespace.table``. They become observable assets.
     tables: Sequence[str] = ()
+    #: Assets that publish into the lakehouse. The lakehouse asset depends on them.
     published_by: Sequence[dg.AssetKey] = ()
+    #: Jobs to add to the default ones: names of operations, the groups ``"clones"``, ``"tables"`` and ``"admin"``, or
+    #: ``"all"``. The jobs that checks and schedules need are always included.
     operations: str | Sequence[str] = ()
+    #: Names of the checks, or ``"all"``.
     checks: str | Sequence[str] = DEFAULT_CHECKS
+    #: Thresholds beyond which the checks fail.
     check_limits: CheckLimits | None = None
+    #: Limits for operations that reclaim space without approval. Without limits, they cannot be scheduled.
     limits: ApplyLimits | None = None
+    #: IANA time zone of all schedules and blackouts.
     timezone: str = "UTC"
+    #: Cron expressions of the operations to schedule, by name. ``"check"`` runs all checks. CRONS contains recommended
+    #: values.
     crons: Mapping[str, str] = field(default_factory=dict)
+    #: Cron expression for observing the lakehouse and its tables. None disables it.
     observe_cron: str | None = "*/30 * * * *"
+    #: Time windows in which no schedule of ``crons`` starts a run.
     blackouts: Sequence[BlackoutWindow] = ()
+    #: Root URI of scheduled exports. If empty, they are stored in the lakehouse.
     export_target: str = ""
+    #: Retention of scheduled exports.
     export_retain: timedelta = timedelta(days=35)
+    #: Bounds of each scheduled purge or orphan removal.
     budget: Budget | None = None
+    #: Name of this code location, for links from checks to jobs.
     location_name: str | None = None
+    #: Time limit for counting reclaimable bytes in an observation. 0 disables it.
     reclaimable_seconds: float = RECLAIMABLE_SECONDS
+    #: Name of a job to run after commits made outside of this code location.
     on_commit: str | None = None
+    #: Returns the asset to which changes of a table are reported, from its namespace and name. By default, they are
+    #: reported to all assets that contain the table (:class:`TableAssets`).
     table_key: TableKey | None = None
+    #: Called for each failed run of this lakehouse's jobs.
     alert: Callable[[FailedRun], None] | None = None
+    #: Whether schedules and sensors are initially on. Otherwise, they are off until they are turned on in the UI.
     is_on: bool = False
+    #: Spark for the IO manager and for operations that use it.
     spark: SparkResource = field(default_factory=SparkResource)
 
     @property
     def names(self) -> LakehouseNames:
-        """The names of its definitions. Raises InvalidInputError."""
+        """The names of the lakehouse's definitions. Raises InvalidInputError if ``name`` is invalid."""
         return LakehouseNames(self.name or "")
 
 
 def build_trinitylake_definitions(*lakehouses: LakehouseSettings) -> dg.Definitions:
-    """Return all definitions of some lakehouses, for a code location or to merge with others of it.
+    """Build all definitions of one or more lakehouses.
 
-    Each has its resource and IO manager. Head, exports and tables become assets. There are checks, the operations as
-    jobs, a sensor for commits of others, and schedules. With an alert there is a sensor for failed runs.
+    For each lakehouse, these are a resource and an IO manager, assets for the lakehouse, its exports and its tables,
+    checks, operations as jobs, a sensor for commits made outside of the code location, schedules and, with an alert, a
+    sensor for failed runs.
 
     Raises:
-        InvalidInputError: Two have one name or root, one of several has no name, or settings are impossible.
+        InvalidInputError: Two lakehouses have the same name or root, one of several has no name, or settings are
+            invalid.
     """
     for settings in lakehouses:
         _check_settings(settings)
@@ -112,41 +122,50 @@ def build_trinitylake_definitions(*lakehouses: LakehouseSettings) -> dg.Definiti
 def _check_settings(settings: LakehouseSettings) -> None:
     if settings.name is None:
         raise InvalidInputError(
-            "name= of LakehouseSettings is missing: it begins the names of all definitions of the lakehouse, such as"
-            " name='sales' those of sales_expire and sales/lakehouse. name='' leaves names as they are without"
-            " one; take it where runs and assets have these names already"
+            "name= of LakehouseSettings is required: it prefixes every job and asset of the lakehouse, for example"
+            " name='sales' creates the job sales_expire; name='' adds no prefix, which keeps existing unprefixed names"
         )
-    if settings.limits is None and (asked := [name for name in LIMITED if name in settings.crons]):
-        raise InvalidInputError(f"crons has {asked[0]!r}, which no schedule does without limits")
+    if settings.limits is None and (limited := [name for name in LIMITED if name in settings.crons]):
+        raise InvalidInputError(
+            f"cannot schedule {limited[0]!r}: it reclaims space without approval, and no limits are set; set limits, or"
+            " remove it from crons"
+        )
     if not 0 <= settings.reclaimable_seconds < math.inf:
-        raise InvalidInputError(f"reclaimable_seconds is {settings.reclaimable_seconds}, it must be at least 0")
+        raise InvalidInputError(
+            f"reclaimable_seconds is {settings.reclaimable_seconds}; it must be a finite number of at least 0"
+        )
 
 
 def _check_apart(lakehouses: Sequence[LakehouseSettings]) -> None:
-    names, roots = Counter(one.name for one in lakehouses), Counter(map(_root, lakehouses))
+    names, roots = Counter(settings.name for settings in lakehouses), Counter(map(_root, lakehouses))
     if len(lakehouses) > 1 and "" in names:
-        raise InvalidInputError("a lakehouse beside others needs a name=: its definitions begin with it")
-    if twice := [name for name, times in names.items() if times > 1]:
-        raise InvalidInputError(f"two lakehouses have the same name={twice[0]!r}")
-    if shared := [root for root, times in roots.items() if times > 1]:
-        same = ", ".join(repr(one.name) for one in lakehouses if _root(one) == shared[0])
-        raise InvalidInputError(f"{same} have one root: a lakehouse has one set of schedules and sensors")
+        raise InvalidInputError(
+            "name= is empty: with several lakehouses, each needs a name to distinguish its definitions; set name="
+        )
+    if duplicates := [name for name, count in names.items() if count > 1]:
+        raise InvalidInputError(f"two lakehouses have the same name={duplicates[0]!r}; use distinct names")
+    if shared := [root for root, count in roots.items() if count > 1]:
+        same = ", ".join(repr(settings.name) for settings in lakehouses if _root(settings) == shared[0])
+        raise InvalidInputError(
+            f"lakehouses {same} have the same root: a lakehouse must have only one set of schedules and sensors; remove"
+            " all but one of them"
+        )
 
 
 def _root(settings: LakehouseSettings) -> tuple[str, str | None]:
-    """Return the root by which two lakehouses are compared, with its server, as each has its own buckets or tables."""
-    root = _value(settings.lakehouse.root)
-    if root is None or not is_root_uri(root):  # the variable is not set here yet, or the opener will refuse it
+    """Return the normalized root and its server, because each server has separate buckets or tables."""
+    root = _resolve_env(settings.lakehouse.root)
+    if root is None or not is_root_uri(root):  # the variable is not set in this process, or opening will reject it
         return settings.lakehouse.root, None
     root = normalize_root_uri(root)
     options = settings.lakehouse.storage_options
-    given = (_value(options.of_scheme(root.partition("://")[0], name)) for name in server_options(root))
-    return root, next((place.rstrip("/") for place in given if place), None)
+    servers = (_resolve_env(options.of_scheme(root.partition("://")[0], name)) for name in server_options(root))
+    return root, next((server.rstrip("/") for server in servers if server), None)
 
 
-def _value(given: str | None) -> str | None:
-    """Return the value of an EnvVar in this process, and anything else as it is."""
-    return given.get_value() if isinstance(given, dg.EnvVar) else given
+def _resolve_env(value: str | None) -> str | None:
+    """Return the value of an EnvVar in this process, or the value itself if it is not an EnvVar."""
+    return value.get_value() if isinstance(value, dg.EnvVar) else value
 
 
 def _definitions(settings: LakehouseSettings) -> dg.Definitions:
@@ -188,7 +207,7 @@ def _definitions(settings: LakehouseSettings) -> dg.Definitions:
 
 
 def _operations(settings: LakehouseSettings) -> list[str]:
-    """Return the operations that are chosen, and those that the checks and schedules need."""
+    """Return the selected operations, and those that the checks and schedules need."""
     chosen = [settings.operations] if isinstance(settings.operations, str) else settings.operations
     scheduled = [name for name in settings.crons if name in BY_NAME]
     return [*chain(chosen, scheduled, repairing_jobs(chosen_checks(settings.checks)))]

@@ -1,4 +1,4 @@
-"""An operation while it runs in a step of a Dagster job, and the proof of what it changed."""
+"""The context of an operation that runs in a step of a Dagster job, and the verification of its changes."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from trinitylake_ops.versions.snapshot import Snapshot
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Among so many of the last versions a run looks for its own: others may commit many while it runs.
+# Number of latest versions in which a run searches for its own, because other writers may commit while it runs.
 _MOST_VERSIONS = 1_000
 
-# Operations that write tables anew, with the same rows.
+# Operations that rewrite tables without changing their rows.
 _SAME_ROWS = ("compact-tables", "relocate", "trim")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningJob(ReportingContext[OptionsT]):
-    """An operation while it runs in a step.
-
-    ``assets`` are those that hold tables. ``spark`` is a resource that is not set up yet, as few operations need a
-    session. ``begun_on`` is the latest version when the step began. ``events`` are to be recorded, and ``shown`` is the
-    metadata of the run.
-    """
+    """The context of an operation that runs in a step."""
 
     context: dg.OpExecutionContext
+    #: The latest version when the step started.
     begun_on: int
+    #: The assets that contain tables.
     assets: TableAssets
     page: VersionsPage
     names: LakehouseNames
+    #: Spark that is not started yet, because few operations need a session.
     spark: SparkResource
+    #: Events to record when the step ends.
     events: list[Any] = field(default_factory=list)
+    #: Metadata of the run's output.
     shown: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -69,16 +69,16 @@ class RunningJob(ReportingContext[OptionsT]):
         return self.context.log
 
     def job(self, name: str) -> str:
-        """Return the name of another job of the lakehouse."""
+        """Return the name of a job of the lakehouse from its unprefixed name."""
         return self.names.of(name)
 
     def link(self, job: str, config: Mapping[str, Any], text: str = "") -> Link | None:
-        """Return a link to the launchpad of another job."""
+        """Return a link to the launchpad of a job, or None if the code location does not have the job."""
         return self.links.launchpad(job, config, text)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[SparkSession]:
-        """Provide the session of the run's Spark, which is started here, as that takes seconds."""
+        """Start a Spark session, which takes seconds, and stop it when the context exits."""
         with dg.build_resources({"spark": self.spark}) as resources:
             yield resources.spark.session()
 
@@ -91,11 +91,17 @@ class RunningJob(ReportingContext[OptionsT]):
         committed: str | None = None,
         logged: Mapping[str, Any] | None = None,
     ) -> None:
-        """Log what was done, and show its figures. Its events are recorded when the step has ended.
+        """Log the result of the operation, and add its metrics to the metadata of the run.
 
-        Figures and tables are logged as text, too, or else ``logged``: ``dagster job execute`` shows the log alone.
-        ``committed`` names the operation if it made a version. Then the lakehouse is reported as materialized, and so
-        are the assets of tables that it changed.
+        Metrics and tables are also logged as text, because ``dagster job execute`` displays only the log.
+
+        Args:
+            message: What the operation did.
+            metadata: Metrics and tables.
+            to_do: What the user should do next.
+            committed: The name of the operation if it committed a version. The lakehouse asset, and the assets of the
+                tables that the run changed, are then materialized.
+            logged: The metrics to log instead of ``metadata``.
         """
         self.log_metrics(metadata if logged is None else logged)
         shown = metadata_entries({**self.details, **metadata})
@@ -110,7 +116,7 @@ class RunningJob(ReportingContext[OptionsT]):
         self.shown.update(shown)
 
     def _table_events(self, committed: str) -> Iterator[TableEvent]:
-        """Yield the events of the tables that the versions of this run changed. Versions of others are none of it."""
+        """Yield the events of the tables that this run's versions changed, without those of other writers' versions."""
         message, bounds = {"operation": committed, **metadata_entries(self.details)}, Bounds()
         for before, after in self.own_versions():
             pages = TablePages(self.lake, after, self.links, bounds)
@@ -118,62 +124,76 @@ class RunningJob(ReportingContext[OptionsT]):
             yield from changes.events(diff_snapshots(before, after), message, has_new_rows=committed not in _SAME_ROWS)
 
     def own_versions(self) -> Iterator[tuple[Snapshot, Snapshot]]:
-        """Yield the versions that this run committed, each after the one before it, among the last ones of all."""
+        """Yield each version that this run committed, preceded by its predecessor, among the latest versions."""
         head = self.lake.snapshot()
         versions = range(max(self.begun_on, head.version - _MOST_VERSIONS) + 1, head.version + 1)
         for info in version_infos(self.lake.files, versions, head):
             if info.run_id != self.context.run.run_id or info.state != "live":
                 continue
             try:
-                before, after = (self.lake.snapshot(one, latest=head) for one in (info.version - 1, info.version))
+                before, after = (
+                    self.lake.snapshot(version, latest=head) for version in (info.version - 1, info.version)
+                )
             except (VersionExpiredError, VersionNotFoundError) as error:
-                self.context.log.warning("tables that version %s changed are not reported: %s", info.version, error)
+                self.context.log.warning("cannot report the tables changed by version %s: %s", info.version, error)
                 continue
             yield before, after
 
     def failure(self, description: str, metadata: Mapping[str, Any]) -> dg.Failure:
-        """Return a failure of one clear line, with figures, that is never retried."""
+        """Log metrics, and return a failure that is not retried."""
         self.log_metrics(metadata)
         return dg.Failure(description, metadata=metadata_entries({**self.details, **metadata}), allow_retries=False)
 
 
-_ASSET_JOB = "__ASSET_JOB"  # Dagster's own, of all assets and checks of a code location
+_ASSET_JOB = "__ASSET_JOB"  # Dagster's implicit job of all assets and checks of a code location
 
 
 def prove(run: RunningJob[Any]) -> dict[str, Any]:
-    """Return rows before and after of the tables that the run changed, and run the checks of their assets again.
+    """Compare the tables that a run changed before and after, and run the asset checks of these tables again.
 
-    Raises Failure when a check fails that is not only a warning. What the run did stays.
+    Returns:
+        Metadata with the row counts and the results of the checks.
+
+    Raises:
+        dg.Failure: A check failed with severity ERROR. The changes of the run are not rolled back.
     """
-    tables = [one for ends in run.own_versions() for one in diff_versions(run.lake, *ends).tables]
+    tables = [table for ends in run.own_versions() for table in diff_versions(run.lake, *ends).tables]
     metadata: dict[str, Any] = {
         **metadata_entries(
             {
-                "rows_before": sum_of(None if one.before is None else one.before.rows for one in tables),
-                "rows_after": sum_of(None if one.after is None else one.after.rows for one in tables),
+                "rows_before": sum_of(None if table.before is None else table.before.rows for table in tables),
+                "rows_after": sum_of(None if table.after is None else table.after.rows for table in tables),
             }
         ),
         "proof": listing(("table", "rows before", "rows after", "rows", "files", "bytes"), map(_row, tables)),
     }
-    assets = {holder.key for one in tables for holder in run.assets.of(one.namespace, one.table or "")}
+    assets = {holder.key for table in tables for holder in run.assets.of(table.namespace, table.table or "")}
     evaluations = _run_asset_checks(run, assets, metadata)
     metadata["checks"] = listing(
-        ("asset", "check", "result", "says"),
-        [(one.asset_key.to_user_string(), one.check_name, _result(one), one.description or "") for one in evaluations],
+        ("asset", "check", "result", "description"),
+        [
+            (check.asset_key.to_user_string(), check.check_name, _result(check), check.description or "")
+            for check in evaluations
+        ],
     )
-    failed = [one for one in evaluations if _result(one) == "failed"]
-    metadata["checks_passed"] = sum(one.passed for one in evaluations)
+    failed = [check for check in evaluations if _result(check) == "failed"]
+    metadata["checks_passed"] = sum(check.passed for check in evaluations)
     metadata["checks_failed"] = len(failed)
     if failed:
         first = f"{failed[0].check_name} of {failed[0].asset_key.to_user_string()}"
-        message = f"it is done, and {len(failed)} checks of the changed tables fail, the first: {first}"
+        message = (
+            f"{len(failed)} checks of the changed tables failed, the first is {first}; the operation has completed and"
+            " was not rolled back"
+        )
         raise run.failure(message, metadata)
     return metadata
 
 
-def _row(one: ChangedObject) -> tuple[object, ...]:
-    totals = ("?" if state is None or state.rows is None else f"{state.rows:,}" for state in (one.before, one.after))
-    return (one.name, *totals, *delta_texts(one.delta))
+def _row(table: ChangedObject) -> tuple[object, ...]:
+    totals = (
+        "?" if state is None or state.rows is None else f"{state.rows:,}" for state in (table.before, table.after)
+    )
+    return (table.name, *totals, *delta_texts(table.delta))
 
 
 def _result(evaluation: dg.AssetCheckEvaluation) -> str:
@@ -185,9 +205,9 @@ def _result(evaluation: dg.AssetCheckEvaluation) -> str:
 def _run_asset_checks(
     run: RunningJob[Any], assets: Collection[dg.AssetKey], metadata: dict[str, Any]
 ) -> list[dg.AssetCheckEvaluation]:
-    """Run the checks of assets within this process, as a run of their own; ``metadata`` gets a link to it.
+    """Run the checks of assets in this process as a separate run, and add a link to that run to ``metadata``.
 
-    Checks that are part of an asset's own step cannot be run without it, and those of partitions are left out.
+    Omits the checks of partitioned assets, and checks that can only execute in the step of their asset.
     """
     repository = repository_of(run.context)
     if repository is None:
@@ -207,7 +227,7 @@ def _run_asset_checks(
         result = job.execute_in_process(instance=run.context.instance, raise_on_error=False)
     except dg.DagsterError as error:  # such as checks that need a configuration
         metadata["checks_not_run"] = str(error).partition("\n")[0]
-        run.context.log.warning("the checks of the changed tables were not run: %s", metadata["checks_not_run"])
+        run.context.log.warning("cannot run the checks of the changed tables: %s", metadata["checks_not_run"])
         return []
     metadata["run of the checks"] = link_metadata(run.links.run(result.run_id))
     evaluations = list(result.get_asset_check_evaluations())

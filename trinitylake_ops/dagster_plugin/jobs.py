@@ -1,4 +1,4 @@
-"""Operations as jobs, one for each verb.
+"""Jobs that execute operations, one job for each operation.
 
 Operations are ops, not assets, so that nothing materializes them by accident.
 """
@@ -24,7 +24,7 @@ from trinitylake_ops.declarations.registry import chosen_operations
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.versions.commit_info import acting_for_run
 
-# A destructive or one-off operation is never repeated by the instance's retry settings.
+# Destructive and one-off operations must not be repeated by the retry settings of the instance.
 _TAGS = {"dagster/max_retries": "0"}
 
 
@@ -35,25 +35,26 @@ def build_job(
     table_key: TableKey | None = None,
     limits: ApplyLimits | None = None,
 ) -> dg.JobDefinition:
-    """Return an operation as a separate job, whose run configuration is its options and nothing else.
+    """Build the job of an operation.
 
-    So no run is pointed at another lakehouse. The options are checked when a run is launched. A run with wrong options
-    is rejected before it exists.
+    The run configuration consists of the operation's options only, so that no run can be pointed at another lakehouse.
+    Options are validated when a run is launched: a run with invalid options is rejected before it is created.
 
     Args:
         operation: The operation.
-        names: The names of the lakehouse.
-        spark: The sessions of operations that use Spark, by default those of this machine.
-        table_key: Names the asset to which changes of a table are reported, by default the assets that hold it.
-        limits: The limits of runs without approval. Without them such runs fail.
+        names: The names of the lakehouse's definitions.
+        spark: Spark for operations that use it. Defaults to a local Spark.
+        table_key: Returns the asset to which changes of a table are reported, from its namespace and name. By default,
+            they are reported to all assets that contain the table.
+        limits: The limits of runs without approval. Without limits, such runs fail.
     """
     op = _build_op(operation, names, spark or SparkResource(), table_key, limits)
     job, options = names.of(operation.job), operation.options
 
-    def checked(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    def checked(values: Mapping[str, Any]) -> Mapping[str, Any]:
         assert options is not None
-        checked_options(options, given)
-        return {"ops": {op.name: {"config": given}}}
+        checked_options(options, values)
+        return {"ops": {op.name: {"config": values}}}
 
     graph = dg.GraphDefinition(name=job, node_defs=[op], description=operation.description)
     config = NO_OPTIONS if options is None else dg.ConfigMapping(checked, config_schema=_schema(operation))
@@ -120,7 +121,7 @@ def _build_op(
 
 
 def _approver(options: Options | None, operation: Operation[Any], run: dg.DagsterRun) -> str | None:
-    """Return who approved what a run does, None for one that needs no approval. Raises InvalidInputError."""
+    """Return the approver of a run, or None if it needs no approval. Raises InvalidInputError."""
     if not isinstance(options, PlannedOptions):
         return operation.approved_by
     approver = options.approver(signed_in_user(run))
@@ -130,20 +131,20 @@ def _approver(options: Options | None, operation: Operation[Any], run: dg.Dagste
 
 
 def _check_pool(context: dg.OpExecutionContext, pool: str) -> None:
-    """Warn when the Dagster instance does not limit a pool to one op.
+    """Warn if the Dagster instance does not limit a pool to one op at a time.
 
-    Only the lakehouse's lease then keeps ops apart.
+    Without that limit, only the lakehouse's lease prevents concurrent ops.
     """
     storage = context.instance.event_log_storage
-    if not storage.supports_global_concurrency_limits:  # an instance in memory, of one process
+    if not storage.supports_global_concurrency_limits:  # an in-memory instance of a single process
         return
     default = context.instance.global_op_concurrency_default_limit
     limit = next((known.limit for known in storage.get_pool_limits() if known.name == pool), default)
     if limit is None or limit > 1:
         context.log.warning(
-            "this Dagster instance runs %s ops of the pool %s at once, and those that meet fail; let them wait with:"
-            " dagster instance concurrency set %s 1",
-            "any number of" if limit is None else limit,
+            "pool limit is missing: this Dagster instance runs %s ops of pool %s concurrently, and all but one of them"
+            " fail; to queue them, run: dagster instance concurrency set %s 1",
+            "any number of" if limit is None else f"up to {limit}",
             pool,
             pool,
         )
@@ -160,18 +161,19 @@ def build_jobs(
     table_key: TableKey | None = None,
     limits: ApplyLimits | None = None,
 ) -> list[dg.JobDefinition]:
-    """Return the operations on a lakehouse as jobs, each of one op.
+    """Build the jobs of a lakehouse's operations. Each job has a single op.
 
     Args:
-        names: The names of the lakehouse.
-        spark: The sessions of the jobs that use Spark, by default those of this machine.
-        operations: Operations to add to those of every lakehouse: names of operations, the groups ``"clones"``,
-            ``"tables"`` and ``"admin"``, or ``"all"``.
-        table_key: Names the asset to which changes of a table are reported, by default the assets that hold it.
-        limits: The limits of runs without approval. Jobs that only run within limits are left out without them.
+        names: The names of the lakehouse's definitions.
+        spark: Spark for operations that use it. Defaults to a local Spark.
+        operations: Operations to add to the default ones: names of operations, the groups ``"clones"``, ``"tables"``
+            and ``"admin"``, or ``"all"``.
+        table_key: Returns the asset to which changes of a table are reported, from its namespace and name. By default,
+            they are reported to all assets that contain the table.
+        limits: The limits of runs without approval. Without limits, jobs that require limits are omitted.
 
     Raises:
-        InvalidInputError: There is no such operation or group.
+        InvalidInputError: An operation or group is unknown.
     """
     return [
         build_job(operation, names, spark, table_key, limits)

@@ -1,4 +1,4 @@
-"""The metrics of a lakehouse's latest version for an operator, which plot over time."""
+"""Metrics of a lakehouse's latest version, as Dagster metadata that plots over time."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from trinitylake_ops.operations.status.state import LAST_VERSIONS, Status
 from trinitylake_ops.versions.history import diff_snapshots
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: The metadata entry of assets with the version of the lakehouse that they describe.
+#: Metadata key for the version of the lakehouse that an event describes.
 VERSION = "lakehouse_version"
 
-#: The metadata entry of an observation by a sensor that missed something; it says what.
+#: Metadata key of an observation that describes which commits a sensor could not report.
 GAP = "gap"
 
 _SECONDS_PER_HOUR = 3_600
-#: A materialization reads fewer versions, because each run that commits has one.
+#: Number of versions that the materialization of a run reads. It is small because each run that commits has one.
 LAST_OF_A_RUN = 10
 
 
 def head_metadata(
     lake: Lakehouse, head: Snapshot, status: Status | None, since: int | None = None, *, is_planned: bool = False
 ) -> dict[str, Any]:
-    """Return the metrics of an observation of a version, from its tree and its settings.
+    """Return the metadata of an observation of a version.
 
     Args:
         lake: The lakehouse.
         head: The version.
-        status: The state of the lakehouse, None if it cannot be read.
-        since: The version to count changes from, by default the one before ``head``.
-        is_planned: Whether plans counted the bytes that can be reclaimed.
+        status: The status of the lakehouse, or None if it cannot be read.
+        since: The version to compare with. Defaults to the predecessor of ``head``.
+        is_planned: Whether ``status`` was computed with plans that count reclaimable bytes.
     """
     return {
         "created_at": dg.MetadataValue.timestamp(head.created_at),
@@ -48,7 +48,7 @@ def head_metadata(
 def commit_metrics(head: Snapshot, status: Status | None) -> dict[str, Any]:
     """Return the metrics that are reported with each commit.
 
-    Those of the tree are left out where it has more than two levels, because all of its nodes are read for them.
+    Omits tree metrics if the tree has more than two levels, because they require reading all nodes.
     """
     root = head.root
     is_small = root.is_leaf or head.files.nodes.load(root.children[0]).is_leaf
@@ -56,7 +56,7 @@ def commit_metrics(head: Snapshot, status: Status | None) -> dict[str, Any]:
 
 
 def lake_status(lake: Lakehouse, *, last: int = LAST_VERSIONS, plan_seconds: float = 0) -> Status | None:
-    """Return the state of a lakehouse, None if its latest version cannot be read."""
+    """Return the status of a lakehouse, or None if its latest version is corrupt."""
     try:
         return operations.lakehouse_status(lake, last=last, plan_seconds=plan_seconds)
     except CorruptFileError:
@@ -81,17 +81,21 @@ def _tree_metrics(head: Snapshot) -> dict[str, Any]:
 
 
 def status_metadata(status: Status | None, *, is_planned: bool = False) -> dict[str, Any]:
-    """Return the state of a lakehouse as metrics and tables, nothing if it could not be read.
+    """Return the status of a lakehouse as metrics and tables.
 
-    Hours since an expiry or an export began, or a verification was recorded, are "none" if there was none.
-    ``is_planned`` says that plans counted the bytes that can be reclaimed.
+    The metrics ``hours_since_*`` are "none" if the operation never ran.
+
+    Args:
+        status: The status, or None if it could not be read. The result is then empty.
+        is_planned: Whether ``status`` was computed with plans that count reclaimable bytes.
     """
     if status is None:
         return {}
     ages, commits = status.ages, status.commits
-    rows = [(one.what, one.state, one.why, one.command) for one in status.due]
+    rows = [(item.what, item.state, item.why, item.command) for item in status.due]
     committers = [
-        (one.name, one.versions, one.transactions, one.lost, ", ".join(one.operations)) for one in commits.committers
+        (committer.name, committer.versions, committer.transactions, committer.lost, ", ".join(committer.operations))
+        for committer in commits.committers
     ]
     hours = {
         "hours_since_expiry": ages.expiry_seconds,
@@ -102,7 +106,7 @@ def status_metadata(status: Status | None, *, is_planned: bool = False) -> dict[
         {
             "due": table_value(("what", "state", "why", "command"), rows),
             "committers": table_value(("who", "versions", "transactions", "lost", "operations"), committers),
-            "findings": "; ".join(one.message for one in status.findings) or "none",
+            "findings": "; ".join(finding.message for finding in status.findings) or "none",
             "lost_attempts": commits.lost,
             "hint": None if status.hint is None else status.hint.value,
             "deletes_now": status.running,
@@ -113,7 +117,7 @@ def status_metadata(status: Status | None, *, is_planned: bool = False) -> dict[
 
 
 def _space(space: Space, *, is_planned: bool) -> dict[str, int | str]:
-    """Return the bytes that can be freed, apart and together, where plans counted them; or why they did not."""
+    """Return the reclaimable bytes by operation and in total, or the reason why the plans did not count them."""
     if not is_planned:
         return {}
     if space.expirable_bytes is None or space.purgeable_bytes is None:
@@ -126,14 +130,14 @@ def _space(space: Space, *, is_planned: bool) -> dict[str, int | str]:
 
 
 def _changes(lake: Lakehouse, head: Snapshot, since: int | None) -> dict[str, Any]:
-    """Return which objects changed, nothing if the version to compare with expired or is gone."""
+    """Return the objects that changed, or a note if the version to compare with has expired or does not exist."""
     before = min(since, head.version) if since is not None else max(head.version - 1, 0)
     try:
         changes = diff_snapshots(lake.snapshot(before, latest=head), head)
     except VersionExpiredError:
-        return {"changes": f"version {before}, which was observed last, has expired"}
+        return {"changes": f"unknown: the previously observed version {before} has expired"}
     except VersionNotFoundError:
-        return {"changes": f"version {before}, which was observed last, is gone"}
+        return {"changes": f"unknown: the previously observed version {before} does not exist"}
     rows = [(change.kind, change.namespace, change.table or "") for change in changes]
     return {
         "changed_since": before,

@@ -1,4 +1,4 @@
-"""Links to pages of Dagster: launchpads with a prefilled configuration, and runs."""
+"""Links to pages of the Dagster UI: launchpads with a prefilled configuration, and runs."""
 
 from __future__ import annotations
 
@@ -15,74 +15,104 @@ from trinitylake_ops.dagster_plugin.metadata import link_metadata
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.declarations.rendering import Link
 
-#: The tag of a run that says where its definitions are, as ``REPOSITORY@LOCATION``. Whatever launches runs sets it.
+#: Tag of a run with the code location of its definitions, as ``REPOSITORY@LOCATION``. Dagster sets it on launch.
 REPOSITORY_TAG = ".dagster/repository"
 
 
 def code_location_of(run: dg.DagsterRun) -> str | None:
-    """Return where the definitions of a run are, as ``REPOSITORY@LOCATION``, which is how paths of the UI name it.
+    """Return the code location of a run as ``REPOSITORY@LOCATION``, the form that UI paths use.
 
-    It is None for a run that was started without a code location, such as that of a test. The database of Dagster adds
-    the tag when a run is stored: the run itself only knows its origin.
+    Returns None for a run that was started without a code location, for example in a test. A run in memory has only
+    its origin; Dagster adds the tag when it stores the run.
     """
     origin = run.remote_job_origin
     return run.tags.get(REPOSITORY_TAG) if origin is None else origin.repository_origin.get_label()
 
 
 def launchpad_path(place: str, job: str, config: str) -> str:
-    """Return the path, below the UI's address, of the launchpad of a job with a configuration in YAML or JSON."""
+    """Return the UI path of a job's launchpad with a configuration in YAML or JSON.
+
+    Args:
+        place: The code location as ``REPOSITORY@LOCATION``.
+        job: The name of the job.
+        config: The configuration.
+    """
     return (
         f"/locations/{quote(place, safe='@')}/jobs/{quote(job)}/playground/setup"
         f"?mode=default&config={quote(config, safe='')}"
     )
 
 
-#: Of a configuration in a link. Webservers and proxies refuse addresses of some multiples of it.
+#: Maximum length of a configuration in a link. Webservers and proxies reject URLs that are a few times longer.
 LONGEST_CONFIG_CHARS = 6_000
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Links to the jobs of a lakehouse in a code location, ``place``, and to runs.
-
-    ``base`` is the address of the webserver. Without one, links lead to the host of the page that shows them. There are
-    no links to jobs that the code location does not have.
-    """
+    """Links to the jobs of a lakehouse in a code location, and to runs."""
 
     names: LakehouseNames
+    #: The code location as ``REPOSITORY@LOCATION``.
     place: str = ""
+    #: Jobs of the code location. There are no links to other jobs.
     jobs: frozenset[str] = frozenset()
+    #: URL of the webserver. If empty, links are relative to the current host.
     base: str = ""
 
     @classmethod
     def of(cls, context: RunContext, names: LakehouseNames, base: str) -> Links:
-        """Return the links of a run."""
+        """Create the links of a run.
+
+        Args:
+            context: The context of the run.
+            names: The names of the lakehouse's definitions.
+            base: The URL of the webserver, or an empty string.
+        """
         return cls.at(repository_of(context), code_location_of(context.run), names, base)
 
     @classmethod
     def at(
         cls, repository: dg.RepositoryDefinition | None, place: str | None, names: LakehouseNames, base: str
     ) -> Links:
-        """Return the links of a code location, those to runs alone where it is not known, as in a test."""
+        """Create the links of a code location. If it is unknown, as in a test, there are only links to runs.
+
+        Args:
+            repository: The definitions of the code location.
+            place: The code location as ``REPOSITORY@LOCATION``.
+            names: The names of the lakehouse's definitions.
+            base: The URL of the webserver, or an empty string.
+        """
         if repository is None or place is None:
             return cls(names, base=base.rstrip("/"))
         return cls(names, place, frozenset(repository.job_names), base.rstrip("/"))
 
     def launchpad(self, job: str, config: Mapping[str, Any], text: str = "") -> Link | None:
-        """Return a link that opens the launchpad of a job, by its name for a lakehouse alone.
+        """Return a link to the launchpad of a job.
 
-        ``config`` fills it in; None as a value is for a person to write. ``text`` is by default the job's name. None is
-        returned for a job that is not there, and for a configuration that is too long for a link.
+        Args:
+            job: The unprefixed name of the job.
+            config: The configuration to prefill. A value of None is left empty for the user.
+            text: The text of the link. Defaults to ``open JOB``.
+
+        Returns:
+            The link, or None if the code location does not have the job or the configuration is too long for a link.
         """
-        named, config_text = self.names.of(job), config_yaml(config)
-        if named not in self.jobs or len(config_text) > LONGEST_CONFIG_CHARS:
+        job_name, config_text = self.names.of(job), config_yaml(config)
+        if job_name not in self.jobs or len(config_text) > LONGEST_CONFIG_CHARS:
             return None
-        return Link(text or f"open {named}", f"{self.base}{launchpad_path(self.place, named, config_text)}")
+        return Link(text or f"open {job_name}", f"{self.base}{launchpad_path(self.place, job_name, config_text)}")
 
     def roll_back(self, version: int, text: str, table: str | None = None) -> Link | None:
-        """Return a link to the plan that returns to a version, of one table alone if it is named.
+        """Return a link that plans a rollback to a version.
 
-        A name with further dots cannot be written there, as it would not say which part is the namespace.
+        Args:
+            version: The version.
+            text: The text of the link.
+            table: The table to roll back, as ``namespace.table``. By default, everything is rolled back.
+
+        Returns:
+            The link, or None if there is none, or if the table name contains more dots, so that its namespace would be
+            ambiguous.
         """
         if table is not None and table.count(".") != 1:
             return None
@@ -94,19 +124,35 @@ class Links:
         return Link(run_id[:8], f"{self.base}/runs/{quote(run_id, safe='')}")
 
     def entry(self, job: str, config: Mapping[str, Any], text: str = "") -> dict[str, Any]:
-        """Return a metadata entry with the link to a launchpad, nothing where there is none."""
+        """Return a metadata entry with the link to a launchpad, or no entry if there is no link.
+
+        Args:
+            job: The unprefixed name of the job.
+            config: The configuration to prefill.
+            text: The text of the link.
+        """
         link = self.launchpad(job, config, text)
         return {} if link is None else {f"open {self.names.of(job)}": link_metadata(link)}
 
 
 def rollback_link_text(version: int, doubts: Sequence[str]) -> str:
-    """Return the text of a link that goes back to a version, with what speaks against it, such as ``undone by 3``."""
-    known = ", ".join(filter(None, doubts))
-    return f"go back to {version}" + (f" ({known})" if known else "")
+    """Return the text of a link that rolls back to a version.
+
+    Args:
+        version: The version.
+        doubts: Reasons not to roll back to it, for example ``undone by 3``. Empty strings are ignored.
+    """
+    reasons = ", ".join(filter(None, doubts))
+    return f"roll back to {version}" + (f" ({reasons})" if reasons else "")
 
 
 def config_yaml(config: Mapping[str, Any], indent: str = "") -> str:
-    """Return a configuration as the launchpad takes it, one option a line. A value of None is left to be written."""
+    """Return a configuration as YAML for the launchpad, one option per line. A value of None is left empty.
+
+    Args:
+        config: The configuration.
+        indent: The indentation of each line.
+    """
     lines = []
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -117,6 +163,6 @@ def config_yaml(config: Mapping[str, Any], indent: str = "") -> str:
 
 
 def _yaml(value: Any) -> str:
-    """Return a value as JSON, which YAML is a superset of but for characters that it does not print."""
+    """Return a value as JSON, with the non-printable characters escaped that YAML, unlike JSON, does not allow."""
     text = json.dumps(value, ensure_ascii=False)
     return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)

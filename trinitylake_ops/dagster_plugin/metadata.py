@@ -1,4 +1,4 @@
-"""The package's results as Dagster metadata: numbers plot by themselves, and tables render."""
+"""Conversion of results to Dagster metadata, in which numbers are plotted and tables are rendered."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from trinitylake_ops.format.definitions import TableDef
     from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
-#: The metadata entry of an asset that says how many of its table's first rows are shown.
+#: Metadata key of an asset for the number of rows of its table to preview.
 PREVIEW_ROWS = "trinitylake/preview_rows"
 
-#: The UI shows longer Markdown, and Markdown on the pages of runs, only after a click.
+#: Maximum length of Markdown that the UI renders inline. Longer Markdown, and all Markdown in runs, needs a click.
 INLINE_MARKDOWN_CHARS = 1_000
 
-#: So many rows of a table are shown on a page.
+#: Maximum number of table rows shown inline.
 MOST_INLINE_ROWS = 50
 
-#: The tag of columns that the table's partitions are made of.
+#: Tag of partition columns.
 _PARTITION_TAG = "trinitylake/partition"
 
-#: The tag of an event of an asset that says which data it is about.
+#: Tag of an asset event with its data version.
 DATA_VERSION_TAG = "dagster/data_version"
 
 
@@ -49,7 +49,7 @@ def staged_table_metadata(staged: StagedTable) -> dict[str, Any]:
 
 
 def staged_tables_metadata(staged: Sequence[StagedTable]) -> dict[str, Any]:
-    """Return the metadata of tables that were published together."""
+    """Return the combined metadata of tables that were published together."""
     return {
         "tables": len(staged),
         "rows_added": sum(table.added_rows for table in staged),
@@ -73,13 +73,15 @@ def staged_tables_metadata(staged: Sequence[StagedTable]) -> dict[str, Any]:
 
 
 def column_schema(definition: TableDef, described: dg.TableSchema | None = None) -> dg.TableSchema:
-    """Return a table's columns for Dagster's catalog.
+    """Return the columns of a table as a schema for Dagster's catalog.
 
-    The description of a column is its documentation in the table, or else the one that ``described`` has. So are tags.
+    Args:
+        definition: The table.
+        described: A schema with further descriptions and tags. The table's own column documentation takes precedence.
     """
     keys = set(definition.primary_keys)
     columns_by_name = {} if described is None else {column.name: column for column in described.columns}
-    from trinitylake_ops.iceberg.types import DOC  # pyiceberg comes with it
+    from trinitylake_ops.iceberg.types import DOC  # imported here because it loads pyiceberg
 
     parts = set(definition.distribution_keys)
     return dg.TableSchema(
@@ -103,16 +105,16 @@ def column_schema(definition: TableDef, described: dg.TableSchema | None = None)
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> dg.MarkdownMetadataValue:
-    """Return rows as a Markdown table, as :func:`shown.markdown_table`. Cells may be links."""
+    """Return rows as a Markdown table (:func:`rendering.markdown_table`). Cells may be links."""
     return dg.MetadataValue.md(rendering.markdown_table(header, rows).text)
 
 
 def table_value(header: Sequence[str], rows: Iterable[Sequence[object]]) -> dg.MetadataValue[Any]:
-    """Return rows without links as a table that every page of the UI shows as it is, not behind a click.
+    """Return rows without links as a table that the UI always renders inline.
 
     Args:
-        header: The names of the columns, each once.
-        rows: The rows. The first MOST_INLINE_ROWS are shown, and the number of the others.
+        header: The distinct names of the columns.
+        rows: The rows. Only the first MOST_INLINE_ROWS and the number of further rows are included.
     """
     listed = [*rows]
     cells = [[visible(shortened("" if cell is None else str(cell))) for cell in row] for row in listed]
@@ -125,12 +127,12 @@ def table_value(header: Sequence[str], rows: Iterable[Sequence[object]]) -> dg.M
 def inline_tables(
     name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
 ) -> dict[str, dg.MarkdownMetadataValue]:
-    """Return rows with links as Markdown tables that are short enough to be shown on the page of an asset as they are.
+    """Split rows with links into Markdown tables that are short enough to be rendered inline on the page of an asset.
 
     Args:
-        name: The name of the first entry; those of the others end with a number.
+        name: The name of the first entry. The names of further entries end with a number.
         header: The names of the columns.
-        rows: The rows. A row that is too long on its own is shown after a click.
+        rows: The rows. A single row that is too long needs a click.
     """
     parts: list[list[Sequence[object]]] = [[]]
     for row in rows:
@@ -143,11 +145,11 @@ def inline_tables(
 
 
 def inline_lists(name: str, items: Iterable[str]) -> dict[str, dg.MarkdownMetadataValue]:
-    """Return items as Markdown lists that are short enough to be shown on the page of an asset without a click.
+    """Split items into Markdown lists that are short enough to be rendered inline on the page of an asset.
 
     Args:
-        name: The name of the first entry; those of the others end with a number.
-        items: The items, as Markdown on one line.
+        name: The name of the first entry. The names of further entries end with a number.
+        items: The items, each as one line of Markdown.
     """
     parts = [""]
     for item in items:
@@ -159,19 +161,19 @@ def inline_lists(name: str, items: Iterable[str]) -> dict[str, dg.MarkdownMetada
 
 
 def _numbered(name: str, n_parts: int) -> list[str]:
-    """Return the names of entries that continue one another."""
+    """Return the names of consecutive entries."""
     return [name, *(f"{name}_{number}" for number in range(2, n_parts + 1))]
 
 
 def link_metadata(link: Link) -> dg.MarkdownMetadataValue:
-    """Return a link as an entry of its own. Short Markdown stands on a page as it is."""
+    """Return a link as a separate metadata entry. Short Markdown is rendered inline."""
     return dg.MetadataValue.md(link.markdown)
 
 
 def metadata_entries(values: Mapping[str, object]) -> dict[str, Any]:
-    """Return the entries that Dagster can show: None as text, and tables.
+    """Convert values to metadata entries that Dagster can display.
 
-    A table with links, or with many rows, is also an entry of Markdown, which a click opens.
+    None becomes text. A table with links, or with many rows, gets an additional Markdown entry that opens on click.
     """
     entries: dict[str, Any] = {}
     for name, value in values.items():
@@ -193,7 +195,7 @@ def _table_entries(name: str, table: Table) -> dict[str, Any]:
 
 
 def _metadata_entry(value: object) -> object:
-    if isinstance(value, Link):  # the only kind of link that the page of a run shows without a click before
+    if isinstance(value, Link):  # the only kind of link that the page of a run renders inline
         return dg.MetadataValue.url(value.url)
     if isinstance(value, Markdown):
         return dg.MetadataValue.md(value.text)

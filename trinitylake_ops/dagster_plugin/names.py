@@ -1,4 +1,4 @@
-"""The names of a lakehouse in Dagster: its resource, assets, jobs and pool, beside other lakehouses."""
+"""Names of a lakehouse's Dagster definitions, which distinguish it from other lakehouses of the code location."""
 
 from __future__ import annotations
 
@@ -16,30 +16,28 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 class LakehouseNames:
     """Names of the definitions of one lakehouse in a code location.
 
-    ``name`` distinguishes it from the other lakehouses there and begins all names. It is empty for a lakehouse that is
-    alone. Raises InvalidInputError for a text that Dagster would not take as the beginning of a name.
+    Raises:
+        InvalidInputError: ``name`` is not a valid prefix of Dagster names.
     """
 
+    #: Prefix of all names. It is empty for the only lakehouse of a code location.
     name: str = ""
 
     def __post_init__(self) -> None:
         if self.name and not _NAME.fullmatch(self.name):
             raise InvalidInputError(
-                f"{self.name!r} cannot name a lakehouse in Dagster: take up to 40 small letters, digits and"
-                " underscores, a letter first"
+                f"{self.name!r} is not a valid lakehouse name for Dagster: use up to 40 lowercase letters, digits and"
+                " underscores, beginning with a letter"
             )
 
     @classmethod
     def of_io_manager(cls, key: str) -> LakehouseNames:
-        """Return the names of the lakehouse whose IO manager has this key, those without a name for any other key."""
+        """Return the names of the lakehouse whose IO manager has this key, or unprefixed names for any other key."""
         name = key.removesuffix(f"_{ONLY.io_manager_key}")
         return cls(name) if name != key and _NAME.fullmatch(name) else ONLY
 
     def of(self, name: str) -> str:
-        """Return the name of a job, sensor, schedule or group of this lakehouse.
-
-        ``name`` is its name for a lakehouse alone.
-        """
+        """Return the name of a job, sensor, schedule or group of this lakehouse from its unprefixed name."""
         return f"{self.name}_{name}" if self.name else name
 
     def key(self, *path: str) -> dg.AssetKey:
@@ -47,7 +45,7 @@ class LakehouseNames:
         return dg.AssetKey([self.name, *path] if self.name else [*path])
 
     def op(self, job: str) -> str:
-        """Return the name of the only op of a job, which is its step, too."""
+        """Return the name of the only op of a job, which is also its step key."""
         return f"run_{self.of(job)}"
 
     def table_key(self, namespace: str, table: str) -> dg.AssetKey:
@@ -56,17 +54,17 @@ class LakehouseNames:
 
     @property
     def resource_key(self) -> str:
-        """The key of its resource."""
+        """The key of the lakehouse's resource."""
         return self.of("lakehouse")
 
     @property
     def io_manager_key(self) -> str:
-        """The key of the IO manager that stages and reads its tables."""
+        """The key of the IO manager that stages and reads the lakehouse's tables."""
         return self.of("lakehouse_io_manager")
 
     @property
     def lakehouse_key(self) -> dg.AssetKey:
-        """The key of the asset that stands for the lakehouse as a whole."""
+        """The key of the asset that represents the whole lakehouse."""
         return self.key("lakehouse")
 
     @property
@@ -76,14 +74,14 @@ class LakehouseNames:
 
     @property
     def exports_partitions(self) -> str:
-        """The name of the dynamic partitions of exports."""
+        """The name of the dynamic partitions definition of exports."""
         return self.of("trinitylake_exports")
 
     @property
     def pool(self) -> str:
-        """The pool of all operations that free something in this lakehouse, so that one runs at a time."""
+        """The pool of all operations that reclaim space in this lakehouse, so that one of them runs at a time."""
         return f"trinitylake_deletes_{self.name}" if self.name else "trinitylake_deletes"
 
 
-#: The names of a lakehouse that is alone in its code location.
+#: The unprefixed names of the only lakehouse of a code location.
 ONLY = LakehouseNames()

@@ -1,4 +1,4 @@
-"""Options of operations as configuration of Dagster, and the user who started a run."""
+"""Conversion of operation options to Dagster configuration, and the signed-in user of a run."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from trinitylake_ops.declarations.options import APPROVER, USER_IS_KNOWN, OneOf,
 from trinitylake_ops.declarations.specs import OptionSpec, option_specs
 from trinitylake_ops.errors import InvalidInputError
 
-# Dagster+ sets this variable in all processes of a deployment, and this tag on runs that a person launches.
+# Dagster+ sets this variable in all processes of a deployment, and this tag on runs that a user launches.
 _DEPLOYMENT = "DAGSTER_CLOUD_DEPLOYMENT_NAME"
 _USER_TAG = "user"
 
 
 def has_signed_in_users() -> bool:
-    """Whether this process is part of Dagster+, which knows its users."""
+    """Whether this process is part of Dagster+, which authenticates its users."""
     return bool(os.environ.get(_DEPLOYMENT))
 
 
 def signed_in_user(run: dg.DagsterRun) -> str | None:
-    """Return the user who launched a run. None for a run of a schedule or sensor, and without Dagster+.
+    """Return the user who launched a run, or None for a run of a schedule or sensor, and without Dagster+.
 
-    Elsewhere whoever launches a run may give it any tag, so the tag says nothing there.
+    Without Dagster+, the tag is not trusted, because any client can launch a run with arbitrary tags.
     """
     return run.tags.get(_USER_TAG) or None if has_signed_in_users() else None
 
 
-#: Types that a person who launches a run cannot use to read the environment of the process: those that Dagster makes of
-#: pydantic's text, int and bool also take ``{env: NAME}``.
+#: Types of configuration fields. They must not allow a user to read the environment of the process: the types that
+#: Dagster derives from pydantic's str, int and bool also accept ``{env: NAME}``.
 _TYPES: Mapping[Any, Any] = {bool: bool, int: int, float: float, str: str}
 
-#: The run configuration of jobs without options: nothing, so that no run is pointed at another lakehouse.
+#: The empty run configuration of jobs without options, so that no run can be pointed at another lakehouse.
 NO_OPTIONS = dg.ConfigMapping(lambda _nothing: {}, config_schema={})
 
 
 def config_fields(options: type[Options]) -> dict[str, dg.Field]:
-    """Return options for Dagster: type, default and description.
+    """Convert options to Dagster fields with a type, a default and a description.
 
-    An option without a default is required. Of options of which exactly one is set, none has a default. Numbers and
-    flags may be null, which is their default: ``dagster job scaffold_config`` prints that.
+    An option without a default is required. Mutually exclusive options have no defaults. Numbers and flags may be null,
+    which means their default, because ``dagster job scaffold_config`` prints null.
     """
     return {spec.name: _config_field(spec, issubclass(options, OneOf)) for spec in option_specs(options)}
 
@@ -61,7 +61,7 @@ def _config_field(spec: OptionSpec, is_one_of_several: bool) -> dg.Field:
 
 
 def _config_type(spec: OptionSpec) -> Any:
-    """Return the type of Dagster's configuration for an option."""
+    """Return the Dagster configuration type of an option."""
     if spec.choices:
         return dg.Enum("_".join(spec.choices), [dg.EnumValue(text) for text in spec.choices])
     if issubclass(spec.kind, Options):
@@ -70,9 +70,14 @@ def _config_type(spec: OptionSpec) -> Any:
 
 
 def checked_options(options: type[Options], values: Mapping[str, Any]) -> Options:
-    """Return options of some values. Raises InvalidOptionError, of one line, for the first that is wrong.
+    """Validate values of options. The approver may be omitted if Dagster+ authenticates the user.
 
-    Who approved may be left out where Dagster+ knows the user.
+    Args:
+        options: The options of an operation.
+        values: The values by option name.
+
+    Raises:
+        InvalidOptionError: A value is invalid. The message has one line.
     """
     try:
         return options.model_validate(values, context={USER_IS_KNOWN: has_signed_in_users()})

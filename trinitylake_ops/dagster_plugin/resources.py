@@ -1,6 +1,6 @@
-"""Resources: the lakehouse, also that of a branch, and the Spark session of a run.
+"""Dagster resources for a lakehouse, including the clone of a branch deployment, and for the Spark session of a run.
 
-Dagster+ sets variables in each branch deployment. Elsewhere one variable of ours says the same.
+Dagster+ sets environment variables in each branch deployment. Other deployments set ``TRINITYLAKE_BRANCH``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trinitylake_ops.telemetry.settings import start_once
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: The name of the branch. It comes before what Dagster+ says.
+#: Environment variable with the name of the branch. It takes precedence over the variables of Dagster+.
 BRANCH_VARIABLE = "TRINITYLAKE_BRANCH"
 
 _IS_BRANCH_DEPLOYMENT = "DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT"
@@ -42,35 +42,46 @@ _SHOWN_CHARS = 60
 
 
 def current_branch() -> str | None:
-    """Return the branch of this process, None in production.
+    """Return the branch that this process works for, or None in production.
 
-    Raises InvalidInputError for a branch deployment that does not say which it is, and for a name that is too long.
+    Raises:
+        InvalidInputError: A branch deployment does not name its branch, or the name is too long.
     """
     branch = os.environ.get(BRANCH_VARIABLE, "").strip()
     if not branch and os.environ.get(_IS_BRANCH_DEPLOYMENT, "").strip() == "1":
         branch = os.environ.get(_GIT_BRANCH, "").strip() or os.environ.get(_DEPLOYMENT, "").strip()
         if not branch:
             raise InvalidInputError(
-                f"{_IS_BRANCH_DEPLOYMENT} is set, but neither {_GIT_BRANCH} nor {_DEPLOYMENT}: set {BRANCH_VARIABLE}"
-                " to the name of the branch"
+                f"cannot determine the branch: {_IS_BRANCH_DEPLOYMENT} is set, but neither {_GIT_BRANCH} nor"
+                f" {_DEPLOYMENT} is; set {BRANCH_VARIABLE} to the name of the branch"
             )
     if len(branch) > _LONGEST_BRANCH_CHARS:
-        raise InvalidInputError(f"the name of the branch has {len(branch)} characters, more than 1,000")
+        raise InvalidInputError(f"the branch name has {len(branch)} characters; at most 1,000 are allowed")
     return branch or None
 
 
 def branch_clone(branch: str) -> str:
-    """Return the name of the clone of a branch: what can be read of it, and a checksum that keeps branches apart."""
+    """Return the name of a branch's clone: a readable slug, and a checksum that makes it unique."""
     shown = re.sub(r"[^a-z0-9]+", "-", branch.lower())[:_SHOWN_CHARS].strip("-")
     checksum = hashlib.sha256(branch.encode()).hexdigest()[:12]
     return f"{BRANCH_PREFIX}{shown}-{checksum}" if shown else f"{BRANCH_PREFIX}{checksum}"
 
 
 def open_branch(root: str, parent_root: str, name: str, retain_ms: int, options: StorageOptions) -> Lakehouse:
-    """Return the clone of a branch, which the first run makes.
+    """Open the clone of a branch, and create it if it does not exist.
 
-    Raises LakehouseNotFoundError without a parent, ExportExistsError where the parent records the clone and its root
-    vanished, InvalidInputError where another lakehouse stands there. Raises StorageError.
+    Args:
+        root: The root of the clone.
+        parent_root: The root of the lakehouse to clone.
+        name: The name of the clone.
+        retain_ms: Time after which the clone is overdue.
+        options: The storage options of both lakehouses.
+
+    Raises:
+        LakehouseNotFoundError: The parent does not exist.
+        ExportExistsError: The parent records the clone, but the clone's root was deleted.
+        InvalidInputError: The root contains another lakehouse.
+        StorageError: A storage request failed.
     """
     try:
         return _checked(Lakehouse.open(root, options), name)
@@ -79,7 +90,7 @@ def open_branch(root: str, parent_root: str, name: str, retain_ms: int, options:
     parent = Lakehouse.open(parent_root, options)
     try:
         operations.plan_clone(parent, root, name, retain_for=retain_ms).execute()
-    except (ExportExistsError, LakehouseExistsError) as error:  # another run made it first, or it vanished
+    except (ExportExistsError, LakehouseExistsError) as error:  # another run won the race, or the clone was deleted
         try:
             return _checked(Lakehouse.open(root, options), name)
         except LakehouseNotFoundError:
@@ -91,7 +102,8 @@ def _checked(lake: Lakehouse, name: str) -> Lakehouse:
     parent = lake.snapshot().definition.parent
     if parent is None or parent.name != name:
         raise InvalidInputError(
-            f"the lakehouse at {lake.root} is not the clone {name!r} of the branch; give branches a root of their own"
+            f"the lakehouse at {lake.root} is not the clone {name!r} of the branch; use a separate root for the clones"
+            " of branches"
         )
     return lake
 
@@ -100,45 +112,45 @@ _WEB_ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?(/[A-Za-z0-9._~/\
 
 
 class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
-    """A lakehouse by its root URI. It holds no secret: Dagster shows it."""
+    """A lakehouse, identified by its root URI. It contains no secrets, because Dagster displays its configuration."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
     root: str = Field(
-        description="Root URI of the lakehouse, such as s3://bucket/lake, or the absolute path of a folder."
+        description="Root URI of the lakehouse, for example s3://bucket/lake, or an absolute directory path."
     )
-    storage_options: StorageSettings = Field(default=StorageSettings(), description="Options of the storage.")
+    storage_options: StorageSettings = Field(default=StorageSettings(), description="Storage options.")
     secret_options_from_env: SecretVariables = Field(
         default=SecretVariables(),
-        description="Names of environment variables that hold credentials; only when they are not where the storage's"
-        " client looks by itself, such as AWS_ACCESS_KEY_ID or a role of the machine.",
+        description="Names of the environment variables that hold credentials. Only needed if the storage client cannot"
+        " find credentials itself, for example in AWS_ACCESS_KEY_ID or from an instance role.",
     )
     allowed_roots: list[str] = Field(
         default=[],
-        description="Further roots that may be read, and where tables of others may be written, such as those of"
-        " registered tables.",
+        description="Further roots that may be read, and below which external tables may be written, for example"
+        " those of registered tables.",
     )
     isolation: Literal["lakehouse", "snapshot", "serializable"] = Field(
         default="lakehouse",
-        description="Isolation of the transactions that publish tables; 'lakehouse' is the lakehouse's own level.",
+        description="Isolation level of transactions that publish tables; 'lakehouse' uses the lakehouse's default.",
     )
     engine: Literal["local", "spark"] = Field(
         default="local",
-        description="What carries out the bulk of expire, purge, orphans, export and verify. 'local' means threads of"
-        " the process of the run; 'spark' means tasks of the Spark that the code location has.",
+        description="Where the bulk of expire, purge, orphans, export and verify executes: 'local' uses threads in the"
+        " process of the run, 'spark' uses tasks of the code location's Spark session.",
     )
 
     clone_of: str | None = Field(
         default=None,
-        description="Root of the lakehouse that is cloned to 'root' when a run finds no lakehouse there"
-        " (for_branch_deployment sets it).",
+        description="Root of the lakehouse to clone to 'root' if no lakehouse exists there. Set by"
+        " for_branch_deployment.",
     )
-    clone_name: str = Field(default="", description="Name of that clone.")
-    clone_retain_days: float = Field(default=14, gt=0, description="After how many days it is overdue.")
+    clone_name: str = Field(default="", description="Name of the clone.")
+    clone_retain_days: float = Field(default=14, gt=0, description="Days after which the clone is overdue.")
     webserver_url: str = Field(
         default="",
-        description="Address of Dagster's webserver, such as https://dagster.example.com/prefix, for links in metadata."
-        " Empty: links lead to the host of the page that shows them, which is right without a path prefix.",
+        description="URL of Dagster's webserver, for example https://dagster.example.com/prefix, for links in metadata."
+        " If empty, links are relative to the current host, which works unless the webserver has a path prefix.",
     )
 
     @classmethod
@@ -151,18 +163,29 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
         allowed_roots: tuple[str, ...] = (),
         **settings: Any,
     ) -> Self:
-        """Return the lakehouse at ``root`` in production, and a clone of it in the deployment of a branch.
+        """Return the lakehouse at ``root`` in production, or a clone of it in a branch deployment.
 
-        A process works for a branch if the environment says so: the variable TRINITYLAKE_BRANCH, or those that Dagster+
-        sets in branch deployments. Each branch has a clone below ``clones_root``, which its first run makes, and which
-        is overdue after ``retain_for``. Both roots may be EnvVars. That of ``clones_root`` is read here, when
-        definitions load. ``settings`` are the other fields. Production may read below ``clones_root``, to compare and
-        promote. Raises InvalidInputError for a branch without a name, and if no variable of ``clones_root`` is set.
+        A process belongs to a branch if the environment variable TRINITYLAKE_BRANCH is set, or the variables that
+        Dagster+ sets in branch deployments. The first run of a branch creates its clone.
+
+        Args:
+            root: The root of the production lakehouse. May be an EnvVar.
+            clones_root: The root below which clones are created. May be an EnvVar, which is read when definitions load.
+                Production may read below it, to compare and promote branches.
+            retain_for: Time after which a clone is overdue.
+            allowed_roots: Further roots that may be read and written.
+            settings: Values of the other fields.
+
+        Raises:
+            InvalidInputError: A branch deployment does not name its branch, or the variable of ``clones_root`` is not
+                set.
         """
         branch = current_branch()
         clones = clones_root.get_value() if isinstance(clones_root, dg.EnvVar) else clones_root
         if not clones:
-            raise InvalidInputError("the environment variable of clones_root is not set in this process")
+            raise InvalidInputError(
+                "clones_root has no value: its environment variable is not set in this process; set the variable"
+            )
         if branch is None:
             return cls(root=root, allowed_roots=[*allowed_roots, clones], **settings)
         name = branch_clone(branch)
@@ -182,40 +205,43 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
 
     @field_validator("webserver_url", mode="before")
     @classmethod
-    def _check_webserver_url(cls, given: Any) -> Any:
-        if is_plain_text(given) and given and not _WEB_ADDRESS.fullmatch(given):
+    def _check_webserver_url(cls, url: Any) -> Any:
+        if is_plain_text(url) and url and not _WEB_ADDRESS.fullmatch(url):
             raise InvalidInputError(
-                "'webserver_url' is no address such as https://dagster.example.com/prefix, without credentials and"
-                " without a query"
+                "'webserver_url' is invalid; use a URL such as https://dagster.example.com/prefix, without credentials"
+                " and without a query"
             )
-        return given
+        return url
 
     @field_validator("root", "clone_of", mode="before")
     @classmethod
-    def _check_root(cls, given: Any) -> Any:
-        if is_plain_text(given) and not is_root_uri(given):
+    def _check_root(cls, root: Any) -> Any:
+        if is_plain_text(root) and not is_root_uri(root):
             raise InvalidInputError(
-                "'root' is not shown, as it may hold credentials; give an absolute path or a URI such as"
-                " s3://BUCKET/PREFIX, without '.', '..' or empty segments; credentials and the server's address are"
-                " set elsewhere"
+                "'root' is invalid (its value is not shown because it may contain credentials); use an absolute path or"
+                " a URI such as s3://BUCKET/PREFIX, without '.', '..' or empty segments, and without credentials and"
+                " the server's address, which have their own settings"
             )
-        return given
+        return root
 
     @field_validator("allowed_roots", mode="before")
     @classmethod
-    def _check_allowed_roots(cls, given: Any) -> Any:
-        for root in given if isinstance(given, list) else []:
+    def _check_allowed_roots(cls, roots: Any) -> Any:
+        for root in roots if isinstance(roots, list) else []:
             if is_plain_text(root) and (not is_root_uri(root) or root.split() != [root]):
                 raise InvalidInputError(
-                    "one of 'allowed_roots' is not shown, as it may hold credentials; give absolute paths or URIs such"
-                    " as s3://BUCKET/PREFIX, without white space, '.', '..' or empty segments"
+                    "one of 'allowed_roots' is invalid (its value is not shown because it may contain credentials); use"
+                    " absolute paths or URIs such as s3://BUCKET/PREFIX, without whitespace, '.', '..' or empty"
+                    " segments"
                 )
-        return given
+        return roots
 
     def open(self) -> Lakehouse:
-        """Return the lakehouse. In the deployment of a branch the first run makes it, as a clone.
+        """Open the lakehouse. In a branch deployment, create it as a clone if it does not exist.
 
-        Raises LakehouseNotFoundError, and what a clone raises.
+        Raises:
+            LakehouseNotFoundError: The lakehouse, or the lakehouse to clone, does not exist.
+            TrinityLakeError: The clone cannot be created; see :func:`open_branch`.
         """
         start_once()
         if self.clone_of is None:
@@ -224,12 +250,12 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
         return open_branch(self.root, self.clone_of, self.clone_name, retain_ms, self._options())
 
     def open_or_create(self) -> Lakehouse:
-        """Return the lakehouse, a new one if there is none. That of a branch is a clone in any case."""
+        """Open the lakehouse, and create it if it does not exist. In a branch deployment it is always a clone."""
         if self.clone_of is not None:
             return self.open()
         with contextlib.suppress(LakehouseNotFoundError):
             return self.open()
-        with contextlib.suppress(LakehouseExistsError):  # another run created it first
+        with contextlib.suppress(LakehouseExistsError):  # another run won the race
             return Lakehouse.create(self.root, self._options())
         return self.open()
 
@@ -237,7 +263,7 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
     def executors(self, spark: SparkResource) -> Iterator[Callable[[], Executor]]:
         """Provide a function that returns the engine's executor.
 
-        A session starts when it is called, and ends with this block.
+        The function starts the Spark session on its first call. The session stops when the context exits.
         """
         with contextlib.ExitStack() as scope:
 
@@ -253,54 +279,58 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
             yield executor
 
     def _options(self) -> StorageOptions:
-        given = self.storage_options.explicit_options()
-        if roots := [*given.get(ALLOWED_ROOTS, "").split(), *self.allowed_roots]:
-            given[ALLOWED_ROOTS] = " ".join(roots)
-        return StorageOptions({**given, **self.secret_options_from_env.read()})
+        options = self.storage_options.explicit_options()
+        if roots := [*options.get(ALLOWED_ROOTS, "").split(), *self.allowed_roots]:
+            options[ALLOWED_ROOTS] = " ".join(roots)
+        return StorageOptions({**options, **self.secret_options_from_env.read()})
 
 
 def lakehouse_of(resources: object, names: LakehouseNames) -> TrinityLakeResource:
-    """Return the resource of a lakehouse from ``context.resources`` of a definition that requires it."""
+    """Return a lakehouse's resource from the ``context.resources`` of a definition that requires it."""
     resource = getattr(resources, names.resource_key)
     assert isinstance(resource, TrinityLakeResource)
     return resource
 
 
 class SparkResource(dg.ConfigurableResource["SparkResource"]):
-    """One Spark session for the steps of a run. It starts when the first step asks, and stops with the run."""
+    """A Spark session that is started on first use and stopped when Dagster tears down the resource."""
 
     master: str = Field(default=DEFAULT_MASTER, description="Spark master URL.")
     remote: str | None = Field(
         default=None,
-        description="Server of Spark Connect instead, such as sc://host:15002; its token comes from the variable"
-        " SPARK_CONNECT_AUTHENTICATE_TOKEN.",
+        description="Spark Connect server to use instead of master, for example sc://host:15002. Its token is read from"
+        " the environment variable SPARK_CONNECT_AUTHENTICATE_TOKEN.",
     )
     conf: dict[str, str] = Field(default={}, description="Further Spark settings by name.")
 
     @field_validator("remote", mode="before")
     @classmethod
-    def _check_remote(cls, given: Any) -> Any:
-        if is_plain_text(given):
-            check_remote(given)
-        return given
+    def _check_remote(cls, url: Any) -> Any:
+        if is_plain_text(url):
+            check_remote(url)
+        return url
 
     _session: SparkSession | None = PrivateAttr(default=None)
     _scope: contextlib.ExitStack = PrivateAttr(default_factory=contextlib.ExitStack)
 
     @contextlib.contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[SparkResource]:
-        """Keep the session for as long as Dagster keeps the resource."""
+        """Stop the session when Dagster tears down the resource."""
         with self._scope:
             yield self
         self._session = None
 
     def session(self) -> SparkSession:
-        """Return the session.
+        """Return the session, and start it on the first call.
 
-        Raises MissingExtraError without Spark, JavaNotFoundError; with a remote InvalidInputError, JobFailedError.
+        Raises:
+            MissingExtraError: Spark is not installed.
+            JavaNotFoundError: Java is not installed.
+            InvalidInputError: The remote server is invalid.
+            JobFailedError: The remote server cannot be used.
         """
         if self._session is None:
-            # A code location that starts no Spark need not have it.
+            # Imported here because a code location that never uses Spark need not have it installed.
             from trinitylake_ops.spark import session_scope
 
             scope = session_scope("trinitylake-ops", self.master, remote=self.remote, **self.conf)

@@ -1,4 +1,4 @@
-"""Schedules of maintenance operations, and automation conditions that follow what is published."""
+"""Schedules of maintenance operations, and an automation condition for published tables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trinitylake_ops.declarations.options import MOST_DAYS, duration_text, is_ro
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.operations import Budget
 
-#: Recommended times of the operations that may be scheduled, and of the checks, by the names of their jobs.
+#: Recommended cron expressions of all operations that can be scheduled, and of the checks, by unprefixed job name.
 CRONS: Mapping[str, str] = {
     "repair_hint": "7 * * * *",
     "verify": "0 1 * * *",
-    "drop_overdue_clones": "30 2 * * *",  # before expiry, which frees what was kept for them
+    "drop_overdue_clones": "30 2 * * *",  # before expiration, which reclaims what was kept for the clones
     "expire": "0 3 * * *",
     "trim": "0 2 * * 0",
     "purge": "0 4 * * 0",
@@ -28,7 +28,7 @@ CRONS: Mapping[str, str] = {
     "check": "30 6 * * *",
 }
 
-#: The operations among them that free something. They run without approval, so only within limits.
+#: Those of the operations that reclaim space. Schedules run them without approval, and therefore only within limits.
 LIMITED = ("trim", "expire", "purge", "orphans", "drop_overdue_clones")
 
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -38,28 +38,34 @@ _DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlackoutWindow:
-    """A daily window without starts, from ``start`` until before ``end``, in the schedules' time zone.
+    """A daily time window, in the schedules' time zone, in which no schedule starts a run.
 
-    A window that ends before it starts lasts until the next day. One that ends when it starts lasts a whole day.
-    ``days`` are the days on which it begins. Raises InvalidInputError for a day that is no weekday, for no days, and
-    for times with a zone.
+    Raises:
+        InvalidInputError: A day is not a weekday, ``days`` is empty, or a time has a time zone.
     """
 
+    #: First time of day in the window.
     start: time
+    #: First time of day after the window. If it is before ``start``, the window ends on the next day; if both are
+    #: equal, the window lasts 24 hours.
     end: time
+    #: Reason shown for skipped ticks.
     reason: str
+    #: Weekdays on which the window starts.
     days: tuple[str, ...] = WEEKDAYS
 
     def __post_init__(self) -> None:
         if unknown := [day for day in self.days if day not in WEEKDAYS]:
-            raise InvalidInputError(f"{unknown[0]!r} is no weekday; there are {', '.join(WEEKDAYS)}")
+            raise InvalidInputError(f"{unknown[0]!r} is not a weekday; choose from {', '.join(WEEKDAYS)}")
         if not self.days:
-            raise InvalidInputError(f"the blackout {self} begins on no day; leave the days out for all")
+            raise InvalidInputError(f"blackout {self} has no days; omit days to cover every day")
         if self.start.tzinfo is not None or self.end.tzinfo is not None:
-            raise InvalidInputError(f"the blackout {self} has a time zone of its own; its times are in the schedules'")
+            raise InvalidInputError(
+                f"blackout {self} has times with a time zone; use times without one, in the schedules' time zone"
+            )
 
     def covers(self, at: datetime) -> bool:
-        """Whether the window is open at a local time."""
+        """Whether a local time is within the window."""
         clock = at.time()
         is_today, is_yesterday = (WEEKDAYS[(at - back).weekday()] in self.days for back in (timedelta(0), _DAY))
         if self.start < self.end:
@@ -83,37 +89,37 @@ def build_maintenance_schedules(
     budget: Budget | None = None,
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> list[dg.ScheduleDefinition]:
-    """Return schedules ``<operation>_schedule`` that run jobs of ``build_jobs``, which must have those operations.
+    """Build the schedules ``<operation>_schedule`` of jobs from ``build_jobs``, which must include the operations.
 
-    Trim, expire, purge, orphans and the drop of clones run without approval, within the ``limits`` of ``build_jobs``.
+    Trim, expire, purge, orphans and drop_overdue_clones run without approval, within the ``limits`` of ``build_jobs``.
 
     Args:
-        names: The names of the lakehouse.
-        crons: The time of each operation to schedule, by its name. Those that may be scheduled are in CRONS.
-        timezone: The time zone of the times and of the blackouts.
+        names: The names of the lakehouse's definitions.
+        crons: The cron expression of each operation to schedule. The keys of CRONS can be scheduled.
+        timezone: The IANA time zone of the cron expressions and of the blackouts.
         blackouts: Windows in which ticks are skipped.
-        export_target: The root of scheduled exports. Empty: the lakehouse's own.
-        export_prefix: The beginning of the name of each scheduled export, before the date.
-        export_retain: For how long scheduled exports, which are full, are kept.
-        verify_seconds: For how long a scheduled verify may run.
-        budget: The bound on the requests of a purge or removal of orphans.
-        default_status: Whether the schedules are on until a person turns them on or off.
+        export_target: The root URI of scheduled exports. If empty, they are stored in the lakehouse.
+        export_prefix: Prefix of the names of scheduled exports, followed by the date.
+        export_retain: Retention of scheduled exports, which are full exports.
+        verify_seconds: Time limit of a scheduled verify.
+        budget: Bounds of each purge or orphan removal.
+        default_status: The initial status of the schedules.
 
     Raises:
-        InvalidInputError: An operation, a time zone or the settings of exports are impossible.
+        InvalidInputError: An operation, the time zone or a setting of exports is invalid.
     """
     if unknown := sorted(set(crons) - set(CRONS)):
-        raise InvalidInputError(f"there is no operation {unknown[0]!r} to schedule; there are {', '.join(CRONS)}")
+        raise InvalidInputError(f"cannot schedule unknown operation {unknown[0]!r}; choose from {', '.join(CRONS)}")
     if export_target and not is_root_uri(export_target):
         raise InvalidInputError(
-            "export_target is not shown, as it may hold credentials; give an absolute path or a URI such as"
-            " s3://BUCKET/PREFIX"
+            "export_target is invalid (its value is not shown because it may contain credentials); use an absolute path"
+            " or a URI such as s3://BUCKET/PREFIX"
         )
     if not timedelta(0) <= export_retain <= timedelta(days=MOST_DAYS):
-        raise InvalidInputError(f"export_retain is {export_retain}, it must be from 0 to {MOST_DAYS:,} days")
+        raise InvalidInputError(f"export_retain is {export_retain}; it must be between 0 and {MOST_DAYS:,} days")
     zone = _zone(timezone)
     deletion = {"unattended": True, **asdict(budget or Budget())}
-    configs: dict[str, _MakesConfig] = {
+    configs: dict[str, _RunConfigFunction] = {
         "verify": lambda _at: {"incremental": True, "max_seconds": verify_seconds},
         "export": _export_config(export_prefix, export_target, export_retain),
         "trim": lambda _at: {"unattended": True},
@@ -141,21 +147,21 @@ def _zone(name: str) -> ZoneInfo:
         ZoneInfoNotFoundError,
         ValueError,
         OSError,
-    ) as error:  # errors for a path, and for a folder
-        raise InvalidInputError(f"there is no time zone {name!r}; write it as Europe/Berlin or UTC") from error
+    ) as error:  # ValueError and OSError: the name is a path or a directory
+        raise InvalidInputError(f"unknown time zone {name!r}; use an IANA name such as Europe/Berlin or UTC") from error
 
 
-_MakesConfig = Callable[[datetime], Mapping[str, Any]]
+_RunConfigFunction = Callable[[datetime], Mapping[str, Any]]
 
 
 def _tick(
-    config: _MakesConfig, zone: ZoneInfo, blackouts: Sequence[BlackoutWindow]
+    config: _RunConfigFunction, zone: ZoneInfo, blackouts: Sequence[BlackoutWindow]
 ) -> Callable[[dg.ScheduleEvaluationContext], dg.RunRequest | dg.SkipReason]:
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         at = context.scheduled_execution_time.astimezone(zone)
         for window in blackouts:
             if window.covers(at):
-                return dg.SkipReason(f"{at:%A %H:%M} is within the blackout {window}")
+                return dg.SkipReason(f"skipped: {at:%A %H:%M} is within the blackout {window}")
         return dg.RunRequest(run_config=config(at))
 
     return tick
@@ -165,7 +171,7 @@ def _no_config(_at: datetime) -> Mapping[str, Any]:
     return {}
 
 
-def _export_config(prefix: str, target: str, retain: timedelta) -> _MakesConfig:
+def _export_config(prefix: str, target: str, retain: timedelta) -> _RunConfigFunction:
     def config(at: datetime) -> Mapping[str, Any]:
         return {
             "name": f"{prefix}-{at:%Y-%m-%d}",
@@ -178,10 +184,10 @@ def _export_config(prefix: str, target: str, retain: timedelta) -> _MakesConfig:
 
 
 def published() -> Any:
-    """Return a condition, an ``AutomationCondition``, to run when a table that an asset depends on was published.
+    """Return an ``AutomationCondition`` that requests an asset after a table that it depends on was published.
 
-    It is as ``AutomationCondition.eager()``, which also follows published tables only. But this one never joins the run
-    that stages a table. There the asset would read what no version has yet.
+    It works like ``AutomationCondition.eager()``, except that the asset never joins the run that stages the table. In
+    that run, the asset would read a table that is not published yet.
     """
     condition = dg.AutomationCondition
     is_new = condition.newly_updated() & ~condition.executed_with_root_target()

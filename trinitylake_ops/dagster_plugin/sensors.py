@@ -1,4 +1,4 @@
-"""Sensors: commits made outside of Dagster, failed runs, and closed branches."""
+"""Sensors for commits made outside of a code location, failed runs and closed branches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trinitylake_ops.errors import LakehouseNotFoundError
 from trinitylake_ops.format.keys import COMMIT_ID
 from trinitylake_ops.versions.lookup import clones_of
 
-#: Tag of a run that a sensor requested: the version that was the latest.
+#: Tag of a run that a sensor requested, with the latest version at that time.
 VERSION_TAG = "trinitylake/version"
 
 _GRPC_TIMEOUT_VARIABLES = ("DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS", "DAGSTER_GRPC_TIMEOUT_SECONDS")
@@ -36,9 +36,9 @@ _ALERT_ATTEMPTS = 3
 
 
 def tick_budget_seconds() -> float:
-    """Return how long a tick may work: the time that Dagster's daemon waits for a sensor, less a margin."""
-    given = next((os.environ[name] for name in _GRPC_TIMEOUT_VARIABLES if os.environ.get(name)), None)
-    timeout = int(given) if given is not None else _GRPC_TIMEOUT_SECONDS
+    """Return the time limit of a tick: the timeout of Dagster's daemon for a sensor, less a margin."""
+    value = next((os.environ[name] for name in _GRPC_TIMEOUT_VARIABLES if os.environ.get(name)), None)
+    timeout = int(value) if value is not None else _GRPC_TIMEOUT_SECONDS
     return max(_LEAST_SECONDS, timeout - _GRPC_MARGIN_SECONDS)
 
 
@@ -56,17 +56,30 @@ def build_commit_sensor(
     max_seconds_per_tick: float | None = None,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """Return a sensor that reports commits to a lakehouse by others than runs of this code location.
+    """Build a sensor that reports commits that were not made by runs of this code location.
 
-    Of commits by other code locations of this Dagster instance, only tables are reported, to assets that those runs did
-    not report themselves.
-    Each table that such commits added or changed becomes a materialization of the assets that hold it, of the
-    partitions that have other files (:class:`TableAssets`). ``table_key(namespace, table)`` names its asset instead. A
-    removed table becomes an observation. Each tick with news is a materialization of the lakehouse. One run of the job,
-    if any, is requested for the newest version (``job_name`` gives a job of assets). ``run_config`` makes its
-    configuration from that version's number. The first tick only remembers the latest version. A tick does no more than
-    the limits say, and the next one goes on. By default its time is what the daemon waits, less 20 seconds. Events are
+    A table that such a commit added or changed becomes a materialization of the assets that contain it, for the
+    partitions whose files changed (:class:`TableAssets`). A removed table becomes an observation. A tick that reports
+    commits also materializes the lakehouse asset. For commits by other code locations of the same Dagster instance,
+    only tables are reported, and only to assets that those runs did not report themselves.
+
+    The first tick only records the latest version. A tick stops at its limits, and the next one continues. Events are
     delivered at least once, and a run is requested once.
+
+    Args:
+        names: The names of the lakehouse's definitions.
+        name: The unprefixed name of the sensor.
+        job: The job to run for the newest version, if any.
+        job_name: The name of that job, as an alternative to ``job``, for a job of assets.
+        run_config: Returns the job's run configuration for a version.
+        table_key: Returns the asset to which changes of a table are reported, from its namespace and name. By default,
+            they are reported to all assets that contain the table.
+        minimum_interval_seconds: Minimum time between ticks.
+        max_versions_per_tick: Maximum number of versions that a tick reads.
+        max_tables_per_tick: Maximum number of changed objects that a tick reports.
+        max_seconds_per_tick: Time after which a tick starts no further work. Defaults to the daemon's timeout less 20
+            seconds.
+        default_status: The initial status of the sensor.
     """
     limits = Limits(
         versions=max_versions_per_tick,
@@ -82,7 +95,7 @@ def build_commit_sensor(
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         required_resource_keys={names.resource_key},
-        description="Reports tables that were changed by commits made outside of Dagster.",
+        description="Report tables changed by commits made outside of this code location.",
     )
     def commits(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         instance = context.instance
@@ -94,7 +107,7 @@ def build_commit_sensor(
         place = _code_location(context)
         commit_batch = poll_commits(lake, context.cursor, lambda run: _run_origin(instance, run, place), limits)
         location = context.repository_def
-        keys = table_key or (names.table_key if location is None else None)  # a test has no code location
+        keys = table_key or (names.table_key if location is None else None)  # tests have no code location
         assets = TableAssets(location, names, resource, keys)
         page = VersionsPage(instance, location, names, Links.at(location, place, names, resource.webserver_url))
         events = [
@@ -114,15 +127,16 @@ def build_commit_sensor(
 
 
 def _code_location(context: dg.SensorEvaluationContext) -> str | None:
-    """Return the code location of a sensor as runs name it, None in a test, which has none."""
+    """Return the sensor's code location in the form that runs use, or None in a test without a code location."""
     origin = context.code_location_origin
     return None if origin is None else f"{context.repository_name}@{origin.location_name}"
 
 
 def _run_origin(instance: dg.DagsterInstance, run_id: str, place: str | None) -> RunOrigin:
-    """Return whose run it is. A run that names no code location counts as of this one.
+    """Classify a run. A run that names no code location counts as one of this code location.
 
-    A run that was killed between its commit and its events told a part of what it did, as one of another code location.
+    A finished run that did not succeed may have been killed between its commit and its events. It reported only a part
+    of its changes, like a run of another code location.
     """
     run = known_run(instance, run_id)
     if run is None:
@@ -134,7 +148,7 @@ def _run_origin(instance: dg.DagsterInstance, run_id: str, place: str | None) ->
 
 def _run_request(commit_batch: CommitBatch, run_config: Callable[[int], Mapping[str, Any]] | None) -> dg.RunRequest:
     version = commit_batch.head.version
-    # This is the commit's own id: a lakehouse that replaces another has the same numbers.
+    # Include the commit's id, because a lakehouse that replaces another one reuses version numbers.
     commit = commit_batch.head.root.system.get(COMMIT_ID, str(commit_batch.head.created_at_ms))
     return dg.RunRequest(
         run_key=f"{commit_batch.cursor.lakehouse_id}-{version}-{commit}",
@@ -144,20 +158,17 @@ def _run_request(commit_batch: CommitBatch, run_config: Callable[[int], Mapping[
 
 
 def _tick_message(commit_batch: CommitBatch) -> str:
-    """Return the message of a tick without a run."""
+    """Return the skip reason of a tick that requests no run."""
     if commit_batch.commit_ranges or commit_batch.notes:
-        what = "; ".join(
+        summary = "; ".join(
             [
                 *commit_batch.notes,
                 *(f"reported versions {commit_range.versions}" for commit_range in commit_batch.commit_ranges),
             ]
         )
-        return f"{what}; no run is due, {commit_batch.versions_left} versions are left"
-    own = (
-        f"; {commit_batch.own} versions since the last tick are of this instance's own runs" if commit_batch.own else ""
-    )
-    latest, n_left = commit_batch.head.version, commit_batch.versions_left
-    return f"version {latest} is the latest, {n_left} versions are not looked at yet{own}"
+        return f"{summary}; no run is due; {commit_batch.versions_left} versions remain"
+    own = f"; {commit_batch.own} versions since the last tick were committed by own runs" if commit_batch.own else ""
+    return f"latest version: {commit_batch.head.version}; {commit_batch.versions_left} versions remain{own}"
 
 
 def _note_events(commit_batch: CommitBatch, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetObservation]:
@@ -166,9 +177,8 @@ def _note_events(commit_batch: CommitBatch, lakehouse_key: dg.AssetKey) -> Itera
             lakehouse_key,
             description=note,
             metadata={GAP: note, VERSION: commit_batch.cursor.version},
-            tags={
-                DATA_VERSION_TAG: str(commit_batch.head.version)
-            },  # otherwise Dagster would take it for unknown from here on
+            # Without the tag, the data version would become unknown to Dagster.
+            tags={DATA_VERSION_TAG: str(commit_batch.head.version)},
         )
 
 
@@ -185,15 +195,18 @@ def _table_events(
 
 
 def _materialized_by(commit_range: CommitRange, instance: dg.DagsterInstance) -> set[dg.AssetKey]:
-    """Return the assets that the runs of a stretch materialized themselves, as those of another code location do."""
-    runs = {
-        run for info in commit_range.commits for run in (info.run_id, *(one.run_id for one in info.transactions)) if run
+    """Return the assets that the runs of a commit range materialized themselves."""
+    run_ids = {
+        run_id
+        for info in commit_range.commits
+        for run_id in (info.run_id, *(transaction.run_id for transaction in info.transactions))
+        if run_id
     }
-    found: set[dg.AssetKey] = set()
-    for run_id in runs:
+    materialized: set[dg.AssetKey] = set()
+    for run_id in run_ids:
         for event in run_events(instance, run_id, dg.DagsterEventType.ASSET_MATERIALIZATION):
-            found.add(event.asset_key)
-    return found
+            materialized.add(event.asset_key)
+    return materialized
 
 
 def _events(
@@ -207,12 +220,12 @@ def _events(
             version=commit_ranges[-1].last,
             shown={"versions": ", ".join(commit_range.versions for commit_range in commit_ranges)},
             metrics={**_tick_metrics(commit_batch), **_details(commit_ranges)},
-            description="Committed outside of this Dagster instance.",
+            description="Commits made outside of this Dagster instance.",
         )
 
 
 def _tick_metrics(commit_batch: CommitBatch) -> dict[str, float]:
-    """Return how far the sensor was behind when the tick began, and the tick's work."""
+    """Return how far the sensor was behind when the tick started, and what the tick reported."""
     changes = [change for commit_range in commit_batch.commit_ranges for change in commit_range.changes]
     return {
         "lag_versions": commit_batch.lag_versions,
@@ -240,16 +253,16 @@ def _details(commit_ranges: Sequence[CommitRange]) -> dict[str, Any]:
     }
 
 
-# Runs that failed
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedRun:
-    """A failed run, for an alert: the reason, and the failed steps with the reason of each."""
+    """A failed run, as passed to an alert."""
 
     run_id: str
+    #: The name of the job.
     job: str
+    #: The error message of the run.
     message: str
+    #: The error message of each failed step, by step key.
     steps: Mapping[str, str]
     tags: Mapping[str, str]
 
@@ -263,10 +276,16 @@ def build_failed_run_sensor(
     minimum_interval_seconds: int = 30,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """Return a sensor that calls a function for each failed run of some jobs, of ops or assets.
+    """Build a sensor that calls a function for each failed run.
 
-    Without ``jobs`` it covers all jobs of this code location. A call that raises is repeated twice, a few seconds
-    later. Then the tick fails with its error.
+    Args:
+        alert: The function. If it raises, it is called up to two more times within a few seconds; then the tick fails
+            with its error.
+        names: The names of the lakehouse's definitions.
+        name: The unprefixed name of the sensor.
+        jobs: The jobs to monitor. Defaults to all jobs of this code location.
+        minimum_interval_seconds: Minimum time between ticks.
+        default_status: The initial status of the sensor.
     """
 
     @dg.run_failure_sensor(
@@ -274,7 +293,7 @@ def build_failed_run_sensor(
         monitored_jobs=list(jobs) if jobs is not None else None,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        description="Tells of runs that failed.",
+        description="Alert on failed runs.",
     )
     def failed_runs(context: dg.RunFailureSensorContext) -> None:
         failed = _failed_run(context)
@@ -293,7 +312,7 @@ def _failed_run(context: dg.RunFailureSensorContext) -> FailedRun:
         data = event.step_failure_data
         user_data, error = data.user_failure_data, data.error
         reason = user_data.description if user_data is not None else None
-        reasons[event.step_key or ""] = reason or (error.message.strip() if error is not None else "no reason given")
+        reasons[event.step_key or ""] = reason or (error.message.strip() if error is not None else "no error message")
     return FailedRun(
         run_id=run.run_id,
         job=run.job_name,
@@ -313,12 +332,18 @@ def build_closed_branch_sensor(
     minimum_interval_seconds: int = 300,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """Return a sensor that requests the drop of each branch's clone once ``open_branches`` no longer names the branch.
+    """Build a sensor that drops the clone of each branch that is no longer open.
 
-    ``open_branches()`` returns the names of all open branches, as their deployments know them. It must raise where it
-    cannot tell: without an open branch all clones of branches go. Clones of other names are left alone. The code
-    location must have the job ``drop_closed_branch`` (``operations="clones"``). Each clone is asked for once; a run
-    that fails is seen in Dagster, and the clone's own time ends it.
+    Only clones of branches are dropped. The code location must have the job ``drop_closed_branch``
+    (``operations="clones"``). The sensor requests one run for each clone. If that run fails, it is visible in Dagster,
+    and the clone becomes overdue after its retention.
+
+    Args:
+        open_branches: Returns the names of all open branches, as branch deployments name them. It must raise if it
+            cannot determine them, because an empty result drops the clones of all branches.
+        names: The names of the lakehouse's definitions.
+        minimum_interval_seconds: Minimum time between ticks.
+        default_status: The initial status of the sensor.
     """
 
     @dg.sensor(
@@ -327,18 +352,18 @@ def build_closed_branch_sensor(
         required_resource_keys={names.resource_key},
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        description="Drops the clones of branches that are closed.",
+        description="Drop the clones of closed branches.",
     )
     def closed_branches(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
         lake = lakehouse_of(context.resources, names).open()
         definition = lake.snapshot().definition
-        # Asked after the clones were listed: the branch of each of them was opened before.
+        # Query the branches after listing the clones, so that the branch of each listed clone was already open.
         kept = {branch_clone(branch) for branch in open_branches()}
         clones = [record for record in clones_of(definition) if record.name.startswith(BRANCH_PREFIX)]
         closed = [record for record in clones if record.name not in kept]
         for record in closed:
             yield dg.RunRequest(run_key=record.clone_id, run_config={"name": record.name})
         if not closed:
-            yield dg.SkipReason(f"{len(clones)} clones of branches, all of them open")
+            yield dg.SkipReason(f"no closed branches; {len(clones)} clones belong to open branches")
 
     return closed_branches
