@@ -225,7 +225,7 @@ def test_expiry_past_the_cursor_is_told_and_jumped(ticks: Ticks) -> None:
     seal(ticks.lake, 1)
     ticks.tick()
     assert ticks.notes() == [
-        f"version 1 cannot be read any more: what versions 2-{kept} changed is not reported",
+        f"version 1 can no longer be read; the changes of versions 2-{kept} are not reported",
     ]
     assert ticks.tables() == {("ns", "a"): 1}
     assert ticks.versions_run() == [str(last + 1)]
@@ -263,7 +263,7 @@ def test_a_cursor_of_garbage_goes_on_at_the_latest_version(ticks: Ticks, cursor:
     ticks.cursor = cursor
     ticks.tick()
     (note,) = ticks.notes()
-    assert note.startswith("the cursor was lost, as it")
+    assert note.startswith("the cursor cannot be read")
     assert ticks.versions_run() == [str(latest)]
     alter(ticks.lake, "ns", "b")
     ticks.tick()
@@ -277,7 +277,7 @@ def test_a_cursor_of_this_lakehouse_with_wrong_values(ticks: Ticks, wrong: dict[
     latest = alter(ticks.lake, "ns", "a")
     ticks.tick()
     assert ticks.notes() == [
-        "the cursor was lost, as it holds values of the wrong kind: commits before version"
+        "the cursor cannot be read because it contains invalid values; commits before version"
         f" {latest} may not be reported"
     ]
     alter(ticks.lake, "ns", "b")

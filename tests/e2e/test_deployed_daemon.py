@@ -267,7 +267,7 @@ def test_versions_that_expired_before_the_sensor_saw_them_are_told_and_it_goes_o
     sensor.start()
     sensor.wait_for_request(*before, newest)
     gap = events(topology, "lakehouse", kind="assetObservations")[0]["gap"]
-    assert gap == f"version {seen} cannot be read any more: what versions {lost}-{kept} changed is not reported"
+    assert gap == f"version {seen} can no longer be read; the changes of versions {lost}-{kept} are not reported"
 
 
 @pytest.mark.soak

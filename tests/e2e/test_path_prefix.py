@@ -170,5 +170,5 @@ def test_a_version_and_a_table_are_rolled_back_by_links(prefixed: Prefixed, page
     assert next(prefixed.lake.history()).approved_by == "Ada"
     page.goto(f"{prefixed.url}/assets/shop/lakehouse")
     shown(page, "last_versions")
-    page.get_by_role("link", name="go back to the last version that passed").first.click()
+    page.get_by_role("link", name="roll back to the last version that passed").first.click()
     page.wait_for_url(re.compile(f"{PREFIX}/locations/.*/jobs/shop_rollback/playground"))

@@ -1,7 +1,7 @@
-"""All that the plugin takes from Dagster beyond its public modules, in one place.
+"""All uses of Dagster's private modules.
 
-Each function here says what it is for. A Dagster that has these no more is refused when it is used: what would happen
-without them is worse. Assets would turn green when they are staged, or reads would not count when a run publishes.
+An incompatible release of Dagster is rejected with an error, because running without these functions would give wrong
+results: staged assets would be shown as materialized, or the reads of a run would not be validated when it publishes.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ try:
     from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
     from dagster._utils.error import SerializableErrorInfo  # type: ignore[attr-defined]
 except ImportError as error:
-    raise ImportError(f"this release of Dagster, {dg.__version__}, is not known to this package: {error}") from error
+    raise ImportError(f"Dagster {dg.__version__} is not supported: {error}; install a supported release") from error
 
 _KEY = "_asset_key"
 
 
 class InvalidOptionError(dg.DagsterInvalidConfigError, DagsterUserCodeProcessError):
-    """A configuration that its schema allows, and its operation rejects: one line, shown without a traceback.
+    """A run configuration that matches its schema but is rejected by the operation, shown as one line.
 
-    The webserver checks a configuration by its schema alone, and asks the code location for the rest. Dagster shows the
-    traceback of that process for any other error. The value is left out, because it may be a credential.
+    The webserver validates only the schema, and the code location validates the values. For any other error, Dagster
+    displays the traceback of that process. The message does not contain the value, because it may be a credential.
     """
 
     def __init__(self, message: str):
@@ -56,16 +56,16 @@ class RunContext(Protocol):
 
     @property
     def repository_def(self) -> dg.RepositoryDefinition:
-        """The code location. Raises CheckError where a run was started without one, as in a test."""
+        """The code location. Raises CheckError if the run was started without one, as in a test."""
 
 
 def materializations_of(
     context: dg.OutputContext, keys: Sequence[str], metadata: Mapping[str, Any]
 ) -> list[dg.AssetMaterialization]:
-    """Return what Dagster would log for an output: with tags of its code, of its inputs, and of its data.
+    """Return the materializations that Dagster would log for an output.
 
-    Must be called within ``IOManager.handle_output``. A data version and tags of the ``Output`` or
-    ``MaterializeResult`` are among the tags.
+    They have the tags for the code version, the input versions and the data version, including those of the ``Output``
+    or ``MaterializeResult``. Must be called within ``IOManager.handle_output``.
 
     Args:
         context: The context of the output.
@@ -73,7 +73,7 @@ def materializations_of(
         metadata: The metadata of each materialization.
 
     Raises:
-        DagsterInvalidDefinitionError: This release of Dagster hides the data version and the tags.
+        DagsterInvalidDefinitionError: The data version and the tags are not accessible in this release of Dagster.
     """
     events = _get_output_asset_events(
         context.asset_key,
@@ -88,7 +88,7 @@ def materializations_of(
 
 
 def _stored_output() -> dg.Output[Any]:
-    """Return the output that Dagster is storing: its context has neither its data version nor its tags."""
+    """Return the output that Dagster is storing, because its context lacks the data version and the tags."""
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller
@@ -96,34 +96,44 @@ def _stored_output() -> dg.Output[Any]:
         if isinstance(output, dg.Output):
             return output
     raise dg.DagsterInvalidDefinitionError(
-        f"this release of Dagster, {dg.__version__}, hides the data version of an output; take another one"
+        f"Dagster {dg.__version__} is not supported: the data version of an output is not accessible; install another"
+        " release"
     )
 
 
 def log_no_materialization(context: dg.OutputContext) -> None:
-    """Let Dagster log no materialization of an output: it does so for each that has the key of an asset.
+    """Prevent Dagster from logging a materialization of an output, by removing the asset key from its context.
 
-    Raises DagsterInvalidDefinitionError where that can no longer be done.
+    Raises:
+        DagsterInvalidDefinitionError: This release of Dagster would log the materialization anyway.
     """
     if getattr(context, _KEY, None) is not None:
         setattr(context, _KEY, None)
     if context.has_asset_key:
         raise dg.DagsterInvalidDefinitionError(
-            f"this release of Dagster, {dg.__version__}, would show staged tables as published; take another one"
+            f"Dagster {dg.__version__} is not supported: it would show staged tables as published; install another"
+            " release"
         )
 
 
 def record_in_run(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str, data: Mapping[str, str]) -> None:
-    """Record texts with a run, by an event of the engine: no asset is concerned by it."""
+    """Record data in the event log of a run as an engine event, which affects no asset.
+
+    Args:
+        instance: The Dagster instance.
+        run: The run.
+        message: The message of the event.
+        data: The values by metadata key.
+    """
     values = {name: dg.MetadataValue.text(text) for name, text in data.items()}
     instance.report_engine_event(message, run, EngineEventData(values))
 
 
 def checked_partitions(context: dg.InputContext) -> Sequence[str] | None:
-    """Return the run's partitions of an asset that is the input of its check.
+    """Return the partitions of the run for an input that is the asset of the step's check.
 
-    Dagster gives a check no partitions, so it would read all of them. None for other inputs, and for a run without
-    partitions.
+    Dagster provides no partitions to a check, so that it would read all of them. Returns None for other inputs, and in
+    a run without partitions.
     """
     step = context.step_context
     node, layer = step.node_handle, step.job_def.asset_layer
@@ -138,10 +148,10 @@ def checked_partitions(context: dg.InputContext) -> Sequence[str] | None:
 
 
 def has_partitions(context: dg.AssetExecutionContext, asset_key: dg.AssetKey, keys: Set[str]) -> bool:
-    """Return whether all keys are partitions of an asset.
+    """Whether all keys are existing partitions of an asset.
 
     Args:
-        context: The context of a step. Its instance has the dynamic partitions.
+        context: The context of a step. Its instance provides the dynamic partitions.
         asset_key: The asset. It may belong to another step.
         keys: The partition keys, empty for an asset without partitions.
     """
@@ -155,14 +165,16 @@ def _has_keys(partitions: dg.PartitionsDefinition[str], keys: Set[str]) -> bool:
     if isinstance(partitions, dg.MultiPartitionsDefinition):
         parts = [partitions.get_partition_key_from_str(key).keys_by_dimension for key in keys]
         dimensions = partitions.partitions_defs
-        return all(_has_keys(one.partitions_def, {part[one.name] for part in parts}) for one in dimensions)
+        return all(
+            _has_keys(dimension.partitions_def, {part[dimension.name] for part in parts}) for dimension in dimensions
+        )
     if isinstance(partitions, dg.DynamicPartitionsDefinition) and len(keys) > 1:
-        return keys <= set(partitions.get_partition_keys())  # one request, however many keys there are
+        return keys <= set(partitions.get_partition_keys())  # one query for all keys
     return all(partitions.has_partition_key(key) for key in keys)
 
 
 def repository_of(context: RunContext) -> dg.RepositoryDefinition | None:
-    """Return the code location of a run, None for one that was started without, as in a test."""
+    """Return the code location of a run, or None if it was started without one, as in a test."""
     try:
         return context.repository_def
     except CheckError:
@@ -175,58 +187,60 @@ def asset_context(context: dg.OutputContext) -> dg.AssetExecutionContext:
 
 
 class StepAssets:
-    """The assets of a step and of its run, and all assets of the code location."""
+    """The assets of a step, of its run and of the code location."""
 
     def __init__(self, context: dg.OutputContext | dg.InputContext):
         self._step = context.step_context
         self._layer = self._step.job_def.asset_layer
-        #: All assets of the code location, those that the job leaves out included.
+        #: All assets of the code location, including those that are not part of the job.
         self.graph: AssetGraph = self._layer.asset_graph.source_asset_graph
 
     @property
     def own(self) -> Set[dg.AssetKey]:
-        """The assets that the step makes. A step of a check alone makes none."""
+        """The assets that the step materializes. A step with only a check materializes none."""
         keys = self._layer.get_selected_entity_keys_for_node(self._step.node_handle)
         return {key for key in keys if isinstance(key, dg.AssetKey)}
 
     def reads_itself(self, context: dg.InputContext) -> bool:
-        """Whether an input is an asset that the step makes, as it was before, and not the output of another step.
+        """Whether an input is the previous state of an asset that the step itself materializes.
 
-        The steps of a graph make the same assets, and one may read what another one of them has just stored.
+        The steps of a graph asset materialize the same assets. An input that is the output of another step of the graph
+        is not a previous state.
         """
-        own = {one.name: one.source for one in self._step.step.step_inputs}
-        return context.asset_key in self.own and not isinstance(own.get(context.name), FromStepOutput)
+        sources = {step_input.name: step_input.source for step_input in self._step.step.step_inputs}
+        return context.asset_key in self.own and not isinstance(sources.get(context.name), FromStepOutput)
 
     def is_stored_by(self, io_manager: type) -> bool:
-        """Whether an IO manager of a class stores an output of the step."""
+        """Whether an IO manager of the class stores an output of the step."""
         return any(self._is_of(output.io_manager_key, io_manager) for output in self._step.op_def.output_defs)
 
     def stored_with(self, key: dg.AssetKey, io_manager: type) -> list[dg.AssetKey]:
-        """Return the other assets of the job that the IO manager of an asset stores.
+        """Return the other assets of the job with the same IO manager as an asset.
 
         Args:
             key: The asset.
-            io_manager: The class of the IO manager. There are no assets if that of the asset is of another class.
+            io_manager: The required class of the IO manager. The result is empty if the asset's IO manager has another
+                class.
         """
 
-        def io_manager_key(one: dg.AssetKey) -> str:
-            return self.graph.get(one).assets_def.get_io_manager_key_for_asset_key(one)
+        def io_manager_key(asset_key: dg.AssetKey) -> str:
+            return self.graph.get(asset_key).assets_def.get_io_manager_key_for_asset_key(asset_key)
 
         if not (self.graph.has(key) and self._is_of(io_manager_key(key), io_manager)):
             return []
-        others = (one for one in self._layer.executable_asset_keys if one != key and self.graph.has(one))
-        return [one for one in others if io_manager_key(one) == io_manager_key(key)]
+        others = (other for other in self._layer.executable_asset_keys if other != key and self.graph.has(other))
+        return [other for other in others if io_manager_key(other) == io_manager_key(key)]
 
     def _is_of(self, io_manager_key: str, io_manager: type) -> bool:
         kind = getattr(self._step.job_def.resource_defs.get(io_manager_key), "configurable_resource_cls", None)
         return isinstance(kind, type) and issubclass(kind, io_manager)
 
     def in_run(self, keys: Iterable[dg.AssetKey]) -> list[dg.AssetKey]:
-        """Return those of some assets that the run makes: a run may leave out assets and steps of its job."""
+        """Return the assets that the run materializes, because a run may omit assets and steps of its job."""
         return [key for key in keys if key in self._layer.executable_asset_keys and self._is_executed(key)]
 
     def step_key(self, key: dg.AssetKey) -> str:
-        """Return the key of the step that makes an asset of the job."""
+        """Return the key of the step that materializes an asset of the job."""
         return str(self._layer.get_op_output_handle(key).node_handle)
 
     def _is_executed(self, key: dg.AssetKey) -> bool:
@@ -237,7 +251,7 @@ class StepAssets:
 
 
 def is_in_backfill(instance: dg.DagsterInstance | None, backfill: str, key: dg.AssetKey, partition: str) -> bool:
-    """Whether an asset backfill makes a partition of an asset, or the asset if it has no partitions."""
+    """Whether an asset backfill materializes a partition of an asset, or the asset if it has no partitions."""
     record = None if instance is None else instance.get_backfill(backfill)
     data = None if record is None else record.asset_backfill_data
     if data is None:
@@ -253,7 +267,7 @@ def is_backfill_running(instance: dg.DagsterInstance, backfill: str) -> bool:
 
 
 def step_key_of(context: dg.AssetExecutionContext) -> str:
-    """Return the key of the step of an asset, the same in all runs."""
+    """Return the key of an asset's step, which is the same in all runs."""
     key: str = context.get_step_execution_context().step.key
     return key
 
@@ -261,7 +275,7 @@ def step_key_of(context: dg.AssetExecutionContext) -> str:
 def last_of_backfill(
     instance: dg.DagsterInstance, backfill: str, key: dg.AssetKey, partitions: dg.PartitionsDefinition[str] | None
 ) -> str | None:
-    """Return the last partition of an asset that an asset backfill makes, None if it makes none.
+    """Return the last partition of an asset that an asset backfill materializes, or None if there is none.
 
     Args:
         instance: The Dagster instance.
@@ -276,28 +290,29 @@ def last_of_backfill(
         return None
     keys = set(subset.get_partition_keys())
     ordered = partitions.get_partition_keys(dynamic_partitions_store=instance)
-    return next((one for one in reversed(ordered) if one in keys), None)
+    return next((partition for partition in reversed(ordered) if partition in keys), None)
 
 
 def reset_input_versions(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
-    """Make the asset's next event name the newest events of its inputs, instead of those before the step began."""
+    """Make the asset's next event refer to the newest events of its inputs instead of those before the step started."""
     step = context.get_step_execution_context()
     for key in keys:
         step.wipe_input_asset_version_info(key)
 
 
 class CheckedSelection(dg.AssetSelection):
-    """A selection of assets that checks all assets of its code location when it is resolved: when definitions load.
+    """An asset selection that validates all assets of its code location when it is resolved.
 
-    The process of a run resolves the jobs that it executes only.
+    It is resolved when the code location loads its definitions. The process of a run resolves only the job that it
+    executes.
     """
 
     def __init__(self, selection: dg.AssetSelection, check: Callable[[Iterable[dg.AssetsDefinition]], None]):
-        """Make a selection.
+        """Create a selection.
 
         Args:
-            selection: The assets.
-            check: Raises an error if an asset of the code location is wrong.
+            selection: The selected assets.
+            check: Raises an error if an asset of the code location is invalid.
         """
         self._selection, self._check = selection, check
 
@@ -317,35 +332,43 @@ class CheckedSelection(dg.AssetSelection):
 
 
 class TypeOfStored(dg.DagsterType):
-    """The type of an input that refuses, when definitions load, what Dagster's own IO managers store.
+    """An input type that rejects Dagster's own IO managers, which store pickle files, when definitions load.
 
-    ``io_manager_key`` is that of the asset that is the input. ``refused`` is said where it is one of Dagster's own, as
-    the default is. They store files of Python. Any other may be, or hold, the right one.
+    Any other IO manager is accepted, because it may be, or wrap, a TrinityLakeIOManager.
     """
 
     def __init__(
-        self, io_manager_key: str, refused: str, *, key: str, type_check_fn: Callable[..., Any], typing_type: type
+        self, io_manager_key: str, message: str, *, key: str, type_check_fn: Callable[..., Any], typing_type: type
     ):
+        """Create a type.
+
+        Args:
+            io_manager_key: The key of the IO manager of the input's asset.
+            message: The error message if that IO manager is one of Dagster's own.
+            key: The unique key of the type.
+            type_check_fn: Checks a value.
+            typing_type: The Python type.
+        """
         super().__init__(type_check_fn, key=key, typing_type=typing_type)
-        self._requirement = _NotOfDagster(io_manager_key, refused)
+        self._requirement = _NotOfDagster(io_manager_key, message)
 
     def get_resource_requirements(self) -> Iterator[ResourceRequirement]:
-        """Yield what Dagster checks when it makes a job of the input's step."""
+        """Yield the requirements that Dagster checks when it builds a job with the input's step."""
         yield from super().get_resource_requirements()
         yield self._requirement
 
 
 class _NotOfDagster(ResourceRequirement):
-    def __init__(self, key: str, refused: str):
-        self._key, self._refused = key, refused
+    def __init__(self, key: str, message: str):
+        self._key, self._message = key, message
 
     def is_satisfied(self, resource_defs: Mapping[str, dg.ResourceDefinition]) -> bool:
         manager = resource_defs.get(self._key)
-        return manager is None or not manager._is_dagster_maintained()  # a missing one is told by Dagster itself
+        return manager is None or not manager._is_dagster_maintained()  # Dagster itself reports a missing resource
 
     def ensure_satisfied(self, resource_defs: Mapping[str, dg.ResourceDefinition]) -> None:
         if not self.is_satisfied(resource_defs):
-            raise dg.DagsterInvalidDefinitionError(self._refused)
+            raise dg.DagsterInvalidDefinitionError(self._message)
 
 
 def execute_as_launched(
@@ -358,10 +381,19 @@ def execute_as_launched(
     run_config: Mapping[str, Any] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> dg.JobExecutionResult:
-    """Run a job within this process as if the UI had launched it, from the code location that loads ``file``.
+    """Run a job in this process as if the UI had launched it.
 
-    So the UI shows the run on its home page and at its job. The run knows all definitions: which assets hold tables,
-    and where links may lead. The definitions need an executor that stays in the process.
+    The UI then lists the run on its home page and with its job. The run has access to all definitions of the code
+    location.
+
+    Args:
+        definitions: The definitions. They need an in-process executor.
+        job: The name of the job.
+        instance: The Dagster instance.
+        file: The Python file from which the code location loads the definitions.
+        location_name: The name of the code location.
+        run_config: The run configuration.
+        tags: The tags of the run.
     """
     repository = definitions.get_repository_def()
     location = ManagedGrpcPythonEnvCodeLocationOrigin(

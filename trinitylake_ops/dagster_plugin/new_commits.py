@@ -1,4 +1,4 @@
-"""Commits since a cursor: bounded work, at least once, and gaps are reported (docs/dagster.md, "Sensors")."""
+"""Commits since a cursor, with bounded work, at-least-once delivery and reported gaps (docs/dagster.md, "Sensors")."""
 
 from __future__ import annotations
 
@@ -17,122 +17,138 @@ from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 
 _FORMAT = 1
 
-#: Whose run made a version: one of this code location that ended well, or still runs, or of nobody here. A neighbor
-#: told only a part of it: a run of another code location of this Dagster instance, or one that was killed.
+#: Origin of a version: a run of this code location that succeeded (``own``) or is in progress (``running``), a run that
+#: reported only a part of its changes, because it belongs to another code location of this Dagster instance or did not
+#: succeed (``neighbor``), or a writer outside of this Dagster instance (``other``).
 RunOrigin: TypeAlias = Literal["own", "running", "neighbor", "other"]
 _RUN_ORIGINS: tuple[RunOrigin, ...] = ("other", "neighbor", "running", "own")
-#: So many of the last versions that were made by running runs are looked at again, when these ended.
+#: Number of latest versions by runs in progress that are checked again after these runs ended.
 _MOST_RUNNING = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """How far commits of a lakehouse were reported: all up to ``version``.
-
-    A list of changes may be too long for one tick. Of those between ``version`` and ``until``, the first ``reported``
-    were reported. ``requested`` is the version that was the latest when a run was last requested. ``running`` are
-    versions up to ``version`` whose runs had not ended: one that is killed does not report its version itself.
-    """
+    """The position up to which commits of a lakehouse were reported."""
 
     lakehouse_id: str
+    #: All versions up to this one were reported.
     version: int
+    #: End of a version range whose changes were too many for one tick, or None.
     until: int | None = None
+    #: Number of changes between ``version`` and ``until`` that were reported.
     reported: int = 0
+    #: The latest version when a run was last requested.
     requested: int = -1
+    #: Versions up to ``version`` whose runs had not ended. A run that is killed does not report its versions itself.
     running: tuple[int, ...] = ()
 
     def encode(self) -> str:
-        """Return the cursor as text."""
+        """Serialize the cursor."""
         return json.dumps({"format": _FORMAT, **asdict(self)})
 
     @classmethod
     def decode(cls, text: str) -> Cursor:
-        """Read a cursor. Raises InvalidInputError for a text that is no cursor."""
+        """Parse a cursor. Raises InvalidInputError if the text is not a valid cursor."""
         try:
             fields = json.loads(text)
             if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
-                raise InvalidInputError("it is not of this format")
+                raise InvalidInputError("it has an unknown format")
             cursor = cls(**{**fields, "running": tuple(fields.pop("running", ()))})
         except (ValueError, TypeError, RecursionError) as error:
             raise InvalidInputError(f"it cannot be read: {error}") from error
         until = 0 if cursor.until is None else cursor.until
         numbers = (cursor.version, cursor.reported, cursor.requested, until)
-        least = (0, 0, -1, 0)
-        is_known = len(cursor.running) <= _MOST_RUNNING and all(
-            type(one) is int and 0 < one <= cursor.version for one in cursor.running
+        minimums = (0, 0, -1, 0)
+        has_valid_running = len(cursor.running) <= _MOST_RUNNING and all(
+            type(version) is int and 0 < version <= cursor.version for version in cursor.running
         )
-        is_right = is_known and all(
-            type(number) is int and number >= low for number, low in zip(numbers, least, strict=True)
+        is_valid = has_valid_running and all(
+            type(number) is int and number >= minimum for number, minimum in zip(numbers, minimums, strict=True)
         )
-        if not is_right or type(cursor.lakehouse_id) is not str:
-            raise InvalidInputError("it holds values of the wrong kind")
+        if not is_valid or type(cursor.lakehouse_id) is not str:
+            raise InvalidInputError("it contains invalid values")
         return cursor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one look: versions, changed objects, and seconds until it begins nothing more."""
+    """The limits of one poll."""
 
+    #: Maximum number of versions to read.
     versions: int
+    #: Maximum number of changed objects to report.
     changes: int
+    #: Time after which no further work is started.
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRange:
-    """Versions ``first`` to ``last`` that others committed, and the changes of all of them together.
+    """A range of versions to report, with their combined changes."""
 
-    ``by_neighbors`` says that runs of this instance made all of them, and told a part of it.
-    ``ends`` are the version before the first, as far as it can be read, and the last. ``commits`` describe each of them
-    whose root is there.
-    """
-
+    #: The first version of the range.
     first: int
+    #: The last version of the range.
     last: int
+    #: The readable version before the first one, and the last one.
     ends: tuple[Snapshot, Snapshot]
     changes: tuple[Change, ...]
+    #: The records of those versions whose roots exist.
     commits: tuple[VersionInfo, ...]
+    #: Whether all versions were committed by runs of this Dagster instance that reported a part of their changes.
     by_neighbors: bool = False
 
     @property
     def versions(self) -> str:
-        """The versions, as a range."""
+        """The range as text."""
         return str(VersionRanges(((self.first, self.last),)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitBatch:
-    """The result of one look, up to ``cursor``, from which the next one goes on.
-
-    ``notes`` say what could not be found out. ``own`` counts the versions of our own runs. ``lag_versions`` and
-    ``lag_ms`` tell how far the cursor was behind before: versions, and the age of the first of them. ``is_run_due``
-    says that the latest version has changes for which no run was requested.
-    """
+    """The result of one poll."""
 
     head: Snapshot
+    #: The position from which the next poll continues.
     cursor: Cursor
     commit_ranges: tuple[CommitRange, ...] = ()
+    #: Descriptions of changes that could not be determined.
     notes: tuple[str, ...] = ()
+    #: Number of versions by runs of this code location.
     own: int = 0
+    #: Number of versions between the previous cursor and the latest version.
     lag_versions: int = 0
+    #: Age of the oldest of these versions.
     lag_ms: int = 0
+    #: Whether there are changes for which no run was requested.
     is_run_due: bool = False
 
     @property
     def versions_left(self) -> int:
-        """How far the new cursor is behind the latest version."""
+        """The number of versions between the new cursor and the latest version."""
         return self.head.version - self.cursor.version
 
 
 def poll_commits(
     lake: Lakehouse, cursor_text: str | None, origin_of: Callable[[str], RunOrigin], limits: Limits
 ) -> CommitBatch:
-    """Return the commits of others since a cursor, as far as the limits allow. ``origin_of`` a run says whose it is.
+    """Return the commits since a cursor that were not made by own runs, within limits.
 
-    At least one version is returned if there is any. Without a cursor there is no news: the cursor begins at the latest
-    version. The latest version, with a note, replaces a cursor that cannot be read, is of another lakehouse or beyond
-    the latest version. Raises LakehouseNotFoundError, VersionExpiredError for a version that is purged meanwhile,
-    CorruptFileError, StorageError.
+    Each poll covers at least one new version, if there is any. The first poll, without a cursor, reports nothing and
+    starts at the latest version. A cursor that is invalid, belongs to another lakehouse or is ahead of the latest
+    version is replaced by the latest version, and a note reports the gap.
+
+    Args:
+        lake: The lakehouse.
+        cursor_text: The serialized cursor of the previous poll, or None.
+        origin_of: Classifies a run by its id.
+        limits: The limits of the poll.
+
+    Raises:
+        LakehouseNotFoundError: The lakehouse does not exist.
+        VersionExpiredError: A version was purged during the poll.
+        CorruptFileError: A file is corrupt.
+        StorageError: A storage request failed.
     """
     head = lake.snapshot()
     if not cursor_text:
@@ -140,14 +156,17 @@ def poll_commits(
     try:
         cursor = Cursor.decode(cursor_text)
     except InvalidInputError as error:
-        note = f"the cursor was lost, as {error.message}: commits before version {head.version} may not be reported"
+        note = (
+            f"the cursor cannot be read because {error.message}; commits before version {head.version} may not be"
+            " reported"
+        )
         return CommitBatch(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
     seen = max(cursor.version, cursor.until or 0, cursor.requested)
     if cursor.lakehouse_id != head.definition.id or seen > head.version:
         note = (
-            f"the lakehouse was replaced: version {seen} was seen, and now version {head.version} of"
-            f" {'this' if cursor.lakehouse_id == head.definition.id else 'another'} lakehouse is the latest; what"
-            " differs is not reported"
+            f"the lakehouse was replaced: version {seen} was read earlier, but the latest version is now"
+            f" {head.version} of {'this' if cursor.lakehouse_id == head.definition.id else 'another'} lakehouse; the"
+            " differences are not reported"
         )
         return CommitBatch(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
     if cursor.version == head.version and not cursor.running:
@@ -161,7 +180,7 @@ def _at(head: Snapshot, requested: int) -> Cursor:
 
 @dataclass
 class _CommitPoll:
-    """One look at the versions up to ``head``."""
+    """One poll of the versions up to ``head``."""
 
     lake: Lakehouse
     head: Snapshot
@@ -177,26 +196,26 @@ class _CommitPoll:
         self._makers: dict[str, RunOrigin] = {}
 
     def since(self, cursor: Cursor) -> CommitBatch:
-        """Return the news since a cursor."""
+        """Return the commits since a cursor."""
         self._recheck_killed_runs(cursor.running)
         if cursor.version == self.head.version:
-            looked = replace(cursor, running=tuple(self.running))
+            new_cursor = replace(cursor, running=tuple(self.running))
             return CommitBatch(
-                head=self.head, cursor=looked, commit_ranges=tuple(self.commit_ranges), notes=tuple(self.notes)
+                head=self.head, cursor=new_cursor, commit_ranges=tuple(self.commit_ranges), notes=tuple(self.notes)
             )
         base = self._readable_from(cursor.version)
         if base.version > cursor.version:
             self.notes.append(
-                f"version {cursor.version} cannot be read any more: what versions"
-                f" {VersionRanges(((cursor.version + 1, base.version),))} changed is not reported"
+                f"version {cursor.version} can no longer be read; the changes of versions"
+                f" {VersionRanges(((cursor.version + 1, base.version),))} are not reported"
             )
         infos = self._infos(base)
         lag_ms = self._lag_ms(infos)
         reached = self._report(base, infos, cursor)
         by_others = [commit_range.last for commit_range in self.commit_ranges if not commit_range.by_neighbors]
-        is_news = bool(self.notes or by_others)
+        has_changes = bool(self.notes or by_others)
         newest = max(by_others, default=base.version)
-        is_run_due = is_news and newest > cursor.requested
+        is_run_due = has_changes and newest > cursor.requested
         return CommitBatch(
             head=self.head,
             cursor=replace(
@@ -213,7 +232,7 @@ class _CommitPoll:
         )
 
     def _recheck_killed_runs(self, versions: Sequence[int]) -> None:
-        """Take what runs committed that have been killed since: what they did not report themselves is told now."""
+        """Add the versions of runs that did not succeed since the previous poll, because their reports may be partial."""
         for info in version_infos(self.lake.files, versions, self.head):
             maker = self._run_origin(info)
             if maker == "running":
@@ -221,14 +240,19 @@ class _CommitPoll:
             if maker in ("own", "running"):
                 continue
             try:
-                before, after = (self.lake.snapshot(one, latest=self.head) for one in (info.version - 1, info.version))
+                before, after = (
+                    self.lake.snapshot(version, latest=self.head) for version in (info.version - 1, info.version)
+                )
             except (VersionExpiredError, VersionNotFoundError):
-                self.notes.append(f"version {info.version} cannot be read any more, and its run was cut off")
+                self.notes.append(f"version {info.version} can no longer be read, and its run was interrupted")
                 continue
             changes = diff_snapshots(before, after)
             if len(changes) > self.limits.changes:
-                self.notes.append(f"version {info.version} changed {len(changes)} objects, and its run was cut off")
-            found = CommitRange(
+                self.notes.append(
+                    f"version {info.version} changed {len(changes)} objects, and its run was interrupted; only the"
+                    f" first {self.limits.changes} are reported"
+                )
+            commit_range = CommitRange(
                 first=info.version,
                 last=info.version,
                 ends=(before, after),
@@ -236,27 +260,27 @@ class _CommitPoll:
                 commits=(info,),
                 by_neighbors=True,
             )
-            self.commit_ranges.append(found)
+            self.commit_ranges.append(commit_range)
 
     def _readable_from(self, version: int) -> Snapshot:
-        """Return a version, or the first one after it that can be opened. It is the latest if that is hard to find."""
-        behind = VersionRanges(((version, self.head.version),)) - expired_versions(self.head.definition)
+        """Return a version, or the first readable version after it, or the latest version if that one is unknown."""
+        candidates = VersionRanges(((version, self.head.version),)) - expired_versions(self.head.definition)
         try:
-            return self.lake.snapshot(next(iter(behind)), latest=self.head)
-        except (VersionExpiredError, VersionNotFoundError):  # by other programs
+            return self.lake.snapshot(next(iter(candidates)), latest=self.head)
+        except (VersionExpiredError, VersionNotFoundError):  # expired or deleted by another program
             return self.head
 
     def _infos(self, base: Snapshot) -> dict[int, VersionInfo | None]:
-        """Return the records of the versions after ``base``, as many as one look may read, None if a root is gone."""
+        """Return the records of the versions after ``base`` within the limits, None for a version without a root."""
         first = base.version + 1
         last = min(self.head.version, base.version + self.limits.versions)
-        found: dict[int, VersionInfo | None] = {}
+        infos: dict[int, VersionInfo | None] = {}
         for info in version_infos(self.lake.files, range(first, last + 1), self.head, base):
-            found[info.version] = info
+            infos[info.version] = info
             if time.monotonic() >= self._ends_s:
                 last = info.version
                 break
-        return {version: found.get(version) for version in range(first, last + 1)}
+        return {version: infos.get(version) for version in range(first, last + 1)}
 
     def _lag_ms(self, infos: Mapping[int, VersionInfo | None]) -> int:
         created_ms = [epoch_ms(info.created_at) for info in infos.values() if info is not None]
@@ -265,10 +289,10 @@ class _CommitPoll:
         return max(0, self.lake.storage.now_ms() - min(created_ms))
 
     def _run_origin(self, info: VersionInfo | None) -> RunOrigin:
-        """Return who made a version. If it has several transactions, all of them count."""
+        """Return the origin of a version: the first in ``_RUN_ORIGINS`` of the origins of its transactions."""
         if info is None:
             return "other"
-        runs = [own.run_id for own in info.transactions] or [info.run_id]
+        runs = [transaction.run_id for transaction in info.transactions] or [info.run_id]
         makers = {self._origin_of(run) for run in runs}
         return next(maker for maker in _RUN_ORIGINS if maker in makers)
 
@@ -280,12 +304,12 @@ class _CommitPoll:
         return self._makers[run_id]
 
     def _report(self, base: Snapshot, infos: Mapping[int, VersionInfo | None], cursor: Cursor) -> Cursor:
-        """Go on from ``base`` stretch by stretch, each of own or of others' versions. Returns how far it came."""
-        found_makers = {version: self._run_origin(info) for version, info in infos.items()}
-        makers = {one: "own" if maker == "running" else maker for one, maker in found_makers.items()}
+        """Report the versions after ``base`` in ranges of the same origin. Return the new cursor."""
+        origins = {version: self._run_origin(info) for version, info in infos.items()}
+        makers = {version: "own" if origin == "running" else origin for version, origin in origins.items()}
         reached = Cursor(lakehouse_id=cursor.lakehouse_id, version=base.version)
         until, skipped = (cursor.until, cursor.reported) if base.version == cursor.version else (None, 0)
-        last = max((*infos, until or 0), default=base.version)  # expired versions lead beyond those looked at
+        last = max((*infos, until or 0), default=base.version)  # a readable version may be beyond the versions in infos
         room = self.limits.changes
         while base.version < last and room > 0 and (reached.version == cursor.version or not self._is_late()):
             first = base.version + 1
@@ -295,22 +319,22 @@ class _CommitPoll:
             target = self._readable_from(end)
             if makers[first] == "own" and until is None and target.version == end:
                 self.own += end + 1 - first
-                self.running += [one for one in range(first, end + 1) if found_makers[one] == "running"]
+                self.running += [version for version in range(first, end + 1) if origins[version] == "running"]
             else:
                 skipped = skipped if target.version == until else 0
                 changes = diff_snapshots(base, target)[skipped:]
                 commits = [info for version in range(first, target.version + 1) if (info := infos.get(version))]
                 listed = tuple(changes[:room])
-                met = {makers.get(version, "other") for version in range(first, target.version + 1)}
-                found = CommitRange(
+                range_makers = {makers.get(version, "other") for version in range(first, target.version + 1)}
+                commit_range = CommitRange(
                     first=first,
                     last=target.version,
                     ends=(base, target),
                     changes=listed,
                     commits=tuple(commits),
-                    by_neighbors=met == {"neighbor"},
+                    by_neighbors=range_makers == {"neighbor"},
                 )
-                self.commit_ranges.append(found)
+                self.commit_ranges.append(commit_range)
                 if len(changes) > room:
                     return replace(reached, until=target.version, reported=skipped + room)
                 room -= len(changes)

@@ -1,4 +1,4 @@
-"""The definition of publish assets, which commit all tables that a run staged as one version."""
+"""Definition of publish assets, which commit all tables that a run staged as one version."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -13,19 +13,20 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
 
-def _is_staged(_context: dg.TypeCheckContext, given: Any) -> dg.TypeCheck:
+def _is_staged(_context: dg.TypeCheckContext, value: Any) -> dg.TypeCheck:
     message = (
-        f"it is a {type(given).__name__}, as another IO manager stored it. Give its asset the io_manager_key of a"
-        f" TrinityLakeIOManager. Of a lakehouse with a name it is NAME_{ONLY.io_manager_key}"
+        f"the input is a {type(value).__name__} instead of a staged table, because another IO manager stored it; set"
+        " the io_manager_key of its asset to that of a TrinityLakeIOManager, which is"
+        f" NAME_{ONLY.io_manager_key} for a lakehouse with a name"
     )
-    is_right = isinstance(given, StagedTable | NotStaged)
-    return dg.TypeCheck(success=is_right, description=None if is_right else message)
+    is_valid = isinstance(value, StagedTable | NotStaged)
+    return dg.TypeCheck(success=is_valid, description=None if is_valid else message)
 
 
 _STAGED_NAME = "TrinityLakeStagedTable"
-#: Tells the IO manager the wanted type: Dagster reads no types from a signature that takes any number of tables.
+#: Type of the inputs. Dagster cannot infer it, because the op function takes its inputs as keyword arguments.
 STAGED = dg.DagsterType(_is_staged, name=_STAGED_NAME, typing_type=StagedTable)
-# The published version is in the metadata, so no IO manager has to store it.
+# The published version is reported as metadata, so that no IO manager has to store an output.
 _NOTHING = cast(dg.DagsterType, dg.Nothing)
 _PRIORITY_TAG = "dagster/priority"
 
@@ -34,28 +35,41 @@ def build_publish_asset(
     *,
     key: Sequence[str],
     tables: Mapping[str, dg.AssetKey | dg.AssetsDefinition],
-    description: str = "Commits the staged tables of a run as one version, all or none.",
+    description: str = "Commit all tables that a run staged as one version, or none of them.",
     partitions_def: dg.PartitionsDefinition[str] | None = None,
     group_name: str | None = None,
     retry_policy: dg.RetryPolicy | None = None,
     pool: str | None = None,
     names: LakehouseNames = ONLY,
 ) -> dg.AssetsDefinition:
-    """Return an asset that commits staged tables, and only together.
+    """Build an asset that commits staged tables atomically.
 
-    ``tables`` are the assets that stage them, or their keys, by an identifier each. Their outputs are StagedTables, or
-    stored by :class:`TrinityLakeIOManager`. How an asset is stored is checked when definitions load, its IO manager,
-    too. That of a key is checked when it is stored. A blocking check of any of them that fails keeps this asset from
-    running, so nothing is published. The commit's operation is ``publish``, and its run id is the Dagster run's. Its
-    properties name this asset, the partition, and each table's code and data version.
+    If a blocking check of any table fails, this asset does not run and nothing is published. The commit has the
+    operation ``publish`` and the run id of the Dagster run. Its properties name this asset, the partition, and the code
+    and data version of each table.
 
-    A run publishes once, however often its step is started. A repeated step reports the existing version. So does a
-    re-execution if the run before it had committed, and died before Dagster knew. Where another run published other
-    partitions of a table since, or appended to it, both stay. Where it changed what this run replaces, the commit fails
-    at once. A re-execution from there takes what was staged, and replaces what is there by then. A serializable commit
-    also fails at once if a table that the run read through the IO manager has changed since. After other failures
-    ``retry_policy`` applies. ``pool`` is the pool of the step. ``names`` distinguish the lakehouse from others of the
-    code location. Raises InvalidInputError.
+    A run publishes exactly once, even if its step is started several times: a repeated step reports the existing
+    version, and so does a re-execution of a run that died between its commit and its report to Dagster. If another run
+    has published other partitions of a table, or appended to it, both changes are kept. If it changed rows that this
+    run replaces, the commit fails without retries; a re-execution from failure publishes the staged tables again and
+    replaces the current rows. A serializable commit also fails without retries if a table that the run read through the
+    IO manager has changed. ``retry_policy`` applies to other failures only.
+
+    Args:
+        key: The asset key.
+        tables: The assets that stage the tables, or their keys, by input name. They return StagedTables, or a
+            :class:`TrinityLakeIOManager` stores them. The storage settings of an asset are validated when definitions
+            load, those of a key when its asset is stored.
+        description: The description of the asset.
+        partitions_def: The partitions of the asset.
+        group_name: The asset group.
+        retry_policy: The retry policy of the step.
+        pool: The pool of the step.
+        names: The names of the lakehouse's definitions.
+
+    Raises:
+        InvalidInputError: An asset cannot be stored as a table, two assets write the same table, or no run could stage
+            and publish a table.
     """
     asset_key = dg.AssetKey(list(key))
     table_keys = {name: _key_of(table) for name, table in tables.items()}
@@ -74,16 +88,18 @@ def build_publish_asset(
         description=description,
         kinds={"trinitylake"},
         metadata=publishes(table_keys.values()),
-        op_tags={_PRIORITY_TAG: "1"},  # assets that wait for the publication may be ready at the same time
+        op_tags={_PRIORITY_TAG: "1"},  # run before assets that read the published tables
         automation_condition=requested_with(tables.values()),
         retry_policy=retry_policy,
         pool=pool,
         dagster_type=_NOTHING,
-        output_required=False,  # Dagster takes no result of a partition that was deleted after the commit
+        output_required=False,  # Dagster rejects an output for a partition that was deleted after the commit
         required_resource_keys={names.resource_key},
     )
     def published(context: dg.AssetExecutionContext, **inputs: StagedTable | NotStaged) -> Iterator[Any]:
-        from trinitylake_ops.dagster_plugin.publish_step import publish_staged  # only steps need what it imports
+        from trinitylake_ops.dagster_plugin.publish_step import (
+            publish_staged,
+        )  # imported here because only steps need it
 
         staged = {table_keys[name]: table for name, table in inputs.items() if isinstance(table, StagedTable)}
         yield from publish_staged(context, names, asset_key, list(table_keys.values()), staged)
@@ -92,20 +108,20 @@ def build_publish_asset(
 
 
 def _check_distinct(assets: Sequence[dg.AssetsDefinition]) -> None:
-    """Raise InvalidInputError if two assets write one table. Where only a key is known, the publication does."""
+    """Raise InvalidInputError if two assets write the same table. Publishing checks assets known by key only."""
     writers: dict[tuple[str, str], str] = {}
     for asset in assets:
         name, key = table_of(asset.key, asset.metadata_by_key.get(asset.key, {})), asset.key.to_user_string()
         first = writers.setdefault(name, key)
         if first != key:
             raise InvalidInputError(
-                f"assets {first} and {key} both write table {'.'.join(name)}, and one commit takes one change of a"
-                " table; give each asset a publish asset, or write the table by one asset"
+                f"assets {first} and {key} cannot be published together: both write table {'.'.join(name)}; build a"
+                " publish asset for each of them, or write the table from one asset"
             )
 
 
 def _key_of(table: dg.AssetKey | dg.AssetsDefinition) -> dg.AssetKey:
-    """Return the key of an asset that stages a table. Raises InvalidInputError for one that could not be stored."""
+    """Return the key of an asset that stages a table. Raises InvalidInputError if no run could store the asset."""
     if isinstance(table, dg.AssetKey):
         return table
     check_stored(table)
@@ -113,14 +129,14 @@ def _key_of(table: dg.AssetKey | dg.AssetsDefinition) -> dg.AssetKey:
 
 
 def _type_of(table: dg.AssetKey | dg.AssetsDefinition, names: LakehouseNames) -> dg.DagsterType:
-    """Return the type of an input, which says when definitions load that an asset lacks its IO manager."""
+    """Return the type of an input, which rejects Dagster's own IO managers when definitions load."""
     if isinstance(table, dg.AssetKey) or is_self_staging(table, table.key):
         return STAGED
     asset, key = table.key.to_user_string(), table.get_io_manager_key_for_asset_key(table.key)
-    refused = (
-        f"asset {asset} is published as a table, and Dagster's own IO manager {key!r} would store it as a file of"
-        f" Python. Give it io_manager_key={names.io_manager_key!r}"
+    message = (
+        f"asset {asset} cannot be published as a table: Dagster's own IO manager {key!r} would store it as a pickle"
+        f" file; set its io_manager_key={names.io_manager_key!r}"
     )
     return TypeOfStored(
-        key, refused, key=f"{_STAGED_NAME} {asset} {key}", type_check_fn=_is_staged, typing_type=StagedTable
+        key, message, key=f"{_STAGED_NAME} {asset} {key}", type_check_fn=_is_staged, typing_type=StagedTable
     )

@@ -1,4 +1,4 @@
-"""The step of a publish asset, and the publication of one table by the step of its asset: exactly once."""
+"""Exactly-once publication by the step of a publish asset, or by the step of an asset that publishes its own table."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def publish_by_step(
 ) -> None:
     """Publish the table of an asset that no publish asset publishes, and report its version.
 
-    Each attempt of the step stages again and publishes what it staged. Rows that an interrupted attempt appended are
-    replaced, so each row is there once, however often the step is started.
+    Each attempt of the step stages the table again and publishes it. Rows that an interrupted attempt appended are
+    replaced, so that each row exists once even if the step is started several times.
 
     Args:
         context: The context of the asset's output.
         lakehouse: The lakehouse.
         staged: The staged table.
-        notes: Its notes, one for each partition.
+        notes: The notes of the staged table, one for each partition.
         reads: The tables that the step read.
 
     Raises:
-        dg.Failure: Others changed the table, or a table that was read. Retries would not help.
-        TrinityLakeError: The commit failed in another way.
+        dg.Failure: Another writer changed the table or a table that was read. The step is not retried.
+        TrinityLakeError: The commit failed for another reason.
     """
     key, lake, step = context.asset_key, lakehouse.open(), asset_context(context)
     names = LakehouseNames.of_io_manager(context.op_def.output_def_named(context.name).io_manager_key)
@@ -144,13 +144,13 @@ def _was_started_before(context: dg.AssetExecutionContext) -> bool:
 
 
 def isolation_of(lakehouse: TrinityLakeResource) -> str | None:
-    """Return the isolation of publications that the resource names, None for that of the lakehouse."""
+    """Return the isolation level of the resource, or None for the default level of the lakehouse."""
     return None if lakehouse.isolation == "lakehouse" else lakehouse.isolation
 
 
 @contextmanager
 def no_retries_of_conflicts(asset_key: dg.AssetKey) -> Iterator[None]:
-    """Fail a step at once by a conflict or impossible input, which a retry of the step would meet again."""
+    """Fail a step without retries on a conflict, an expired transaction or invalid input, which a retry would repeat."""
     try:
         yield
     except (CommitConflictError, InvalidInputError, TransactionExpiredError) as error:
@@ -178,8 +178,8 @@ def publish_staged(
         staged: The tables that the run staged, by their assets.
 
     Raises:
-        dg.Failure: Nothing is staged, or other writers changed what the commit replaces. Retries would not help.
-        TrinityLakeError: The commit failed in another way.
+        dg.Failure: Nothing is staged, or another writer changed rows that the commit replaces. The step is not retried.
+        TrinityLakeError: The commit failed for another reason.
     """
     lakehouse = lakehouse_of(context.resources, names)
     lake = lakehouse.open()
@@ -194,13 +194,13 @@ def publish_staged(
     listed = ", ".join(f"{table.namespace}.{table.table}" for table in published_tables)
     undone_by = publication.undone_by
     if undone_by is not None:
-        context.log.warning("version %s published %s, and version %s undid it", version, listed, undone_by)
+        context.log.warning("version %s published %s, but version %s undid it", version, listed, undone_by)
         yield from undone_events(context.instance, publication.runs, staged, version, undone_by)
         metadata = {"lakehouse_version": version, "undone_by_version": undone_by}
         yield dg.MaterializeResult(metadata={"was_published": True, **metadata})
         return
     if publication.was_published:
-        context.log.info("%s had been published as version %s before", listed, version)
+        context.log.info("%s was already published as version %s", listed, version)
     else:
         context.log.info("published %s as version %s", listed, version)
     counted = staged_tables_metadata(published_tables)

@@ -1,4 +1,4 @@
-"""Changes of tables by operations, and by others, as events of the assets that hold these tables."""
+"""Events of table assets for changes that operations or other writers made to the tables."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ TableEvent: TypeAlias = dg.AssetMaterialization | dg.AssetObservation
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """An asset that holds a table: its key, and how its partitions are stored, None without any.
-
-    ``preview_rows`` is how many of the table's first rows it shows, and ``described`` what it says of its columns.
-    """
+    """An asset that contains a table."""
 
     key: dg.AssetKey
+    #: Storage settings of a partitioned asset.
     stored: Stored | None = None
+    #: Number of rows of the table to preview.
     preview_rows: int = 0
+    #: Descriptions and tags of columns in the asset's metadata.
     described: dg.TableSchema | None = None
     partitions: dg.PartitionsDefinition[str] | None = None
 
 
 class TableAssets:
-    """The assets of a code location that hold the tables of one lakehouse.
+    """The assets of a code location that contain the tables of one lakehouse.
 
-    These are the assets that a TrinityLakeIOManager of the lakehouse stores, under the name that ``stored_as`` or their
-    key gives, and observed tables. ``table_key`` names the asset of each table instead. Without a code location, as
-    where a job runs in the process of a test, there are no others.
+    These are the assets that a TrinityLakeIOManager of the lakehouse stores, and observable table assets. The table of
+    an asset is named by ``stored_as`` or by the asset key. If ``table_key`` is set, it determines the asset of each
+    table instead. Without a code location, for example in a test, there are no assets unless ``table_key`` is set.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class TableAssets:
                 name = table_of(node.key, node.metadata)
                 partitions = node.partitions_def
                 stored = None if partitions is None else Stored.of(node.key, node.metadata, partitions)
-            except InvalidInputError:  # its runs say so
+            except InvalidInputError:  # reported by the runs of the asset
                 continue
             holder = _Holder(node.key, stored, preview_rows_of(node.metadata), described_in(node.metadata), partitions)
             self._holders[node.key] = holder
             self._found.setdefault(name, []).append(holder)
 
     def of(self, namespace: str, table: str) -> list[_Holder]:
-        """Return the assets that hold a table."""
+        """Return the assets that contain a table."""
         if self._table_key is not None:
             key = self._table_key(namespace, table)
             return [self._holders.get(key, _Holder(key))]
@@ -109,16 +109,14 @@ def _is_of(resource: dg.ResourceDefinition, lakehouse: TrinityLakeResource) -> b
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """Changes of tables from one version to another, for events of their assets.
-
-    ``pages`` has what the assets of changed tables show. Without it they show totals and columns, of the first tables.
-    """
+    """Changes of tables between two versions, as a source of asset events."""
 
     lake: Lakehouse
     before: Snapshot
     after: Snapshot
     assets: TableAssets
     instance: dg.DagsterInstance
+    #: Metadata of the changed tables. By default, only columns and totals of the first tables are included.
     pages: TablePages | None = None
 
     def events(
@@ -126,8 +124,13 @@ class TableChanges:
     ) -> Iterator[TableEvent]:
         """Yield the events of the assets of changed tables.
 
-        A table with other rows is a materialization, of the partitions that have other files. Only that lets dependent
-        assets run. A table that was removed, or only written anew, is an observation.
+        A table whose rows changed is a materialization, for the partitions whose files changed, so that automation
+        runs dependent assets. A table that was removed, or rewritten with the same rows, is an observation.
+
+        Args:
+            changes: The changes.
+            metadata: Further metadata of each event.
+            has_new_rows: Whether the changes may have changed rows.
         """
         pages = self.pages or TablePages(self.lake, self.after, Links(ONLY), Bounds(pages=0, partitions=0))
         for change in changes:
@@ -156,20 +159,20 @@ class TableChanges:
                     yield dg.AssetMaterialization(holder.key, partition=partition, metadata={**shown, **counted})
 
     def _counted(self, bounds: Bounds, namespace: str, table: str, values: Mapping[str, str]) -> dict[str, int]:
-        """Return the rows of a partition, where the bounds allow it and they can be told."""
+        """Return the row count of a partition as metadata, if the bounds allow it and the count can be determined."""
         if not values or not bounds.take_partition():
             return {}
         try:
             loaded = catalog_at(self.lake, self.after.version).load_table((namespace, table))
             rows = partition_row_count(loaded, values)
-        except TrinityLakeError:  # the page says what cannot be read
+        except TrinityLakeError:  # the page of the table reports what cannot be read
             return {}
         return {} if rows is None else {"dagster/partition_row_count": rows}
 
     def _partitions(self, namespace: str, table: str, holder: _Holder) -> dict[str | None, Mapping[str, str]]:
-        """Return the partitions of an asset that have other files, with the values of their columns.
+        """Return the partitions of an asset whose files changed, with the values of the partition columns.
 
-        It is {None: {}} if it has none, or nobody can tell.
+        Returns {None: {}} if the asset has no partitions or the changed partitions cannot be determined.
         """
         everything: dict[str | None, Mapping[str, str]] = {None: {}}
         if holder.stored is None or holder.partitions is None or not holder.stored.columns:
@@ -179,21 +182,21 @@ class TableChanges:
             states = [_definition(version, namespace, table) for version in (self.before, self.after)]
             before, after = (None if state is None else table_metadata(state, catalog.io) for state in states)
             assert after is not None
-            found = changed_partitions(before, after, catalog.io)
-            changed = {partition for names, partition in found if names == holder.stored.columns}
+            changed_by_columns = changed_partitions(before, after, catalog.io)
+            changed = {partition for names, partition in changed_by_columns if names == holder.stored.columns}
             keys = holder.partitions.get_partition_keys(dynamic_partitions_store=self.instance)
             values = holder.stored.values(keys, holder.partitions)
-            partitions = [PartitionKey.of(after, one).record for one in values]
+            partitions = [PartitionKey.of(after, column_values).record for column_values in values]
         except TrinityLakeError:
             return everything
-        found_keys = zip(keys, values, partitions, strict=True)
-        return {key: named for key, named, partition in found_keys if partition in changed}
+        candidates = zip(keys, values, partitions, strict=True)
+        return {key: column_values for key, column_values, partition in candidates if partition in changed}
 
 
 def _page(pages: TablePages, namespace: str, table: str, preview_rows: int) -> dict[str, Any]:
     try:
         return pages.of(namespace, table, preview_rows=preview_rows)
-    except TrinityLakeError as error:  # that the table changed is told all the same
+    except TrinityLakeError as error:  # the change is reported nevertheless
         return {"not_shown": str(error)}
 
 

@@ -1,14 +1,14 @@
-"""Tables between assets.
+"""IO manager that passes tables between assets.
 
-The output of an asset is staged: written as data files and Iceberg metadata of its table, unpublished. A table that no
-publish asset publishes is then published by the same step. A publish asset (:func:`publish.build_publish_asset`)
-commits all tables of the run that it publishes together, and reports their assets as materialized. A run that would
+The output of an asset is staged: its data files and Iceberg metadata are written but not published. If no publish asset
+publishes the table, the same step publishes it. Otherwise, the publish asset (:func:`publish.build_publish_asset`)
+commits all its tables that the run staged in one version, and reports their assets as materialized. A run that would
 stage such a table without its publish asset fails before it writes anything.
 
-Between steps, a note of the asset carries a description of the staged table: no data, no shared disk. An input that the
-run staged is read from there by checks and by assets of the same publication. Any other input is read from the
-lakehouse. Its version is the same for all steps of the run, whatever others commit meanwhile, unless the run itself
-published the table since.
+Steps exchange descriptions of staged tables in notes, which are events of the assets, so that they need no shared disk.
+Checks, and assets of the same publication, read an input that the run staged from its staged files. All other inputs
+are read from the lakehouse. All steps of a run read the same version, regardless of commits by other writers, unless
+the run itself has published the table since.
 """
 
 from __future__ import annotations
@@ -87,37 +87,37 @@ _ALL = Replace.ALL.value
 
 @dataclass(frozen=True, slots=True)
 class IOManagerSettings:
-    """What an IO manager of a run works with."""
+    """Settings of the IO manager of a run."""
 
     lakehouse: TrinityLakeResource
     spark: SparkResource
-    #: The version, or export, that tables are read at; empty for the latest one when the run first reads.
+    #: The version or export at which tables are read. If empty, the latest version at the run's first read.
     version: str
-    #: The class of the configured IO manager, by which the assets that it stores are recognized.
+    #: The class of the configured IO manager, which identifies the assets that it stores.
     kind: type
 
 
 class TableIOManager(dg.IOManager):
-    """The IO manager of a run, or of a process without a run if that is None."""
+    """The IO manager of a run, or of a process without a run if ``run`` is None."""
 
     def __init__(self, settings: IOManagerSettings, run: dg.DagsterRun | None, instance: dg.DagsterInstance | None):
         self._settings = settings
         self._run = run
         self._instance = instance
-        #: The reads of steps that publish their table themselves, by step.
+        #: The reads of steps that publish their own table, by step key.
         self._reads: dict[str, list[TableRead]] = {}
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        """Stage what an asset returned, and publish it unless a publish asset does."""
+        """Stage the output of an asset, and publish it unless a publish asset does."""
         if not context.has_asset_key:
             raise InvalidInputError(
-                f"output {context.name!r} of step {context.step_key} is no asset, and only assets are stored as tables;"
-                " within a graph, give the output an io_manager_key of its own, such as that of files"
+                f"output {context.name!r} of step {context.step_key} cannot be stored as a table: it is not an asset;"
+                " give outputs within a graph another io_manager_key, for example that of a file system IO manager"
             )
         key, membership = context.asset_key, self._membership(context)
         partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
-        made = own_keys(context) if context.has_asset_partitions else []
-        part = membership.check_is_published(key, made)
+        partition_keys = own_keys(context) if context.has_asset_partitions else []
+        part = membership.check_is_published(key, partition_keys)
         with no_retries_of_conflicts(key):
             check_other_writers(membership.assets, key, self._settings.kind)
         stored = Stored.of(key, context.definition_metadata, partitions_def)
@@ -131,11 +131,13 @@ class TableIOManager(dg.IOManager):
                 staged = without_interrupted_rows(self._instance, lake, self._run, named, staged)
         values: Mapping[str, Mapping[str, str]] = {}
         if partitions_def is not None and stored.columns:
-            values = dict(zip(made, stored.values(made, partitions_def), strict=True))
+            values = dict(zip(partition_keys, stored.values(partition_keys, partitions_def), strict=True))
             if stored.mode != "replace_table":
                 listed = list(values.values())
                 stored.check_values(key, staged.table_def.schema, listed, partitions_def, self._instance)
-        notes = notes_of(context, staged, made, storage_metadata(key, context.definition_metadata, staged), values)
+        notes = notes_of(
+            context, staged, partition_keys, storage_metadata(key, context.definition_metadata, staged), values
+        )
         if part is not None:
             log_staged_by_backfill(context, notes, part.backfill, part.publisher)
             return
@@ -162,7 +164,8 @@ class TableIOManager(dg.IOManager):
         if is_spark(type(obj)):
             if stored.keys:
                 raise InvalidInputError(
-                    f"asset {context.asset_key.to_user_string()}: upsert takes no DataFrame of Spark"
+                    f"asset {context.asset_key.to_user_string()} cannot be stored: mode upsert does not support Spark"
+                    " DataFrames; return a pandas or polars DataFrame or Arrow data"
                 )
             from trinitylake_ops.spark import stage_dataframe
 
@@ -179,8 +182,8 @@ class TableIOManager(dg.IOManager):
         rows = arrow_of(obj) if is_pandas(type(obj)) else arrow_of_polars(obj) if is_polars(type(obj)) else obj
         if not isinstance(rows, pa.Table | pa.RecordBatchReader):
             raise InvalidInputError(
-                f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}; return a DataFrame of"
-                " Spark, pandas or polars, a pyarrow Table or RecordBatchReader, or a StagedTable"
+                f"asset {context.asset_key.to_user_string()} cannot be stored: it returned a {type(obj).__name__};"
+                " return a Spark, pandas or polars DataFrame, a pyarrow Table or RecordBatchReader, or a StagedTable"
             )
         stored.check_columns(context.asset_key, rows.schema.names)
         if partitions is not None:
@@ -203,7 +206,7 @@ class TableIOManager(dg.IOManager):
         return Membership(StepAssets(context), self._instance, self._run)
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """Return the rows of an asset: as the run staged them, or as the lakehouse has them."""
+        """Load the rows of an asset from the files that the run staged, or from the lakehouse."""
         key, membership = context.asset_key, self._membership(context)
         assets = membership.assets
         wanted = InputType.of(context.dagster_type.typing_type)
@@ -212,7 +215,7 @@ class TableIOManager(dg.IOManager):
             return self._staged_input(context, lake, membership, keys)
         if assets.is_stored_by(self._settings.kind):
             for own in assets.own:
-                membership.check_is_published(own)  # before anything is computed
+                membership.check_is_published(own)  # fail before the step computes anything
                 with no_retries_of_conflicts(own):
                     check_other_writers(assets, own, self._settings.kind)
         is_self = assets.reads_itself(context)
@@ -229,15 +232,15 @@ class TableIOManager(dg.IOManager):
                 is_replaced = wanted.kind is not Table and are_replaced(table, staged, values)
                 self._record_staged_read(lake, key, staged, includes_base=staged.replaces != _ALL and not is_replaced)
                 return wanted.read(lake, self._settings.spark, [Part(table, rows_of(table, values))])
-            for one, covered in staged_by_other_runs(membership, key, keys, can_be_united=bool(stored.columns)):
-                table, values = load_staged(lake, one), partition_values(context, stored, covered)
+            for staged, covered in staged_by_other_runs(membership, key, keys, can_be_united=bool(stored.columns)):
+                table, values = load_staged(lake, staged), partition_values(context, stored, covered)
                 read = None if wanted.kind is Table else values
-                includes_base = one.replaces != _ALL and not are_replaced(table, one, read)
+                includes_base = staged.replaces != _ALL and not are_replaced(table, staged, read)
                 self._record_backfill_read(
-                    lake, key, covered, one, includes_base=includes_base, read=encoded_partitions(table, read)
+                    lake, key, covered, staged, includes_base=includes_base, read=encoded_partitions(table, read)
                 )
                 parts.append(Part(table, rows_of(table, values)))
-                keys = None if keys is None or covered is None else [each for each in keys if each not in covered]
+                keys = None if keys is None or covered is None else [other for other in keys if other not in covered]
         if parts and not keys:
             return wanted.read(lake, self._settings.spark, parts)
         version = self._version_with(lake, membership, context, waits=not reads_staged)
@@ -270,11 +273,11 @@ class TableIOManager(dg.IOManager):
         own_range = step.partition_key_range if step.has_partitions else None
         if publishes and keys is None and is_deferred_to_last(membership, key, own_range):
             return NotStaged()
-        by_backfill = [one for one, _ in staged_by_other_runs(membership, key, keys, takes=publishes)]
+        by_backfill = [table for table, _ in staged_by_other_runs(membership, key, keys, takes=publishes)]
         if len(by_backfill) > 1:
             raise dg.Failure(
-                f"{key.to_user_string()} was not published: runs of the backfill staged its partitions apart, and this"
-                " run publishes a range of them; give the publish asset the backfill_policy of its tables",
+                f"{key.to_user_string()} was not published: separate runs of the backfill staged its partitions, and"
+                " this run publishes a range of them; give the publish asset the backfill_policy of its tables",
                 allow_retries=False,
             )
         if by_backfill:
@@ -283,12 +286,15 @@ class TableIOManager(dg.IOManager):
                 self._record_backfill_read(lake, key, keys, by_backfill[0], includes_base=includes_base)
             return by_backfill[0]
         if not publishes:
-            raise InvalidInputError(f"asset {key.to_user_string()} was not staged by this run")
+            raise InvalidInputError(
+                f"cannot read {key.to_user_string()} as a StagedTable: this run did not stage it; materialize it in the"
+                " same run, or annotate the input with another type"
+            )
         check_can_stage(membership.assets, key)
         if membership.assets.in_run([key]):
             raise dg.Failure(
-                f"{key.to_user_string()} was not published: the asset returned nothing to store; return a frame, or"
-                " leave it out of the tables of the publish asset",
+                f"{key.to_user_string()} was not published: the asset returned nothing to store; return a DataFrame, or"
+                " remove the asset from the tables of the publish asset",
                 allow_retries=False,
             )
         return NotStaged()
@@ -296,9 +302,10 @@ class TableIOManager(dg.IOManager):
     def _version_with(
         self, lake: Lakehouse, membership: Membership, context: dg.InputContext, *, waits: bool
     ) -> int | str:
-        """Return the version to read an asset at: that of the run, or a later one by which the run published the asset.
+        """Return the version at which to read an asset.
 
-        An asset that the run has yet to publish is waited for, unless the step reads what is staged.
+        It is the version of the run, or a later version in which the run published the asset. With ``waits``, wait for
+        an asset that the run has not published yet.
         """
         version, key = self._version(lake), context.asset_key
         if self._run is None or self._instance is None or isinstance(version, str):
@@ -311,13 +318,13 @@ class TableIOManager(dg.IOManager):
         return max(version, published_version_of(self._instance, chain, key))
 
     def _staged(self, asset_key: dg.AssetKey) -> StagedTable | None:
-        """Return the table that this run, or a run from which it goes on, staged for an asset. None if neither did."""
+        """Return the table that this run, or a run that it re-executes, staged for an asset, or None."""
         if self._run is None or self._instance is None:
             return None
-        found = newest_staged(self._instance, run_chain(self._instance, self._run), asset_key)
-        if found is None:
+        newest = newest_staged(self._instance, run_chain(self._instance, self._run), asset_key)
+        if newest is None:
             return None
-        run_id, staged = found
+        run_id, staged = newest
         if run_id != self._run.run_id:
             record_takeover(self._instance, self._run, asset_key, run_id)
         return staged
@@ -332,10 +339,10 @@ class TableIOManager(dg.IOManager):
         *,
         exists: bool = True,
     ) -> None:
-        """Let a read at the pinned version count when its step or the run publishes.
+        """Record a read at the pinned version, which is validated when the step or the run publishes.
 
-        A read at a requested version does not count. The read is recorded before the rows are read, so that a step that
-        has rows has the record.
+        A read at a configured version is not recorded. Call this before reading any rows, so that no rows are used
+        without a record.
         """
         if self._run is None or self._instance is None or self._settings.version:
             return
@@ -350,7 +357,7 @@ class TableIOManager(dg.IOManager):
     def _record_staged_read(
         self, lake: Lakehouse, asset_key: dg.AssetKey, staged: StagedTable, *, includes_base: bool
     ) -> None:
-        """Record the read of a table that the run staged, before the rows are read."""
+        """Record the read of a table that the run staged. Call this before reading any rows."""
         if self._run is None or self._instance is None:
             return
         read = StagedRead(root=lake.files.storage.root, staged=staged, includes_base=includes_base)
@@ -366,17 +373,17 @@ class TableIOManager(dg.IOManager):
         includes_base: bool,
         read: tuple[EncodedPartition, ...] | None = None,
     ) -> None:
-        """Record the read of a table that another run of the backfill staged, before the rows are read.
+        """Record the read of a table that another run of the backfill staged. Call this before reading any rows.
 
-        ``read`` are the partitions that are read of the table, None for all rows.
+        ``read`` contains the partitions of the table that are read, or is None for all rows.
         """
         if self._run is None or self._instance is None:
             return
-        root, named = lake.files.storage.root, None if partitions is None else tuple(partitions)
+        root, partition_keys = lake.files.storage.root, None if partitions is None else tuple(partitions)
         staged_read = StagedRead(
             root=root, staged=staged, includes_base=includes_base, by_another=True, partitions=read
         )
-        record_backfill_read(self._instance, self._run, BackfillRead(asset_key, named, staged_read))
+        record_backfill_read(self._instance, self._run, BackfillRead(asset_key, partition_keys, staged_read))
 
     def _version(self, lake: Lakehouse) -> int | str:
         if self._settings.version:
@@ -386,12 +393,14 @@ class TableIOManager(dg.IOManager):
             return latest.version
         run = self._run
         if run.tags.get(RESUMED_TAG) == "true":
-            run = run_chain(self._instance, run)[-1]  # the run takes over what that one staged, on that version
+            run = run_chain(self._instance, run)[
+                -1
+            ]  # the run takes over tables that the first run staged on its version
         return pinned_version(latest, publication_id("pin", run.run_id))
 
 
 def _columns_of(frame: Any) -> Evolution:
-    """Return the change of a table's columns to those of a DataFrame of Spark."""
+    """Return the schema evolution to the columns of a Spark DataFrame."""
     from trinitylake_ops.spark.tables.schema import to_iceberg_schema
 
     return evolve_to(

@@ -1,9 +1,9 @@
-"""The page of versions: what each changed, what asset checks found in it, and links to roll back.
+"""The versions page of a lakehouse: changes, results of asset checks, and rollback links of the latest versions.
 
-An evaluation is about the version that its metadata names, if it is a check of the lakehouse itself. Else it is about
-what its run staged, so about the version that this run committed, or one that was re-executed from it. Where nothing
-of that was committed, it is about no version. Of a run that staged nothing it is about the materialization that it
-looked at.
+An evaluation of an asset check is attributed to a version as follows. A check of the lakehouse asset names the version
+in its metadata. A check in a run that staged the asset belongs to the version that this run, or a re-execution of it,
+committed, and to no version if nothing was committed. A check in any other run belongs to the version of the
+materialization that it evaluated.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _MOST_EVALUATIONS = 30  # of each check
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The checks that looked at a version, each by its newest evaluation there: whether it passed, or only warned."""
+    """The names of the checks of a version, by the result of their newest evaluation."""
 
     passed: list[str] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        bad = [(self.failed, "failed"), (self.warned, "warned")]
-        notes = [f"{', '.join(names)} {what}" for names, what in bad if names]
+        problems = [(self.failed, "failed"), (self.warned, "warned")]
+        notes = [f"{', '.join(names)} {result}" for names, result in problems if names]
         return "; ".join([*notes, *([f"{len(self.passed)} passed"] if self.passed else [])])
 
     @property
     def is_good(self) -> bool:
-        """Whether some check passed, and none failed. Warnings do not count."""
+        """Whether at least one check passed and none failed. Warnings are ignored."""
         return bool(self.passed) and not self.failed
 
 
@@ -60,7 +60,15 @@ def findings_by_version(
     *,
     most_evaluations: int = _MOST_EVALUATIONS,
 ) -> dict[int, Findings]:
-    """Return what checks of a code location found in versions. Of many checks only the first are asked."""
+    """Return the results of a code location's checks by version.
+
+    Args:
+        instance: The Dagster instance.
+        repository: The code location. Without it there are no results.
+        names: The names of the lakehouse's definitions.
+        infos: The versions.
+        most_evaluations: Maximum number of evaluations to read for each check. At most 100 checks are read.
+    """
     if repository is None:
         return {}
     runs = _Runs(instance, {info.run_id: info.version for info in infos if info.run_id})
@@ -68,7 +76,7 @@ def findings_by_version(
     found: dict[int, Findings] = {}
 
     def near(key: dg.AssetCheckKey) -> tuple[bool, bool, str, str]:
-        """Order checks: those of the lakehouse, those of assets with its name, all others."""
+        """Sort key: checks of the lakehouse asset, then of assets with the lakehouse's prefix, then all others."""
         is_ours = not names.name or key.asset_key.path[0] == names.name
         return key.asset_key != names.lakehouse_key, not is_ours, key.asset_key.to_string(), key.name
 
@@ -94,13 +102,13 @@ def _evaluations(
 ) -> Iterator[tuple[dg.AssetCheckEvaluation, str]]:
     """Yield the evaluations of a check, newest first, with the run of each."""
     for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=limit):
-        evaluation: object = record.evaluation  # of one that is only planned it is another event
+        evaluation: object = record.evaluation  # for a planned evaluation, this is another event type
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             yield evaluation, record.run_id
 
 
 class _Runs:
-    """What runs of an instance staged and committed. Each is asked for at most once."""
+    """Cached lookups of what the runs of an instance staged and committed."""
 
     def __init__(self, instance: dg.DagsterInstance, by_run: Mapping[str, int]):
         self.instance = instance
@@ -109,11 +117,11 @@ class _Runs:
         self._planned: dict[str, set[dg.AssetKey | None]] = {}
 
     def staged(self, run_id: str, key: dg.AssetKey) -> bool:
-        """Return whether a run, or one that it goes on from, was to make an asset anew."""
+        """Whether a run, or a run that it re-executes, planned to materialize an asset."""
         return any(key in self._materializes(of_chain) for of_chain in self._chain(run_id))
 
     def later_version(self, run_id: str, key: dg.AssetKey) -> int | None:
-        """Return the version that a re-execution of a run committed with the asset as that run had it."""
+        """Return the version that a re-execution of a run committed with the asset that the run staged."""
         for committed, version in self.by_run.items():
             chain = self._chain(committed)
             if run_id in chain and not any(key in self._materializes(newer) for newer in chain[: chain.index(run_id)]):
@@ -148,7 +156,7 @@ def _version_of(evaluation: dg.AssetCheckEvaluation, run_id: str, names: Lakehou
 
 
 def _version_at(instance: dg.DagsterInstance, key: dg.AssetKey, storage_id: int) -> int | None:
-    """Return the version that a materialization without a run names: the commit of another program."""
+    """Return the version in the metadata of a materialization without a run, which reports an external commit."""
     records = instance.fetch_materializations(dg.AssetRecordsFilter(key, storage_ids=[storage_id]), limit=1).records
     event = records[0].asset_materialization if records else None
     return None if event is None else _number(event.metadata.get(VERSION))
@@ -160,7 +168,12 @@ def _number(value: dg.MetadataValue | None) -> int | None:
 
 
 def last_passed(infos: Sequence[VersionInfo], found: Mapping[int, Findings]) -> int | None:
-    """Return the newest of some versions, newest first, that can be read and whose checks passed. None without one."""
+    """Return the newest readable version whose checks passed, or None.
+
+    Args:
+        infos: The versions, newest first.
+        found: The results of the checks by version.
+    """
     good = (
         info.version
         for info in infos
@@ -169,27 +182,27 @@ def last_passed(infos: Sequence[VersionInfo], found: Mapping[int, Findings]) -> 
     return next(good, None)
 
 
-#: The metadata entry of the lakehouse that is the page.
+#: Metadata key of the lists of versions.
 LAST_VERSIONS = "last_versions"
 
-#: The description of the observations that hold metrics.
-METRICS = "Metrics of the lakehouse, and what an operation counted."
+#: Description of observations that contain metrics.
+METRICS = "Metrics of the lakehouse and of the operation."
 
-#: The text of the link to the plan that undoes the last versions, which fits on one line of the page.
-GO_BACK = "go back to the last version that passed"
+#: Text of the link that plans a rollback to the last version whose checks passed. It fits on one line of the page.
+GO_BACK = "roll back to the last version that passed"
 
-#: How many versions a page has.
+#: Number of versions on the page.
 MOST_VERSIONS = 10
 _LONGEST_NAME_CHARS, _LONGEST_CHANGES_CHARS = 40, 80
 _MINUTES = slice(len("2026-"), len("2026-01-31 12:00"))
-#: The job that does what is due.
+#: The job of each maintenance task that can be due.
 _JOBS = {"expiry": "expire", "purge": "purge", "orphans": "orphans", "verify": "verify", "exports": "export"}
 _MOST_INSPECTED = 200  # evaluations of each check, to find a version that passed
 
 
 @dataclass(frozen=True, slots=True)
 class VersionsPage(VersionRows):
-    """What a page of versions needs of Dagster: its records, a code location, and links."""
+    """The versions page of a lakehouse in Dagster."""
 
     instance: dg.DagsterInstance
     repository: dg.RepositoryDefinition | None
@@ -198,7 +211,13 @@ class VersionsPage(VersionRows):
 
     @classmethod
     def of(cls, context: Any, names: LakehouseNames, webserver_url: str) -> VersionsPage:
-        """Return it of a run."""
+        """Create the page in a run.
+
+        Args:
+            context: The context of the op, asset or check.
+            names: The names of the lakehouse's definitions.
+            webserver_url: The URL of Dagster's webserver, or an empty string.
+        """
         run_context: RunContext = context
         return cls(context.instance, repository_of(run_context), names, Links.of(run_context, names, webserver_url))
 
@@ -212,17 +231,18 @@ class VersionsPage(VersionRows):
         metrics: Mapping[str, Any] | None = None,
         description: str | None = None,
     ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
-        """Yield the events of the lakehouse after a commit: its page as a materialization, and metrics apart from it.
+        """Yield the events of the lakehouse asset after a commit: a materialization and an observation.
 
-        The metrics are an observation, so that they plot but never fill the page. A page that cannot be read does not
-        make a commit fail that has happened: then an entry states the reason.
+        The materialization contains the page. The observation contains the metrics, so that they are plotted without
+        cluttering the page. If the page cannot be read, the step does not fail, because the commit has already
+        succeeded; an entry states the reason instead.
 
         Args:
             lake: The lakehouse.
             operation: The operation that committed.
-            version: The version that was committed, by default the latest one.
+            version: The committed version. Defaults to the latest version.
             shown: Further entries of the page.
-            metrics: Further metrics, such as those of :func:`operation_metrics`.
+            metrics: Further metrics, for example from :func:`operation_metrics`.
             description: The description of the materialization.
         """
         try:
@@ -242,12 +262,12 @@ class VersionsPage(VersionRows):
             self.names.lakehouse_key,
             description=METRICS,
             metadata={"operation": operation, **tree, **(metrics or {})},
-            # Without a data version Dagster would take the lakehouse for unknown from here on.
+            # Without the tag, the data version would become unknown to Dagster.
             tags={} if number is None else {DATA_VERSION_TAG: str(number)},
         )
 
     def screen(self, lake: Lakehouse, latest: Snapshot, status: Status | None) -> dict[str, Any]:
-        """Return the beginning of the lakehouse's page: health, what is due, and the last versions with actions."""
+        """Return the first entries of the page: health, due maintenance, and the latest versions with actions."""
         back = self.links.launchpad("rollback", {"to": {"last_passed": True}}, GO_BACK)
         return {
             "health": "the latest version cannot be read; run verify" if status is None else _health(status),
@@ -257,13 +277,13 @@ class VersionsPage(VersionRows):
         }
 
     def lists(self, lake: Lakehouse, latest: Snapshot, limit: int = MOST_VERSIONS) -> dict[str, Any]:
-        """Return the last versions, newest first, as lists that are short enough to be shown without a click."""
+        """Return the latest versions, newest first, as lists that are short enough to be rendered inline."""
         infos = list(lake.history(limit, latest))
         rows = self.rows(lake, latest, infos)
         return inline_lists(LAST_VERSIONS, (self._item(dict(zip(self.columns, row, strict=True))) for row in rows))
 
     def _item(self, row: Mapping[str, Any]) -> str:
-        """Return a version as Markdown, on few lines of the narrow page: its number links to its run."""
+        """Return a version as one compact line of Markdown. Its number links to its run."""
         run, action = row["run"], row[ACTIONS]
         version = Link(str(row["version"]), run.url).markdown if isinstance(run, Link) else str(row["version"])
         person = row["by"].rpartition("approved by ")[2] if "approved by " in row["by"] or not run else ""
@@ -277,18 +297,18 @@ class VersionsPage(VersionRows):
         )
 
     def _next(self, status: Status) -> dict[str, Any]:
-        """Return what is due, or the first thing that will be, with a link to its job, or else its command.
+        """Return the due maintenance tasks, or else the next one, each with a link to its job or with its command.
 
-        There is no entry if there is nothing to do, which the health says.
+        Returns no entry if there are no tasks.
         """
-        due = status.is_due or tuple(one for one in status.due if one.state == DueState.LATER)[:1]
+        due = status.is_due or tuple(task for task in status.due if task.state == DueState.LATER)[:1]
         lines = []
-        for one in due:
-            job = _JOBS.get(one.what, "")
+        for task in due:
+            job = _JOBS.get(task.what, "")
             link = self.links.launchpad(job, {}, f"open {self.names.of(job)}")
-            command = f"`trinitylake {one.command}`" if one.command else ""
+            command = f"`trinitylake {task.command}`" if task.command else ""
             action = command if link is None else link.markdown
-            lines.append(f"- {plain_markdown(f'{one.what}, {one.state}: {one.why}')} {action}")
+            lines.append(f"- {plain_markdown(f'{task.what}, {task.state}: {task.why}')} {action}")
         return {"next": dg.MetadataValue.md("\n".join(lines))} if lines else {}
 
     @property
@@ -297,7 +317,7 @@ class VersionsPage(VersionRows):
         return (*COLUMNS, "checks", ACTIONS)
 
     def run_of(self, run_id: str | None) -> object:
-        """Return a link to a run of this instance; the id of another one as it is."""
+        """Return a link to a run of this instance, or the id of any other run."""
         if not run_id:
             return ""
         return run_id if known_run(self.instance, run_id) is None else self.links.run(run_id)
@@ -305,7 +325,14 @@ class VersionsPage(VersionRows):
     def more(
         self, infos: Sequence[VersionInfo], latest: int, only: str | None, marks: Mapping[int, str]
     ) -> Sequence[tuple[object, ...]]:
-        """Return what checks found in versions, and a link that acts on each."""
+        """Return the check results of each version, and a link to the action that fits its state.
+
+        Args:
+            infos: The versions.
+            latest: The latest version.
+            only: The only table that rollback links apply to, or None for the whole lakehouse.
+            marks: Remarks by version, which rollback links repeat.
+        """
         found = findings_by_version(self.instance, self.repository, self.names, infos)
         cells: list[tuple[object, ...]] = []
         for info in infos:
@@ -315,7 +342,7 @@ class VersionsPage(VersionRows):
         return cells
 
     def last_passed(self, infos: Sequence[VersionInfo]) -> int | None:
-        """Return the newest of some versions, newest first, that can be read and whose checks passed."""
+        """Return the newest readable version whose checks passed, or None. Versions are ordered newest first."""
         found = findings_by_version(self.instance, self.repository, self.names, infos, most_evaluations=_MOST_INSPECTED)
         return last_passed(infos, found)
 
@@ -330,19 +357,23 @@ class VersionsPage(VersionRows):
 
 
 def _health(status: Status) -> str:
-    """Return the state without the age of the version, which the page would freeze, and what was found wrong."""
+    """Return the status without the age of the version, which would become outdated, and the findings."""
     return "; ".join(
         [
             f"{status.tone}: {status.headline.partition(': ')[2]}",
-            *(f"{one.severity}: {one.message}" for one in status.findings),
+            *(f"{finding.severity}: {finding.message}" for finding in status.findings),
         ]
     )
 
 
 def operation_metrics(operation: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an operation counted and lists, as metrics of the lakehouse.
+    """Return the metrics of an operation as metadata of the lakehouse asset.
 
-    The names of numbers begin with the operation, so that a plot never mixes them with numbers of another meaning.
+    The names of numbers are prefixed with the operation, so that a plot never mixes numbers of different meanings.
+
+    Args:
+        operation: The name of the operation.
+        metrics: Its metrics and tables.
     """
     prefix = operation.replace("-", "_")
     return {f"{prefix}_{name}" if _is_number(value) else name: value for name, value in metrics.items()}
