@@ -155,10 +155,10 @@ def test_what_cannot_be_stored_or_read_is_refused(lake: Lakehouse, instance: dg.
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"mode": "merge"}, "none of overwrite, overwrite_partition, append"),
-        ({"mode": "overwrite_partition"}, "needs the columns"),
+        ({"mode": "merge"}, "'merge'"),
+        ({"mode": "overwrite_partition"}, "partition_by"),
         ({"table": "orders"}, "NAMESPACE.TABLE"),
-        ({"partition_by": ["a"], "partition_format": {"b": "%Y"}}, "a format for each column"),
+        ({"partition_by": ["a"], "partition_format": {"b": "%Y"}}, "partition_format"),
     ],
     ids=["mode", "columns", "table", "format"],
 )
@@ -239,7 +239,7 @@ def test_the_dimensions_of_its_partitions_are_the_columns(lake: Lakehouse, insta
 def test_partitions_of_an_unknown_column_are_refused(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     """Each partition would replace the whole table: definitions do not load, and no run stores it."""
     orders = by_country()
-    said = r"nothing says which column of table facts\.orders holds them. Give it metadata=stored_as\(partition_by="
+    said = r"facts\.orders .*stored_as\(partition_by="
     with pytest.raises(InvalidInputError, match=said):
         build_publish_asset(key=["publish"], tables={"orders": orders}, description="All.", partitions_def=COUNTRIES)
     version = lake.latest_version()
@@ -321,8 +321,8 @@ def test_an_index_of_pandas_that_has_a_name_is_a_column(lake: Lakehouse, instanc
 
 def test_a_frame_of_pandas_that_would_lose_values_is_refused(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     for frame, said in [
-        (pd.DataFrame({"n": [1]}, index=["NZ"]), "has no name: name it, and it becomes a column"),
-        (pd.DataFrame({"n": [1, "a"]}), "the DataFrame of pandas cannot be stored"),
+        (pd.DataFrame({"n": [1]}, index=["NZ"]), "has no name"),
+        (pd.DataFrame({"n": [1, "a"]}), "the pandas DataFrame cannot be stored"),
     ]:
         with pytest.raises(InvalidInputError, match=said):
             stored(lake, instance, frame)

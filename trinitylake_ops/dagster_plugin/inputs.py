@@ -1,4 +1,4 @@
-"""Inputs of assets: rows of a table in the type that the asset annotates, from one or several staged tables."""
+"""Inputs of assets: loading rows of one or several staged or published tables into the annotated type."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trinitylake_ops.iceberg.write.staging import Replace
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of a table, published or staged."""
+    """A subset of the rows of a published or staged table."""
 
     table: Table
     rows: BooleanExpression
@@ -33,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class InputType:
-    """The type that an input is read into, and whether it may be None."""
+    """The annotated type of an input."""
 
     kind: Any
     is_optional: bool
@@ -42,21 +42,21 @@ class InputType:
     def of(cls, annotation: Any) -> InputType:
         """Return the type of an annotation."""
         if get_origin(annotation) in (Union, UnionType):
-            kinds = [one for one in get_args(annotation) if one is not NoneType]
+            kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
             if len(kinds) == 1:
                 return cls(kinds[0], is_optional=True)
         return cls(annotation, is_optional=False)
 
     def read(self, lake: Lakehouse, spark: SparkResource, parts: Sequence[Part]) -> Any:
-        """Return the rows of all parts, which are of one table.
+        """Load the rows of all parts of a table.
 
         Args:
             lake: The lakehouse.
-            spark: The session for frames of Spark. It is started for them only.
+            spark: Spark, which is started only for Spark DataFrames.
             parts: At least one part.
 
         Raises:
-            InvalidInputError: Nothing can be read into the type, or not from several parts.
+            InvalidInputError: The type is not supported, or not for several parts.
         """
         first = parts[0].table
         if self.kind is Table and len(parts) == 1:
@@ -73,8 +73,8 @@ class InputType:
             return first.scan(row_filter=parts[0].rows).to_arrow_batch_reader()
         if self.kind is Table:
             raise InvalidInputError(
-                f"table {'.'.join(first.name())} cannot be read as a pyiceberg Table: runs of one backfill staged its"
-                " partitions apart; annotate the input as pyarrow.Table"
+                f"table {'.'.join(first.name())} cannot be read as a pyiceberg Table: separate runs of a backfill"
+                " staged its partitions; annotate the input as pyarrow.Table"
             )
         if not (self.kind in (pa.Table, pa.RecordBatchReader) or is_pandas(self.kind) or is_polars(self.kind)):
             raise self._unknown(first.name())
@@ -82,14 +82,14 @@ class InputType:
         return self._of_arrow(tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive"))
 
     def empty(self, name: tuple[str, str], spark: SparkResource) -> Any:
-        """Return no rows of a table that does not exist yet, and so has no columns: None if the input may be None.
+        """Return an empty value without columns for a table that does not exist yet, or None for an optional input.
 
         Args:
             name: The table.
-            spark: The session for frames of Spark.
+            spark: Spark, which is started only for Spark DataFrames.
 
         Raises:
-            InvalidInputError: Nothing can be read into the type.
+            InvalidInputError: The type is not supported.
         """
         if self.is_optional:
             return None
@@ -99,8 +99,8 @@ class InputType:
             return spark.session().createDataFrame([], StructType([]))
         if self.kind is Table:
             raise InvalidInputError(
-                f"table {'.'.join(name)} cannot be read: it does not exist yet; annotate the input of the asset that"
-                " makes it as Optional[Table], and it is None"
+                f"table {'.'.join(name)} cannot be read: it does not exist yet; annotate the input as Optional[Table]"
+                " to get None"
             )
         if self.kind in (pa.Table, pa.RecordBatchReader) or is_pandas(self.kind) or is_polars(self.kind):
             return self._of_arrow(pa.table({}))
@@ -115,16 +115,17 @@ class InputType:
 
     def _unknown(self, name: Sequence[str]) -> InvalidInputError:
         return InvalidInputError(
-            f"annotate the input with what to read {'.'.join(name)} into: DataFrame of Spark, pandas or polars,"
-            " LazyFrame, pyarrow.Table, pyarrow.RecordBatchReader, pyiceberg.table.Table or StagedTable, not"
+            f"table {'.'.join(name)} cannot be read: the type of the input is not supported; annotate it as a Spark,"
+            " pandas or polars DataFrame, polars LazyFrame, pyarrow.Table, pyarrow.RecordBatchReader,"
+            " pyiceberg.table.Table or StagedTable, not"
             f" {self.kind!r}"
         )
 
 
 def partitions_of(context: dg.InputContext) -> list[str] | None:
-    """Return the partitions of the asset that an input reads, None if it has no partitions.
+    """Return the partitions of the asset that an input reads, or None if it has no partitions.
 
-    A check has no partitions of its own. It reads those of the run.
+    A check has no partitions itself. It reads the partitions of the run.
     """
     if not context.has_asset_partitions:
         return None
@@ -141,17 +142,17 @@ def check_columns_are_known(
 ) -> None:
     """Check that partitions of an asset of another code location can be read.
 
-    Only its spec in this code location can name the column of the table that contains the partitions. Without the
-    column, the rows of all partitions would be read.
+    Only the asset's spec in this code location can name the partition column of the table. Without that column, the
+    rows of all partitions would be read.
 
     Args:
         context: The context of the input.
         assets: The assets of the step.
         stored: How the spec says that the asset is stored.
-        keys: The partitions to read, None for an asset without partitions.
+        keys: The partitions to read, or None for an asset without partitions.
 
     Raises:
-        InvalidInputError: The column is unknown, and not all partitions are read.
+        InvalidInputError: The column is unknown, and only some of the partitions are read.
     """
     key = context.asset_key
     is_known = stored.columns or stored.mode != "replace_partitions"
@@ -169,12 +170,12 @@ def check_columns_are_known(
 def partition_values(
     context: dg.InputContext, stored: Stored, keys: Sequence[str] | None
 ) -> Sequence[Mapping[str, str]] | None:
-    """Return the values of the partition columns, None if the table is not partitioned as its asset is.
+    """Return the values of the partition columns, or None if the table is not partitioned like its asset.
 
     Args:
         context: The context of the input.
-        stored: How its asset is stored.
-        keys: The partitions, None for an asset without partitions.
+        stored: The storage settings of the input's asset.
+        keys: The partitions, or None for an asset without partitions.
     """
     return None if keys is None or not stored.columns else stored.values(keys, context.asset_partitions_def)
 
@@ -226,6 +227,6 @@ def rows_of(table: Table, partitions: Sequence[Mapping[str, str]] | None) -> Boo
     if partitions is None:
         return AlwaysTrue()
     terms = [rows_where(table.schema(), values) for values in partitions]
-    if not terms:  # such as the partition before the first one
+    if not terms:  # for example, the partition before the first one
         return AlwaysFalse()
     return terms[0] if len(terms) == 1 else Or(*terms)

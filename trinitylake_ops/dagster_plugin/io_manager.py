@@ -1,4 +1,4 @@
-"""The IO manager of tables as definitions name it, without what its steps import."""
+"""The configurable IO manager for tables. Its implementation is imported only in steps."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeR
 
 
 class TrinityLakeIOManager(dg.ConfigurableIOManagerFactory[dg.IOManager]):
-    """Stages the outputs of assets as tables of a lakehouse, and reads their inputs.
+    """Stages the outputs of assets as tables of a lakehouse, and loads their inputs.
 
-    Outputs are Spark DataFrames, pyarrow Tables and RecordBatchReaders, pandas DataFrames, frames of polars, or a
-    StagedTable of the asset itself. Those that replace the whole table replace its columns, too. Levels with a name of
-    an index of pandas become columns. Inputs have the type that the asset annotates: one of these, or a pyiceberg
-    ``Table``, which reads lazily. If both assets have the same Dagster partitions, only the rows of the run's partition
-    are read. Only Spark's types start Spark.
+    Outputs can be Spark DataFrames, pyarrow Tables and RecordBatchReaders, pandas DataFrames, polars frames, or a
+    StagedTable that the asset staged itself. An output that replaces the whole table also replaces its columns. Named
+    levels of a pandas index become columns. Inputs are loaded into the annotated type: one of these, or a pyiceberg
+    ``Table``, which reads lazily. If both assets have the same Dagster partitions, only the rows of the run's
+    partitions are read. Spark is started only for Spark DataFrames.
     """
 
     lakehouse: TrinityLakeResource
     spark: SparkResource
     version: str = Field(
         default="",
-        description="Read tables that the run does not stage at this version, or export; empty: the latest one when"
-        " the run first reads, for all its steps.",
+        description="Version or export at which to read tables that the run does not stage. If empty, all steps of a"
+        " run read the version that is the latest at the run's first read.",
     )
 
     def __init__(self, **fields: Any):
-        # Dagster finds resources in fields only if they are given.
+        # Dagster discovers nested resources only if they are passed explicitly.
         super().__init__(**{"spark": SparkResource(), **fields})
 
     def create_io_manager(self, context: dg.InitResourceContext) -> dg.IOManager:
         """Return the IO manager of a run. Without a run it reads the latest version."""
-        # Only steps need it. The process of a run, and a code location, start without what it imports.
+        # Imported here because only steps need it, so that code locations and run processes start faster.
         from trinitylake_ops.dagster_plugin.table_io_manager import IOManagerSettings, TableIOManager
 
         settings = IOManagerSettings(self.lakehouse, self.spark, self.version, TrinityLakeIOManager)

@@ -232,7 +232,7 @@ class _CommitPoll:
         )
 
     def _recheck_killed_runs(self, versions: Sequence[int]) -> None:
-        """Add the versions of runs that did not succeed since the previous poll, because their reports may be partial."""
+        """Add the versions of runs that were killed since the previous poll, because their reports may be partial."""
         for info in version_infos(self.lake.files, versions, self.head):
             maker = self._run_origin(info)
             if maker == "running":

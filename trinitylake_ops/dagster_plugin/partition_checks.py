@@ -1,4 +1,4 @@
-"""Checks that no two partitions of Dagster are one partition of their table.
+"""Checks that distinct Dagster partitions are distinct partitions of the table.
 
 A run replaces the rows of its partitions. If another partition had the same values in the partition columns, the run
 would delete that partition's rows.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _Unit: TypeAlias = Literal["minute", "hour", "day", "week", "month", "year"]
 
-#: Partitions of a definition that are compared one by one, where its formats alone prove nothing.
+#: Maximum number of partitions that are compared individually if the formats alone do not prove distinctness.
 _MOST_COMPARED = 1_500
 _SECONDS: Mapping[_Unit, int] = {
     "minute": 60,
@@ -57,10 +57,10 @@ _COMPOSED = {"F": "Ymd", "T": "HMS", "R": "HM"}
 
 
 def check_formats(asset: str, partitions: dg.TimeWindowPartitionsDefinition, formats: Mapping[str, str]) -> None:
-    """Check that the formats of partition columns give each partition by time its own values.
+    """Check that the formats of partition columns give each time partition distinct values.
 
     Args:
-        asset: The asset as an error names it.
+        asset: The name of the asset for error messages.
         partitions: Its partitions.
         formats: A ``strftime`` format for each partition column.
 
@@ -80,7 +80,7 @@ def check_formats(asset: str, partitions: dg.TimeWindowPartitionsDefinition, for
         example = "" if same is None else f", for example {same[0]!r} and {same[1]!r}"
         raise InvalidInputError(
             f"asset {asset}: several partitions have the same values by partition_format {dict(formats)!r}{example},"
-            f" and a run would replace the rows of all of them; give formats that determine the {unit}, such as"
+            f" and a run would replace the rows of all of them; use formats that determine the {unit}, such as"
             f" {_EXAMPLES[unit]!r}"
         )
     for window in _repeated_times(partitions):
@@ -99,18 +99,18 @@ def check_keys(
     values: Mapping[str, Sequence[str]],
     keys_of: Mapping[str, Callable[[], Sequence[str]]],
 ) -> None:
-    """Check that no other partition key is the same value as one of a run, in the types of the table's columns.
+    """Check that no two partition keys are the same value after conversion to the types of the table's columns.
 
-    For example ``1`` and ``01`` are different keys, and one value of a column of whole numbers.
+    For example, ``1`` and ``01`` are different keys but the same integer.
 
     Args:
-        asset: The asset as an error names it.
+        asset: The name of the asset for error messages.
         columns: The columns of its table.
         values: The keys of the run's partitions, by partition column.
-        keys_of: Returns all keys of a partition column. Columns of partitions by time are left out.
+        keys_of: Returns all keys of a partition column. Does not include columns of time partitions.
 
     Raises:
-        InvalidInputError: Two keys are one value.
+        InvalidInputError: A key of the run and another key are the same value.
     """
     from pyiceberg.types import StringType
 
@@ -132,15 +132,15 @@ def check_keys(
                 raise InvalidInputError(
                     f"asset {asset}: the partition keys {other!r} and {key!r} are the same value of column {column!r},"
                     f" {schema.find_type(column)}, and a run would replace the rows of both; remove one of the keys, or"
-                    " make it a column of strings"
+                    " change the type of the column to string"
                 )
 
 
 def own_keys(context: dg.OutputContext) -> list[str]:
     """Return the partition keys that a run writes.
 
-    Dagster caches the keys of a range by its local times. So of an hour that occurs twice when clocks go back, it may
-    return both partitions for a range that has one of them, or one for a range that has both.
+    Dagster caches the keys of a range by local time. For an hour that occurs twice when clocks go back, it may return
+    both partitions for a range that contains one of them, or one for a range that contains both.
     """
     keys, partitions = list(context.asset_partition_keys), context.asset_partitions_def
     if context.has_partition_key:
@@ -163,18 +163,18 @@ def own_keys(context: dg.OutputContext) -> list[str]:
         else:
             by_dimension[name] = list(dict.fromkeys(key[name] for key in known))
     combined = product(*by_dimension.values())
-    return [dg.MultiPartitionKey(dict(zip(by_dimension, one, strict=True))) for one in combined]
+    return [dg.MultiPartitionKey(dict(zip(by_dimension, keys, strict=True))) for keys in combined]
 
 
 def _keys_between(partitions: dg.TimeWindowPartitionsDefinition, first: str, last: str) -> list[str]:
-    """Return the partition keys of a range by time."""
+    """Return the partition keys of a time range."""
     start, end = (partitions.time_window_for_partition_key(key).start.astimezone(UTC) for key in (first, last))
     window = dg.TimeWindow(start, end + timedelta(seconds=1))  # in UTC: Dagster's cache confuses local times
     return list(partitions.get_partition_keys_in_time_window(window))
 
 
 def _shortest_period(cron_schedule: str) -> _Unit:
-    """Return a unit of time in which at most one partition starts, by the clock of its time zone."""
+    """Return the unit of local time in which at most one partition starts."""
     fields = cron_schedule.split()
     if len(fields) != 5:
         return _SHORTCUTS.get(cron_schedule.strip(), "minute")
@@ -191,7 +191,7 @@ def _shortest_period(cron_schedule: str) -> _Unit:
 
 
 def _determined(formats: Sequence[str]) -> set[_Unit]:
-    """Return the units of local time that the values of some formats determine."""
+    """Return the units of local time that the values of the formats determine."""
     letters = {letter for text in formats for letter in _letters(text)}
     months = bool(letters & {"m"}) or any(_differ(letter, _MONTHS) for letter in letters & {"b", "B"})
     weekdays = bool(letters & {"u", "w"}) or any(_differ(letter, _WEEKDAYS) for letter in letters & {"a", "A"})
@@ -212,7 +212,7 @@ def _determined(formats: Sequence[str]) -> set[_Unit]:
 
 
 def _letters(text: str) -> Iterator[str]:
-    """Yield the directives of a format that have a fixed width, or that something else than a digit ends."""
+    """Yield the directives of a format that have a fixed width or are delimited by other characters."""
     for match in _DIRECTIVE.finditer(text):
         before, after = text[: match.start()][-1:], text[match.end() :][:1]
         is_alone = not any(sign.isalnum() or sign == "%" for sign in (before, after))
@@ -221,12 +221,12 @@ def _letters(text: str) -> Iterator[str]:
 
 
 def _differ(letter: str, moments: Sequence[datetime]) -> bool:
-    """Whether a directive has a name for each of some times, in the locale of this process."""
+    """Whether a directive formats all times differently in the locale of this process."""
     return len({moment.strftime(f"%{letter}") for moment in moments}) == len(moments)
 
 
 def _first_keys(partitions: dg.TimeWindowPartitionsDefinition, unit: _Unit) -> tuple[Sequence[str], bool]:
-    """Return the first partition keys of a definition, and whether they are all."""
+    """Return the first partition keys of a definition, and whether these are all of its keys."""
     start, end = partitions.start, partitions.end
     reach_s = (datetime(_LAST_YEAR, 1, 1, tzinfo=UTC) - start).total_seconds()
     horizon = start + timedelta(seconds=min(_SECONDS[unit] * _MOST_COMPARED, reach_s))
@@ -250,7 +250,7 @@ def _same_values(
 
 
 def _repeated_times(partitions: dg.TimeWindowPartitionsDefinition) -> Iterator[dg.TimeWindow]:
-    """Yield the times around each moment at which clocks go back, within a definition and the next years."""
+    """Yield the windows around the times at which clocks go back, within the definition or the next three years."""
     zone = partitions.start.tzinfo
     end = (partitions.end or max(partitions.start, datetime.now(UTC)) + timedelta(days=3 * 366)).astimezone(UTC)
     at, step = partitions.start.astimezone(UTC), timedelta(days=7)

@@ -150,7 +150,7 @@ def isolation_of(lakehouse: TrinityLakeResource) -> str | None:
 
 @contextmanager
 def no_retries_of_conflicts(asset_key: dg.AssetKey) -> Iterator[None]:
-    """Fail a step without retries on a conflict, an expired transaction or invalid input, which a retry would repeat."""
+    """Fail a step without retries on a conflict, an expired transaction or invalid input."""
     try:
         yield
     except (CommitConflictError, InvalidInputError, TransactionExpiredError) as error:

@@ -1,4 +1,4 @@
-"""Metadata of the assets of tables: columns, totals, versions, partitions and first rows."""
+"""Metadata of table assets: columns, totals, versions, partitions and a preview of rows."""
 
 from __future__ import annotations
 
@@ -31,35 +31,38 @@ from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.operations.diff.table_history import TableHistory, TableVersion, table_history
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: How many tables of one step get whole pages, and for how long. Beyond, totals are shown alone.
+#: Maximum number of tables per step with a full page. Further tables, and tables after the time limit, get only totals.
 MOST_PAGES = 20
 _SECONDS = 20.0
-#: Of how many tables of one step the totals are read, and of how many partitions the rows are counted.
+#: Maximum numbers, per step, of tables whose totals are read and of partitions whose rows are counted.
 MOST_TABLES = 100
 MOST_COUNTED_PARTITIONS = 100
 
 
 @dataclass
 class Bounds:
-    """What is left of the bounds of one step: whole pages, tables with totals, and partitions that are counted."""
+    """The remaining budget of one step for table metadata."""
 
+    #: Number of full pages.
     pages: int = MOST_PAGES
+    #: Number of tables whose totals are read.
     tables: int = MOST_TABLES
+    #: Number of partitions whose rows are counted.
     partitions: int = MOST_COUNTED_PARTITIONS
     _ends_s: float = field(default_factory=lambda: time.monotonic() + _SECONDS)
 
     def take_page(self) -> bool:
-        """Whether one more table may get its whole page."""
+        """Consume one full page. Return whether the budget allows it."""
         self.pages -= 1
         return self.pages >= 0 and self._has_time
 
     def take_table(self) -> bool:
-        """Whether the totals of one more table may be read."""
+        """Consume one table. Return whether the budget allows reading its totals."""
         self.tables -= 1
         return self.tables >= 0
 
     def take_partition(self) -> bool:
-        """Whether the rows of one more partition may be counted."""
+        """Consume one partition. Return whether the budget allows counting its rows."""
         self.partitions -= 1
         return self.partitions >= 0 and self._has_time
 
@@ -68,9 +71,9 @@ class Bounds:
         return time.monotonic() <= self._ends_s
 
 
-#: Of a table with more data files neither partitions nor rows are shown, as each file has to be listed for it.
+#: Maximum number of data files of a table with partitions and a preview, because these require listing all files.
 MOST_DATA_FILES = 10_000
-#: A larger file is not read for its first rows.
+#: Maximum size of a data file that is read for a preview.
 MOST_PREVIEWED_BYTES = 64 << 20
 MOST_PREVIEWED_COLUMNS = 20
 MOST_PREVIEWED_CHARS = 100
@@ -85,7 +88,14 @@ class _Partition:
 
 
 def partition_row_count(table: Table, values: Mapping[str, str]) -> int | None:
-    """Return the rows of one partition, by the counts of its files. None if deletes or other files make it unclear."""
+    """Return the row count of a partition from the metadata of its files.
+
+    Returns None if delete files, or files that also contain rows of other partitions, make the count inexact.
+
+    Args:
+        table: The table.
+        values: The values of the partition columns.
+    """
     rows = 0
     for task in table.scan(row_filter=PartitionKey.of(table.metadata, values).rows).plan_files():
         if task.delete_files or not isinstance(task.residual, AlwaysTrue):
@@ -95,7 +105,7 @@ def partition_row_count(table: Table, values: Mapping[str, str]) -> int | None:
 
 
 def files_of(table: Table) -> list[FileScanTask] | str:
-    """Return the files of a table, or in words why they are not listed."""
+    """Return the data files of a table, or the reason why they are not listed."""
     snapshot = table.current_snapshot()
     if snapshot is None:
         return []
@@ -108,37 +118,48 @@ def files_of(table: Table) -> list[FileScanTask] | str:
 
 
 def partition_table(table: Table, files: Sequence[FileScanTask]) -> dg.MetadataValue[Any] | None:
-    """Return rows, files and bytes of each partition. None for a table that has none.
+    """Return the rows, files and bytes of each partition, or None for an unpartitioned table.
 
-    Rows with ``up to`` are those of the files: deleted ones are still in them.
+    A count with the prefix ``up to`` includes deleted rows that the data files still contain.
+
+    Args:
+        table: The table.
+        files: Its data files.
     """
     specs, schema = table.specs(), table.schema()
     if not any(spec.fields for spec in specs.values()):
         return None
-    found: dict[str, _Partition] = {}  # files of all specs with the same columns and values are in one row
+    partitions: dict[str, _Partition] = {}  # merges files of different specs with the same columns and values
     for task in files:
         spec = specs[task.file.spec_id]
         path = partition_text(task.file.partition, spec, schema) or "(none)"
-        partition = found.setdefault(path, _Partition())
+        partition = partitions.setdefault(path, _Partition())
         partition.files += 1
         partition.rows += task.file.record_count
         partition.size_bytes += task.file.file_size_in_bytes
         partition.is_exact &= not task.delete_files
     rows = (
-        (path, f"{'' if one.is_exact else 'up to '}{one.rows:,}", one.files, f"{one.size_bytes:,}")
-        for path, one in sorted(found.items(), reverse=True)
+        (path, f"{'' if entry.is_exact else 'up to '}{entry.rows:,}", entry.files, f"{entry.size_bytes:,}")
+        for path, entry in sorted(partitions.items(), reverse=True)
     )
     return table_value(("partition", "rows", "files", "bytes"), rows)
 
 
 def preview(table: Table, files: Sequence[FileScanTask], n_rows: int) -> dg.MetadataValue[Any]:
-    """Return the first rows of the first data file that is small enough, or in words why there are none.
+    """Return the first rows of the first data file that is small enough, or the reason why there is no preview.
 
-    Only the first columns are read, and long values are cut off.
+    Reads only the first columns, and truncates long values.
+
+    Args:
+        table: The table.
+        files: Its data files.
+        n_rows: The number of rows.
     """
     small = next((task for task in files if task.file.file_size_in_bytes <= MOST_PREVIEWED_BYTES), None)
     if small is None:
-        return dg.MetadataValue.text("it has no rows" if not files else "its data files are too large to read for it")
+        return dg.MetadataValue.text(
+            "the table has no rows" if not files else "the data files are too large for a preview"
+        )
     columns = [column.name for column in table.schema().fields[:MOST_PREVIEWED_COLUMNS]]
     from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
@@ -157,7 +178,7 @@ def _short(value: object) -> str:
     return text if len(text) <= MOST_PREVIEWED_CHARS else f"{text[:MOST_PREVIEWED_CHARS]}..."
 
 
-#: How many versions a page lists, and among how many of the last ones they are looked for.
+#: Maximum number of versions on a page, and number of latest versions that are searched for them.
 LISTED_VERSIONS, SEARCHED_VERSIONS = 10, 30
 
 _COLUMNS = (
@@ -167,20 +188,27 @@ _COLUMNS = (
 
 @dataclass
 class TablePages:
-    """The pages of tables at one version of a lakehouse, within the bounds of a step.
-
-    ``links`` lead to launchpads, as far as they know the code location.
-    """
+    """Pages of tables at one version of a lakehouse."""
 
     lake: Lakehouse
     version: Snapshot
     links: Links
+    #: The remaining budget of the step.
     bounds: Bounds = field(default_factory=Bounds)
 
     def of(self, namespace: str, table: str, *, preview_rows: int = 0) -> dict[str, Any]:
-        """Return all of a table's page that the bounds allow. Raises TableNotFoundError, StorageError.
+        """Return the page of a table, as far as the bounds allow.
 
-        What cannot be read is said in its place: a damaged file must not hide the rest.
+        If a file of the history or of the data is damaged, the page reports the error and contains everything else.
+
+        Args:
+            namespace: The namespace of the table.
+            table: The name of the table.
+            preview_rows: The number of rows to preview.
+
+        Raises:
+            TableNotFoundError: The table does not exist.
+            StorageError: A storage request failed.
         """
         definition = self.version.table(namespace, table)
         shown = table_metadata(self.lake, self.version, namespace, table, definition)
@@ -202,7 +230,7 @@ class TablePages:
         newest = next(iter(history.versions), None)
         if newest is not None and newest.rows_changed is not None:
             shown["rows_changed"] = newest.rows_changed
-        if columns := [(one.info.version, line) for one in history.versions for line in one.columns]:
+        if columns := [(version.info.version, line) for version in history.versions for line in version.columns]:
             shown["columns_changed"] = table_value(("version", "column"), columns)
         if history.before is not None:
             text = f"roll back {namespace}.{table} alone to version {history.before}"
@@ -212,13 +240,13 @@ class TablePages:
 
     def _versions(self, history: TableHistory, namespace: str, table: str) -> dict[str, Any]:
         rows = [
-            (*_version_row(one), self._action(one, namespace, table, is_newest=number == 0))
-            for number, one in enumerate(history.versions)
+            (*_version_row(version), self._action(version, namespace, table, is_newest=number == 0))
+            for number, version in enumerate(history.versions)
         ]
         return {**inline_tables("versions", _COLUMNS, rows), "versions_compared_down_to": str(history.looked_back_to)}
 
     def _action(self, one: TableVersion, namespace: str, table: str, *, is_newest: bool) -> Link | str:
-        """Return a link that rolls this table back to a version that has it, and is not the one that is shown."""
+        """Return a link that rolls the table back to an earlier version that contains it."""
         if is_newest or one.change.kind == "removed" or one.info.state != "live":
             return ""
         doubts = [] if one.undone_by is None else [f"undone by {one.undone_by}"]
@@ -260,9 +288,16 @@ def _counted(number: int | None) -> str:
 def table_metadata(
     lake: Lakehouse, version: Snapshot, namespace: str, table: str, definition: TableDef
 ) -> dict[str, Any]:
-    """Return the entries of a table for Dagster's catalog: columns, rows, place, snapshot, and the lakehouse's version.
+    """Return the entries of a table for Dagster's catalog: columns, totals, location, snapshot and version.
 
-    Totals that the writer of its snapshot did not count is left out.
+    Omits totals that the writer of the table's snapshot did not record.
+
+    Args:
+        lake: The lakehouse.
+        version: The version.
+        namespace: The namespace of the table.
+        table: The name of the table.
+        definition: The definition of the table.
     """
     shown: dict[str, Any] = {
         "dagster/table_name": f"{namespace}.{table}",
@@ -285,7 +320,7 @@ def table_metadata(
 
 @dataclass(kw_only=True)
 class PublishedPages:
-    """The pages of tables that one version brought. Each is made once, also for an asset of many partitions."""
+    """Pages of the tables that a version published. The page of each table is built only once for all partitions."""
 
     lake: Lakehouse
     version: int
@@ -296,7 +331,11 @@ class PublishedPages:
     def __call__(self, staged: StagedTable, note: Note) -> dict[str, Any]:
         """Return the page of a published table for a partition of its asset.
 
-        What cannot be read is said there. The version is published, whatever happens to its pages.
+        Errors are reported on the page, because the version is already published.
+
+        Args:
+            staged: The table.
+            note: The note of the partition.
         """
         name = (staged.namespace, staged.table)
         shown: dict[str, Any] = {}
@@ -319,15 +358,15 @@ class PublishedPages:
         return {} if rows is None else {"dagster/partition_row_count": rows}
 
 
-#: The kinds that the UI shows with each table.
+#: The asset kinds of each table.
 KINDS = frozenset({"iceberg", "trinitylake"})
 
 
 def as_tables(assets: Iterable[dg.AssetsDefinition]) -> list[dg.AssetsDefinition]:
-    """Return assets that a TrinityLakeIOManager stores, with what the catalog of Dagster shows of tables.
+    """Add the attributes of tables in Dagster's catalog to assets that a TrinityLakeIOManager stores.
 
-    These are the kinds ``iceberg`` and ``trinitylake``, the name of the table, and its kind of storage. Raises
-    InvalidInputError for an asset whose key names no table.
+    These are the kinds ``iceberg`` and ``trinitylake``, the table name and the storage kind. Raises InvalidInputError
+    if an asset does not name a table.
     """
     return [*dg.map_asset_specs(_as_table, assets)]
 

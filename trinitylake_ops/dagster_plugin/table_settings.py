@@ -1,6 +1,6 @@
-"""The metadata of an asset that says how it is stored, and what it means for the partitions of a run.
+"""Storage settings of an asset in its metadata, and their meaning for the partitions of a run.
 
-Definitions import this module, so it imports pyarrow and pyiceberg only where a step or a check of tables needs them.
+Modules with definitions import this module, so that it imports pyiceberg only where a step needs it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MODES: Mapping[StoreMode, Mode] = {
     "overwrite": "replace_table",
     "overwrite_partition": "replace_partitions",
     "append": "append",
-    "upsert": "append",  # of the rows whose keys are new; the others are updated
+    "upsert": "append",  # appends rows with new keys; the other rows are updated
 }
 _TABLE = "trinitylake/table"
 _MODE = "trinitylake/mode"
@@ -41,7 +41,7 @@ _KEYS = "trinitylake/keys"
 _LINEAGE = "dagster/column_lineage"
 _COLUMNS = "dagster/column_schema"
 
-#: Rows of a table are kept by Dagster, and seen by whoever sees the asset. So there are few.
+#: Maximum number of preview rows. Dagster stores these rows, and every user who can view the asset sees them.
 MOST_PREVIEW_ROWS = 100
 
 
@@ -55,54 +55,69 @@ def stored_as(
     column_lineage: dg.TableColumnLineage | None = None,
     preview_rows: int = 0,
 ) -> dict[str, Any]:
-    """Return the metadata of an asset that says how :class:`TrinityLakeIOManager` stores it.
+    """Return asset metadata that configures how :class:`TrinityLakeIOManager` stores the asset.
 
-    ``table`` is ``namespace.table``, by default the last two parts of the asset's key. With the ``mode``
-    ``overwrite`` all rows are replaced, with ``append`` none. ``upsert`` updates the rows of the same ``keys``, and
-    adds others. With ``overwrite_partition``, those of the run's partitions are replaced if the asset has Dagster
-    partitions. Otherwise it replaces the partitions that rows arrive for. The default is ``overwrite_partition`` for
-    an asset with Dagster partitions, and ``overwrite`` for others. ``partition_by`` are the table's partition
-    columns. Dagster's partition key is the value of the one column. In a key of several dimensions, each is the value
-    of the column of its name, and ``partition_by`` need not be given. For partitions by time ``partition_format`` may
-    give a ``strftime`` format per column, such as ``{"year": "%Y", "month": "%m"}``. ``column_lineage`` says of which
-    columns of other assets its columns are made. With ``preview_rows``, so many of its first rows are shown with each
-    version, and kept by Dagster. Raises InvalidInputError.
+    Args:
+        table: The table as ``namespace.table``. Defaults to the last two parts of the asset key.
+        mode: Which rows a run replaces. ``overwrite`` replaces all rows. ``append`` replaces none. ``upsert`` updates
+            rows with the same ``keys`` and adds the others. ``overwrite_partition`` replaces the partitions of the run
+            if the asset has Dagster partitions, and otherwise the partitions for which there are new rows. Defaults to
+            ``overwrite_partition`` for an asset with Dagster partitions, and to ``overwrite`` for other assets.
+        partition_by: The partition columns of the table. A Dagster partition key is the value of the single column. In
+            a multi-dimensional key, each dimension is the value of the column with its name, and ``partition_by`` may
+            be omitted.
+        partition_format: For time partitions, a ``strftime`` format for each column, for example
+            ``{"year": "%Y", "month": "%m"}``.
+        keys: The columns that identify a row in mode ``upsert``.
+        column_lineage: The columns of other assets from which each column is derived.
+        preview_rows: Number of rows to show with each version. Dagster stores these rows.
+
+    Raises:
+        InvalidInputError: A value is invalid, or the values are inconsistent.
     """
     if mode is not None and mode not in _MODES:
-        raise InvalidInputError(f"mode {mode!r} is none of {', '.join(get_args(StoreMode))}")
+        raise InvalidInputError(f"unknown mode {mode!r}; choose from {', '.join(get_args(StoreMode))}")
     if table is not None:
         split_name(table)
     columns = list(partition_by)
     if mode == "overwrite_partition" and not columns:
-        raise InvalidInputError("mode overwrite_partition needs the columns of the partitions, partition_by")
+        raise InvalidInputError("mode overwrite_partition requires the partition columns; set partition_by")
     if (mode == "upsert") != bool(keys):
-        raise InvalidInputError("mode upsert needs the columns by which rows are the same, keys; no other mode has any")
+        raise InvalidInputError(
+            "mode upsert requires keys, the columns that identify a row, and other modes do not support them; set both"
+            " mode='upsert' and keys, or neither"
+        )
     if partition_format is not None and sorted(partition_format) != sorted(columns):
-        raise InvalidInputError("partition_format needs a format for each column of partition_by, and for no other")
+        raise InvalidInputError("partition_format must have a format for each column of partition_by and no others")
     if not 0 <= preview_rows <= MOST_PREVIEW_ROWS:
-        raise InvalidInputError(f"preview_rows is {preview_rows}, it must be from 0 to {MOST_PREVIEW_ROWS}")
+        raise InvalidInputError(f"preview_rows is {preview_rows}; it must be between 0 and {MOST_PREVIEW_ROWS}")
     metadata: dict[str, Any] = {_TABLE: table, _MODE: mode, _PARTITION_BY: columns, _PARTITION_FORMAT: partition_format}
     metadata |= {_KEYS: list(keys), PREVIEW_ROWS: preview_rows, _LINEAGE: column_lineage}
     return {name: value for name, value in metadata.items() if value}
 
 
 def preview_rows_of(metadata: Mapping[str, Any]) -> int:
-    """Return how many rows of its table an asset shows."""
+    """Return the number of preview rows in the metadata of an asset."""
     number = _plain(metadata.get(PREVIEW_ROWS))
     return min(number, MOST_PREVIEW_ROWS) if type(number) is int and number > 0 else 0
 
 
 def described_in(metadata: Mapping[str, Any]) -> dg.TableSchema | None:
-    """Return what an asset says of the columns of its table, None if it says nothing."""
+    """Return the column schema in the metadata of an asset, or None."""
     described: dg.TableSchema | None = _plain(metadata.get(_COLUMNS))
     return described
 
 
 def storage_metadata(asset_key: dg.AssetKey, metadata: Mapping[str, Any], staged: StagedTable) -> dict[str, Any]:
-    """Return what an asset says of its table, as metadata of it: of its columns, their origin, and its preview.
+    """Return the metadata of a staged table that depends on the asset's settings: columns, lineage and preview.
 
-    Descriptions and tags of columns are those of ``dagster/column_schema``. Raises InvalidInputError for the origin of
-    a column that the table lacks.
+    Args:
+        asset_key: The asset.
+        metadata: Its metadata. ``dagster/column_schema`` provides descriptions and tags of columns.
+        staged: The staged table.
+
+    Raises:
+        InvalidInputError: The column lineage names a column that the table lacks.
     """
     entries: dict[str, Any] = {_COLUMNS: column_schema(staged.table_def, described_in(metadata))}
     if preview_rows := preview_rows_of(metadata):
@@ -113,30 +128,40 @@ def storage_metadata(asset_key: dg.AssetKey, metadata: Mapping[str, Any], staged
     columns = [column.name for column in staged.table_def.schema.columns]
     if unknown := sorted(lineage.deps_by_column.keys() - {*columns}):
         raise InvalidInputError(
-            f"asset {asset_key.to_user_string()}: its column_lineage names the column {unknown[0]!r}, and its table has"
-            f" {', '.join(columns)}"
+            f"asset {asset_key.to_user_string()}: column_lineage names column {unknown[0]!r}, which its table does not"
+            f" have; the columns are {', '.join(columns)}"
         )
     return {**entries, _LINEAGE: lineage}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What the metadata of an asset says, with what its partitions add: ``columns`` are those of the table's.
+    """Storage settings of an asset, from its metadata and its partitions."""
 
-    ``keys`` are the columns by which rows are updated, none where they are only added or replaced.
-    """
-
+    #: Namespace and name of the table.
     name: tuple[str, str]
     mode: Mode
+    #: The partition columns of the table.
     columns: tuple[str, ...]
+    #: The ``strftime`` format of each partition column, or None.
     formats: Mapping[str, str] | None
+    #: The columns that identify a row for updates. Empty unless the mode is upsert.
     keys: tuple[str, ...] = ()
 
     @classmethod
     def of(
         cls, asset_key: dg.AssetKey, metadata: Mapping[str, Any], partitions: dg.PartitionsDefinition[str] | None
     ) -> Self:
-        """Return how an asset of some partitions, None without any, is stored. Raises InvalidInputError."""
+        """Return the storage settings of an asset.
+
+        Args:
+            asset_key: The asset.
+            metadata: Its metadata.
+            partitions: Its partitions, or None.
+
+        Raises:
+            InvalidInputError: The settings do not match the partitions, or the table name is invalid.
+        """
         stored_mode: StoreMode | None = _plain(metadata.get(_MODE))
         columns = list(_plain(metadata.get(_PARTITION_BY)) or ())
         formats: Mapping[str, str] | None = _plain(metadata.get(_PARTITION_FORMAT))
@@ -149,18 +174,24 @@ class Stored:
         return cls(name=table_of(asset_key, metadata), mode=mode, columns=tuple(columns), formats=formats, keys=keys)
 
     def check_rows_are_known(self, asset_key: dg.AssetKey) -> None:
-        """Raise InvalidInputError if nothing says which rows of the table a run replaces."""
+        """Raise InvalidInputError if the settings do not determine which rows of the table a run replaces."""
         if self.mode == "replace_partitions" and not self.columns:
             raise InvalidInputError(
-                f"asset {asset_key.to_user_string()} has partitions, and nothing says which column of table"
-                f" {'.'.join(self.name)} holds them. Give it metadata=stored_as(partition_by=[COLUMN]), and each run"
-                " replaces the rows of its partitions. With stored_as(mode='overwrite') each replaces the whole table"
+                f"asset {asset_key.to_user_string()} cannot be stored: it has partitions, but no partition column of"
+                f" table {'.'.join(self.name)} is set; set metadata=stored_as(partition_by=[COLUMN]), so that each run"
+                " replaces the rows of its partitions, or stored_as(mode='overwrite'), so that each run replaces the"
+                " whole table"
             )
 
     def check_partitions(self, asset_key: dg.AssetKey, partitions: dg.PartitionsDefinition[str] | None) -> None:
-        """Raise InvalidInputError if several partitions have the same values by the formats of partition columns.
+        """Check that the partition formats give each partition distinct values, unless runs replace the whole table.
 
-        An asset whose runs replace the whole table may have any formats.
+        Args:
+            asset_key: The asset.
+            partitions: Its partitions, or None.
+
+        Raises:
+            InvalidInputError: Several partitions have the same values.
         """
         if self.mode != "replace_table" and self.formats and isinstance(partitions, dg.TimeWindowPartitionsDefinition):
             check_formats(asset_key.to_user_string(), partitions, self.formats)
@@ -173,14 +204,14 @@ class Stored:
         partitions: dg.PartitionsDefinition[str],
         instance: dg.DagsterInstance | None,
     ) -> None:
-        """Check that a run's partitions are not the same as others in the types of the table.
+        """Check that the run's partition keys remain distinct from all others after conversion to the column types.
 
         Args:
             asset_key: The asset.
             columns: The columns of its table.
             values: The values of the run's partitions.
             partitions: All partitions of the asset.
-            instance: Knows the keys of dynamic partitions.
+            instance: The Dagster instance, which stores the keys of dynamic partitions.
 
         Raises:
             InvalidInputError: Two partition keys are the same value of a column.
@@ -205,7 +236,7 @@ class Stored:
         )
 
     def check_columns(self, asset_key: dg.AssetKey, names: Collection[str]) -> None:
-        """Check that rows have the partition columns that the asset names: without them they would be NULL.
+        """Check that rows have the partition columns of the asset, because missing columns would be NULL.
 
         Args:
             asset_key: The asset.
@@ -216,14 +247,25 @@ class Stored:
         """
         if missing := [column for column in self.columns if column not in names]:
             raise InvalidInputError(
-                f"asset {asset_key.to_user_string()} was not stored: its rows lack the column {missing[0]!r}, by which"
-                f" table {'.'.join(self.name)} is partitioned; add it, also if there are no rows"
+                f"asset {asset_key.to_user_string()} was not stored: its rows lack column {missing[0]!r}, by which"
+                f" table {'.'.join(self.name)} is partitioned; add the column, even if there are no rows"
             )
 
     def check_days(
         self, asset_key: dg.AssetKey, schema: pa.Schema, partitions: dg.PartitionsDefinition[str] | None
     ) -> None:
-        """Raise InvalidInputError if a partition by time is to be all rows of one moment."""
+        """Check that time partitions without formats do not use a timestamp column.
+
+        A partition key would then match only rows with exactly that timestamp.
+
+        Args:
+            asset_key: The asset.
+            schema: The schema of the rows.
+            partitions: The partitions of the asset, or None.
+
+        Raises:
+            InvalidInputError: A partition column is a timestamp.
+        """
         if self.formats or not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
             return
         import pyarrow as pa
@@ -231,12 +273,18 @@ class Stored:
         for column in self.columns:
             if column in schema.names and pa.types.is_timestamp(schema.field(column).type):
                 raise InvalidInputError(
-                    f"asset {asset_key.to_user_string()}: column {column!r} holds moments, and a partition is longer."
-                    " Add a column with the day of each row, or its month, and name it in partition_by"
+                    f"asset {asset_key.to_user_string()} cannot be partitioned by column {column!r}: it contains"
+                    " timestamps, but a partition covers a period; add a column with the day or month of each row, and"
+                    " name it in partition_by"
                 )
 
     def values(self, keys: Sequence[str], partitions: dg.PartitionsDefinition[str]) -> list[dict[str, str]]:
-        """Return the values of the partition columns for each of some partitions."""
+        """Return the values of the partition columns for each partition key.
+
+        Args:
+            keys: The partition keys.
+            partitions: The partitions of the asset.
+        """
         return [self._values_of(key, partitions) for key in keys]
 
     def _values_of(self, key: str, partitions: dg.PartitionsDefinition[str]) -> dict[str, str]:
@@ -250,23 +298,23 @@ class Stored:
 
 
 def is_stored_as(metadata: Mapping[str, Any]) -> bool:
-    """Return whether the metadata of an asset says how it is stored, as :func:`stored_as` returns it."""
+    """Whether the metadata of an asset contains storage settings from :func:`stored_as`."""
     return any(name in metadata for name in (_TABLE, _MODE, _PARTITION_BY, _PARTITION_FORMAT, _KEYS))
 
 
 def check_stored(asset: dg.AssetsDefinition, keys: Iterable[dg.AssetKey] | None = None) -> None:
-    """Check that runs can store an asset, when definitions load.
+    """Check, when definitions load, that runs can store an asset.
 
     Args:
         asset: The asset, or several assets of one step.
-        keys: Those of the assets to check, None for all.
+        keys: The assets to check. Defaults to all of them.
 
     Raises:
-        InvalidInputError: No run could store it.
+        InvalidInputError: No run could store an asset.
     """
     for key in asset.keys if keys is None else keys:
         if is_self_staging(asset, key):
-            continue  # the asset itself says what it replaces
+            continue  # the asset itself determines what it replaces
         spec = asset.get_asset_spec(key)
         stored = Stored.of(key, spec.metadata, spec.partitions_def)
         stored.check_rows_are_known(key)
@@ -274,10 +322,15 @@ def check_stored(asset: dg.AssetsDefinition, keys: Iterable[dg.AssetKey] | None 
 
 
 def is_self_staging(asset: dg.AssetsDefinition, key: dg.AssetKey) -> bool:
-    """Whether an asset returns a StagedTable, by its annotation."""
+    """Whether an asset is annotated to return a StagedTable.
+
+    Args:
+        asset: The asset, or several assets of one step.
+        key: The key of the asset.
+    """
     from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
-    output = next(name for name, one in asset.keys_by_output_name.items() if one == key)
+    output = next(name for name, output_key in asset.keys_by_output_name.items() if output_key == key)
     return asset.node_def.output_def_named(output).dagster_type.typing_type is StagedTable
 
 
@@ -287,22 +340,24 @@ def _check_dimensions(
     columns: Sequence[str],
     formats: Mapping[str, str] | None,
 ) -> None:
-    """Raise InvalidInputError if a partition key does not give one value for each partition column."""
+    """Raise InvalidInputError unless a partition key determines one value for each partition column."""
     if isinstance(partitions, dg.MultiPartitionsDefinition):
         dimensions = sorted(dimension.name for dimension in partitions.partitions_defs)
         if columns and sorted(columns) != dimensions:
             raise InvalidInputError(
-                f"asset {shown} has partitions by {', '.join(dimensions)}, and the table by {', '.join(columns)}; name"
-                " the dimensions as the columns"
+                f"asset {shown} has the partition dimensions {', '.join(dimensions)}, but its table is partitioned by"
+                f" {', '.join(columns)}; use the same names for dimensions and columns"
             )
         if formats:
-            raise InvalidInputError(f"asset {shown}: partition_format is for partitions by time, of one dimension")
+            raise InvalidInputError(
+                f"asset {shown}: partition_format requires time partitions of a single dimension; remove it"
+            )
     elif formats and not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
-        raise InvalidInputError(f"asset {shown}: partition_format is for partitions by time")
+        raise InvalidInputError(f"asset {shown}: partition_format requires time partitions; remove it")
     elif len(columns) > 1 and not formats:
         raise InvalidInputError(
-            f"asset {shown}: a partition is one value, the table has the partition columns {', '.join(columns)}; give a"
-            " partition_format, or partitions of as many dimensions"
+            f"asset {shown}: a partition key is a single value, but the table has the partition columns"
+            f" {', '.join(columns)}; set partition_format, or use multi-dimensional partitions"
         )
 
 
@@ -312,14 +367,22 @@ def names_table(metadata: Mapping[str, Any]) -> bool:
 
 
 def table_of(asset_key: dg.AssetKey, metadata: Mapping[str, Any]) -> tuple[str, str]:
-    """Return namespace and table of an asset. Raises InvalidInputError."""
+    """Return the namespace and the name of an asset's table.
+
+    Args:
+        asset_key: The asset.
+        metadata: Its metadata.
+
+    Raises:
+        InvalidInputError: Neither the metadata nor the key determines the table.
+    """
     name = _plain(metadata.get(_TABLE))
     if name:
         return split_name(name)
     if len(asset_key.path) < 2:
         raise InvalidInputError(
-            f"asset {asset_key.to_user_string()} names no namespace: give it a key such as ['sales', 'orders'], or"
-            " metadata=stored_as(table='sales.orders')"
+            f"asset {asset_key.to_user_string()} has no namespace: its key has a single part; use a key such as"
+            " ['sales', 'orders'], or set metadata=stored_as(table='sales.orders')"
         )
     return asset_key.path[-2], asset_key.path[-1]
 
@@ -328,12 +391,12 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, dg.MetadataValue) else value
 
 
-# What pandas, polars and Arrow raise for values that Arrow has no type for, or that do not fit its types.
+# Errors of pandas, polars and Arrow for values that cannot be converted to Arrow types.
 _UNSTORABLE = (ValueError, TypeError, NotImplementedError, OverflowError)
 
 
 def is_spark(kind: Any) -> bool:
-    """Whether a type is Spark's DataFrame, without importing Spark: where nobody did, there is none."""
+    """Whether a type is Spark's DataFrame, without importing Spark: unless it is imported, no such type exists."""
     if not isinstance(kind, type) or "pyspark.sql.dataframe" not in sys.modules:
         return False
     from pyspark.sql import DataFrame
@@ -342,36 +405,37 @@ def is_spark(kind: Any) -> bool:
 
 
 def is_pandas(kind: Any) -> bool:
-    """Whether a type is the DataFrame of pandas, without importing pandas, which need not be installed."""
+    """Whether a type is a pandas DataFrame, without importing pandas, which need not be installed."""
     module = getattr(kind, "__module__", "")
     return getattr(kind, "__name__", "") == "DataFrame" and (module == "pandas" or module.startswith("pandas."))
 
 
 def is_polars(kind: Any) -> bool:
-    """Whether a type is the DataFrame or LazyFrame of polars, without importing polars."""
+    """Whether a type is a polars DataFrame or LazyFrame, without importing polars."""
     module = getattr(kind, "__module__", "")
     is_frame = getattr(kind, "__name__", "") in ("DataFrame", "LazyFrame")
     return is_frame and (module == "polars" or module.startswith("polars."))
 
 
 def arrow_of_polars(frame: Any) -> pa.Table:
-    """Return a frame of polars. A lazy one is collected. Raises InvalidInputError for values that do not fit."""
+    """Convert a polars frame to Arrow, collecting a LazyFrame. Raises InvalidInputError for unsupported values."""
     collected = frame.collect() if type(frame).__name__ == "LazyFrame" else frame
     for name, kind in collected.schema.items():
         if _has_objects(kind):  # polars would export the addresses of the objects
             raise InvalidInputError(
-                f"column {name!r} of the frame of polars has Python objects; cast it to a type such as pl.String"
+                f"the polars frame cannot be stored: column {name!r} contains Python objects; cast it to a type such as"
+                " pl.String"
             )
     try:
         rows: pa.Table = collected.to_arrow()
     except _UNSTORABLE as error:
         reason = str(error).partition("\n")[0]
-        raise InvalidInputError(f"the frame of polars cannot be stored: {reason}; cast the column") from error
+        raise InvalidInputError(f"the polars frame cannot be stored: {reason}; cast the column") from error
     return rows
 
 
 def _has_objects(kind: Any) -> bool:
-    """Whether a type of polars is Object, or has it within."""
+    """Whether a polars type is Object or contains it."""
     if getattr(kind, "__name__", type(kind).__name__) == "Object":
         return True
     fields = [field.dtype for field in getattr(kind, "fields", ())]
@@ -380,35 +444,40 @@ def _has_objects(kind: Any) -> bool:
 
 
 def arrow_of(frame: Any) -> pa.Table:
-    """Return a DataFrame of pandas with its columns and the named levels of its index.
+    """Convert a pandas DataFrame to Arrow, with its columns and the named levels of its index.
 
-    Row numbers are left out. Raises InvalidInputError for other levels, which would get lost, for columns of several
-    levels or the same name, and for values that do not fit.
+    Unnamed integer indexes are omitted.
+
+    Raises:
+        InvalidInputError: The index has another unnamed level, which would be lost, columns have several levels or
+            duplicate names, or values are not supported.
     """
     if frame.columns.nlevels > 1:
         raise InvalidInputError(
-            "the columns of the DataFrame are a MultiIndex, and a table has columns of one name; join the levels, as by"
+            "the DataFrame cannot be stored: its columns are a MultiIndex; join the levels, for example with"
             " df.columns = ['_'.join(map(str, column)) for column in df.columns]"
         )
     if frame.columns.has_duplicates:
         first = frame.columns[frame.columns.duplicated()][0]
         raise InvalidInputError(
-            f"the DataFrame has several columns {first!r}; drop all but one by df.loc[:, ~df.columns.duplicated()], or"
-            " rename them"
+            f"the DataFrame cannot be stored: it has several columns {first!r}; rename them, or drop all but one with"
+            " df.loc[:, ~df.columns.duplicated()]"
         )
     levels = frame.index.levels if frame.index.nlevels > 1 else [frame.index]
     for name, level in zip(frame.index.names, levels, strict=True):
         if name is None and len(level) and level.dtype.kind not in "iu":
             raise InvalidInputError(
-                f"the index of the DataFrame holds {level.dtype} values and has no name: name it, and it becomes a"
-                " column, or drop it with reset_index(drop=True)"
+                f"the DataFrame cannot be stored: its index contains {level.dtype} values and has no name; name the"
+                " index to store it as a column, or drop it with reset_index(drop=True)"
             )
     kept = [name for name in frame.index.names if name is not None and name not in frame.columns]
     try:
         return pa.Table.from_pandas(frame.reset_index(level=kept) if kept else frame, preserve_index=False)
     except _UNSTORABLE as error:
-        parts = error.args if isinstance(error, pa.ArrowException) else [error]  # Arrow's has the column as the second
+        parts = (
+            error.args if isinstance(error, pa.ArrowException) else [error]
+        )  # Arrow names the column in its second argument
         reason = ", ".join(str(part).partition("\n")[0] for part in parts)
         raise InvalidInputError(
-            f"the DataFrame of pandas cannot be stored: {reason}; give the column one type by astype(...)"
+            f"the pandas DataFrame cannot be stored: {reason}; convert the column to one type with astype(...)"
         ) from error
