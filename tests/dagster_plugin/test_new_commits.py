@@ -74,7 +74,7 @@ class Watched:
             versions = range(commit_range.first, commit_range.last + 1)
             self.reported |= {(version, change.table or "") for version in versions for change in commit_range.changes}
         for note in commit_batch.notes:
-            match = re.search(r"what versions (\d+)(?:-(\d+))? changed is not reported", note)
+            match = re.search(r"the changes of versions (\d+)(?:-(\d+))? are not reported", note)
             assert match is not None
             self.gaps |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
         if commit_batch.is_run_due and not is_killed:

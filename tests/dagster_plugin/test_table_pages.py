@@ -222,7 +222,7 @@ def test_pages_have_bounds(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> 
     assert "preview" not in shown
     monkeypatch.setattr(table_metadata, "MOST_PREVIEWED_BYTES", 1)
     shown = TablePages(lake, lake.snapshot(), LINKS).of("sales", "other", preview_rows=1)
-    assert shown["preview"].value == "its data files are too large to read for it"
+    assert shown["preview"].value == "the data files are too large for a preview"
 
 
 def test_the_bounds_are_those_of_a_step_not_of_each_of_its_versions(lake: Lakehouse) -> None:

@@ -161,7 +161,7 @@ def _tick(
         at = context.scheduled_execution_time.astimezone(zone)
         for window in blackouts:
             if window.covers(at):
-                return dg.SkipReason(f"skipped: {at:%A %H:%M} is within the blackout {window}")
+                return dg.SkipReason(f"{at:%A %H:%M} is within the blackout {window}")
         return dg.RunRequest(run_config=config(at))
 
     return tick
