@@ -304,14 +304,14 @@ def test_the_checker_finds_every_broken_rule() -> None:
     assert _violations(inner([], ["a"]), a=leaf("c")) == {"the root has a child but no key"}
     assert _violations(inner(["m"], ["a"]), a=leaf("c")) == {"1 children for 1 keys"}
     assert _violations(leaf("b", "a")) == {"key 'a' does not ascend after 'b'"}
-    outside = "key 'n' is outside the range that the parent gives this node"
+    outside = "key 'n' is outside the key range of this node"
     assert _violations(inner(["m"], ["a", "b"]), a=leaf("n"), b=leaf("x")) == {outside}
     assert _violations(inner(["m"], ["a", "b"]), a=leaf("c", n="v"), b=leaf("x")) == {outside}
     assert _violations(inner(["n"], ["a", "b"]), a=leaf("c"), b=leaf("x", n="v")) == {outside}
     uneven = {"a": inner(["c"], ["a0", "a1"]), "b": leaf("x"), "a0": leaf("b"), "a1": leaf("d")}
-    assert _violations(inner(["m"], ["a", "b"]), **uneven) == {"leaf on level 2"}
+    assert _violations(inner(["m"], ["a", "b"]), **uneven) == {"leaf at depth 2"}
     too_large = _violations(leaf("a", **{"x" * 2_000: "v"}))
-    assert {message.rpartition(" of ")[0] for message in too_large} == {"buffered messages make a file"}
+    assert {message.rpartition(" bytes ")[2] for message in too_large} == {"with buffered messages"}
 
 
 def test_positions_agree_with_the_model(tree: Tree) -> None:

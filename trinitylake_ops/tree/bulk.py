@@ -1,4 +1,4 @@
-"""Builds a tree from its sorted entries, bottom-up: every node is written once, and none is read."""
+"""Build a tree bottom-up from sorted entries: every node is written once, and no node is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trinitylake_ops.format.keys import CREATED_AT_MILLIS
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.tree.node import TreeLimits
 
-#: The part of a node's keys that a load fills. Full nodes would split at the next entry.
+#: Fraction of a node's maximum number of keys that a bulk load fills. Full nodes would split at the next insertion.
 FILL = 7 / 8
 
 _NODES_PER_WRITE = 256
@@ -26,12 +26,23 @@ def bulk_load(
     write: Callable[[Mapping[str, bytes]], None],
     new_path: Callable[[], str] = new_node_path,
 ) -> NodeFile:
-    """Return the root, without system rows, of a tree of (key, location) entries, whose keys ascend strictly.
+    """Build a tree from a stream of sorted entries.
 
-    Takes the entries as a stream: a few nodes of each level are held at a time. ``write`` gets the files of all other
-    nodes by path, in batches. The files of a subtree come before its parent's. Nodes are filled to ``FILL``, except the
-    last two of a level. All keep the limits on their number of keys. ``new_path`` names the nodes. Raises ValueError
-    for keys that do not ascend, and what ``write`` raises.
+    Only a few nodes of each level are in memory at a time. Nodes are filled to ``FILL``, except the last two of a
+    level. All nodes satisfy the limits on their number of keys. Errors of ``write`` are raised unchanged.
+
+    Args:
+        entries: (key, location) pairs in strictly ascending order of keys.
+        limits: The limits of the tree.
+        created_at_ms: The creation time of the nodes, in milliseconds since the epoch.
+        write: Writes a batch of node files by path. It is called for a subtree before its parent.
+        new_path: Returns the path of a new node.
+
+    Returns:
+        The root, without system rows. The caller writes it.
+
+    Raises:
+        ValueError: The keys do not ascend.
     """
     nodes = _NodeWriter(limits, created_at_ms, write, new_path)
     level = _Level(nodes, 0)
@@ -51,12 +62,12 @@ def bulk_load(
 
 
 def n_filled_keys(limits: TreeLimits) -> int:
-    """Return how many keys a load puts into a node."""
+    """Return the number of keys that a bulk load puts into a node."""
     return max(1, int(limits.max_keys * FILL))
 
 
 class _NodeWriter:
-    """Encodes nodes and hands their files on in batches."""
+    """Encodes nodes and passes their files to a writer in batches."""
 
     def __init__(
         self,
@@ -72,7 +83,7 @@ class _NodeWriter:
         self._pending: dict[str, bytes] = {}
 
     def add(self, node: NodeFile) -> str:
-        """Return the path of a node that is written with the next batch."""
+        """Add a node to the next batch and return its path."""
         node.system.update(self._system)
         path = self._new_path()
         self._pending[path] = self.limits.encoded(node, path)
@@ -88,10 +99,9 @@ class _NodeWriter:
 
 @dataclass
 class _Level:
-    """The nodes of one level from left to right: full ones are written, and the rest waits in lists.
+    """One level of the tree, from left to right. Complete nodes are written; pending entries are kept in lists.
 
-    In a level of inner nodes ``children`` has an entry for each key and, once the level below has
-    ended, one more.
+    In a level of inner nodes, ``children`` has one entry for each key, and one more once the level below is complete.
     """
 
     nodes: _NodeWriter
@@ -103,21 +113,21 @@ class _Level:
 
     @property
     def is_root(self) -> bool:
-        """Whether the waiting entries are the whole level, and fit one node."""
+        """Whether the pending entries are the whole level and fit into one node."""
         return self.parent is None and len(self.keys) <= self.nodes.limits.max_keys
 
     def extend(self, keys: Sequence[str], values: Sequence[str], children: Sequence[str] = ()) -> None:
-        """Add the next keys, and the children that precede each."""
+        """Add the next keys, and the child that precedes each key."""
         self.keys += keys
         self.values += values
         self.children += children
         n_filled = n_filled_keys(self.nodes.limits)
-        # Enough entries must stay for two nodes, as no more may follow.
+        # Keep enough entries for two nodes, because no more entries may follow.
         while len(self.keys) > n_filled + 1 + self.nodes.limits.max_keys:
             self._write_first(n_filled)
 
     def finished(self) -> _Level:
-        """Write the waiting entries as two nodes of nearly the same size. Returns the level above."""
+        """Write the pending entries as two nodes of nearly the same size. Return the level above."""
         self._write_first((len(self.keys) - 1) // 2)
         last = self.nodes.add(NodeFile(self.keys, self.values, self.children))
         assert self.parent is not None
@@ -125,7 +135,7 @@ class _Level:
         return self.parent
 
     def _write_first(self, n_keys: int) -> None:
-        """Write a node of the first keys; the key after them moves up."""
+        """Write a node with the first keys. The key after them moves up to the parent level."""
         n_children = n_keys + 1 if self.height else 0
         node = NodeFile(self.keys[:n_keys], self.values[:n_keys], self.children[:n_children])
         if self.parent is None:

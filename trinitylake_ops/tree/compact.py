@@ -1,4 +1,4 @@
-"""Puts a tree in order: empty buffers, and as few nodes as its keys need."""
+"""Compact a tree: empty its buffers and merge its nodes into as few as its keys need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trinitylake_ops.tree.edit import EditedTree, TreeEditor, frozen_root
 from trinitylake_ops.tree.node import DirtyNode, TreeLimits, concatenate, split_evenly
 from trinitylake_ops.tree.store import NodePath, NodeStore
 
-#: Neighboring nodes are written anew when that saves this part of them. A smaller saving is not worth the bytes.
+#: Neighboring nodes are rewritten only if that saves at least this fraction of them.
 LEAST_SAVING = 0.1
 
 
@@ -23,17 +23,29 @@ def compacted_tree(
     created_at_ms: int,
     root_system: Mapping[str, str],
 ) -> EditedTree | None:
-    """Return a tree of the same keys without buffered messages and without thin nodes, None if it is one already.
+    """Build a tree with the same content, but without buffered messages and underfilled nodes.
 
-    Subtrees that are in order keep their files. Reads every node. Raises CorruptFileError or
-    StorageError from reading them.
+    Subtrees that are already compact keep their files. All nodes are read.
+
+    Args:
+        store: Reads the nodes.
+        root: The root of the tree.
+        limits: The limits of the tree.
+        created_at_ms: The creation time of new nodes, in milliseconds since the epoch.
+        root_system: The system rows of the new root, whose size counts against its limit.
+
+    Returns:
+        The compacted tree, or None if the tree is already compact.
+
+    Raises:
+        StorageError: A node cannot be read, for example because it is damaged (CorruptFileError).
     """
     compaction = _Compaction(store, replace(limits, buffer_target_bytes=0), dict(root_system))
     new_root = DirtyNode.copy_of(root)
     has_changed = (root.is_leaf and bool(root.buffer)) or len(root.keys) > limits.max_keys
-    if has_changed:  # messages that other programs left in a leaf
+    if has_changed:  # other programs may leave messages in a leaf, or too many keys
         new_root = compaction.restored_root(new_root)
-    while compaction.compacts(new_root):  # packing a level may leave the one above thin
+    while compaction.compacts(new_root):  # packing a level may leave the level above underfilled
         new_root = compaction.restored_root(new_root)
         has_changed = True
     if not has_changed:
@@ -49,13 +61,13 @@ class _Compaction(TreeEditor):
         self._entered: set[str] = set()
 
     def compacts(self, root: DirtyNode) -> bool:
-        """Empty all buffers of a tree and pack its nodes. Returns whether anything changed."""
+        """Empty all buffers of a tree and pack its nodes. Return whether anything changed."""
         self._pointed_at, self._entered = NodePath(), set()
         self._pointed_at.add(child for child in root.children if isinstance(child, str))
         return self.compact(root)
 
     def _enter(self, location: str) -> NodeFile:
-        """Read a node and note what it points to, once: after a merge it is entered again, from another parent."""
+        """Read a node and record its children once: after a merge, it is entered again from another parent."""
         stored = self.store.load(location)
         if location not in self._entered:
             self._entered.add(location)
@@ -63,12 +75,12 @@ class _Compaction(TreeEditor):
         return stored
 
     def compact(self, node: DirtyNode) -> bool:
-        """Empty all buffers of a subtree and pack its nodes. Returns whether anything changed."""
+        """Empty all buffers of a subtree and pack its nodes. Return whether anything changed."""
         if node.is_leaf:
             return False
         changed = bool(node.buffer)
         self.relieve(node, {}, None)
-        self._children(node)  # read together, then one by one from the cache
+        self._children(node)  # read all children in parallel; the loop below reads them from the cache
         for position in reversed(range(len(node.children))):
             if position < len(node.children):  # the child may have been merged with its left neighbor
                 changed |= self._compact_child(node, position)
@@ -90,14 +102,14 @@ class _Compaction(TreeEditor):
         return True
 
     def _pack(self, node: DirtyNode) -> bool:
-        """Spread the keys of a node's children over the fewest nodes, if that saves enough of them."""
+        """Distribute the keys of a node's children over the fewest nodes, if that saves enough nodes."""
         n_keys = len(node.keys) + sum(len(child.keys) for child in self._children(node))
         capacity = n_filled_keys(self.limits) + 1
         n_parts = -(-(n_keys + 1) // capacity)
         if n_parts > (1 - LEAST_SAVING) * len(node.children):
             return False
         if n_keys - (n_parts - 1) < n_parts * self.limits.min_keys:
-            capacity = self.limits.order  # the parts would be too small; full ones never are
+            capacity = self.limits.order  # the parts would have too few keys; full nodes never do
         first, *others = (
             child if isinstance(child, DirtyNode) else DirtyNode.copy_of(child) for child in self._children(node)
         )

@@ -1,4 +1,4 @@
-"""Compares two trees without reading the subtrees that they share."""
+"""Compare two trees without reading the subtrees that they share."""
 
 from __future__ import annotations
 
@@ -14,18 +14,28 @@ from trinitylake_ops.tree.store import NodePath, NodeStore
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """A key whose location differs; None means absent."""
+    """A key that two trees map to different locations."""
 
     key: str
+    #: The location in the first tree; None if the key is absent.
     before: str | None
+    #: The location in the second tree; None if the key is absent.
     after: str | None
 
 
 def diff_trees(store: NodeStore, before: NodeFile, after: NodeFile) -> list[KeyChange]:
-    """Return the keys that two trees map to different locations, ascending.
+    """Return the keys that two trees map to different locations, in ascending order.
 
-    Subtrees that both trees point to are not read. The exception is a message in only one tree's buffers for a key
-    below them. Raises CorruptFileError where pointers lead in a circle, and what reading raises.
+    Subtrees that both trees point to are not read, unless only one tree has a buffered message for a key in them.
+
+    Args:
+        store: Reads the nodes of both trees.
+        before: The root of the first tree.
+        after: The root of the second tree.
+
+    Raises:
+        CorruptFileError: A node is damaged, or pointers form a cycle.
+        StorageError: A node cannot be read.
     """
     old, new = _Side(store, before), _Side(store, after)
     shared = _expand_differences(old, new)
@@ -42,10 +52,18 @@ def diff_trees(store: NodeStore, before: NodeFile, after: NodeFile) -> list[KeyC
 
 
 def diff_in_parts(store: NodeStore, before: NodeFile, after: NodeFile) -> Iterator[list[KeyChange]]:
-    """Yield the result of :func:`diff_trees` in parts, ascending: each has the differences below one child of a root.
+    """Yield the result of :func:`diff_trees` in parts, in ascending order: one part for each child of a root.
 
-    Only the nodes of one part are held at a time. A node that is in two parts is read for each. Raises what
-    ``diff_trees`` raises.
+    Only the nodes of one part are in memory at a time. A node that overlaps two parts is read twice.
+
+    Args:
+        store: Reads the nodes of both trees.
+        before: The root of the first tree.
+        after: The root of the second tree.
+
+    Raises:
+        CorruptFileError: A node is damaged, or pointers form a cycle.
+        StorageError: A node cannot be read.
     """
     wide, narrow = (after, before) if len(after.children) >= len(before.children) else (before, after)
     shared = set(narrow.children)
@@ -57,12 +75,12 @@ def diff_in_parts(store: NodeStore, before: NodeFile, after: NodeFile) -> Iterat
 
 
 def _values(store: NodeStore, ends: Mapping[str, Lookup | Subtree]) -> dict[str, str | None]:
-    found = {key: end.location for key, end in ends.items() if isinstance(end, Lookup)}
-    return found | get_many(store, {key: end for key, end in ends.items() if isinstance(end, Subtree)})
+    known = {key: end.location for key, end in ends.items() if isinstance(end, Lookup)}
+    return known | get_many(store, {key: end for key, end in ends.items() if isinstance(end, Subtree)})
 
 
 def _candidates(old: _Side, new: _Side) -> set[str]:
-    """Return the keys that may differ: those of nodes that one tree has alone, and of messages that do."""
+    """Return the keys that may differ: those in nodes of only one tree, and those of messages that differ."""
     if all(
         text_array(columns[0]).equals(text_array(columns[1]))
         for columns in (
@@ -76,7 +94,7 @@ def _candidates(old: _Side, new: _Side) -> set[str]:
 
 
 class _Side:
-    """The part of one tree that the other does not have: its nodes by location, and the edge below them."""
+    """The part of one tree that is not shared with the other: its nodes by location, and the unread nodes below."""
 
     def __init__(self, store: NodeStore, root: NodeFile):
         self.store = store
@@ -106,7 +124,7 @@ class _Side:
         return keys
 
     def resolve(self, key: str, shared: set[str]) -> Lookup | Subtree:
-        """Return the location of a key, or the shared subtree that would tell."""
+        """Return the location of a key, or the shared subtree that determines it."""
         end = find_key(self.root, key)
         while isinstance(end, Subtree) and end.location not in shared:
             end = find_key(self.nodes[end.location], key)
@@ -114,13 +132,14 @@ class _Side:
 
 
 def _expand_differences(old: _Side, new: _Side) -> set[str]:
-    """Read both trees down to the subtrees that they share, the narrower edge first. Returns those subtrees.
+    """Read both trees down to the subtrees that they share, and return these subtrees.
 
-    The narrower edge is read first: a tree that grew by a level has its old nodes one level lower.
+    The side with fewer unread nodes is read first, because a tree that grew by one level has its old nodes one level
+    lower.
     """
     shared: set[str] = set()
     while True:
-        # A subtree of one side may be met after the other side was read past it.
+        # One side may reach a subtree after the other side has already read it.
         common = (old.edge & (new.edge | new.nodes.keys())) | (new.edge & old.nodes.keys())
         shared |= common
         old.leave_out(common)

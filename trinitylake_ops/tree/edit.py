@@ -1,9 +1,9 @@
-"""Changing a tree: messages enter at the root and are flushed down in batches.
+"""Change a tree: messages enter at the root and are flushed down in batches.
 
-A change appends its messages to the root's buffer. When a buffer outgrows its target, a group of its messages moves
-down: those for one child, the group with the most bytes. The child's own buffer may then do the same, once. So most
-changes rewrite the root alone, and a change of a single message rewrites one path. Nodes that split or merge rewrite
-neighbors, too. A change of as many messages as the tree has keys builds it anew instead.
+A change appends its messages to the root's buffer. When a buffer exceeds its target, the messages for one child, the
+group with the most bytes, move down to this child. The buffer of the child may then do the same, once. Most changes
+therefore rewrite only the root, and a change of a single message rewrites at most one path. Nodes that split or merge
+also rewrite neighbors. A change with about as many messages as the tree has keys rebuilds the tree instead.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from trinitylake_ops.tree.node import DirtyNode, TreeLimits, concatenate, messag
 from trinitylake_ops.tree.search import scan_columns, with_messages
 from trinitylake_ops.tree.store import NodePath, NodeStore, check_depth
 
-# The bytes that any node's system rows may take: a time of 20 digits.
+# System rows of the maximum size of a non-root node: a timestamp of 20 digits.
 _NODE_SYSTEM = {CREATED_AT_MILLIS: "9" * 20}
 
 
-# A change of at least this many messages is large: its messages are grouped once instead of once for each flush.
+# A change is large from this number of messages on: its messages are grouped once instead of once for each flush.
 _BULK_MESSAGES = 1_000
-# A large change rebuilds a tree of at most this many keys a message, because nearly all its leaves would change.
+# A large change rebuilds a tree with at most this many keys per message, because nearly all leaves would change.
 _REBUILT_KEYS_PER_MESSAGE = 1.1
 _ENTRIES_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class EditedTree:
-    """A changed tree: its root, without system rows, and the files of all its new nodes by path."""
+    """A changed tree that is not yet written."""
 
+    #: The root, without system rows.
     root: NodeFile
+    #: The files of all new non-root nodes by path.
     node_files: dict[str, bytes]
 
 
@@ -49,11 +51,18 @@ def apply_messages(
     created_at_ms: int,
     root_system: Mapping[str, str],
 ) -> EditedTree:
-    """Return the tree that ``root`` becomes by setting (location) or deleting (None) keys.
+    """Set or delete keys in a tree. Reads the nodes that change and writes nothing.
 
-    ``root_system`` are the system rows that the new root will carry: its size counts against
-    ``limits.node_file_max_size_bytes``. Reads the nodes it changes, writes nothing. Raises
-    CorruptFileError or StorageError from reading nodes.
+    Args:
+        store: Reads the nodes.
+        root: The root of the tree.
+        messages: The new location of each key, None to delete the key.
+        limits: The limits of the tree.
+        created_at_ms: The creation time of new nodes, in milliseconds since the epoch.
+        root_system: The system rows of the new root, whose size counts against ``limits.node_file_max_size_bytes``.
+
+    Raises:
+        StorageError: A node cannot be read, for example because it is damaged (CorruptFileError).
     """
     node_files: dict[str, bytes] = {}
     is_large = len(messages) >= _BULK_MESSAGES
@@ -67,7 +76,7 @@ def apply_messages(
 
 
 def _estimated_keys(store: NodeStore, root: NodeFile) -> int:
-    """Return about how many keys a tree has, from one node of each level."""
+    """Estimate the number of keys in a tree from one node of each level."""
     estimate, n_nodes = 0, 1
     node = root
     depth = 0
@@ -81,8 +90,11 @@ def _estimated_keys(store: NodeStore, root: NodeFile) -> int:
 
 
 def _entries_after(store: NodeStore, root: NodeFile, messages: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
-    """Yield all (key, location) of a tree after messages, ascending. Python strings are made for a few at a time."""
-    if root.is_leaf:  # so that nearly all entries are messages, and most come in order
+    """Yield all (key, location) entries of a tree after applying messages, in ascending order of keys.
+
+    Only a limited number of entries are converted to Python strings at a time.
+    """
+    if root.is_leaf:  # nearly all entries are messages then, most of them already in order
         entries = {**dict(zip(root.keys, root.values, strict=True)), **root.buffer, **messages}
         yield from ((key, location) for key in sorted(entries) if (location := entries[key]) is not None)
         return
@@ -95,11 +107,11 @@ def _entries_after(store: NodeStore, root: NodeFile, messages: Mapping[str, str 
 def carried_tree(
     store: NodeStore, root: NodeFile, limits: TreeLimits, *, created_at_ms: int, root_system: Mapping[str, str]
 ) -> EditedTree:
-    """Return a tree as it is, with pointers and buffer, for a new root of the same content.
+    """Return an unchanged tree for a new root with other system rows.
 
-    Usually its nodes stay. The tree is put in order if another program left too many keys, or messages in a leaf. The
-    same happens if the buffer and the new root's system rows are too large for one file. Raises what
-    :func:`apply_messages` raises.
+    Usually all nodes are reused. The tree is rewritten if another program left too many keys in the root or messages
+    in a leaf, or if the buffer and the new system rows do not fit into one file. Arguments and errors are those of
+    :func:`apply_messages`.
     """
     is_ours = len(root.keys) <= limits.max_keys and not (root.is_leaf and root.buffer)
     size_bytes = DirtyNode.copy_of(root).size_bytes(limits.order, dict(root_system))
@@ -109,7 +121,17 @@ def carried_tree(
 
 
 def frozen_root(node: DirtyNode, limits: TreeLimits, created_at_ms: int, node_files: dict[str, bytes]) -> NodeFile:
-    """Return a root, without system rows, and add the files of all new nodes below it to ``node_files``."""
+    """Encode an edited tree.
+
+    Args:
+        node: The edited root.
+        limits: The limits of the tree.
+        created_at_ms: The creation time of new nodes, in milliseconds since the epoch.
+        node_files: Receives the files of all new nodes below the root, by path.
+
+    Returns:
+        The root, without system rows.
+    """
     children: list[str] = []
     for child in node.children:
         if isinstance(child, str):
@@ -124,14 +146,20 @@ def frozen_root(node: DirtyNode, limits: TreeLimits, created_at_ms: int, node_fi
 
 
 class TreeEditor:
-    """One change of one tree.
+    """Applies one change to one tree.
 
-    A node that gets messages flushes at most ``max_flushes`` groups, None for any number. If its target still asks for
-    more, the next change that comes by flushes again. So a change of one message writes one path, however many buffers
-    are full. The limit on a file's size always counts.
+    A node that receives messages flushes at most ``max_flushes`` groups. If its buffer still exceeds the target, the
+    next change that reaches the node flushes again. A change of one message therefore writes one path, regardless of
+    how many buffers are full. The limit on the size of a file always applies.
 
-    A method that changes a child calls :meth:`restore_child` on its parent afterwards. So a node's children keep the
-    limits on their number of keys. The root is restored last.
+    A method that changes a child calls :meth:`restore_child` on its parent afterwards, so that the children of a node
+    satisfy the limits on their number of keys. The root is restored last.
+
+    Args:
+        store: Reads the nodes.
+        limits: The limits of the tree.
+        root_system: The system rows of the new root, whose size counts against the limit of its file.
+        max_flushes: Maximum number of groups that a node flushes; None for no maximum.
     """
 
     def __init__(
@@ -146,13 +174,13 @@ class TreeEditor:
         self._most_waiting_bytes = 2 * limits.buffer_target_bytes
 
     def changed_root(self, root: DirtyNode, messages: dict[str, str | None]) -> DirtyNode:
-        """Return the root that ``root`` becomes by messages."""
+        """Apply messages to a root, and return the root that replaces it."""
         root.absorb(messages)
         self.relieve(root, self._root_system, self._max_flushes)
         return self.restored_root(root)
 
     def restored_root(self, root: DirtyNode) -> DirtyNode:
-        """Return a root within all limits in place of one with any number of keys."""
+        """Return a root that satisfies all limits in place of a root with any number of keys."""
         while True:
             if not root.is_leaf and not root.keys:
                 root = self._collapsed(root)
@@ -164,13 +192,13 @@ class TreeEditor:
                 return root
 
     def _collapsed(self, root: DirtyNode) -> DirtyNode:
-        """Make the only child of a root without keys the root."""
+        """Replace a root without keys by its only child."""
         child = self.dirty_child(root, 0)
         child.absorb(root.buffer)
         return child
 
     def _raised(self, root: DirtyNode) -> DirtyNode:
-        """Put a new root above one that has too many keys."""
+        """Split a root with too many keys, and return a new root above the parts."""
         split = split_evenly(root, self.limits.order)
         return DirtyNode(split.keys, split.values, split.parts, split.messages)
 
@@ -185,9 +213,12 @@ class TreeEditor:
         return node.size_bytes(self.limits.order, system) > self.limits.rows_max_size_bytes
 
     def relieve(self, node: DirtyNode, system: dict[str, str], max_flushes: int | None) -> None:
-        """Flush the heaviest groups of messages until the buffer fits its target and the file its limit.
+        """Flush the largest groups of messages until the buffer is within its target and the file within its limit.
 
-        After ``max_flushes``, None for any number, the limit alone counts.
+        Args:
+            node: The node whose buffer is flushed.
+            system: The system rows of the node.
+            max_flushes: After this number of flushes, only the limit of the file applies; None for no maximum.
         """
         while self._is_over(node, system, max_flushes):
             n_flushes = 1
@@ -199,10 +230,10 @@ class TreeEditor:
                 max_flushes -= n_flushes
 
     def _flush_heaviest(self, node: DirtyNode, max_flushes: int | None) -> int:
-        """Flush the heaviest groups of a large buffer until the rest fits its target. Return the number of flushes.
+        """Flush the largest groups of a large buffer until the rest is within its target. Return the number of flushes.
 
-        The groups are made once: a pass over the buffer for each flush would take quadratic time. At least one group is
-        flushed. A child that splits or merges meanwhile divides a group; then its first part is flushed.
+        Messages are grouped once, because a pass over the buffer for each flush would take quadratic time. At least
+        one group is flushed. If a child splits or merges meanwhile, its group is divided and the first part is flushed.
         """
         groups = _groups_by_child(node.keys, node.buffer)
         weights = {child: messages_bytes({key: node.buffer[key] for key in keys}) for child, keys in groups.items()}
@@ -220,29 +251,29 @@ class TreeEditor:
         return n_flushes
 
     def _flush(self, node: DirtyNode, child: int, group: Sequence[str] | None = None) -> None:
-        """Move the messages bound for one child down. Then delete the own key after it, if that is asked for.
+        """Move the messages for one child down. Then apply the message for the node's key after this child, if any.
 
         Args:
             node: The node whose buffer holds the messages.
             child: The position of the child.
-            group: The keys of the messages, by default all that are bound for the child.
+            group: The keys of the messages; by default all messages for the child.
         """
         if group is None:
             group = [key for key in node.buffer if bisect_left(node.keys, key) == child]
-        own_key = node.keys[child] if child < len(node.keys) and node.keys[child] in node.buffer else None
-        messages = {key: node.buffer[key] for key in group if key != own_key}
+        separator = node.keys[child] if child < len(node.keys) and node.keys[child] in node.buffer else None
+        messages = {key: node.buffer[key] for key in group if key != separator}
         if messages:
             for key in self._absorbed(self.dirty_child(node, child), messages):
                 del node.buffer[key]
             self.restore_child(node, child)
-        if own_key is not None:
-            self._settle_own_message(node, own_key)
+        if separator is not None:
+            self._apply_own_message(node, separator)
 
     def _absorbed(self, below: DirtyNode, messages: dict[str, str | None]) -> Iterable[str]:
-        """Hand messages to a child and let it flush. Returns the messages that it took, at least one.
+        """Add messages to a child and flush the child. Return the messages that it accepted, at least one.
 
-        If the number of flushes is limited, a buffer takes no more than twice its target. It takes the messages for the
-        grandchild that then gets most, and as many others as that makes room for.
+        If the number of flushes is limited, a buffer grows to at most twice its target. It then accepts the messages
+        for the grandchild with the largest group, flushes this group, and accepts as many others as fit.
         """
         waiting = below.buffer | messages
         if below.is_leaf or self._max_flushes is None or messages_bytes(waiting) <= self._most_waiting_bytes:
@@ -265,10 +296,11 @@ class TreeEditor:
         self.relieve(below, _NODE_SYSTEM, self._max_flushes - 1)
         return taken
 
-    def _settle_own_message(self, node: DirtyNode, key: str) -> None:
+    def _apply_own_message(self, node: DirtyNode, key: str) -> None:
+        """Apply the buffered message for one of the node's own keys."""
         row = _row_of(node, key)
         if row is None or key not in node.buffer:
-            return  # restoring a child moved the key down; its message follows with the next flush
+            return  # restoring a child moved the key down; the next flush moves its message down
         value = node.buffer.pop(key)
         if value is not None:
             node.values[row] = value
@@ -285,7 +317,7 @@ class TreeEditor:
         self.restore_child(node, row)
 
     def _joined(self, left: DirtyNode, right: DirtyNode) -> DirtyNode:
-        """Return one node, of any number of keys, for two neighbors of one level with nothing between them."""
+        """Join two neighbors of the same level with no key between them into one node of any number of keys."""
         if left.is_leaf:
             return concatenate(left, right)
         seam = len(left.keys)
@@ -303,7 +335,7 @@ class TreeEditor:
     # Restoring the number of keys
 
     def restore_child(self, parent: DirtyNode, position: int) -> None:
-        """Split or merge a child that has too many or too few keys. The parent's own number may change."""
+        """Split or merge a child that has too many or too few keys. This may change the parent's number of keys."""
         child = parent.children[position]
         if isinstance(child, str):
             return
@@ -322,7 +354,7 @@ class TreeEditor:
         left, right = self.dirty_child(parent, left_position), self.dirty_child(parent, left_position + 1)
         merged = concatenate(left, right, (parent.keys.pop(left_position), parent.values.pop(left_position)))
         parent.children[left_position : left_position + 2] = [merged]
-        # A node that had no keys left may bring along a child that is too small. That child now has neighbors.
+        # A node without keys may have had a child with too few keys, which could not be merged until it had neighbors.
         for below in reversed(range(len(merged.children))):
             if below < len(merged.children):
                 self.restore_child(merged, below)
@@ -331,7 +363,7 @@ class TreeEditor:
 
     @staticmethod
     def _merge_partner(parent: DirtyNode, position: int) -> int:
-        """Return the left position of the pair to merge. A neighbor that is rewritten anyway is preferred."""
+        """Return the left position of the pair to merge. Prefer a neighbor that is rewritten anyway."""
         if position == 0:
             return 0
         if position == len(parent.children) - 1:
@@ -347,7 +379,7 @@ class TreeEditor:
 
 
 def _heaviest_child(keys: Sequence[str], messages: Mapping[str, str | None]) -> int:
-    """Return the position of the child that most bytes of messages are bound for."""
+    """Return the position of the child with the largest group of messages in bytes."""
     weights: dict[int, int] = defaultdict(int)
     for key, value in messages.items():
         weights[bisect_left(keys, key)] += message_bytes(key, value)
@@ -355,7 +387,7 @@ def _heaviest_child(keys: Sequence[str], messages: Mapping[str, str | None]) -> 
 
 
 def _groups_by_child(keys: Sequence[str], messages: Iterable[str]) -> dict[int, list[str]]:
-    """Return the keys of messages by the position of the child that they are bound for."""
+    """Group the keys of messages by the position of the child that they belong to."""
     groups: dict[int, list[str]] = defaultdict(list)
     for key in messages:
         groups[bisect_left(keys, key)].append(key)

@@ -1,4 +1,4 @@
-"""Forecasts a lakehouse's tree from its sizes and order, before there is one."""
+"""Forecast the size and write costs of a lakehouse's tree from the lakehouse's settings."""
 
 from __future__ import annotations
 
@@ -15,38 +15,41 @@ from trinitylake_ops.format.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.format.node_file import size_of_rows_bytes, text_bytes
 from trinitylake_ops.tree.node import DEFAULT_BUFFER_TARGET_BYTES
 
-#: The part of the places for keys that random insertions fill in a B-tree: ln 2.
+#: Average fill of the nodes of a B-tree after random insertions: ln 2.
 RANDOM_FILL = math.log(2)
 
-_ROOT_SYSTEM = {"system rows": "x" * 700}  # bytes of a root's system rows with a short message, about
+_ROOT_SYSTEM = {"system rows": "x" * 700}  # approximate size of a root's system rows with a short message
 _NODE_SYSTEM = {"created_at_millis": "1" * 13, "n_keys": "100"}
-_NAME_CHARS = 10  # of names in file paths; keys are padded to their full size
+_NAME_CHARS = 10  # assumed length of names in file paths; keys are padded to their maximum size
 _SIMULATED_MESSAGES = 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeForecast:
-    """The forecast tree of ``objects`` tables. It grew in random order, and its tables change one by one at random.
+    """The forecast of a tree whose tables were created in random order and change one by one at random."""
 
-    ``height`` counts levels below the root. ``buffer_messages`` is the number of messages in the root's buffer before a
-    flush. ``nodes_per_commit`` and ``bytes_per_commit`` are averages of a commit of one table. They count the root and
-    the nodes that flushes change, and nothing else. ``bytes_per_commit`` over ``message_bytes`` is the write
-    amplification.
-    """
-
+    #: Number of tables.
     objects: int
+    #: Number of levels below the root.
     height: int
+    #: Number of nodes of all levels.
     nodes: int
+    #: Size of the root file with a full buffer.
     root_bytes: int
+    #: Size of a leaf file.
     leaf_bytes: int
+    #: Number of messages in the root's buffer before a flush.
     buffer_messages: int
+    #: Size of one message.
     message_bytes: int
+    #: Average number of non-root nodes that a commit of one table writes.
     nodes_per_commit: float
+    #: Average size of all nodes that a commit of one table writes, including the root.
     bytes_per_commit: int
 
     @property
     def write_amplification(self) -> float:
-        """Bytes written for each byte of change."""
+        """Bytes written per byte of change."""
         return self.bytes_per_commit / self.message_bytes
 
 
@@ -57,15 +60,21 @@ def forecast_tree(
     fill: float = RANDOM_FILL,
     buffer_target_bytes: int = DEFAULT_BUFFER_TARGET_BYTES,
 ) -> TreeForecast:
-    """Return the forecast for the settings of a lakehouse and a number of tables.
+    """Forecast the tree of a lakehouse.
 
-    A node has ``fill`` of its places for keys taken, so ``fill * (order - 1)`` keys. Levels follow until one node holds
-    the rest. In a steady state every message passes every level once. A flush moves the largest group of a full buffer,
-    of :func:`mean_flush_messages` messages. It writes one node of the level below. So a commit writes the root. For
-    each level below it, it writes one node per so many messages. A node flushes once for each group that it gets. If
-    its own groups are smaller than that, its buffer outgrows the target, up to twice. Then it takes no larger groups.
-    Between two flushes a buffer fills up again, so half a group of it is missing on average. Keys take their full
-    padded size, and locations the size of short names.
+    A node has ``fill * (order - 1)`` keys, and levels are added until the rest fits into one node. In the steady state,
+    every message passes through every level once. A flush moves the largest group of a full buffer, on average
+    :func:`mean_flush_messages` messages, and writes one node of the level below. A commit therefore writes the root,
+    and for each level below it a fraction of a node: one over the number of messages per flush. A node flushes once for
+    each group that it receives. If its outgoing groups are smaller than its incoming groups, its buffer grows to up to
+    twice the target; after that, it accepts no larger groups. Between two flushes a buffer refills, so on average half
+    a group is missing from it. Keys have their padded size, and locations the size of short names.
+
+    Args:
+        definition: The settings of the lakehouse.
+        objects: Number of tables.
+        fill: Average fill of nodes, between 0 and 1.
+        buffer_target_bytes: The size from which on buffers are flushed.
     """
     names_bytes = definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
     key_bytes = len(TABLE_KEY_PREFIX) + names_bytes
@@ -124,20 +133,24 @@ def _nodes_by_level(objects: int, keys_per_node: int, order: int) -> list[int]:
 
 @dataclass(slots=True)
 class _Buffer:
-    """The number of messages in the nodes of a level when they flush, and the number that a flush moves."""
+    """The buffers of the nodes of one level in the steady state."""
 
     n_children: int
+    #: Number of messages in a buffer when it is flushed.
     messages: int
+    #: Average number of messages that a flush moves.
     flushed: float
 
 
 def _steady_buffers(buffer_messages: int, fan_outs: Sequence[int]) -> list[_Buffer]:
-    """Return the buffers of each level that has children, the root's first.
+    """Return the buffers of each level that has children, starting with the root.
 
-    They follow from a target and numbers of children.
+    Args:
+        buffer_messages: Number of messages in a buffer at its target size.
+        fan_outs: Number of children of a node of each level.
     """
     buffers: list[_Buffer] = []
-    incoming = coming = 0.0  # messages that a flush brings, and messages that wait above for one node
+    incoming = coming = 0.0  # messages that a flush moves into a node, and messages for it in the buffer above
     for depth, n_children in enumerate(fan_outs):
         messages, most = buffer_messages, 2 * buffer_messages if depth else buffer_messages
         while mean_flush_messages(messages, n_children) < incoming and messages < most:
@@ -153,10 +166,16 @@ def _steady_buffers(buffer_messages: int, fan_outs: Sequence[int]) -> list[_Buff
 
 @functools.cache
 def mean_flush_messages(buffer_messages: int, n_children: int) -> float:
-    """Return how many messages a flush of the largest group moves on average, by a simulation.
+    """Simulate how many messages a flush of the largest group moves on average.
 
-    Messages go to children at random. Whenever there are more than ``buffer_messages``, the largest group leaves. The
-    result is at least 1.
+    Messages are assigned to children at random. Whenever the buffer exceeds its size, the largest group is flushed.
+
+    Args:
+        buffer_messages: Maximum number of messages in the buffer.
+        n_children: Number of children of the node.
+
+    Returns:
+        The average number of messages per flush, at least 1.
     """
     generator = random.Random(0)
     groups = [0] * n_children

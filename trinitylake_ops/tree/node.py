@@ -1,4 +1,4 @@
-"""Nodes being edited: the rules that every node keeps, and how nodes are split and merged."""
+"""Editable nodes and their limits, and how nodes are split and merged."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _NODE_PATH_BYTES = len(new_node_path())
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """Limits of all nodes of one tree.
+    """Limits of all nodes of one tree. All sizes are those of uncompressed files."""
 
-    ``buffer_target_bytes`` is the text that a buffer may gather before it is flushed. It is a choice of the writer.
-    ``order``, ``node_file_max_size_bytes`` and the ``compression`` of new files belong to the lakehouse.
-    ``seal_room_bytes`` of a file are left for its seals. All sizes are those of uncompressed files.
-    """
-
+    #: Maximum number of children of a node. It is a setting of the lakehouse.
     order: int
+    #: Maximum size of a node file. It is a setting of the lakehouse.
     node_file_max_size_bytes: int
+    #: Size of the text from which on a buffer is flushed. The writer chooses it.
     buffer_target_bytes: int = DEFAULT_BUFFER_TARGET_BYTES
+    #: The compression of new files, one of ``NODE_COMPRESSIONS``. It is a setting of the lakehouse.
     compression: str = ""
+    #: Number of bytes that are reserved for the seals of a file.
     seal_room_bytes: int = 0
 
     @classmethod
     def of(cls, definition: LakehouseDef) -> TreeLimits:
-        """Return the limits in the settings of a lakehouse.
+        """Return the limits from the settings of a lakehouse.
 
-        If its files are too small for seals, no room is left for them.
+        If its maximum file size is too small for seals, no room is reserved for them.
         """
         has_room = definition.node_file_max_size_bytes >= smallest_node_file_limit_bytes(definition)
         return cls(
@@ -48,13 +48,18 @@ class TreeLimits:
 
     @property
     def rows_max_size_bytes(self) -> int:
-        """The most bytes that a file may take without its seals."""
+        """Maximum size of a file without its seals."""
         return self.node_file_max_size_bytes - self.seal_room_bytes
 
     def encoded(self, node: NodeFile, path: str) -> bytes:
-        """Return the file of a node that will be at ``path``. It is sealed if that leaves it within its limit.
+        """Encode a node as a file. The file is sealed if it does not exceed its limit with seals.
 
-        Raises InvalidDefinitionError for a ``compression`` that this program cannot write.
+        Args:
+            node: The node.
+            path: The path where the file will be written.
+
+        Raises:
+            InvalidDefinitionError: This program cannot write the ``compression``.
         """
         return encode_node(node, self.order, self.compression, path, self.node_file_max_size_bytes)
 
@@ -64,26 +69,26 @@ class TreeLimits:
 
     @property
     def min_keys(self) -> int:
-        """Fewest keys of any node but the root: ceil(order / 2) - 1."""
+        """Minimum number of keys of a non-root node: ceil(order / 2) - 1."""
         return (self.order + 1) // 2 - 1
 
 
 @dataclass(slots=True, eq=False)
 class DirtyNode:
-    """A node that will be written anew. ``children`` holds locations, and DirtyNodes for children that changed too.
+    """A changed node that will be rewritten. The fields are those of :class:`NodeFile`, unless documented here.
 
-    The other fields are those of :class:`NodeFile`. A leaf has no children and no buffer: its
-    messages are applied at once.
+    A leaf has no children and no buffer, because messages are applied to it immediately.
     """
 
     keys: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
+    #: Locations of unchanged children, and DirtyNodes for changed children.
     children: list[str | DirtyNode] = field(default_factory=list)
     buffer: dict[str, str | None] = field(default_factory=dict)
 
     @classmethod
     def copy_of(cls, node: NodeFile) -> DirtyNode:
-        """Return an editable copy. A leaf's buffer, which other writers may leave, is applied."""
+        """Return an editable copy. If another program left messages in a leaf, they are applied."""
         copy = cls(list(node.keys), list(node.values), list(node.children), {} if node.is_leaf else dict(node.buffer))
         if node.is_leaf:
             copy.absorb(node.buffer)
@@ -94,10 +99,10 @@ class DirtyNode:
         return not self.children
 
     def absorb(self, messages: Mapping[str, str | None]) -> None:
-        """Take messages newer than all that this node holds.
+        """Add messages that are newer than all content of this node.
 
-        A leaf applies them. An inner node sets the values of its own keys and buffers the rest. The deletion of an own
-        key waits in the buffer, since it restructures two subtrees.
+        A leaf applies the messages. An inner node sets the values of its keys and buffers the rest. The deletion of one
+        of its keys remains in the buffer, because it restructures two subtrees.
         """
         if self.is_leaf:
             self._apply(messages)
@@ -118,7 +123,12 @@ class DirtyNode:
         self.values = [value for _, value in live]
 
     def size_bytes(self, order: int, system: dict[str, str]) -> int:
-        """Return the size of this node's file with the given system rows, for any number of keys."""
+        """Return the size of this node's uncompressed file without seals.
+
+        Args:
+            order: The order of the tree. The node may exceed it.
+            system: The system rows of the node.
+        """
         locations = [child for child in self.children if isinstance(child, str)]
         children_bytes = text_bytes(locations) + _NODE_PATH_BYTES * (len(self.children) - len(locations))
         rows = max(order, len(self.keys) + 1)
@@ -126,29 +136,37 @@ class DirtyNode:
 
 
 def messages_bytes(messages: Mapping[str, str | None]) -> int:
-    """Return the text of buffered messages, in bytes of UTF-8."""
+    """Return the size of buffered messages, in bytes of UTF-8."""
     return text_bytes(messages) + text_bytes(messages.values())
 
 
 def message_bytes(key: str, value: str | None) -> int:
-    """Return the text of one buffered message, in bytes of UTF-8."""
+    """Return the size of one buffered message, in bytes of UTF-8."""
     return text_bytes((key, value))
 
 
 @dataclass(slots=True)
 class Split:
-    """The parts of a node, and the entries that move up between them: keys, their values, and their messages."""
+    """The result of splitting a node."""
 
+    #: The parts of the node, from left to right.
     parts: list[str | DirtyNode] = field(default_factory=list)
+    #: The keys between the parts, which move up to the parent.
     keys: list[str] = field(default_factory=list)
+    #: The values of these keys.
     values: list[str] = field(default_factory=list)
+    #: The buffered messages for these keys.
     messages: dict[str, str | None] = field(default_factory=dict)
 
 
 def split_evenly(node: DirtyNode, order: int) -> Split:
-    """Split a node of more than ``order - 1`` keys into the fewest nodes that fit, evenly.
+    """Split a node of more than ``order - 1`` keys evenly into as few nodes as possible.
 
-    For orders of at least 3 every part gets at least ceil(order / 2) - 1 keys.
+    For orders of at least 3, every part has at least ceil(order / 2) - 1 keys.
+
+    Args:
+        node: The node to split.
+        order: Maximum number of children of a part.
     """
     n_keys = len(node.keys)
     n_parts = -(-(n_keys + 1) // order)
@@ -175,9 +193,12 @@ def split_evenly(node: DirtyNode, order: int) -> Split:
 
 
 def concatenate(left: DirtyNode, right: DirtyNode, between: tuple[str, str] | None = None) -> DirtyNode:
-    """Return one node of two neighbors. It includes the entry between them, unless they are leaves being joined.
+    """Concatenate two neighbors into one node, which may have too many keys; the caller splits it.
 
-    The result may have more keys than fit; the caller splits it.
+    Args:
+        left: The left node.
+        right: The right node.
+        between: The key and value between the nodes; None only for two leaves whose separating key was deleted.
     """
     middle_keys, middle_values = ([between[0]], [between[1]]) if between else ([], [])
     return DirtyNode(

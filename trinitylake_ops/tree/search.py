@@ -1,4 +1,4 @@
-"""Find keys in a tree, and ranges of keys."""
+"""Look up keys and key ranges in a tree."""
 
 from __future__ import annotations
 
@@ -14,26 +14,34 @@ from trinitylake_ops.format.keys import joined_texts, text_array
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.tree.store import NodePath, NodeStore, check_depth
 
-_MANY_KEYS = 16  # so many lookups in one node are faster on lists than on Arrow columns
-_FEW_ROWS = 64  # fewer messages are merged faster one by one than by Arrow's functions
+_MANY_KEYS = 16  # from this number of lookups in one node on, lists are faster than Arrow columns
+_FEW_ROWS = 64  # up to this number of rows, merging messages one by one is faster than Arrow's functions
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The location of a key's value; None where there is no such key."""
+    """The location of a key's value; None if the key does not exist."""
 
     location: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Subtree:
-    """The location of the child that tells about a key."""
+    """The location of the child whose subtree contains a key, if it exists."""
 
     location: str
 
 
 def find_key(node: NodeFile, key: str) -> Lookup | Subtree:
-    """Return the place of a key as one node knows it. A message nearer the root is newer than everything below it."""
+    """Look up a key in one node. A buffered message takes precedence, because it is newer than everything below it.
+
+    Args:
+        node: The node.
+        key: The key.
+
+    Returns:
+        The result if the node determines it, otherwise the subtree to continue with.
+    """
     if key in node.buffer:
         return Lookup(node.buffer[key])
     row = bisect_left(node.keys, key)
@@ -45,7 +53,14 @@ def find_key(node: NodeFile, key: str) -> Lookup | Subtree:
 def get(store: NodeStore, root: NodeFile, key: str) -> str | None:
     """Return the location of a key's value, or None. Reads at most one node per level below the root.
 
-    Raises CorruptFileError where pointers lead in a circle, as all readers here do, and what reading raises.
+    Args:
+        store: Reads the nodes.
+        root: The root of the tree.
+        key: The key.
+
+    Raises:
+        CorruptFileError: A node is damaged, or pointers form a cycle.
+        StorageError: A node cannot be read.
     """
     lookup = find_key(root, key)
     depth = 0
@@ -57,11 +72,16 @@ def get(store: NodeStore, root: NodeFile, key: str) -> str | None:
 
 
 def get_many(store: NodeStore, places: Mapping[str, Subtree]) -> dict[str, str | None]:
-    """Return the locations of keys' values, or None. Each comes from the subtree that holds its key.
+    """Return the location of each key's value, or None.
 
-    Reads one level of nodes after the other, each level in parallel and each node once.
+    Nodes are read level by level, the nodes of a level in parallel, and each node once. Errors are those of
+    :func:`get`.
+
+    Args:
+        store: Reads the nodes.
+        places: The subtree that contains each key.
     """
-    found: dict[str, str | None] = {}
+    values: dict[str, str | None] = {}
     depth = 0
     while places:
         depth += 1
@@ -75,24 +95,30 @@ def get_many(store: NodeStore, places: Mapping[str, Subtree]) -> dict[str, str |
         for location, keys in keys_by_location.items():
             for key, result in find_keys(nodes[location], keys):
                 if isinstance(result, Lookup):
-                    found[key] = result.location
+                    values[key] = result.location
                 else:
                     places[key] = result
-    return found
+    return values
 
 
 def find_keys(node: NodeFile, keys: Sequence[str]) -> Iterator[tuple[str, Lookup | Subtree]]:
-    """Yield each of many keys with what :func:`find_key` returns for it."""
-    if len(keys) >= _MANY_KEYS:  # Python strings of all rows, once, instead of a few for each key
+    """Yield each key with its result of :func:`find_key`."""
+    if len(keys) >= _MANY_KEYS:  # convert all rows to Python strings once, instead of a few for each key
         node = NodeFile(list(node.keys), list(node.values), list(node.children), node.buffer)
     for key in keys:
         yield key, find_key(node, key)
 
 
 def scan(store: NodeStore, root: NodeFile, lower: str | None = None, upper: str | None = None) -> list[tuple[str, str]]:
-    """Return all (key, location) with ``lower <= key < upper``, ascending; None is no bound.
+    """Return all (key, location) entries of a key range, in ascending order of keys.
 
-    Reads one level of nodes after the other, each level in parallel.
+    Nodes are read level by level, the nodes of a level in parallel. Errors are those of :func:`get`.
+
+    Args:
+        store: Reads the nodes.
+        root: The root of the tree.
+        lower: The inclusive lower bound, None for no bound.
+        upper: The exclusive upper bound, None for no bound.
     """
     keys, locations = scan_columns(store, root, lower, upper)
     return list(zip(keys.to_pylist(), locations.to_pylist(), strict=True))
@@ -101,7 +127,7 @@ def scan(store: NodeStore, root: NodeFile, lower: str | None = None, upper: str 
 def scan_columns(
     store: NodeStore, root: NodeFile, lower: str | None = None, upper: str | None = None
 ) -> tuple[pa.StringArray, pa.StringArray]:
-    """Return the result of :func:`scan` as two columns of text, keys and locations, without Python strings."""
+    """Return the result of :func:`scan` as two Arrow columns, keys and locations, without creating Python strings."""
     parts, messages = _parts(store, root, lower, upper)
     keys = joined_texts([part.cut(part.node.keys) for part in parts])
     locations = joined_texts([part.cut(part.node.values) for part in parts])
@@ -110,7 +136,7 @@ def scan_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Keys that are neighbors in a node: those of the rows from ``first`` on and before ``end``."""
+    """A range of rows of a node: from ``first`` (inclusive) to ``end`` (exclusive)."""
 
     node: NodeFile
     first: int
@@ -124,7 +150,7 @@ class _Part:
 def _parts(
     store: NodeStore, root: NodeFile, lower: str | None, upper: str | None
 ) -> tuple[list[_Part], dict[str, str | None]]:
-    """Return the keys of nodes from ``lower`` on and before ``upper``, in order, and the messages newer than them."""
+    """Return the rows of all nodes within bounds, in order of keys, and the messages that are newer than these rows."""
     messages: dict[str, str | None] = {}
     node_path = NodePath()
     parts: list[_Part | str] = _expanded(root, lower, upper, messages)
@@ -142,10 +168,10 @@ def _parts(
 def _expanded(
     node: NodeFile, lower: str | None, upper: str | None, messages: dict[str, str | None]
 ) -> list[_Part | str]:
-    """Return the keys of a node within bounds and, among them, the children that hold others. Collect its messages."""
+    """Return the rows of a node within bounds, interleaved with the children within bounds. Collect its messages."""
     for key, location in node.buffer.items():
         if (lower is None or lower <= key) and (upper is None or key < upper):
-            messages.setdefault(key, location)  # messages nearer the root, which came first, are newer
+            messages.setdefault(key, location)  # messages nearer the root are newer, and were collected first
     first = 0 if lower is None else _n_keys_below(node, lower)
     end = len(node.keys) if upper is None else max(first, _n_keys_below(node, upper))
     if node.is_leaf:
@@ -162,7 +188,7 @@ def _expanded(
 def _n_keys_below(node: NodeFile, bound: str) -> int:
     """Return how many keys are less than a bound.
 
-    Nodes wholly on one side of it, nearly all, take one comparison or two.
+    Nearly all nodes are entirely on one side of the bound and take only one or two comparisons.
     """
     if not node.keys or bound <= node.keys[0]:
         return 0
@@ -172,7 +198,16 @@ def _n_keys_below(node: NodeFile, bound: str) -> int:
 def with_messages(
     keys: pa.StringArray, locations: pa.StringArray, messages: Mapping[str, str | None]
 ) -> tuple[pa.StringArray, pa.StringArray]:
-    """Return ascending keys and their locations after messages that are newer than them."""
+    """Apply newer messages to columns of entries.
+
+    Args:
+        keys: The keys, in ascending order.
+        locations: The locations of the keys.
+        messages: The new location of each key, None to delete the key.
+
+    Returns:
+        The resulting keys, in ascending order, and their locations.
+    """
     if not messages:
         return keys, locations
     if len(keys) + len(messages) <= _FEW_ROWS:
@@ -194,12 +229,12 @@ def _with_few_messages(
             rows.pop(key, None)
         else:
             rows[key] = location
-    order = sorted(rows)  # sorted by code points, the same order as bytes of UTF-8
+    order = sorted(rows)  # the order of code points is the same as that of UTF-8 bytes
     return pa.array(order, keys.type), pa.array([rows[key] for key in order], locations.type)
 
 
 def prefix_keys(store: NodeStore, root: NodeFile, prefix: str) -> pa.ChunkedArray:
-    """Return all keys that start with a prefix, ascending, as a column of text in chunks."""
+    """Return all keys that start with a prefix, in ascending order, as a chunked Arrow column."""
     parts, messages = _parts(store, root, prefix, prefix_end(prefix))
     keys = pa.chunked_array([part.cut(part.node.keys) for part in parts], pa.utf8())
     if not messages or (len(keys) > _FEW_ROWS and _only_overwritten(keys, messages)):
@@ -209,26 +244,28 @@ def prefix_keys(store: NodeStore, root: NodeFile, prefix: str) -> pa.ChunkedArra
 
 
 def _only_overwritten(keys: pa.ChunkedArray, messages: Mapping[str, str | None]) -> bool:
-    """Whether messages neither create nor drop a key."""
+    """Whether messages neither add nor delete a key."""
     known = set(keys.filter(pc.is_in(keys, pa.array(list(messages), keys.type))).to_pylist())
     return all((key in known) == (location is not None) for key, location in messages.items())
 
 
 def prefix_end(prefix: str) -> str | None:
-    """Return the least string above all that start with ``prefix``, or None when there is none."""
+    """Return the least string above all strings that start with ``prefix``, or None if there is none."""
     stem = prefix.rstrip("\U0010ffff")
     return stem[:-1] + chr(ord(stem[-1]) + 1) if stem else None
 
 
 _MOST_RANGES = 4_096
-_TYPICAL_FILL = 0.8  # between the fill of nodes that were split and the fill of a tree built at once
+_TYPICAL_FILL = 0.8  # between the fill of nodes after splits and the fill of a bulk-loaded tree
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """The keys from ``lower`` on and before ``upper``; None is no bound."""
+    """A range of keys."""
 
+    #: The inclusive lower bound; None for no bound.
     lower: str | None = None
+    #: The exclusive upper bound; None for no bound.
     upper: str | None = None
 
     @classmethod
@@ -250,7 +287,7 @@ class KeyRange:
         return (self.lower is None or self.lower <= key) and (self.upper is None or key < self.upper)
 
     def part_of(self, node: NodeFile) -> NodeFile:
-        """Return a node with the keys of this range and the children that may hold others of it."""
+        """Return a copy of a node with only the keys of this range and the children that may contain such keys."""
         first = 0 if self.lower is None else bisect_left(node.keys, self.lower)
         end = len(node.keys) if self.upper is None else max(first, bisect_left(node.keys, self.upper))
         buffer = {key: location for key, location in node.buffer.items() if key in self}
@@ -261,7 +298,7 @@ class KeyRange:
 
 
 class NodesInRange(NodeStore):
-    """The nodes of another store, as if their trees held the keys of one range only. No other keys are ever read."""
+    """A view of another store that restricts every node to one range of keys. Nodes outside the range are not read."""
 
     def __init__(self, nodes: NodeStore, keys: KeyRange):
         self._nodes = nodes
@@ -275,10 +312,17 @@ class NodesInRange(NodeStore):
 
 
 def split(nodes: NodeStore, root: NodeFile, order: int, within: KeyRange, objects_per_range: int) -> list[KeyRange]:
-    """Return ranges that make up ``within``, each of about so many objects; ``order`` is that of the tree.
+    """Split a key range into ranges with about the same number of objects.
 
-    Bounds are keys of the upper levels, and only the nodes are read that are needed for them. Leaves are not read,
-    except for one that tells how deep the tree is.
+    The bounds are keys of upper levels, and only the nodes that are needed for them are read. Only one leaf is read, to
+    determine the height of the tree. Errors are those of :func:`get`.
+
+    Args:
+        nodes: Reads the nodes.
+        root: The root of the tree.
+        order: The order of the tree.
+        within: The range to split.
+        objects_per_range: Approximate number of objects in each range.
     """
     if within.is_single:
         return [within]
@@ -303,7 +347,7 @@ def split(nodes: NodeStore, root: NodeFile, order: int, within: KeyRange, object
 
 
 def _height(nodes: NodeStore, node: NodeFile) -> int:
-    """Return how many levels are below a node."""
+    """Return the number of levels below a node."""
     height = 0
     while node.children:
         height += 1

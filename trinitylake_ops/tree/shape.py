@@ -1,4 +1,4 @@
-"""Visit every node of a tree once: its shape, and the invariants of the format (FORMAT.md, "Node files")."""
+"""Visit every node of a tree to measure its shape or check the invariants of the format (FORMAT.md, "Node files")."""
 
 from __future__ import annotations
 
@@ -16,30 +16,38 @@ from trinitylake_ops.tree.store import NodePath, NodeStore, check_depth
 
 _BATCH = 256
 
-#: A node's location and depth, and the keys next to it.
+#: A node's location and depth, and the keys of its ancestors that bound its keys.
 _Place: TypeAlias = tuple[str, int, str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class VisitedNode:
-    """A node with its place in the tree.
-
-    Keys strictly between ``lower`` and ``upper`` belong below it; the root has depth 0.
-    """
+    """A node with its position in the tree."""
 
     location: str
     node: NodeFile
+    #: Number of levels above the node; 0 for the root.
     depth: int
+    #: The exclusive lower bound of keys in the node's subtree; None for no bound.
     lower: str | None
+    #: The exclusive upper bound of keys in the node's subtree; None for no bound.
     upper: str | None
 
 
 def walk(store: NodeStore, root: NodeFile, root_location: str, known: Collection[str] = ()) -> Iterator[VisitedNode]:
-    """Yield the root and every node below it, level by level, reading in parallel batches.
+    """Yield the root and every node below it, level by level.
 
-    Subtrees whose location is in ``known`` are passed over. A batch of nodes is held at a time, and
-    the locations of the level below. Raises CorruptFileError for a node that is reached twice, and
-    what reading raises.
+    Nodes are read in parallel batches. One batch of nodes and the locations of one level are in memory at a time.
+
+    Args:
+        store: Reads the nodes.
+        root: The root of the tree.
+        root_location: The location of the root.
+        known: Locations of subtrees to skip.
+
+    Raises:
+        CorruptFileError: A node is damaged, or is reached twice.
+        StorageError: A node cannot be read.
     """
     node_path = NodePath()
     visited = VisitedNode(root_location, root, 0, None, None)
@@ -68,25 +76,30 @@ def _child_places(visited: VisitedNode) -> Iterator[_Place]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelShape:
-    """One level of a tree; the root is at depth 0. ``fill`` is the part of its places for keys that are taken.
+    """Metrics of one level of a tree."""
 
-    ``fewest_keys`` and ``most_keys`` are the extremes of one node. ``messages`` wait in buffers, and ``message_bytes``
-    is their text. ``file_bytes`` is the size of the level's files.
-    """
-
+    #: Number of levels above this one; 0 for the root.
     depth: int
+    #: Number of nodes.
     nodes: int
+    #: Number of keys in all nodes.
     keys: int
+    #: Minimum number of keys in a node.
     fewest_keys: int
+    #: Maximum number of keys in a node.
     most_keys: int
+    #: Number of keys relative to the maximum that the nodes can have.
     fill: float
+    #: Number of messages in buffers.
     messages: int
+    #: Size of these messages.
     message_bytes: int
+    #: Size of the level's files.
     file_bytes: int
 
     @property
     def buffer_fill(self) -> float:
-        """The bytes in the level's buffers, as a part of what we let buffers gather before a flush."""
+        """Size of the messages relative to the target size of all buffers of the level."""
         return self.message_bytes / (self.nodes * DEFAULT_BUFFER_TARGET_BYTES)
 
 
@@ -98,37 +111,48 @@ class TreeShape:
 
     @property
     def height(self) -> int:
-        """Levels below the root."""
+        """Number of levels below the root."""
         return len(self.levels) - 1
 
     @property
     def nodes(self) -> int:
-        """Nodes of all levels."""
+        """Number of nodes of all levels."""
         return sum(level.nodes for level in self.levels)
 
     @property
     def messages(self) -> int:
-        """Messages in all buffers."""
+        """Number of messages in all buffers."""
         return sum(level.messages for level in self.levels)
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(level.file_bytes for level in self.levels)
 
     @property
     def leaf_fill(self) -> float:
-        """The part of the leaves' places for keys that is taken."""
+        """Number of keys in leaves relative to the maximum that the leaves can have."""
         return self.levels[-1].fill
 
     @property
     def buffer_fill(self) -> float:
-        """The fill of the buffers of the level where it is highest."""
+        """Highest ``buffer_fill`` of any level."""
         return max(level.buffer_fill for level in self.levels)
 
 
 def measure_tree(store: NodeStore, root: NodeFile, root_location: str, limits: TreeLimits) -> TreeShape:
-    """Return the shape of a tree. Reads all its nodes, a batch at a time. Raises what reading raises."""
+    """Measure the shape of a tree. Reads all nodes in batches.
+
+    Args:
+        store: Reads the nodes.
+        root: The root of the tree.
+        root_location: The location of the root.
+        limits: The limits of the tree.
+
+    Raises:
+        CorruptFileError: A node is damaged, or is reached twice.
+        StorageError: A node cannot be read.
+    """
     levels: list[_LevelSums] = []
     for visited in walk(store, root, root_location):
         if visited.depth == len(levels):
@@ -168,16 +192,24 @@ class _LevelSums:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken rule, at the location of the node that breaks it."""
+    """A violated invariant, and the location of the node that violates it."""
 
     location: str
     message: str
 
 
 def check_tree(store: NodeStore, root: NodeFile, root_location: str, limits: TreeLimits) -> list[Violation]:
-    """Return all violations of one tree.
+    """Check all invariants of a tree, and return the violations. Reads all nodes.
 
-    Raises CorruptFileError for a node that is reached twice, and what reading its nodes raises.
+    Args:
+        store: Reads the nodes.
+        root: The root of the tree.
+        root_location: The location of the root.
+        limits: The limits of the tree.
+
+    Raises:
+        CorruptFileError: A node is damaged, or is reached twice.
+        StorageError: A node cannot be read.
     """
     violations: list[Violation] = []
     leaf_depth: int | None = None
@@ -187,22 +219,22 @@ def check_tree(store: NodeStore, root: NodeFile, root_location: str, limits: Tre
             leaf_depth = visited.depth if leaf_depth is None else leaf_depth
             if visited.depth != leaf_depth:
                 violations.append(
-                    Violation(visited.location, f"leaf on level {visited.depth}, others on level {leaf_depth}")
+                    Violation(visited.location, f"leaf at depth {visited.depth}, other leaves at depth {leaf_depth}")
                 )
     return violations
 
 
 def check_node(visited: VisitedNode, limits: TreeLimits) -> list[Violation]:
-    """Return the violations that one node shows by itself."""
+    """Return the violations that can be detected in one node."""
     return [Violation(visited.location, message) for message in _messages(visited, limits)]
 
 
 def _messages(visited: VisitedNode, limits: TreeLimits) -> Iterator[str]:
     node, is_root = visited.node, visited.depth == 0
     if len(node.keys) > limits.max_keys and not node.is_flat:
-        yield f"{len(node.keys)} keys, at most {limits.max_keys} fit order {limits.order}"
+        yield f"{len(node.keys)} keys, but a node of order {limits.order} has at most {limits.max_keys}"
     if not is_root and len(node.keys) < limits.min_keys:
-        yield f"{len(node.keys)} keys, a node of order {limits.order} has at least {limits.min_keys}"
+        yield f"{len(node.keys)} keys, but a node of order {limits.order} has at least {limits.min_keys}"
     if is_root and not node.keys and not node.is_leaf:
         yield "the root has a child but no key"
     if not node.is_leaf and len(node.children) != len(node.keys) + 1:
@@ -212,7 +244,7 @@ def _messages(visited: VisitedNode, limits: TreeLimits) -> Iterator[str]:
             yield f"key {upper!r} does not ascend after {lower!r}"
     for key in [*node.keys, *node.buffer]:
         if (visited.lower is not None and key <= visited.lower) or (visited.upper is not None and key >= visited.upper):
-            yield f"key {key!r} is outside the range that the parent gives this node"
+            yield f"key {key!r} is outside the key range of this node"
     size_bytes = encoded_size_bytes(
         max(limits.order, len(node.keys) + 1),
         node.keys,
@@ -222,22 +254,39 @@ def _messages(visited: VisitedNode, limits: TreeLimits) -> Iterator[str]:
         node.system,
     )
     if node.buffer and size_bytes > limits.node_file_max_size_bytes:
-        yield f"buffered messages make a file of {size_bytes} bytes, more than {limits.node_file_max_size_bytes}"
+        yield (
+            f"the file has {size_bytes} bytes with buffered messages, but the limit is"
+            f" {limits.node_file_max_size_bytes} bytes"
+        )
 
 
 def is_damaged_pointer(error: object) -> bool:
-    """Whether a file is missing because the pointer to it is damaged: its prefix is not that of its name."""
+    """Whether a file is missing because the pointer to it is damaged: the hash prefix does not match the name."""
     return isinstance(error, FileMissingError) and error.path is not None and is_misnamed(error.path)
 
 
 def damaged_pointer_error(error: FileMissingError) -> FileMissingError:
-    """Return the error of a file that a damaged pointer leads to."""
-    message = "the pointer to it is damaged, as its prefix is not that of its name: verify says which node holds it"
+    """Return the error for a damaged pointer, from the error for the missing file that it refers to."""
+    message = (
+        "the pointer to it is damaged, because its hash prefix does not match its name; run 'trinitylake verify' to"
+        " find the node that contains it"
+    )
     return FileMissingError(f"{error.message}; {message}", path=error.path, version=error.version)
 
 
 def holder_of(store: NodeStore, root: NodeFile, root_location: str, key: str) -> str:
-    """Return the location of the node that holds the value of a key. Raises what reading raises."""
+    """Return the location of the node that contains the value of a key.
+
+    Args:
+        store: Reads the nodes.
+        root: The root of the tree.
+        root_location: The location of the root.
+        key: The key.
+
+    Raises:
+        CorruptFileError: A node is damaged, or pointers form a cycle.
+        StorageError: A node cannot be read.
+    """
     node, location, depth = root, root_location, 0
     while key not in node.buffer and not node.is_leaf:
         row = bisect_left(node.keys, key)

@@ -1,4 +1,4 @@
-"""Read nodes by their pointers, also in a tree that may be damaged."""
+"""Read and cache nodes, and detect cycles in a damaged tree."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tree.node import messages_bytes
 
 DEFAULT_CACHE_BYTES = 64 * 1024 * 1024
-_MEMORY_PER_NODE_BYTES = 4096  # memory of a decoded node, beyond the bytes that its columns are views of
+_MEMORY_PER_NODE_BYTES = 4096  # memory of a decoded node in addition to the bytes that its columns are views of
 
 
 class NodeStore:
-    """Decoded nodes of one lakehouse, cached by path up to about ``cache_bytes`` of memory.
+    """Reads and caches decoded nodes of one lakehouse.
 
-    Non-root nodes are immutable, so a cached one never goes stale. Callers must not change the nodes they get. Root
-    nodes are not cached: the deletion of a version overwrites its root. Bytes that do not decode are dropped from the
-    storage's cache and read once more. Nodes that an export left in another lakehouse are read from
-    ``external_storages``.
+    Non-root nodes are immutable, so a cached node never becomes stale, and callers must not change it. Root nodes are
+    not cached, because deleting a version overwrites its root. If cached bytes do not decode, they are dropped from the
+    storage's cache and the file is read once more.
+
+    Args:
+        storage: The storage of the lakehouse.
+        cache_bytes: Approximate maximum memory of cached nodes.
+        external_storages: Reads nodes in other lakehouses, to which the tree of an export or a copy may refer.
     """
 
     def __init__(
@@ -39,18 +43,23 @@ class NodeStore:
         self._cache: ByteLru[str, NodeFile] = ByteLru(cache_bytes)
 
     def on(self, storage: Storage, external_storages: ExternalStorages) -> NodeStore:
-        """Return what reads by another storage of the same files, and shares the nodes that are decoded."""
+        """Return a node store that shares this one's cache and reads through another storage of the same files.
+
+        Args:
+            storage: The other storage of the lakehouse.
+            external_storages: Reads nodes in other lakehouses.
+        """
         other = NodeStore(storage, external_storages=external_storages)
         other._cache = self._cache
         return other
 
     def load(self, location: str) -> NodeFile:
-        """Return the node at a location. Raises FileMissingError, CorruptFileError, StorageError."""
-        known = self._cache.get(self._path(location))
-        return self.load_many([location])[0] if known is None else known
+        """Return the node at a location. Raise StorageError, for example FileMissingError or CorruptFileError."""
+        cached = self._cache.get(self._path(location))
+        return self.load_many([location])[0] if cached is None else cached
 
     def load_many(self, locations: Sequence[str]) -> list[NodeFile]:
-        """Return nodes in the order of their locations, reading the uncached ones in parallel."""
+        """Return the nodes at the locations, in the same order. Uncached nodes are read in parallel."""
         nodes = []
         for node in self.load_available(locations):
             if isinstance(node, StorageError):
@@ -59,47 +68,54 @@ class NodeStore:
         return nodes
 
     def load_available(self, locations: Sequence[str]) -> list[NodeFile | StorageError]:
-        """Return nodes as ``load_many`` does, but a failure takes the place of its node instead of being raised."""
-        places = [self._path_or_error(location) for location in locations]
-        found: dict[str, NodeFile | StorageError] = {}
+        """Return nodes like :meth:`load_many`, but return an error in place of each node that cannot be read."""
+        paths = [self._path_or_error(location) for location in locations]
+        nodes: dict[str, NodeFile | StorageError] = {}
         missing: list[str] = []
-        distant: list[str] = []
-        for path in dict.fromkeys(places):
+        external: list[str] = []
+        for path in dict.fromkeys(paths):
             if isinstance(path, str):
                 node = self._cache.get(path)
                 if node is not None:
-                    found[path] = node
+                    nodes[path] = node
                 else:
-                    (distant if is_uri(path) else missing).append(path)
-        self._decode(missing, self._storage.read_available(missing), found)
-        for path, data in zip(distant, self.external_storages.read_available(distant), strict=True):
-            found[path] = data if isinstance(data, StorageError) else self._decoded_distant(path, data)
-        return [found[place] if isinstance(place, str) else place for place in places]
+                    (external if is_uri(path) else missing).append(path)
+        self._decode(missing, self._storage.read_available(missing), nodes)
+        for path, data in zip(external, self.external_storages.read_available(external), strict=True):
+            nodes[path] = data if isinstance(data, StorageError) else self._decoded_external(path, data)
+        return [nodes[path] if isinstance(path, str) else path for path in paths]
 
     def unread_path(self, location: str) -> str | None:
-        """Return the path of a node of this lakehouse that has not been read; None for others, and for none."""
+        """Return the path of a node in this lakehouse that is not cached; None for any other location."""
         path = self._path_or_error(location)
         return path if isinstance(path, str) and not is_uri(path) and self._cache.get(path) is None else None
 
     def offer(self, paths: Sequence[str], read: Sequence[bytes | StorageError]) -> None:
-        """Keep nodes that were read with other files. Who needs one that failed, or does not decode, tells of it."""
+        """Cache nodes that were read together with other files.
+
+        Files that could not be read or decoded are ignored. A later load of such a node raises the error.
+
+        Args:
+            paths: The paths of the nodes.
+            read: The content of each file, or the error of the read.
+        """
         files = [(data, path) for path, data in zip(paths, read, strict=True) if isinstance(data, bytes)]
         for (_, path), node in zip(files, decode_nodes(files), strict=True):
             if isinstance(node, NodeFile):
                 self._cache_node(path, node)
 
     def _decode(
-        self, paths: Sequence[str], read: Sequence[bytes | StorageError], found: dict[str, NodeFile | StorageError]
+        self, paths: Sequence[str], read: Sequence[bytes | StorageError], nodes: dict[str, NodeFile | StorageError]
     ) -> None:
-        """Add to ``found`` the nodes of files, or what failed. The nodes are kept."""
+        """Decode and cache nodes, and add each node or its error to ``nodes``."""
         files = []
         for path, data in zip(paths, read, strict=True):
             if isinstance(data, StorageError):
-                found[path] = data
+                nodes[path] = data
             else:
                 files.append((data, path))
         for (data, path), node in zip(files, decode_nodes(files), strict=True):
-            found[path] = (
+            nodes[path] = (
                 self._cache_node(path, node) if isinstance(node, NodeFile) else self._decoded_or_error(path, data)
             )
 
@@ -109,8 +125,8 @@ class NodeStore:
         except StorageError as error:
             return error
 
-    def _decoded_distant(self, uri: str, data: bytes) -> NodeFile | StorageError:
-        """Return a node of another lakehouse. The paths in it lead into that lakehouse, too."""
+    def _decoded_external(self, uri: str, data: bytes) -> NodeFile | StorageError:
+        """Decode a node of another lakehouse, and convert its relative paths to URIs in that lakehouse."""
         try:
             node = decode_node(data, uri)
         except StorageError as error:
@@ -136,21 +152,23 @@ class NodeStore:
         try:
             return to_location(self._storage.root, location)
         except InvalidLocationError as error:
-            raise CorruptFileError(f"a node points to {location!r}, which is no location", path=location) from error
+            raise CorruptFileError(
+                f"a node points to {location!r}, which is not a valid location", path=location
+            ) from error
 
 
-#: More levels than any tree has: with at least two children for each node below the root, it would have 2^64 leaves.
+#: No tree has this many levels: with at least two children per node, it would have 2^64 leaves.
 MOST_LEVELS = 64
 
 
 class NodePath:
-    """The nodes of one tree that were met on the way down. No sound tree has a node in two places."""
+    """The nodes of one tree that were visited. In an undamaged tree, each node is reached only once."""
 
     def __init__(self) -> None:
         self._locations: set[str] = set()
 
     def add(self, locations: Iterable[str]) -> None:
-        """Note nodes that are about to be read. Raises CorruptFileError for one that was met before."""
+        """Record nodes that are about to be read. Raise CorruptFileError if one was visited before."""
         for location in locations:
             if location in self._locations:
                 raise repeated_node_error(location)
@@ -158,15 +176,15 @@ class NodePath:
 
 
 def check_depth(depth: int, location: str) -> None:
-    """Raise CorruptFileError for a node so far below the root that the pointers above must lead in a circle."""
+    """Raise CorruptFileError if a node is so far below the root that the pointers above it must form a cycle."""
     if depth > MOST_LEVELS:
         raise repeated_node_error(location)
 
 
 def repeated_node_error(location: str) -> CorruptFileError:
-    """Return the error of a node that is in two places of a tree."""
+    """Return the error for a node that is reached twice in one tree."""
     return CorruptFileError(
-        f"the node {location!r} is reached twice in one tree, so the tree is damaged; which versions are not,"
-        " trinitylake verify tells",
+        f"the tree is damaged: the node {location!r} is reached twice; run 'trinitylake verify' to find undamaged"
+        " versions",
         path=location,
     )
