@@ -144,7 +144,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
         ),
         ("expire", {"approval": {"digest": DIGEST, "approved_by": "Ada\n"}}, "is no name of a person"),
         ("undelete", {"versions": ""}, "versions must not be empty"),
-        ("undelete", {"versions": "all of them"}, "'all of them' names no versions; write them as 3-90,95"),
+        ("undelete", {"versions": "all of them"}, "invalid version ranges 'all of them'; use a format such as 3-90,95"),
         ("verify", {"max_seconds": -1.0}, "max_seconds: "),
     ],
 )

@@ -48,7 +48,9 @@ def test_a_forbidden_character_anywhere_is_refused(name: str, char: str, data: s
 def test_the_limit_is_in_bytes_and_inclusive(name: str) -> None:
     size_bytes = len(name.encode())
     assert validate_name(name, size_bytes, "table") == name
-    with pytest.raises(InvalidNameError, match=rf"{size_bytes} bytes .* more than this lakehouse's {size_bytes - 1}"):
+    with pytest.raises(
+        InvalidNameError, match=rf"{size_bytes} bytes .* the limit of this lakehouse is {size_bytes - 1}"
+    ):
         validate_name(name, size_bytes - 1, "table")
 
 

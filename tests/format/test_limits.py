@@ -36,7 +36,7 @@ def test_the_defaults_fit_together_with_much_room() -> None:
     ],
 )
 def test_too_small_settings_are_refused_saying_the_smallest(name: str, value: int, smallest: int) -> None:
-    with pytest.raises(InvalidDefinitionError, match=rf"^{name} is {value}, it must be at least {smallest}$"):
+    with pytest.raises(InvalidDefinitionError, match=rf"^{name} is {value}; it must be at least {smallest}$"):
         validate_lakehouse_def(replace(DEFAULT, **{name: value}))
     works = replace(DEFAULT, **{name: smallest})
     assert validate_lakehouse_def(works) == works
@@ -47,7 +47,7 @@ def test_too_large_orders_and_newer_formats_are_refused() -> None:
     with pytest.raises(InvalidDefinitionError, match="node_file_max_size_bytes"):
         validate_lakehouse_def(replace(DEFAULT, node_file_max_size_bytes=67_674, file_path_max_size_bytes=huge))
     with pytest.raises(
-        InvalidDefinitionError, match=rf"^node_file_max_size_bytes is {huge}, it must be at most 2147483647$"
+        InvalidDefinitionError, match=rf"^node_file_max_size_bytes is {huge}; it must be at most 2147483647$"
     ):
         validate_lakehouse_def(replace(DEFAULT, node_file_max_size_bytes=huge))
     with pytest.raises(InvalidDefinitionError, match=rf"at most {MAX_ORDER}"):
@@ -118,11 +118,11 @@ A, B = Column(id=1, name="a", type=DataType.INT4), Column(id=2, name="b", type=D
         (_table(replace(A, name="")), "has no name"),
         (_table(replace(A, struct_fields=(B, replace(B, id=3)))), "two columns.* are named 'b'"),
         (_table(replace(A, list_element=replace(B, map_value=_struct("z", "z")))), "two columns of 'a' are named 'z'"),
-        (_table(A, primary_keys=(2,)), "primary_keys names column id 2"),
-        (_table(A, distribution_keys=(1, 9)), "distribution_keys names column id 9"),
-        (_table(A, sort_keys=(5,)), "sort_keys names column id 5"),
-        (_table(A, unique_columns=(5,)), "unique_columns names column id 5"),
-        (_table(replace(A, struct_fields=(B,)), primary_keys=(2,)), "primary_keys names column id 2"),
+        (_table(A, primary_keys=(2,)), "primary_keys refers to column id 2"),
+        (_table(A, distribution_keys=(1, 9)), "distribution_keys refers to column id 9"),
+        (_table(A, sort_keys=(5,)), "sort_keys refers to column id 5"),
+        (_table(A, unique_columns=(5,)), "unique_columns refers to column id 5"),
+        (_table(replace(A, struct_fields=(B,)), primary_keys=(2,)), "primary_keys refers to column id 2"),
     ],
 )
 def test_schemas_that_contradict_themselves_are_refused(definition: TableDef, message: str) -> None:

@@ -91,7 +91,7 @@ def test_a_leaf_has_no_children_and_exactly_order_pointer_rows() -> None:
 
 
 def test_more_keys_than_the_order_allows_are_not_encoded() -> None:
-    with pytest.raises(ValueError, match="2 keys do not fit a node of order 2"):
+    with pytest.raises(ValueError, match="2 keys do not fit into a node of order 2"):
         encode_node(NODE, 2)
 
 
@@ -366,7 +366,7 @@ def test_commit_info_survives_and_its_limit_is_inclusive() -> None:
     assert len(encode_commit_info(info)) == MAX_COMMIT_INFO_BYTES
     assert decode_commit_info({"commit_info": encode_commit_info(info)}) == info
     info["message"] += "x"
-    with pytest.raises(InvalidInputError, match=rf"{MAX_COMMIT_INFO_BYTES + 1} bytes, more than"):
+    with pytest.raises(InvalidInputError, match=rf"{MAX_COMMIT_INFO_BYTES + 1} bytes, more than the limit"):
         encode_commit_info(info)
 
 

@@ -150,8 +150,14 @@ def test_a_manifest_that_names_no_bucket_or_no_file_is_named(lake: Lakehouse, tm
     good = Path(inventory_of(lake, tmp_path / "good"))
     text = good.read_text()
     for wrong, said in (
-        (text.replace(f'"{lake.root}"', '""'), "is no manifest of an inventory: root 's3:///' names no bucket"),
-        (text.replace(f'"{lake.root}"', '"user:pw@b"'), "is no manifest of an inventory: a root holds no credentials"),
+        (
+            text.replace(f'"{lake.root}"', '""'),
+            "is no manifest of an inventory: invalid root 's3:///': it has no bucket",
+        ),
+        (
+            text.replace(f'"{lake.root}"', '"user:pw@b"'),
+            "is no manifest of an inventory: a root must not contain credentials",
+        ),
         (text.replace(f'"{lake.root}"', r'"\ud800"'), r"is one of 's3://\\ud800/', where"),
         (text.replace('"data/1"', '""'), "of inventory .* cannot be read: .* is no path below a root"),
         (text.replace('"data/1"', '"/etc/passwd"'), "of inventory .* cannot be read: .* is no path below a root"),

@@ -267,7 +267,7 @@ def footer_schema(data: bytes, path: str, reason: str = "") -> pa.Schema:
     try:
         return pa.ipc.open_file(data).schema
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptFileError(f"{path!r} is no readable Arrow IPC file{reason}", path=path) from error
+        raise CorruptFileError(f"{path!r} is not a readable Arrow IPC file{reason}", path=path) from error
 
 
 def _check(data: bytes, first: str | None, second: str | None, path: str) -> bool:

@@ -1,14 +1,15 @@
-"""Checksums within files, size bounds of files that are read whole, and names that may mean the same file.
+"""Checksums within files, size limits for files that are read whole, and names that may identify the same file.
 
-A file that we write holds its *seal* twice, at places that its format leaves free. A seal is eight hex digits, the
-CRC-32C of the whole file with zeros in the place of these digits, and the file's own name. So every bit counts, the
-seal's own too. A file that took the place of another one can be told from a damaged one. Other programs may carry a
-seal on into a file that they write. It then names another file and its digits are wrong, so it means nothing there.
+Each file that this program writes contains its *seal* twice, in fields that its format ignores. A seal consists of
+eight hex digits, which are the CRC-32C of the whole file with zeros in place of these digits, and of the file's name.
+Every bit of the file is therefore covered, including those of the seal, and a file that replaced another file can be
+distinguished from a damaged one. Another program may copy a seal into a file that it writes. Such a seal contains
+another name and a wrong checksum, and is ignored.
 
-A listing of such a file system may show another name than was written. Nearly all our names are in ASCII and in lower
-case, which no file system changes. The others are identified by the uuid that each of our names holds.
+The listing of a file system may return another name than was written. Nearly all our names are lower-case ASCII, which
+no file system changes. Other files are identified by the uuid in their name.
 
-Nodes, roots and all files without a bound here have the storage's bound: 256 MiB unless its options say more.
+Nodes, roots and all files without a limit in this module have the limit of the storage: 256 MiB by default.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.file_names import is_unique_name
 from trinitylake_ops.format.locations import is_uri
 
-#: The name of the property, key or field that holds a seal. The second one's name ends with ``.2``.
+#: The names of the properties, keys or fields that contain the first and the second seal.
 SEAL_KEYS = ("trinitylake.seal", "trinitylake.seal.2")
 
 _DIGITS = 8
@@ -31,12 +32,17 @@ _SEAL = re.compile(r"([0-9a-f]{8}) (.+)", re.DOTALL)
 
 
 def open_seal(path: str) -> str:
-    """Return the seal to write, twice, into a file that will be at ``path``. Its digits are not yet filled in."""
+    """Return the seal for a file at ``path``, with zeros as its checksum. It is written into the file twice."""
     return f"{'0' * _DIGITS} {path.rpartition('/')[2]}"
 
 
 def sealed(data: bytes, path: str) -> bytes:
-    """Return the bytes of a file with the digits of its seals filled in, of the same size."""
+    """Fill in the checksums of a file's seals. The size of the file does not change.
+
+    Args:
+        data: The content of the file, which contains the seal of :func:`open_seal` twice.
+        path: The path where the file will be written.
+    """
     blank = open_seal(path).encode()
     return data.replace(blank, f"{google_crc32c.value(data):0{_DIGITS}x}".encode() + blank[_DIGITS:])
 
@@ -44,13 +50,24 @@ def sealed(data: bytes, path: str) -> bytes:
 def check_seals(
     data: bytes, seals: Sequence[str | None], path: str, *, crc: int | None = None, may_be_copy: bool = False
 ) -> bool:
-    """Check a file against the two seals that were found in it. Returns whether it has a checksum.
+    """Check a file against its two seals.
 
-    ``seals`` are the values of both ``SEAL_KEYS``, None where there is none. Returns False for a file without a seal,
-    or with one that another program carried on. A whole file of another name is a copy if ``path`` is no name that we
-    give, or if it ``may_be_copy``. A copy has a checksum. ``data`` may be the end of a file, if that holds both seals
-    and ``crc`` is the CRC-32C of the whole file. Raises CorruptFileError for a file that was damaged, and for one that
-    took the place of another.
+    An intact file whose seal contains another name is a copy if ``path`` is not a name that is unique to one file, or
+    if ``may_be_copy`` is set. Otherwise, it replaced another file.
+
+    Args:
+        data: The content of the file, or its end if that contains both seals and ``crc`` is passed.
+        seals: The values of both ``SEAL_KEYS`` in the file, None for a missing one.
+        path: The path of the file.
+        crc: The CRC-32C of the whole file, if ``data`` is its end.
+        may_be_copy: Whether a copy of another file is valid at this path.
+
+    Returns:
+        Whether the file has a valid checksum. False for a file without a seal, and for a file into which another
+        program copied a seal.
+
+    Raises:
+        CorruptFileError: The file is damaged, or replaced another file.
     """
     first, second = seals
     if first is None and second is None:
@@ -59,13 +76,13 @@ def check_seals(
     if match is None or first is None:
         raise CorruptFileError(f"{path!r} is damaged: its two checksums differ", path=path)
     blank = data.replace(first.encode(errors="surrogateescape"), open_seal(match[2]).encode(errors="surrogateescape"))
-    found = google_crc32c.value(blank)
-    if crc is not None:  # CRCs are linear. Both files begin alike, so their CRCs differ as those of their ends do.
-        found ^= google_crc32c.value(data) ^ crc
-    is_whole: bool = found == int(match[1], 16)
+    checksum = google_crc32c.value(blank)
+    if crc is not None:  # CRCs are linear: both files begin alike, so their CRCs differ as those of their ends do
+        checksum ^= google_crc32c.value(data) ^ crc
+    is_whole: bool = checksum == int(match[1], 16)
     if match[2] == path.rpartition("/")[2]:
         if not is_whole:
-            raise CorruptFileError(f"{path!r} is damaged: its bytes are not those of its checksum", path=path)
+            raise CorruptFileError(f"{path!r} is damaged: its checksum does not match", path=path)
         return True
     if is_whole and not may_be_copy and is_unique_name(path):
         raise CorruptFileError(f"{path!r} is the file {match[2][:200]!r}, which took its place", path=path)
@@ -73,12 +90,12 @@ def check_seals(
 
 
 _UUID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-#: One uuid, one file: nodes, definitions, roots of exports. Several of a table's files may share one.
+#: Nodes, definitions and roots of exports, whose uuid is unique to one file. Several files of a table may share one.
 _CATALOG_NAME = re.compile(rf"({_UUID.pattern})\.(?:arrow|ipc|binpb)", re.IGNORECASE)
 
 
 def folded(text: str) -> str:
-    """Return the part of a text that no case or normalization changes: ASCII, in lower case, without marks."""
+    """Return the part of a text that case and normalization do not affect: ASCII characters, in lower case."""
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFD", text.casefold())
@@ -86,9 +103,9 @@ def folded(text: str) -> str:
 
 
 def name_identity(location: str) -> str:
-    """Return the part of a location's last name that tells its file from all others.
+    """Return the part of a location's file name that identifies the file.
 
-    For a file of the catalog this is the uuid alone, even if a file system replaced characters.
+    For a catalog file, this is only the uuid, because a file system may have replaced other characters.
     """
     name = location.rpartition("/")[2]
     match = _CATALOG_NAME.search(name)
@@ -96,11 +113,11 @@ def name_identity(location: str) -> str:
 
 
 class OtherNames:
-    """The names that needed files may have in a listing, beside their own paths.
+    """The names that required files may have in a listing, in addition to their paths.
 
-    Locations are paths or URIs. A URI may lead under the same root by another name of it, such as a link. Only a hash
-    of each is kept: two names that share one only spare a file too many. Nothing is kept of a path in ASCII and in
-    lower case, as ``folded`` of a listed path is such a path.
+    Locations are paths or URIs. A URI may refer to a file under the same root by another name of the root, such as a
+    link. Only hashes are stored; a collision only means that one file too many is kept. Lower-case ASCII paths are not
+    stored, because ``folded`` of a listed path is the path itself.
     """
 
     def __init__(self, locations: Iterable[str] = ()) -> None:
@@ -122,7 +139,7 @@ class OtherNames:
 
 
 class CompactUuidSet:
-    """A set of texts, which also tells whether a text resembles a member."""
+    """A set of strings that also supports lookups that ignore case and normalization."""
 
     def __init__(self) -> None:
         self._members: set[str] = set()
@@ -138,38 +155,40 @@ class CompactUuidSet:
         return text in self._members
 
     def has_like(self, text: str) -> bool:
-        """Whether a member differs in nothing but case and normalization."""
+        """Whether a member differs from a text only in case or normalization."""
         return folded(text) in self._folded
 
 
-#: A lease, an owner file, the orphan barrier: a few texts and numbers.
+#: Maximum size of a small file with a few values: a lease, an owner file, the orphan barrier.
 MAX_NOTE_BYTES = 1 << 20
-#: A definition: decoded, each of its parts takes a hundred times as much memory.
+#: Maximum size of a definition. Its parts can take a hundred times as much memory when decoded.
 MAX_DEFINITION_BYTES = 64 << 20
-#: A plan, the manifest of an export or a record of verified files: a line for each of millions of files.
+#: Maximum size of a plan, the manifest of an export or a record of verified files, with a line for each file.
 MAX_FILE_LIST_BYTES = 1 << 30
 
-#: Values that any JSON file of an operation may hold, and bytes for each one more.
+#: Number of values that any JSON file may contain, and the number of bytes for each additional value.
 _ALWAYS_ALLOWED_VALUES = 1_000_000
 _BYTES_PER_VALUE = 16
 
 
 def check_definition_size(size_bytes: int, path: str) -> None:
-    """Raise CorruptFileError for a definition that is too large to be one."""
+    """Raise CorruptFileError if a file is larger than a definition can be."""
     if size_bytes > MAX_DEFINITION_BYTES:
         raise CorruptFileError(
-            f"{path!r} has {size_bytes} bytes, and no definition more than {MAX_DEFINITION_BYTES}; restore it",
+            f"{path!r} is damaged: it has {size_bytes} bytes, more than the limit of a definition,"
+            f" {MAX_DEFINITION_BYTES}; restore it",
             path=path,
         )
 
 
 def check_json_values(data: bytes, path: str) -> None:
-    """Raise CorruptFileError for JSON with more values than a file of its size has. Each value takes tens of bytes."""
-    # A count of the separators of values, also of those in strings, costs next to nothing.
+    """Raise CorruptFileError if a JSON file has too many values for its size, because decoding would exhaust memory."""
+    # Counting separators, including those in strings, is cheap.
     n_values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     limit = _ALWAYS_ALLOWED_VALUES + len(data) // _BYTES_PER_VALUE
     if n_values > limit:
         raise CorruptFileError(
-            f"{path!r} holds {n_values} values, and no file of {len(data)} bytes more than {limit}; restore it",
+            f"{path!r} is damaged: it has {n_values} values, more than the limit of {limit} for a file of {len(data)}"
+            " bytes; restore it",
             path=path,
         )

@@ -21,7 +21,7 @@ VERIFIED_PREFIX = f"{OPERATIONS_PREFIX}verified-"
 ORPHAN_BARRIER_PATH = f"{OPERATIONS_PREFIX}orphan-barrier.json"
 LAKEHOUSE_DEF_PREFIX = "_lakehouse_def_"
 TABLES_PREFIX = "tables/"
-#: The file in a table's folder that says which lakehouse owns it.
+#: The name of the file in a table's folder that identifies the lakehouse that owns the folder.
 OWNER_NAME = "_owner.json"
 MAX_VERSION = 2**32 - 1
 MAX_SEGMENT_BYTES = 255
@@ -50,7 +50,7 @@ _OPERATION_NAME = re.compile(
     rf"|_export_{_UUID}\.arrow",
     re.DOTALL,
 )
-#: A root's name, any name with a uuid, and names of operations' files and folders that have one place each.
+#: Names of roots, names with a uuid, and names of operations' files of which each folder contains at most one.
 _NAME_OF_ONE_FILE = re.compile(
     rf"{_ROOT_NAME.pattern}|.*{_UUID}.*|(?:lease-[1-9][0-9]*|orphan-barrier|_owner)\.json", re.DOTALL | re.IGNORECASE
 )
@@ -59,9 +59,11 @@ _ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 
 
 def derived_uuid(seed: uuid.UUID, name: str) -> uuid.UUID:
-    """Return the uuid of a name, the same each time. In form it is one of version 4, as in all names.
+    """Derive a deterministic uuid from a name. It has the form of version 4, because other programs may check the form.
 
-    Other programs may check the form of a name, and need not know how it was made.
+    Args:
+        seed: The namespace of the name.
+        name: The name.
     """
     return as_version_4(uuid.uuid5(seed, name))
 
@@ -79,31 +81,41 @@ def optimize_path(original: str) -> str:
 
 
 def is_misnamed(path: str) -> bool:
-    """Whether a path has the form of an optimized path, but another prefix than its name gives.
+    """Whether a path has the form of an optimized path, but its hash prefix does not match its name.
 
-    No file of ours has such a path, so a pointer to it is damaged. Other programs may have hashed a path with ``/`` in
-    place of ``-``. So this says something only if there is no file.
+    This program never creates such a path, so a pointer to it is damaged. Another program may have hashed a path with
+    ``/`` in place of ``-``, so the result is only meaningful if the file does not exist.
     """
     match = _OPTIMIZED.fullmatch(path)
     return match is not None and optimize_path(match[1]) != path
 
 
 def new_node_path(identifier: uuid.UUID | None = None) -> str:
-    """Return a fresh path for a non-root node, or the one of a uuid (L6)."""
+    """Return a path for a non-root node, with a random uuid by default (L6)."""
     return optimize_path(f"node-{identifier or uuid.uuid4()}.arrow")
 
 
 def new_namespace_path(namespace: str, file_path_max_size_bytes: int, identifier: uuid.UUID | None = None) -> str:
-    """Return a fresh path for a namespace definition, or the one of a uuid (L7, L8)."""
+    """Return a path for a namespace definition (L7, L8).
+
+    Args:
+        namespace: The name of the namespace.
+        file_path_max_size_bytes: Maximum size of the path. The name is truncated if necessary.
+        identifier: The uuid in the path, random by default.
+    """
     return _definition_path(f"namespace-{_readable(namespace)}", file_path_max_size_bytes, identifier)
 
 
 def new_table_path(
     namespace: str, table: str, file_path_max_size_bytes: int, identifier: uuid.UUID | None = None
 ) -> str:
-    """Return a fresh path for a table definition, or the one of a uuid (L7, L8).
+    """Return a path for a table definition (L7, L8). The name of the table precedes that of its namespace.
 
-    The table comes before its namespace.
+    Args:
+        namespace: The name of the namespace.
+        table: The name of the table.
+        file_path_max_size_bytes: Maximum size of the path. The names are truncated if necessary.
+        identifier: The uuid in the path, random by default.
     """
     return _definition_path(_table_stem(namespace, table, _readable), file_path_max_size_bytes, identifier)
 
@@ -113,7 +125,7 @@ def _readable(name: str) -> str:
 
 
 def _readable_beyond_ascii(name: str) -> str:
-    """Return the former readable form of names. Later some file systems were found to change letters beyond ASCII."""
+    """Return the readable form of names in older paths, with non-ASCII letters, which some file systems change."""
     chars = zip(name, _readable(name), strict=True)
     return "".join(
         char if ord(char) > 0x7F and unicodedata.category(char)[0] in "LN" else shown for char, shown in chars
@@ -125,9 +137,16 @@ def _table_stem(namespace: str, table: str, readable: Callable[[str], str]) -> s
 
 
 def is_table_definition_path(path: str, namespace: str, table: str, file_path_max_size_bytes: int) -> bool:
-    """Whether :func:`new_table_path` gives a path for this table, or for a table whose name reads alike.
+    """Whether :func:`new_table_path` can return a path for this table.
 
-    A name that reads alike has other letters beyond ASCII. The path itself may have such letters, as we gave them once.
+    This is also true for tables whose names differ only in non-ASCII characters, because the path does not contain
+    these characters. Older paths, which contain non-ASCII letters, are also recognized.
+
+    Args:
+        path: The path of a table definition.
+        namespace: The name of the namespace.
+        table: The name of the table.
+        file_path_max_size_bytes: Maximum size of paths in the lakehouse.
     """
     match = _TABLE_NAME.fullmatch(path)
     return match is not None and any(
@@ -137,16 +156,16 @@ def is_table_definition_path(path: str, namespace: str, table: str, file_path_ma
 
 
 def named_kind(location: str) -> str | None:
-    """Return the kind of definition that a location has by its name, as we give it: lakehouse, namespace or table.
+    """Return the kind of a definition according to its file name: lakehouse, namespace or table.
 
-    Returns None for a name of another program. No reader may rely on the name.
+    Returns None for names that another program chose. Readers must not rely on the name.
     """
     match = _DEFINITION_NAME.fullmatch(location)
     return match[1] or match[2] if match else None
 
 
 def shortest_path_limit_bytes() -> int:
-    """Return the smallest ``file_path_max_size_bytes`` that leaves one character of name (L8)."""
+    """Return the smallest ``file_path_max_size_bytes`` with room for one character of a name (L8)."""
     longest_definition = len(optimize_path(f"namespace-n-{uuid.UUID(int=0)}.binpb"))
     return max(longest_definition, len(new_lakehouse_def_path()), len(new_node_path()), len(new_export_root_path()))
 
@@ -173,39 +192,39 @@ class RootNaming:
     suffix: str = ".arrow"
 
     def path(self, version: int) -> str:
-        """Return the path of a root node. Raises VersionNotFoundError for numbers that no version can have."""
+        """Return the path of a root node. Raise VersionNotFoundError if no version can have this number."""
         if not 0 <= version <= MAX_VERSION:
             raise VersionNotFoundError(f"version {version} is outside 0..{MAX_VERSION}", version=version)
         return f"{ROOT_PREFIX}{f'{version:0{self.digits}b}'[::-1]}{self.suffix}"
 
     def parse(self, path: str) -> int | None:
-        """Return the version of a root node path, or None when the path is none of this naming.
+        """Return the version of a root node's path, or None if the path does not have this naming.
 
-        Raises VersionNotFoundError for a version beyond the largest one: 64 digits can name such a version.
+        Raises VersionNotFoundError for a version above the maximum, which 64 digits can encode.
         """
         return parse_root_path(path) if root_naming(path) == self else None
 
 
-#: Our own naming, and all namings that are read. A lakehouse keeps the naming that it has.
+#: The naming of new lakehouses, and all namings that can be read. A lakehouse never changes its naming.
 ROOT_NAMING = RootNaming()
 ROOT_NAMINGS = tuple(RootNaming(digits, suffix) for suffix in (".arrow", ".ipc") for digits in (32, 64))
 
 
 def root_path(version: int) -> str:
-    """Return the path of a root node in our own naming. Raises VersionNotFoundError as :class:`RootNaming` does."""
+    """Return the path of a root node in ``ROOT_NAMING``. Raise VersionNotFoundError if no version has this number."""
     return ROOT_NAMING.path(version)
 
 
 def root_naming(path: str) -> RootNaming | None:
-    """Return the naming of a root node's path, or None when the path is no root node's."""
+    """Return the naming of a root node's path, or None if the path is not that of a root node."""
     match = _ROOT_NAME.fullmatch(path)
     return RootNaming(len(match[1]), match[2]) if match else None
 
 
 def parse_root_path(path: str) -> int | None:
-    """Return the version of a root node path in any naming, or None when the path is not one (L9).
+    """Return the version of a root node's path in any naming, or None if the path is not that of a root node (L9).
 
-    Raises VersionNotFoundError for a version beyond the largest one: 64 digits can name such a version.
+    Raises VersionNotFoundError for a version above the maximum, which 64 digits can encode.
     """
     match = _ROOT_NAME.fullmatch(path)
     if match is None:
@@ -221,7 +240,7 @@ def parse_root_path(path: str) -> int | None:
 
 
 def version_named(location: str) -> int | None:
-    """Return the version whose root's name is the last part of a location, None for another name."""
+    """Return the version if the last segment of a location is the name of a root, None otherwise."""
     try:
         return parse_root_path(location.rpartition("/")[2])
     except VersionNotFoundError:
@@ -229,15 +248,15 @@ def version_named(location: str) -> int | None:
 
 
 def is_unique_name(path: str) -> bool:
-    """Whether the last part of a path is a name that we give to one file alone. A file of this name is that file.
+    """Whether the last segment of a path is a name that this program gives to only one file.
 
-    Any other name, by a caller or another program, says nothing of the file's content.
+    Any other name, chosen by a caller or another program, does not identify the content of the file.
     """
     return _NAME_OF_ONE_FILE.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def parse_hint(data: bytes) -> int | None:
-    """Return the version in a hint file, or None when it holds no usable number (L10)."""
+    """Return the version in a hint file, or None if it does not contain a valid version (L10)."""
     text = data[:64].strip()
     if not text.isdigit() or len(text) > len(str(MAX_VERSION)):
         return None
@@ -246,17 +265,17 @@ def parse_hint(data: bytes) -> int | None:
 
 
 def new_lakehouse_def_path(identifier: uuid.UUID | None = None) -> str:
-    """Return a fresh path for a lakehouse definition, or the one of a uuid (L11)."""
+    """Return a path for a lakehouse definition, with a random uuid by default (L11)."""
     return f"{LAKEHOUSE_DEF_PREFIX}{identifier or uuid.uuid4()}.binpb"
 
 
 def new_export_root_path() -> str:
-    """Return a fresh path for the root node of an export within its own lakehouse."""
+    """Return a new path for the root node of an export within its lakehouse."""
     return f"_export_{uuid.uuid4()}.arrow"
 
 
 def new_manifest_path() -> str:
-    """Return a fresh path for the manifest of an export."""
+    """Return a new path for the manifest of an export."""
     return manifest_path(str(uuid.uuid4()))
 
 
@@ -266,12 +285,12 @@ def manifest_path(export_id: str) -> str:
 
 
 def new_plan_path() -> str:
-    """Return a fresh path for the plan of an operation that deletes."""
+    """Return a new path for the plan of an operation that deletes files."""
     return f"{OPERATIONS_PREFIX}plan-{uuid.uuid4()}.json"
 
 
 def new_verified_path() -> str:
-    """Return a fresh path for a record of verified files."""
+    """Return a new path for a record of verified files."""
     return f"{VERIFIED_PREFIX}{uuid.uuid4()}.arrow"
 
 
@@ -292,7 +311,7 @@ def parse_lease_path(path: str) -> int | None:
 
 
 def is_operation_path(path: str) -> bool:
-    """Whether our operations give such a path: to plans, manifests, exports' roots, transactions, requests, ..."""
+    """Whether a path is that of an operation's file: a plan, manifest, export root, transaction, slot request etc."""
     return _OPERATION_NAME.fullmatch(path) is not None or parse_slot_request_path(path) is not None
 
 
@@ -302,20 +321,20 @@ def saved_transaction_path(transaction_id: str) -> str:
 
 
 def new_slot_request_path(attempt_ms: int) -> str:
-    """Return a fresh path for a writer's request for a turn. It names how long the writer's attempts take."""
+    """Return a new path for a writer's slot request. It contains the duration of the writer's attempts."""
     return f"{SLOT_REQUEST_PREFIX}{attempt_ms}-{uuid.uuid4()}"
 
 
 def parse_slot_request_path(path: str) -> int | None:
-    """Return the milliseconds that an attempt takes, from the path of a writer's request. None for another path."""
+    """Return the duration of an attempt in milliseconds from the path of a slot request, None for another path."""
     match = _SLOT_REQUEST_NAME.fullmatch(path)
     return int(match[1]) if match else None
 
 
 def table_prefix(table_id: str) -> str:
-    """Return the prefix under which all files of a MANAGED table lie.
+    """Return the prefix of all files of a MANAGED table.
 
-    Raises InvalidDefinitionError for an id that could reach beyond its own prefix.
+    Raises InvalidDefinitionError for an id with which paths could refer to files outside the prefix.
     """
     if not table_id or "/" in table_id or table_id in (".", ".."):
         raise InvalidDefinitionError(f"table id {table_id!r} cannot name a folder")
@@ -323,28 +342,28 @@ def table_prefix(table_id: str) -> str:
 
 
 def owner_path(table_id: str) -> str:
-    """Return the path of a table's owner file. Raises InvalidDefinitionError for an id that names no folder."""
+    """Return the path of a table's owner file. Raise InvalidDefinitionError if the id cannot name a folder."""
     return f"{table_prefix(table_id)}{OWNER_NAME}"
 
 
 def is_immutable_path(path: str) -> bool:
-    """Whether a file of this name never changes: a node or a definition, with a uuid in its name (L6, L7, L11).
+    """Whether a file with this path is immutable: a node or a definition with a uuid in its name (L6, L7, L11).
 
-    Roots are not among them, since sealing overwrites them. Names without a uuid are not either, as another engine
-    could give one a second time.
+    Roots are not immutable, because sealing overwrites them. Files without a uuid in their names are not, because
+    another engine could reuse such a name.
     """
     return _IMMUTABLE_NAME.fullmatch(path) is not None
 
 
 def is_table_metadata_path(path: str) -> bool:
-    """Whether a name is that of a metadata file, manifest list or manifest below a table's place, with a uuid in it.
+    """Whether a path is that of a table's metadata file, manifest list or manifest with a uuid in its name.
 
-    Whoever wrote such a file chose its name at random, so that it never changes.
+    The writer chose such a name at random, so the file is immutable.
     """
     return _TABLE_METADATA_NAME.fullmatch(path) is not None
 
 
 def root_of(uri: str) -> str | None:
-    """Return the root URI of a lakehouse from the URI of a node or definition in it, None for another name."""
+    """Return the root of a lakehouse from the URI of one of its nodes or definitions, None for other URIs."""
     match = _DISTANT_NAME.fullmatch(uri)
     return match[1] if match else None

@@ -1,4 +1,4 @@
-"""Keys of objects and system rows of node files, and text that is read in place (FORMAT.md, K1-K3)."""
+"""Object keys and system rows of node files, and text columns without copies (FORMAT.md, K1-K3)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pyarrow.lib import StringBuilder
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError, InvalidNameError
 from trinitylake_ops.format.file_names import version_named
 
-_FEW_TEXTS = 64  # for more strings, the builder takes longer than pa.array
+_FEW_TEXTS = 64  # above this number of strings, pa.array is faster than the builder
 _MAX_UTF8_BYTES = 2**31 - 1  # offsets of utf8 are 32-bit numbers
 
 
 class TextColumn(Sequence[str]):
-    """An unchanging list of strings: an Arrow array of ``utf8`` without nulls.
+    """An immutable sequence of strings, backed by an Arrow array of ``utf8`` without nulls.
 
-    Taking one string makes only that string, and slices and iterations make theirs anew each time. Only the bytes of
-    the file are kept. Equal to a list or column of the same strings.
+    Python strings are created on each access and not cached, so only the bytes of the file stay in memory. A column is
+    equal to a list or another column of the same strings.
     """
 
     __slots__ = ("array",)
@@ -39,10 +39,10 @@ class TextColumn(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        found: str | list[str] = (
+        strings: str | list[str] = (
             self.array[index].to_pylist() if isinstance(index, slice) else self.array[index].as_py()
         )
-        return found
+        return strings
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.array.to_pylist())
@@ -57,21 +57,21 @@ class TextColumn(Sequence[str]):
 
 
 def text_array(texts: Sequence[str | None]) -> pa.StringArray:
-    """Return strings as an Arrow array of ``utf8``, those of a column without a copy."""
+    """Convert strings to an Arrow array of ``utf8``, without a copy for a TextColumn."""
     if isinstance(texts, TextColumn):
         return texts.array
     return built_texts(texts) if len(texts) <= _FEW_TEXTS else pa.array(texts, pa.utf8())
 
 
 def built_texts(texts: Iterable[str | None]) -> pa.StringArray:
-    """Return strings as an Arrow array of ``utf8``. ``pa.array`` would load pandas for any list, if installed."""
+    """Build an Arrow array of ``utf8`` from strings, without ``pa.array``, which loads pandas if it is installed."""
     builder = StringBuilder()
     builder.append_values(texts)
     return builder.finish()
 
 
 def joined_texts(arrays: Sequence[pa.StringArray]) -> pa.StringArray:
-    """Return arrays one after the other, as ``large_utf8`` if they hold more text than ``utf8`` can count."""
+    """Concatenate arrays, as ``large_utf8`` if their text exceeds the 32-bit offsets of ``utf8``."""
     if not arrays:
         return built_texts([])
     if any(is_large_text(array) for array in arrays) or _is_too_much(pa.chunked_array(arrays, pa.utf8())):
@@ -80,12 +80,12 @@ def joined_texts(arrays: Sequence[pa.StringArray]) -> pa.StringArray:
 
 
 def _is_too_much(texts: pa.ChunkedArray) -> bool:
-    # Whole buffers are a bound that takes far less time than the parts of them that are shown.
+    # The size of whole buffers is an upper bound that is much faster to compute than the size of the slices.
     return bool(texts.get_total_buffer_size() > _MAX_UTF8_BYTES and texts.nbytes > _MAX_UTF8_BYTES)
 
 
 def is_large_text(array: pa.StringArray) -> bool:
-    """Whether a column of text counts it by 64-bit numbers."""
+    """Whether a text column has 64-bit offsets."""
     return bool(pa.types.is_large_string(array.type))
 
 
@@ -95,14 +95,14 @@ TABLE_SCHEMA_ID = 2
 _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _SCHEMA_ID_CHARS = 4
 _PAD = " "
-_FEW_KEYS = 32  # fewer keys are decoded faster one by one than together
-_DECODED_TOGETHER = 8192  # the text of so many keys fits a processor's cache
+_FEW_KEYS = 32  # up to this number of keys, decoding one by one is faster than vectorized decoding
+_DECODED_TOGETHER = 8192  # the text of this number of keys fits into a processor's cache
 
 
 def encode_schema_id(schema_id: int) -> str:
     """Return the four base64 characters of a schema id, most significant digit first (K3)."""
     if not 0 <= schema_id < 64**_SCHEMA_ID_CHARS:
-        raise ValueError(f"schema id {schema_id} does not fit {_SCHEMA_ID_CHARS} base64 digits")
+        raise ValueError(f"schema id {schema_id} does not fit into {_SCHEMA_ID_CHARS} base64 digits")
     digits = ""
     while True:
         schema_id, digit = divmod(schema_id, 64)
@@ -112,7 +112,7 @@ def encode_schema_id(schema_id: int) -> str:
 
 
 def has_schema_id(key: str) -> bool:
-    """Whether a key begins like that of an object, with a schema id of fewer than four digits (K3)."""
+    """Whether a key starts with a schema id of fewer than four digits, as object keys do (K3)."""
     digits = key[:_SCHEMA_ID_CHARS].rstrip("=")
     return len(key) >= _SCHEMA_ID_CHARS > len(digits) > 0 and all(digit in _BASE64 for digit in digits)
 
@@ -125,7 +125,16 @@ TABLE_KEY_PREFIX = encode_schema_id(TABLE_SCHEMA_ID)
 
 
 def validate_name(name: str, max_size_bytes: int, kind: str) -> str:
-    """Return an object name unchanged, or raise InvalidNameError (K2). ``kind`` is for the message."""
+    """Check an object name (K2) and return it unchanged.
+
+    Args:
+        name: The name.
+        max_size_bytes: Maximum size of the name in UTF-8.
+        kind: The kind of the object, for the error message.
+
+    Raises:
+        InvalidNameError: The name is invalid.
+    """
     if not name:
         raise InvalidNameError(f"{kind} name is empty")
     try:
@@ -135,37 +144,44 @@ def validate_name(name: str, max_size_bytes: int, kind: str) -> str:
     if size_bytes > max_size_bytes:
         shown = name if len(name) <= 40 else name[:37] + "..."
         raise InvalidNameError(
-            f"{kind} name {shown!r} has {size_bytes} bytes of UTF-8, more than this lakehouse's {max_size_bytes}"
+            f"{kind} name {shown!r} is too long: it has {size_bytes} bytes in UTF-8; the limit of this lakehouse is"
+            f" {max_size_bytes}"
         )
     for char in name:
         if char <= _PAD or char == "\x7f":
             what = "a space" if char == _PAD else f"the control character U+{ord(char):04X}"
-            raise InvalidNameError(f"{kind} name {name!r} contains {what}; names hold neither spaces nor controls")
+            raise InvalidNameError(
+                f"{kind} name {name!r} contains {what}; spaces and control characters are not allowed in names"
+            )
     return name
 
 
 def check_new_name(name: str, kind: str) -> None:
-    """Raise InvalidNameError for a name that the format allows, but under which nothing new is created.
+    """Check a name for a new object. Some names that the format allows are rejected.
 
-    Clients and proxies normalize URLs, and remove the path segments ``.`` and ``..`` even if they are percent-encoded
-    (RFC 3986, 5.2.4; WHATWG URL). A request for such an object would reach another one. Existing objects of that name
-    are read, dropped and renamed.
+    Clients and proxies normalize URLs and remove the path segments ``.`` and ``..``, even if they are percent-encoded
+    (RFC 3986, 5.2.4; WHATWG URL). A request for such an object would reach another object. Existing objects with such a
+    name can still be read, dropped and renamed.
 
     Args:
         name: The name of a new namespace, table or view.
-        kind: What it is, for the message.
+        kind: The kind of the object, for the error message.
+
+    Raises:
+        InvalidNameError: The name must not be used for a new object.
     """
     if name in _DOT_SEGMENTS:
         raise InvalidNameError(
-            f"{kind} name {name!r} cannot be created: clients remove it from the path of a URL; choose another name"
+            f"{kind} name {name!r} is not allowed: clients remove this segment from URLs; choose another name"
         )
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectName:
-    """The name in an object key: a namespace (``table`` is None) or a table in it."""
+    """The name of a namespace or table."""
 
     namespace: str
+    #: The name of the table; None for a namespace.
     table: str | None = None
 
     def __str__(self) -> str:
@@ -174,22 +190,24 @@ class ObjectName:
 
 @dataclass(frozen=True, slots=True)
 class KeyCodec:
-    """Keys of one lakehouse: sizes in bytes of UTF-8 are fixed when it is created (K1, K2)."""
+    """Encodes and decodes the object keys of one lakehouse (K1, K2)."""
 
+    #: Maximum size of a namespace name in UTF-8, fixed when the lakehouse is created.
     namespace_name_max_size_bytes: int
+    #: Maximum size of a table name in UTF-8, fixed when the lakehouse is created.
     table_name_max_size_bytes: int
 
     def namespace_key(self, namespace: str) -> str:
-        """Return the key of a namespace. Raises InvalidNameError."""
+        """Return the key of a namespace. Raise InvalidNameError for an invalid name."""
         return NAMESPACE_KEY_PREFIX + self._encoded_namespace(namespace)
 
     def table_key(self, namespace: str, table: str) -> str:
-        """Return the key of a table. Raises InvalidNameError."""
+        """Return the key of a table. Raise InvalidNameError for an invalid name."""
         validate_name(table, self.table_name_max_size_bytes, "table")
         return self.tables_prefix(namespace) + _padded(table, self.table_name_max_size_bytes)
 
     def tables_prefix(self, namespace: str) -> str:
-        """Return the prefix shared by the keys of all tables of a namespace. Raises InvalidNameError."""
+        """Return the prefix of the keys of all tables in a namespace. Raise InvalidNameError for an invalid name."""
         return TABLE_KEY_PREFIX + self._encoded_namespace(namespace)
 
     def _encoded_namespace(self, namespace: str) -> str:
@@ -197,19 +215,27 @@ class KeyCodec:
         return _padded(namespace, self.namespace_name_max_size_bytes)
 
     def decode(self, key: str, path: str | None = None) -> ObjectName | None:
-        """Return the name in a key, or None for an object type of unknown schema id, which is carried untouched.
+        """Decode the name in a key.
 
-        Raises CorruptFileError, naming ``path``, for a namespace or table key that no name encodes to.
+        Args:
+            key: The key.
+            path: The path of the file that contains the key, for the error.
+
+        Returns:
+            The name, or None for a key with an unknown schema id. Such objects are preserved unchanged.
+
+        Raises:
+            CorruptFileError: The key has the schema id of a namespace or table, but is not the encoding of a name.
         """
         if not key.startswith((NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX)):
             return None
         return self._decode_ascii(key) or self._decode_any(key, path)
 
     def table_names(self, keys: pa.ChunkedArray) -> pa.StringArray:
-        """Return the names of tables from their keys, both columns of text. All are tables of one namespace.
+        """Decode the table names in a column of keys, all of the same namespace.
 
-        Nearly all names are ASCII. These are decoded together, far faster than each for itself. Raises CorruptFileError
-        for a key that no name encodes to.
+        ASCII names, which nearly all names are, are decoded in a vectorized way. Raises CorruptFileError for a key that
+        is not the encoding of a name.
         """
         parts = [keys.slice(start, _DECODED_TOGETHER) for start in range(0, len(keys), _DECODED_TOGETHER)]
         return joined_texts([self._names_in(joined_texts(part.chunks)) for part in parts])
@@ -227,7 +253,7 @@ class KeyCodec:
         return text_array([name.table for name in decoded if name is not None and name.table is not None])
 
     def _decode_ascii(self, key: str) -> ObjectName | None:
-        """Return the name in a sound key of ASCII, as nearly all are, or None for other keys, sound or not."""
+        """Decode a valid ASCII key, as nearly all keys are. Return None for all other keys, valid or not."""
         table_start = _SCHEMA_ID_CHARS + self.namespace_name_max_size_bytes
         is_table = key.startswith(TABLE_KEY_PREFIX)
         if not key.isascii() or len(key) != table_start + is_table * self.table_name_max_size_bytes:
@@ -248,14 +274,14 @@ class KeyCodec:
                 table = encoded[self.namespace_name_max_size_bytes :].decode("utf-8").rstrip(_PAD)
                 name, again = ObjectName(namespace, table), self.table_key(namespace, table)
         except (UnicodeDecodeError, InvalidNameError) as error:
-            raise CorruptFileError(f"key {key!r} encodes no valid name: {error}", path=path) from error
+            raise CorruptFileError(f"key {key!r} is not the encoding of a valid name: {error}", path=path) from error
         if again != key:
-            raise CorruptFileError(f"key {key!r} is not padded as the lakehouse's name sizes demand", path=path)
+            raise CorruptFileError(f"key {key!r} is not padded to the name sizes of the lakehouse", path=path)
         return name
 
 
 def _are_ascii_names(names: pa.StringArray) -> bool:
-    """Whether each text of an array that Arrow made anew is a name of ASCII. All their bytes are looked at together."""
+    """Whether all strings of a newly created array are ASCII names. The bytes of all strings are checked at once."""
     shortest_bytes = pc.min(pc.binary_length(names)).as_py()
     return shortest_bytes > 0 and not names.buffers()[2].to_pybytes().translate(None, _ASCII_IN_NAMES)
 
@@ -272,10 +298,10 @@ ROLLBACK_FROM_ROOT = "rollback_from_root"
 COMMIT_ID = "commit_id"
 COMMIT_INFO = "commit_info"
 SEALED_AT_MILLIS = "sealed_at_millis"
-#: The newest version at which the clock was set back, up to the version of the root.
+#: The newest version, up to that of the root, at which the clock was set back.
 CLOCK_RESET = "clock_reset"
 
-#: The entry of ``commit_info`` that names the version it was written for.
+#: The entry of ``commit_info`` that contains the version for which it was written.
 STAMPED_VERSION = "version"
 
 MAX_COMMIT_INFO_BYTES = 4096
@@ -287,8 +313,8 @@ _VERSION_DIGITS = 10
 #: The name of ``LAKEHOUSE_DEF`` in the older layout.
 OLD_LAKEHOUSE_DEF = "lakehouse"
 
-#: The keys of system rows that this version knows. Other system rows are kept and ignored, if they can be told from
-#: objects.
+#: The keys of system rows that this program knows. Unknown system rows are preserved and ignored, if they can be
+#: distinguished from objects.
 SYSTEM_KEYS = frozenset(
     {
         CREATED_AT_MILLIS,
@@ -306,15 +332,19 @@ SYSTEM_KEYS = frozenset(
 
 
 def own_rows(system: dict[str, str], path: str) -> dict[str, str]:
-    """Return the system rows of a file without a stamp that was written for another version.
+    """Return the system rows of a root without a stamp (commit id and info) that was written for another version.
 
-    Programs that know only the published format may carry on the stamp of an earlier version. Early stamps do not name
-    their version. They are believed, as far as one file can tell.
+    Programs that know only the published format may copy the stamp of an earlier version into a new root. Early stamps
+    do not contain their version. They are accepted here, because one file alone does not show whether they were copied.
+
+    Args:
+        system: The system rows of the root.
+        path: The path of the root.
     """
     if COMMIT_ID not in system and COMMIT_INFO not in system:
         return system
     version = version_named(path)
-    if version is None:  # the root of an export, perhaps a copy of another program's: after which does it come?
+    if version is None:  # the root of an export, perhaps a copy of another program's root: derive its version
         before = version_named(system.get(PREVIOUS_ROOT, ""))
         version = 0 if before is None else before + 1
     stamped = decode_commit_info(system).get(STAMPED_VERSION, version)
@@ -322,18 +352,27 @@ def own_rows(system: dict[str, str], path: str) -> dict[str, str]:
 
 
 def without_carried_stamp(system: dict[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """Return the system rows of a root, without a stamp that the root ``before`` it has, too.
+    """Return the system rows of a root without a stamp that the previous root also has.
 
-    This finds stamps that were carried on from a root whose stamp does not name its version.
+    This detects copied stamps that do not contain their version.
+
+    Args:
+        system: The system rows of the root.
+        before: The system rows of the previous root.
     """
     commit_id = system.get(COMMIT_ID)
     return _unstamped(system) if commit_id is not None and commit_id == before.get(COMMIT_ID) else system
 
 
 def clock_reset(system: Mapping[str, str], version: int) -> int | None:
-    """Return the newest version up to ``version`` at which the clock was set back, by the root of ``version``.
+    """Return the newest version at which the clock was set back, according to the root of a version.
 
-    None if there is none, or if the row holds no version that can be it.
+    Args:
+        system: The system rows of the root.
+        version: The version of the root.
+
+    Returns:
+        A version up to ``version``, or None if the row is missing or its value is not such a version.
     """
     text = system.get(CLOCK_RESET, "")
     reset = int(text) if text.isascii() and text.isdecimal() and len(text) <= _VERSION_DIGITS else 0
@@ -341,7 +380,12 @@ def clock_reset(system: Mapping[str, str], version: int) -> int | None:
 
 
 def is_clock_reset(system: Mapping[str, str], version: int) -> bool:
-    """Whether the clock was set back at ``version``, by its own root, which we wrote."""
+    """Whether the clock was set back at a version, according to its root, which this program wrote.
+
+    Args:
+        system: The system rows of the root.
+        version: The version of the root.
+    """
     return COMMIT_ID in system and clock_reset(system, version) == version
 
 
@@ -353,34 +397,31 @@ _COMMIT_INFO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), 
 
 
 def encode_commit_info(info: dict[str, Any]) -> str:
-    """Return ``commit_info`` as one JSON object of at most 4 KiB. Raises InvalidInputError when larger or no JSON."""
+    """Encode ``commit_info`` as a JSON object. Raise InvalidInputError if it exceeds 4 KiB or is not valid JSON."""
     try:
         text = _COMMIT_INFO_JSON.encode(info)
         size_bytes = len(text.encode("utf-8"))
     except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"message and properties of a commit are text only: {error}") from error
+        raise InvalidInputError(f"message and properties of a commit must be strings: {error}") from error
     if size_bytes > MAX_COMMIT_INFO_BYTES:
         raise InvalidInputError(
-            f"message and properties of this commit take {size_bytes} bytes, more than {MAX_COMMIT_INFO_BYTES};"
-            " shorten them"
+            f"message and properties of this commit are too large: they have {size_bytes} bytes, more than the"
+            f" limit of {MAX_COMMIT_INFO_BYTES}; shorten them"
         )
     return text
 
 
 def decode_commit_info(system: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ``commit_info`` of a root's system rows.
-
-    It is empty if absent, or if another program wrote no JSON object.
-    """
+    """Decode the ``commit_info`` in a root's system rows, an empty dict if it is missing or not a JSON object."""
     text = system.get(COMMIT_INFO, "{}")
     try:
         info = json.loads(text, parse_constant=_refused_constant)
         if "\\u" in text:
-            json.dumps(info, ensure_ascii=False).encode()  # escapes can be halves of characters, which no text holds
+            json.dumps(info, ensure_ascii=False).encode()  # reject escapes that are unpaired surrogates
     except (ValueError, RecursionError):
         return {}
     return info if isinstance(info, dict) else {}
 
 
 def _refused_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")

@@ -1,4 +1,4 @@
-"""Checks which settings of a lakehouse fit together (FORMAT.md, "Object definitions")."""
+"""Validate the settings of lakehouses and the definitions of tables (FORMAT.md, "Object definitions")."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from trinitylake_ops.format.keys import (
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.format.node_file import check_node_compression, seal_room_bytes, size_of_rows_bytes, text_bytes
 
-_ANY_UUID = uuid.UUID(int=0)  # all names of a kind are as long
+_ANY_UUID = uuid.UUID(int=0)  # all paths of a kind have the same length
 
 MIN_ORDER = 3
 MAX_ORDER = 65_536
-MAX_NODE_FILE_BYTES = 2**31 - 1  # the largest offset of a column of text in one batch
-#: The most bytes of the names and values of the properties of one definition, as UTF-8. Views are properties, too.
+MAX_NODE_FILE_BYTES = 2**31 - 1  # the largest offset in a text column of one batch
+#: Maximum size of the property names and values of one definition, in UTF-8. Views are stored as properties.
 MAX_PROPERTIES_BYTES = 4 << 20
 
 #: Settings that are fixed when a lakehouse is created.
@@ -51,11 +51,12 @@ IMMUTABLE_SETTINGS = (
 
 
 def smallest_node_file_limit_bytes(definition: LakehouseDef) -> int:
-    """Return the size of the largest root that may be needed: full pointer rows, one buffered message, seals.
+    """Return the smallest valid ``node_file_max_size_bytes``: the size of the largest root that may be needed.
 
-    Every key and value has its full size, and every child pointer that of a node's path. The system rows are those of a
-    rollback with the largest ``commit_info``. Roots have our own naming, as in all lakehouses that we create. While a
-    tree is edited, its root's real system rows count.
+    This root has the maximum number of pointer rows, one buffered message and seals. Keys and values have their maximum
+    sizes, child pointers the size of a node's path. The system rows are those of a rollback with the largest
+    ``commit_info``. Root names have our naming, as in all lakehouses that this program creates. While a tree is edited,
+    the actual system rows of its root count.
     """
     key_bytes = 4 + definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
     return _largest_root_bytes(definition.order, key_bytes, definition.file_path_max_size_bytes)
@@ -82,10 +83,10 @@ def _largest_root_bytes(order: int, key_bytes: int, path_bytes: int) -> int:
 
 
 def validate_lakehouse_def(definition: LakehouseDef) -> LakehouseDef:
-    """Return a definition unchanged, or raise InvalidDefinitionError naming the nearest value that works."""
+    """Return a definition unchanged, or raise InvalidDefinitionError with the nearest valid value."""
     if definition.major_version != MAJOR_VERSION:
         raise InvalidDefinitionError(
-            f"major_version is {definition.major_version}, this program writes {MAJOR_VERSION}; leave it out"
+            f"major_version is {definition.major_version}, but this program writes {MAJOR_VERSION}; omit it"
         )
     _at_least("order", definition.order, MIN_ORDER)
     _at_most("order", definition.order, MAX_ORDER)
@@ -109,36 +110,52 @@ def _validate_changeable_settings(definition: LakehouseDef) -> LakehouseDef:
         try:
             normalize_root_uri(definition.table_root)
         except InvalidLocationError as error:
-            raise InvalidDefinitionError(f"table_root is no root: {error.message}") from error
+            raise InvalidDefinitionError(f"table_root is invalid: {error.message}") from error
     return definition
 
 
 def check_readable_sizes(definition: LakehouseDef, path: str) -> LakehouseDef:
-    """Return a definition that was read, if its sizes are possible.
+    """Check the sizes in a definition that was read, and return it unchanged.
 
-    Any program may have written it. Raises CorruptFileError for impossible sizes. If not even the names in one node fit
-    its file, no key may be padded to their size: it can be gigabytes.
+    The definition is untrusted. If the names in one node do not fit into its file, keys must not be padded to the name
+    sizes, because these can be gigabytes.
+
+    Args:
+        definition: The definition.
+        path: The path of its file.
+
+    Raises:
+        CorruptFileError: The sizes are impossible.
     """
     names_bytes = definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
     limit_bytes = min(definition.node_file_max_size_bytes, MAX_NODE_FILE_BYTES)
     if definition.order < 2 or definition.order * names_bytes > limit_bytes:
         raise CorruptFileError(
-            f"the lakehouse definition {path!r} says order {definition.order}, names of {names_bytes} bytes and node"
-            f" files of {definition.node_file_max_size_bytes} bytes, which cannot be",
+            f"the lakehouse definition {path!r} is damaged: order {definition.order}, names of {names_bytes} bytes and"
+            f" node files of {definition.node_file_max_size_bytes} bytes are impossible",
             path=path,
         )
     return definition
 
 
 def validate_changed_settings(before: LakehouseDef, after: LakehouseDef) -> LakehouseDef:
-    """Return a changed definition, or raise InvalidDefinitionError when it changes what is fixed at creation.
+    """Check a changed definition, and return it unchanged.
 
-    Only settings that can change are checked: other programs may have created a lakehouse whose sizes we would refuse.
+    Only settings that can change are validated, because another program may have created the lakehouse with sizes that
+    this program would reject.
+
+    Args:
+        before: The current definition.
+        after: The changed definition.
+
+    Raises:
+        InvalidDefinitionError: A setting is invalid, or one that is fixed at creation was changed.
     """
     for name in IMMUTABLE_SETTINGS:
         if getattr(before, name) != getattr(after, name):
             raise InvalidDefinitionError(
-                f"{name} is fixed when a lakehouse is created ({getattr(before, name)!r}); it would re-encode every key"
+                f"{name} is fixed when a lakehouse is created ({getattr(before, name)!r}); a change would re-encode"
+                " every key"
             )
     if before.properties != after.properties:
         validate_properties("the lakehouse", after.properties, before.properties)
@@ -147,38 +164,39 @@ def validate_changed_settings(before: LakehouseDef, after: LakehouseDef) -> Lake
 
 def _at_least(name: str, value: int, minimum: int) -> None:
     if value < minimum:
-        raise InvalidDefinitionError(f"{name} is {value}, it must be at least {minimum}")
+        raise InvalidDefinitionError(f"{name} is {value}; it must be at least {minimum}")
 
 
 def _at_most(name: str, value: int, maximum: int) -> None:
     if value > maximum:
-        raise InvalidDefinitionError(f"{name} is {value}, it must be at most {maximum}")
+        raise InvalidDefinitionError(f"{name} is {value}; it must be at most {maximum}")
 
 
 def validate_properties(what: str, properties: Mapping[str, str], before: Mapping[str, str] | None = None) -> None:
-    """Raise InvalidDefinitionError for properties of a definition that are no texts, or too large together.
+    """Check that the properties of a definition are strings, and that their total size is within the limit.
 
     Args:
-        what: The object that has them, for the error.
+        what: The object that has the properties, for the error message.
         properties: The properties.
-        before: The properties so far. Other programs may have written more than is allowed. They can be made less.
+        before: The current properties. If another program wrote more than is allowed, they may be reduced to a size
+            that still exceeds the limit.
 
     Raises:
-        InvalidDefinitionError: One is no text, or they have more than :data:`MAX_PROPERTIES_BYTES`, and no less than
-            before.
+        InvalidDefinitionError: A name or value is not a string, or the properties exceed :data:`MAX_PROPERTIES_BYTES`
+            and are not smaller than before.
     """
-    given: Mapping[Any, Any] = properties  # callers may be untyped
-    for name, value in given.items():
+    untyped_properties: Mapping[Any, Any] = properties  # callers may be untyped
+    for name, value in untyped_properties.items():
         if not (isinstance(name, str) and isinstance(value, str)):
             raise InvalidDefinitionError(
-                f"a property of {what} is a {type(name).__name__} with a {type(value).__name__} as its value; both must"
-                " be texts"
+                f"a property of {what} has a name of type {type(name).__name__} and a value of type"
+                f" {type(value).__name__}; both must be strings"
             )
     n_bytes = _properties_bytes(properties)
     if n_bytes > MAX_PROPERTIES_BYTES and (before is None or n_bytes >= _properties_bytes(before)):
         raise InvalidDefinitionError(
-            f"the properties of {what} have {n_bytes} bytes, more than {MAX_PROPERTIES_BYTES}; remove some, or store"
-            " large values in files"
+            f"the properties of {what} are too large: they have {n_bytes} bytes, more than {MAX_PROPERTIES_BYTES};"
+            " remove some, or store large values in files"
         )
 
 
@@ -187,10 +205,10 @@ def _properties_bytes(properties: Mapping[str, str]) -> int:
 
 
 def validate_table_def(definition: TableDef) -> TableDef:
-    """Return a table definition unchanged, or raise InvalidDefinitionError.
+    """Return a table definition unchanged, or raise InvalidDefinitionError if it is invalid.
 
-    Column ids are positive and unique over all levels of nesting. Names are not empty and unique within their level,
-    and the keys name top-level columns.
+    Column ids must be positive and unique across all nesting levels. Column names must be non-empty and unique within
+    their level. Keys must refer to top-level columns.
     """
     _check_column_names(definition.schema.columns, "")
     ids = [column.id for column in _all_columns(definition.schema.columns)]
@@ -202,7 +220,7 @@ def validate_table_def(definition: TableDef) -> TableDef:
     top_level = {column.id for column in definition.schema.columns}
     for name in ("distribution_keys", "primary_keys", "sort_keys", "unique_columns"):
         if unknown := [column_id for column_id in getattr(definition, name) if column_id not in top_level]:
-            raise InvalidDefinitionError(f"{name} names column id {unknown[0]}, which the schema lacks")
+            raise InvalidDefinitionError(f"{name} refers to column id {unknown[0]}, which is not in the schema")
     return definition
 
 
@@ -229,7 +247,7 @@ def _check_column_names(columns: tuple[Column, ...], parent: str) -> None:
 
 
 def _check_part_names(column: Column, parent: str) -> None:
-    """Check the fields of structs in a column; keys, values and elements of maps and lists need no names."""
+    """Check the names of struct fields in a column. Keys and values of maps and elements of lists need no names."""
     _check_column_names(column.struct_fields, parent)
     for part in _parts(column)[len(column.struct_fields) :]:
         _check_part_names(part, parent)

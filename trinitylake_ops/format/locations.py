@@ -8,22 +8,22 @@ from collections.abc import Callable
 
 from trinitylake_ops.errors import InvalidLocationError
 
-# ``user:password@`` after the scheme. Neither a port nor a path with both letters is one.
+# ``user:password@`` after the scheme. A port, or a path that contains ':' and '@', does not match.
 _USER_INFO = re.compile(r"^(?:[A-Za-z][A-Za-z0-9+.-]*:/{1,2})?[^/@:]+:(?!\d+(?:/|$)|/)[^@]*@")
-# A container of Azure stands before its account, where others have a user. The key of an account has no such form.
+# Azure has a container before the account, where other URIs have a user. An account key never matches this pattern.
 _CONTAINER_AT_ACCOUNT = re.compile(r"(?:\$root|\$web|[a-z0-9-]{3,63})@[a-z0-9][a-z0-9.-]*")
 _AZURE_SCHEMES = frozenset({"abfs", "abfss"})
 _S3_SCHEMES = re.compile(r"^s3[an]://")
-_NO_CREDENTIALS = "a root holds no credentials, so leave out what stands before '@' and give it by the environment"
+_NO_CREDENTIALS = "a root must not contain credentials; remove the part before '@' and pass it by the environment"
 _FILE_PATH = re.compile(r"^file:/(?!/)")
 _URI = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?$", re.DOTALL)
 
 
 def normalize_root_uri(root: str) -> str:
-    """Return ``root`` as ``scheme://authority/path/`` (L1).
+    """Normalize a root to ``scheme://authority/path/`` (L1).
 
-    A bare absolute POSIX path means ``file://``. A missing final ``/`` is added. Nothing else is changed. Raises
-    InvalidLocationError, which does not repeat credentials.
+    An absolute POSIX path becomes a ``file://`` URI, and a missing final ``/`` is added. Nothing else is changed.
+    Raises InvalidLocationError for an invalid root; the message does not contain credentials.
     """
     if _USER_INFO.search(root):
         raise InvalidLocationError(_NO_CREDENTIALS)
@@ -31,15 +31,15 @@ def normalize_root_uri(root: str) -> str:
     match = _URI.match(uri)
     if match is None:
         raise InvalidLocationError(
-            f"root {root!r} is neither an absolute path nor a URI such as s3://bucket/lakehouse/", path=root
+            f"invalid root {root!r}: it is neither an absolute path nor a URI such as s3://bucket/lakehouse/", path=root
         )
     scheme, authority, path = match.group(1), match.group(2), match.group(3) or "/"
     if "@" in authority and not (scheme in _AZURE_SCHEMES and _CONTAINER_AT_ACCOUNT.fullmatch(authority)):
         raise InvalidLocationError(_NO_CREDENTIALS)
     if scheme == "file" and authority:
-        raise InvalidLocationError(f"root {root!r} names the host {authority!r}; write file:///path", path=root)
+        raise InvalidLocationError(f"invalid root {root!r}: it has the host {authority!r}; use file:///path", path=root)
     if scheme != "file" and not authority:
-        raise InvalidLocationError(f"root {root!r} names no bucket or host", path=root)
+        raise InvalidLocationError(f"invalid root {root!r}: it has no bucket or host", path=root)
     if not path.endswith("/"):
         path += "/"
     _check_segments(path[1:-1].split("/") if path != "/" else [], root)
@@ -48,9 +48,9 @@ def normalize_root_uri(root: str) -> str:
 
 
 def as_uri(location: str) -> str:
-    """Return an absolute POSIX path as its ``file`` URI, anything else unchanged.
+    """Convert an absolute POSIX path to a ``file://`` URI, and return anything else unchanged.
 
-    ``file:/path``, as Hadoop's file systems write it, is such a URI, too.
+    ``file:/path``, as written by Hadoop's file systems, is also converted.
     """
     path = location.removeprefix("file:") if _FILE_PATH.match(location) else location
     return f"file://{path}" if path.startswith("/") else location
@@ -62,7 +62,7 @@ def is_uri(location: str) -> bool:
 
 
 def validate_location(location: str) -> str:
-    """Return a location unchanged, or raise InvalidLocationError when it is not qualified (L2)."""
+    """Return a location unchanged, or raise InvalidLocationError if it is not qualified (L2)."""
     match = _URI.match(location)
     if match is None:
         return validate_path(location)
@@ -89,20 +89,33 @@ def _check_segments(segments: list[str], location: str) -> None:
         if segment in ("", ".", ".."):
             shown = repr(segment) if segment else "an empty segment"
             raise InvalidLocationError(
-                f"location {location!r} contains {shown}; write the location it stands for", path=location
+                f"invalid location {location!r}: it contains {shown}; use the normalized location", path=location
             )
         if "\0" in segment:
-            raise InvalidLocationError(f"location {location!r} contains a NUL character", path=location)
+            raise InvalidLocationError(f"invalid location {location!r}: it contains a NUL character", path=location)
 
 
 def to_uri(root: str, location: str) -> str:
-    """Return the full URI of a location under a normalized root."""
+    """Convert a location to a URI. Raise InvalidLocationError if it is not qualified.
+
+    Args:
+        root: The normalized root to which a path is relative.
+        location: A path or a URI.
+    """
     validate_location(location)
     return location if is_uri(location) else root + location
 
 
 def to_location(root: str, uri: str) -> str:
-    """Return ``uri`` as a path when it lies under the normalized root, else unchanged (L3)."""
+    """Convert a URI under a root to a path, and return other locations unchanged (L3).
+
+    Args:
+        root: The normalized root.
+        uri: A path or a URI.
+
+    Raises:
+        InvalidLocationError: The location is not qualified.
+    """
     location = uri.removeprefix(root)
     if ":/" in location:
         respelled = _respelled(root, uri)
@@ -111,12 +124,12 @@ def to_location(root: str, uri: str) -> str:
 
 
 def located(root: str) -> Callable[[str], str]:
-    """Return :func:`to_location` for one root, which looks at each spelling once. It holds all of them."""
+    """Return :func:`to_location` for one root with an unbounded cache of results."""
     return functools.cache(functools.partial(to_location, root))
 
 
 def _respelled(root: str, uri: str) -> str:
-    """Return a URI in the root's spelling: Hadoop's file systems write ``s3a://``, ``abfs://`` and ``file:/path``."""
+    """Convert URI forms of Hadoop's file systems (``s3a://``, ``abfs://``, ``file:/path``) to that of the root."""
     if root.startswith("s3://"):
         return _S3_SCHEMES.sub("s3://", uri)
     if root.startswith("abfss://") and uri.startswith("abfs://"):

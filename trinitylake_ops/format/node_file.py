@@ -37,28 +37,31 @@ NODE_COMPRESSIONS = ("", "lz4", "zstd")
 class NodeFile:
     """The content of one node file.
 
-    ``keys`` ascend strictly by UTF-8 bytes. ``values[i]`` belongs to ``keys[i]``. ``children`` has ``len(keys) + 1``
-    entries: ``children[i]`` holds the keys between ``keys[i - 1]`` and ``keys[i]``. In a leaf it is empty. ``buffer``
-    maps a key to its newest message, a location or None for a deletion, in order of arrival. ``system`` holds the
-    system rows except ``n_keys``.
-
-    ``is_flat`` says that the node's file had no row without a key. It was a leaf of the older layout, which may hold
-    more keys than the order allows. This flag is no part of the content. Keys, values and children that were read from
-    a file are views of its bytes (:class:`TextColumn`), decompressed where need be. ``file_size_bytes`` is the size of
-    the file, and ``memory_bytes`` the memory that the views hold. Both are 0 for a node that was not read.
+    Keys, values and children that were read from a file are views of its bytes (:class:`TextColumn`), which are
+    decompressed if necessary.
     """
 
+    #: The keys, in strictly ascending order of their UTF-8 bytes.
     keys: Sequence[str] = field(default_factory=list)
+    #: The location of each key's value.
     values: Sequence[str] = field(default_factory=list)
+    #: The locations of the ``len(keys) + 1`` children, empty for a leaf. ``children[i]`` contains the keys between
+    #: ``keys[i - 1]`` and ``keys[i]``.
     children: Sequence[str] = field(default_factory=list)
+    #: The newest message for each key, in order of arrival: a location, or None for a deletion.
     buffer: dict[str, str | None] = field(default_factory=dict)
+    #: The system rows except ``n_keys``.
     system: dict[str, str] = field(default_factory=dict)
+    #: Whether the file had no row without a key: it is a leaf of the older layout, which may contain more keys than the
+    #: order allows.
     is_flat: bool = field(default=False, compare=False)
+    #: The size of the file; 0 for a node that was not read.
     file_size_bytes: int = field(default=0, compare=False)
+    #: The memory that the views retain; 0 for a node that was not read.
     memory_bytes: int = field(default=0, compare=False)
 
     def rebased(self, place: Callable[[str], str]) -> NodeFile:
-        """Return the node with other locations: those that ``place`` makes of each."""
+        """Return a copy of the node in which each location is replaced by ``place(location)``."""
         return NodeFile(
             list(self.keys),
             [place(value) for value in self.values],
@@ -84,19 +87,25 @@ class NodeFile:
 def encode_node(
     node: NodeFile, order: int, compression: str = "", path: str = "", max_bytes: int | None = None
 ) -> bytes:
-    """Return the bytes of a node file with exactly ``order`` pointer rows, sealed for the name of ``path``.
+    """Encode a node file with exactly ``order`` pointer rows.
 
-    It has no seal without a path, or if it would take more than ``max_bytes`` with one.
+    Args:
+        node: The node.
+        order: The order of the tree.
+        compression: One of ``NODE_COMPRESSIONS``. The body is only compressed if that makes the file smaller, so the
+            file never exceeds :func:`encoded_size_bytes` plus its seals.
+        path: The path where the file will be written. The file is sealed for its name; without a path, it has no seal.
+        max_bytes: The file has no seal if it would be larger than this with a seal.
 
-    With a ``compression`` the body is compressed if that makes the file smaller. So it never takes more than
-    :func:`encoded_size_bytes`. Raises InvalidDefinitionError for a ``compression`` that is not in
-    ``NODE_COMPRESSIONS``.
+    Raises:
+        InvalidDefinitionError: The compression is unknown.
+        ValueError: The node has too many keys for the order.
     """
     check_node_compression(compression)
     n_keys = len(node.keys)
     spare = order - 1 - n_keys
     if spare < 0:
-        raise ValueError(f"{n_keys} keys do not fit a node of order {order}")
+        raise ValueError(f"{n_keys} keys do not fit into a node of order {order}")
     children: list[str | None] = list(node.children) if node.children else [None] * (n_keys + 1)
     blank: list[str | None] = [None] * spare
     system = {**node.system, N_KEYS: str(n_keys)}
@@ -118,11 +127,11 @@ def _smallest_file(batch: pa.RecordBatch, compression: str, path: str) -> bytes:
 
 
 def check_node_compression(compression: str) -> None:
-    """Raise InvalidDefinitionError for a ``node_compression`` that this program cannot write."""
+    """Raise InvalidDefinitionError if this program cannot write a ``node_compression``."""
     if compression not in NODE_COMPRESSIONS:
         raise InvalidDefinitionError(
-            f"node_compression is {compression!r}, this program writes '' (none), 'lz4' or 'zstd';"
-            " choose one of these, in an existing lakehouse with alter_definition"
+            f"node_compression is {compression!r}, which is not supported; use '' (none), 'lz4' or 'zstd'; alter_definition"
+            " changes it in an existing lakehouse"
         )
 
 
@@ -134,10 +143,18 @@ def encoded_size_bytes(
     buffer: Mapping[str, str | None],
     system: Mapping[str, str],
 ) -> int:
-    """Return the exact size of the file that :func:`encode_node` makes of these rows, without making it.
+    """Compute the exact size of the uncompressed file that :func:`encode_node` creates, without its seals.
 
-    The size is that of the uncompressed file without its seals, for which :func:`seal_room_bytes` are left. Arrow pads
-    each of a column's three buffers (validity, offsets, text) to 8 bytes; all else is constant.
+    Arrow pads each of the three buffers of a column (validity, offsets, text) to 8 bytes; everything else is constant.
+    :func:`seal_room_bytes` is the maximum size of the seals.
+
+    Args:
+        order: The number of pointer rows.
+        keys: The keys of the node.
+        values: The values of the node.
+        children_bytes: The size of all child locations in UTF-8.
+        buffer: The messages of the node.
+        system: The system rows except ``n_keys``.
     """
     return size_of_rows_bytes(
         len(system) + 1 + order + len(buffer),
@@ -148,7 +165,14 @@ def encoded_size_bytes(
 
 
 def size_of_rows_bytes(rows: int, key_bytes: int, pvalue_bytes: int, pnode_bytes: int) -> int:
-    """Return the size of an uncompressed node file from the number of its rows and the text in each column."""
+    """Compute the size of an uncompressed node file without seals.
+
+    Args:
+        rows: The number of rows.
+        key_bytes: The size of the text in the column ``key``.
+        pvalue_bytes: The size of the text in the column ``pvalue``.
+        pnode_bytes: The size of the text in the column ``pnode``.
+    """
     return (
         _framing_bytes()
         + 3 * (_pad8((rows + 7) // 8) + _pad8(4 * (rows + 1)))
@@ -159,7 +183,7 @@ def size_of_rows_bytes(rows: int, key_bytes: int, pvalue_bytes: int, pnode_bytes
 
 
 def text_bytes(texts: Iterable[str | None]) -> int:
-    """Return the size of all texts together, in bytes of UTF-8."""
+    """Return the total size of strings, in bytes of UTF-8."""
     joined = "".join(filter(None, texts))
     return len(joined) if joined.isascii() else len(joined.encode("utf-8"))
 
@@ -170,27 +194,32 @@ def _pad8(size_bytes: int) -> int:
 
 @functools.cache
 def seal_room_bytes() -> int:
-    """Return the most bytes that the seals of a node file take, those of a root whose name has 64 digits."""
+    """Return the maximum size of the seals of a node file: that of a root whose name has 64 digits."""
     return surrounding_bytes(RootNaming(64).path(0)) - surrounding_bytes("")
 
 
 @functools.cache
 def _framing_bytes() -> int:
-    """Return the bytes of a node file that do not depend on its rows: schema, batch header, footer, magic."""
+    """Return the size of the parts of a node file that do not depend on its rows: schema, headers, footer, magic."""
     two_rows_body_bytes = 3 * (_pad8(1) + _pad8(12)) + _pad8(len(N_KEYS)) + _pad8(len("0"))
     return len(encode_node(NodeFile(), order=1)) - two_rows_body_bytes
 
 
-#: The operations whose properties a sealed root keeps.
+#: The operations whose properties are preserved in a sealed root.
 _KEEP_PROPERTIES = ("export", "rollback", "restore")
 
 
 def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str = "") -> bytes:
-    """Return the sealed root that replaces, at ``path``, a root with these system rows (FORMAT.md).
+    """Encode the sealed root that replaces the root of a purged version, so that its name stays taken (FORMAT.md).
 
-    The commit's id, its place in the chain, its operation and its members remain. So the name stays taken. The
-    properties of an export remain for the next export, and those of a rollback or restore for the marks of the
-    versions that it undid.
+    The sealed root preserves the commit's id, its position in the chain, its operation and its members. It also
+    preserves the properties of an export, which the next export needs, and those of a rollback or restore, which
+    identify the versions that it undid.
+
+    Args:
+        system: The system rows of the root.
+        sealed_at_ms: The time of sealing, in milliseconds since the epoch.
+        path: The path of the root.
     """
     kept = {name: system[name] for name in (CREATED_AT_MILLIS, PREVIOUS_ROOT, COMMIT_ID, CLOCK_RESET) if name in system}
     info = decode_commit_info(system)
@@ -213,12 +242,17 @@ def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str =
 
 
 def decode_node(data: bytes, path: str) -> NodeFile:
-    """Return the content of a node file.
+    """Decode a node file, including those of older writers (FORMAT.md, "What is read beyond what is written").
 
-    The forms of older writers are read too (FORMAT.md, "What is read beyond what is written"). If a root's stamp was
-    written for another version than ``path`` names, ``system`` lacks the stamp. Raises CorruptFileError, naming
-    ``path``, for bytes that are no Arrow IPC file, and for other columns. Raises it also for rows that break the order
-    of sections.
+    If the stamp of a root was written for another version than that of ``path``, it is removed from ``system``.
+
+    Args:
+        data: The content of the file.
+        path: The path of the file.
+
+    Raises:
+        CorruptFileError: The file is not an Arrow IPC file, has other columns, violates the order of sections, or does
+            not match its seals.
     """
     node, keys = _decoded(data, path)
     if not ascend([keys]):
@@ -227,21 +261,21 @@ def decode_node(data: bytes, path: str) -> NodeFile:
 
 
 def decode_nodes(files: Sequence[tuple[bytes, str]]) -> list[NodeFile | CorruptFileError]:
-    """Return what :func:`decode_node` does for each file, or the error that it raises.
+    """Return the result of :func:`decode_node` for each file, or its error.
 
-    Whether keys ascend is checked in one pass over all nodes. Where that fails, each node is looked at by itself.
+    One pass over all nodes checks that keys ascend. If that check fails, each node is checked separately.
     """
-    found: list[NodeFile | CorruptFileError] = []
+    nodes: list[NodeFile | CorruptFileError] = []
     columns = []
     for data, path in files:
         try:
             node, keys = _decoded(data, path)
         except CorruptFileError as error:
-            found.append(error)
+            nodes.append(error)
         else:
-            found.append(node)
+            nodes.append(node)
             columns.append(keys)
-    return found if ascend(columns) else [_decoded_or_error(data, path) for data, path in files]
+    return nodes if ascend(columns) else [_decoded_or_error(data, path) for data, path in files]
 
 
 def _decoded_or_error(data: bytes, path: str) -> NodeFile | CorruptFileError:
@@ -252,7 +286,7 @@ def _decoded_or_error(data: bytes, path: str) -> NodeFile | CorruptFileError:
 
 
 def _decoded(data: bytes, path: str) -> tuple[NodeFile, TextColumn]:
-    """Return the node in a file, and its keys, which are not yet compared with each other. Raises CorruptFileError."""
+    """Return the node in a file, and its keys, whose order is not checked yet. Raise CorruptFileError if damaged."""
     rows = Rows.read(data, path)
     del rows.system[N_KEYS]
     try:
@@ -260,14 +294,11 @@ def _decoded(data: bytes, path: str) -> tuple[NodeFile, TextColumn]:
     except MalformedError as error:
         raise error.of(path) from error
     node = NodeFile(keys, rows.values(), children, buffer, own_rows(rows.system, path), rows.is_flat, len(data))
-    # Columns of an uncompressed file are views of its bytes, which they keep as a whole.
+    # The columns of an uncompressed file are views that keep all bytes of the file in memory.
     node.memory_bytes = max(len(data), rows.batch.get_total_buffer_size())
     return node, keys
 
 
 def decode_system_rows(data: bytes, path: str) -> dict[str, str]:
-    """Return the system rows of a node file alone, as :func:`decode_node` does.
-
-    Raises CorruptFileError, naming ``path``.
-    """
+    """Decode only the system rows of a node file. Arguments and errors are those of :func:`decode_node`."""
     return own_rows(Rows.read(data, path).system, path)

@@ -1,4 +1,4 @@
-"""The rows of a node file in their sections, read and checked (FORMAT.md, "Node files")."""
+"""Read and check the sections of a node file (FORMAT.md, "Node files")."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trinitylake_ops.format.keys import (
     has_schema_id,
 )
 
-_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)  # threads for nine small buffers take longer
+_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)  # threads are slower for nine small buffers
 _MAX_ROWS = 2**31 - 1
 _MAX_DIGITS = 20
 _KEY, _PVALUE, _PNODE = range(len(SCHEMA))
@@ -42,26 +42,26 @@ _OBJECT_KEY_PREFIXES = (NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX)
 
 
 class MalformedError(Exception):
-    """A rule of the sections does not hold; the message says which."""
+    """The rows of a file violate a rule of the format, which the message describes."""
 
     def of(self, path: str) -> CorruptFileError:
-        """Return the error of a file that breaks the rule."""
+        """Return the error for the file that violates the rule."""
         return CorruptFileError(f"node file {path!r} is malformed: {self}", path=path)
 
 
 def _read(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
-    """Return the rows of a file, which are sound, and which of them are not null. Raises CorruptFileError."""
+    """Return the validated rows of a file, and which of them are not null. Raise CorruptFileError if damaged."""
     try:
         return read_own_batch(data, path) or _read_other_batch(data, path)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CorruptFileError(f"{path!r} is no readable Arrow IPC file: {reason}", path=path) from error
+        raise CorruptFileError(f"{path!r} is not a readable Arrow IPC file: {reason}", path=path) from error
 
 
 def _read_other_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
-    """Return the rows of a file not of our exact form: compressed, several batches, or the older layout.
+    """Return the rows of a file that does not have our exact form: compressed, several batches, or the older layout.
 
-    In a file without pnode all of these are null.
+    If the file has no column pnode, all its values are null.
     """
     schema = pa.ipc.open_file(data, options=_READ_OPTIONS).schema
     check_file_seals(data, schema, path)
@@ -75,7 +75,8 @@ def _read_other_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
         or any(schema.field(place).type not in (pa.utf8(), pa.large_utf8()) for place in places)
     ):
         raise CorruptFileError(
-            f"{path!r} has columns {schema.names}, a node file has {SCHEMA.names} as strings", path=path
+            f"{path!r} is not a node file: it has the columns {schema.names}, instead of {SCHEMA.names} as strings",
+            path=path,
         )
     options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=places)
     table = pa.ipc.open_file(data, options=options).read_all()
@@ -88,28 +89,38 @@ def _read_other_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of a file, with the begin and end of the sections after the system rows.
+    """The rows of a file and the positions of its sections."""
 
-    ``pointers`` is the row without a key that begins section 2. It is None in a file without such a row: a sealed root,
-    or a leaf of the older layout. ``first`` and ``end`` enclose the rows of keys.
-    """
-
+    #: All rows of the file.
     batch: pa.RecordBatch
+    #: Which rows are not null.
     present: Present
+    #: The system rows.
     system: dict[str, str] = field(default_factory=dict)
+    #: The row without a key that begins section 2; None in a sealed root or a leaf of the older layout.
     pointers: int | None = None
+    #: The first row with a key.
     first: int = 0
+    #: The row after the last row with a key.
     end: int = 0
 
     @classmethod
     def read(cls, data: bytes, path: str) -> Rows:
-        """Return the rows of a file whose system rows were checked. Raises CorruptFileError, naming ``path``."""
+        """Read the rows of a file and check its system rows.
+
+        Args:
+            data: The content of the file.
+            path: The path of the file.
+
+        Raises:
+            CorruptFileError: The file is damaged.
+        """
         batch, present = _read(data, path)
         try:
             rows = cls(batch, present)
         except MalformedError as error:
             raise error.of(path) from error
-        # a rollback never leads to a purged version, and a copied one would hide a live version
+        # A rollback never copies the root of a purged version, and such a copy would hide a live version.
         if SEALED_AT_MILLIS in rows.system:
             check_is_no_copy(data, path)
         return rows
@@ -138,7 +149,7 @@ class Rows:
     def _n_system_rows(self, n_rows: int) -> int:
         """Return the number of system rows.
 
-        They end at the row without a key, otherwise after the rows that we know.
+        They end at the row without a key; in a file without such a row, after the last known system row.
         """
         absent = ~self.present[_KEY] & _rows(0, n_rows)
         if absent:
@@ -156,32 +167,32 @@ class Rows:
             raise MalformedError(f"system row {names[_lowest(lacking)]!r} lacks its value or has a child")
         for name, value in zip(names, values, strict=True):
             if name.startswith(_OBJECT_KEY_PREFIXES):
-                raise MalformedError(f"object key {name!r} stands among the system rows")
+                raise MalformedError(f"object key {name!r} is among the system rows")
             self.system[LAKEHOUSE_DEF if name == OLD_LAKEHOUSE_DEF else name] = value
 
     def _column(self, column: int, first: int = 0, end: int = _MAX_ROWS) -> pa.StringArray:
         return self.batch.column(column).slice(first, end - first)
 
     def _check_flat(self) -> None:
-        """In such a file only the form of keys tells objects from unknown system rows."""
+        """Check a leaf of the older layout, in which only the form of a key distinguishes objects from system rows."""
         for row, key in enumerate(self._column(_KEY, self.first).to_pylist(), self.first):
             if not has_schema_id(key):
                 raise MalformedError(
-                    f"row {row} has the key {key!r}, which is neither an object's nor a known system row's;"
-                    " a file without a row without a key can hold no other"
+                    f"row {row} has the key {key!r}, which is neither that of an object nor that of a known system row;"
+                    " a file in which every row has a key cannot contain other keys"
                 )
         if self.present[_PNODE]:
             raise MalformedError("there are child pointers, but no row without a key for the first of them")
 
     def keys(self) -> TextColumn:
-        """Return the keys. It is for :func:`ascend` to check that they do. Raises MalformedError."""
+        """Return the keys. :func:`ascend` checks their order. Raise MalformedError if a row is invalid."""
         if self.pointers is not None and self.present[_PVALUE] >> self.pointers & 1:
             raise MalformedError("the first pointer row has a value")
         of_keys = _rows(self.first, self.end)
         if of_keys & ~(self.present[_KEY] & self.present[_PVALUE]):
             raise MalformedError("a row of the pointers lacks its key or value; n_keys is wrong")
         keys = TextColumn(self._column(_KEY, self.first, self.end))
-        # Keys ascend: if the first is above all keys that start with a space, so are the others.
+        # Keys ascend: if the first key is above all keys that start with a space, so are the others.
         if of_keys and keys[0] < "!" and any(key.startswith(" ") for key in keys):
             raise MalformedError("a row of the pointers has a key that starts with a space")
         return keys
@@ -191,7 +202,7 @@ class Rows:
         return TextColumn(self._column(_PVALUE, self.first, self.end))
 
     def children(self) -> TextColumn:
-        """Return the pointers to children, none in a leaf. Raises MalformedError."""
+        """Return the pointers to children, none for a leaf. Raise MalformedError if some are missing."""
         first = self.first if self.pointers is None else self.pointers
         of_pointers = _rows(first, self.end)
         children = self.present[_PNODE] & of_pointers
@@ -200,10 +211,10 @@ class Rows:
         return TextColumn(self._column(_PNODE, first, self.end if children else first))
 
     def buffer(self) -> dict[str, str | None]:
-        """Return the newest message of each key, in order of arrival. Raises MalformedError."""
+        """Return the newest message for each key, in order of arrival. Raise MalformedError if a row is invalid."""
         keys, values, children = (present >> self.end for present in self.present)
         if not keys | values | children:
-            return {}  # blank pointer rows alone, as in nearly every leaf
+            return {}  # only blank pointer rows, as in nearly every leaf
         n_blank = _lowest(keys) if keys else 0
         n_rows = self.batch.num_rows - self.end
         if keys == _rows(n_blank, n_rows) and not values & _rows(0, n_blank) and not children:
@@ -231,34 +242,34 @@ class Rows:
 
 
 def ascend(columns: Iterable[TextColumn]) -> bool:
-    """Whether the keys of each node ascend. Those of all nodes are compared in one pass."""
+    """Whether the keys of each node ascend. The keys of all nodes are compared in one pass."""
     arrays = [keys.array for keys in columns if len(keys) > 1]
     lower, upper = [keys.slice(0, len(keys) - 1) for keys in arrays], [keys.slice(1) for keys in arrays]
-    if len(arrays) == 1:  # as chunks they would take longer
+    if len(arrays) == 1:  # faster than chunked arrays
         return not pc.greater_equal(lower[0], upper[0]).true_count
     descending = pc.greater_equal(pa.chunked_array(lower, pa.utf8()), pa.chunked_array(upper, pa.utf8()))
     return not pc.any(descending, min_count=0).as_py()
 
 
 def not_ascending(keys: Iterable[str]) -> MalformedError:
-    """Return the error of keys that do not ascend."""
+    """Return the error for keys that do not ascend."""
     lower, upper = next(pair for pair in pairwise(keys) if pair[0] >= pair[1])
     return MalformedError(f"key {upper!r} does not ascend after {lower!r}")
 
 
 def _bits(truths: pa.BooleanArray) -> int:
-    """Return the truths of an array without nulls as the bits of a number, the first one lowest."""
+    """Return the values of an array without nulls as the bits of an integer, the first value in the lowest bit."""
     values: int = int.from_bytes(truths.buffers()[1] or b"", "little") >> truths.offset
     return values & _rows(0, len(truths))
 
 
 def _lowest(rows: int) -> int:
-    """Return the lowest row among the bits of rows, at least one."""
+    """Return the lowest set bit. At least one bit must be set."""
     return (rows & -rows).bit_length() - 1
 
 
 def _rows(first: int, end: int) -> int:
-    """Return the bits of rows."""
+    """Return an integer in which the bits from ``first`` (inclusive) to ``end`` (exclusive) are set."""
     return (1 << end) - (1 << first)
 
 

@@ -1,4 +1,4 @@
-"""Sealed JSON files, and the checksum at the end of other files."""
+"""Encode, decode and check sealed JSON files, and check the seals of other catalog files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ _OBJECT_START = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
 
 
 def encode_sealed_json(content: Mapping[str, Any], path: str, *, indent: int | None = None) -> bytes:
-    """Return the JSON file of an object for ``path``, with a seal before its entries and one after them.
+    """Encode a JSON file with one seal before its entries and one after them.
 
-    Raises InvalidInputError if the file would be larger than any that is read.
+    Args:
+        content: The entries of the JSON object.
+        path: The path where the file will be written.
+        indent: Number of spaces for indentation; None for a compact file.
+
+    Raises:
+        InvalidInputError: The file would exceed the size limit of readers.
     """
     first, second = SEAL_KEYS
     seal = open_seal(path)
@@ -34,16 +40,24 @@ def encode_sealed_json(content: Mapping[str, Any], path: str, *, indent: int | N
     data = text.encode("ascii")
     if len(data) > MAX_FILE_LIST_BYTES:
         raise InvalidInputError(
-            f"{path!r} would have {len(data)} bytes, and nobody reads more than {MAX_FILE_LIST_BYTES}: it names"
-            " too many files; do it in parts, of fewer versions or namespaces"
+            f"{path!r} is too large: it would list too many files and have {len(data)} bytes, more than the limit of"
+            f" {MAX_FILE_LIST_BYTES}; run the operation in parts, with fewer versions or namespaces"
         )
     return sealed(data, path)
 
 
 def decode_sealed_json(data: bytes, path: str) -> dict[str, Any]:
-    """Return the object of a JSON file, without its seals; older files have none.
+    """Decode a JSON file and check its seals, if any. Files of older versions have none.
 
-    Raises CorruptFileError for a file that holds no JSON object, is damaged, or took the place of another.
+    Args:
+        data: The content of the file.
+        path: The path of the file.
+
+    Returns:
+        The entries without the seals.
+
+    Raises:
+        CorruptFileError: The file is not a JSON object, is damaged, or replaced another file.
     """
     content = _object_in(data, path)
     check_seals(data, _seals_in(content, path), path)
@@ -51,34 +65,42 @@ def decode_sealed_json(data: bytes, path: str) -> dict[str, Any]:
 
 
 def check_json_file(data: bytes, path: str) -> bool:
-    """Check a JSON file against its seals. Returns whether it has any. Raises CorruptFileError."""
+    """Check a JSON file against its seals. Return whether it has any. Raise CorruptFileError if the check fails."""
     return check_seals(data, _seals_in(_object_in(data, path), path), path)
 
 
 def _object_in(data: bytes, path: str) -> dict[str, Any]:
-    if _OBJECT_START.match(data) is None:  # before all of it becomes text
-        raise CorruptFileError(f"{path!r} holds no JSON object", path=path)
+    if _OBJECT_START.match(data) is None:  # checked before the whole file is decoded
+        raise CorruptFileError(f"{path!r} is not a JSON object", path=path)
     check_json_values(data, path)
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptFileError(f"{path!r} holds no JSON", path=path) from error
+        raise CorruptFileError(f"{path!r} is not valid JSON", path=path) from error
     if not isinstance(content, dict):
-        raise CorruptFileError(f"{path!r} holds no JSON object", path=path)
+        raise CorruptFileError(f"{path!r} is not a JSON object", path=path)
     return content
 
 
 def _seals_in(content: Mapping[str, Any], path: str) -> tuple[str | None, str | None]:
     first, second = (content.get(name) for name in SEAL_KEYS)
     if not isinstance(first, str | None) or not isinstance(second, str | None):
-        raise CorruptFileError(f"{path!r} is damaged: a checksum of it is no text", path=path)
+        raise CorruptFileError(f"{path!r} is damaged: a checksum is not a string", path=path)
     return first, second
 
 
 def check_file(data: bytes, path: str) -> bool:
-    """Check a node, definition or JSON file against its seals. Returns whether it has any.
+    """Check a node, definition or JSON file against its seals.
 
-    Returns False for files of other kinds. Raises CorruptFileError for a damaged file, or one in the place of another.
+    Args:
+        data: The content of the file.
+        path: The path of the file.
+
+    Returns:
+        Whether the file has a valid seal; False for other kinds of files.
+
+    Raises:
+        CorruptFileError: The file is damaged, or replaced another file.
     """
     if path.endswith((".arrow", ".ipc")):
         return check_file_seals(data, footer_schema(data, path), path)

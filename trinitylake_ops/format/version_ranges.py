@@ -16,8 +16,9 @@ _RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class VersionRanges:
-    """A set of versions, held as ascending ranges (first, last), both inclusive, that do not touch."""
+    """A set of versions."""
 
+    #: Inclusive ranges (first, last), in ascending order and not adjacent to each other.
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
@@ -26,15 +27,15 @@ class VersionRanges:
         return cls._merged((version, version) for version in versions)
 
     @classmethod
-    @functools.lru_cache(maxsize=64)  # each version of a history asks for the same few
+    @functools.lru_cache(maxsize=64)  # the same few texts are parsed for each version of a history
     def parse(cls, text: str) -> VersionRanges:
-        """Read ``3-90,95``; empty text is the empty set. Raises InvalidInputError."""
+        """Parse text such as ``3-90,95``; empty text is the empty set. Raise InvalidInputError if it is invalid."""
         ranges = []
         for part in filter(None, text.split(",")):
             match = _RANGE.fullmatch(part)
             first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if not 0 <= first <= last <= MAX_VERSION:
-                raise InvalidInputError(f"{text[:200]!r} names no versions; write them as 3-90,95")
+                raise InvalidInputError(f"invalid version ranges {text[:200]!r}; use a format such as 3-90,95")
             ranges.append((first, last))
         return cls._merged(ranges)
 
