@@ -1,11 +1,11 @@
-"""The Arrow IPC file around the rows of a node: its bytes and checksums, and the memory that it claims to need.
+"""The Arrow IPC file that contains the rows of a node: its encoding, its seals, and a check of its declared size.
 
-The seal is metadata of the schema, which such a file holds twice: in its first message and in its footer.
+The seal is metadata of the schema, which an Arrow IPC file contains twice: in its first message and in its footer.
 
-A small file can claim, and with ZSTD truly hold, gigabytes of the same byte. It can also name the same bytes thousands
-of times, as the bodies of many batches or the buffers of many columns. Since pyarrow allocates as much as is claimed,
-the claims are read first. They are in the metadata (FlatBuffers, as in Arrow's Footer, Message and RecordBatch) and in
-the length before each compressed buffer.
+A small file can declare, and with ZSTD actually contain, gigabytes of the same byte. It can also refer to the same
+bytes thousands of times, as the bodies of many batches or the buffers of many columns. Because pyarrow allocates as
+much memory as is declared, the declared sizes are checked first. They are in the metadata (FlatBuffers: Footer, Message
+and RecordBatch of Arrow) and in the length prefix of each compressed buffer.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _DICTIONARY_DATA = 1
 _BATCH_NODES, _BATCH_BUFFERS, _BATCH_COMPRESSION = 1, 2, 3
 
 
-#: More bytes are not decompressed, whatever a file claims. Larger nodes are written as they are.
+#: Maximum decompressed size of a file that is read. Larger nodes are written uncompressed.
 MAX_DECOMPRESSED_BYTES = 256 * 1024 * 1024
 
 
 def check_body(data: bytes) -> None:
-    """Raise ValueError for an IPC file that claims to decompress to more than ``MAX_DECOMPRESSED_BYTES``.
+    """Raise ValueError if the declared decompressed size of an IPC file exceeds ``MAX_DECOMPRESSED_BYTES``.
 
-    Also raises ValueError for metadata that leads out of the file, and for batches or buffers that share bytes.
+    Also raises ValueError if metadata refers to bytes outside the file, or if batches or buffers overlap.
     """
     claimed_bytes = decompressed_bytes(data)
     if claimed_bytes > MAX_DECOMPRESSED_BYTES:
@@ -56,10 +56,15 @@ def check_body(data: bytes) -> None:
 
 
 def check_stream(data: bytes, limit_bytes: int) -> None:
-    """Raise ValueError for an IPC stream whose messages together claim to decompress to more than a limit.
+    """Check the declared decompressed size of an IPC stream.
 
-    Also raises ValueError for one message that claims more than ``MAX_DECOMPRESSED_BYTES``, and for messages that lead
-    out of the stream.
+    Args:
+        data: The content of the stream.
+        limit_bytes: Maximum decompressed size of all messages.
+
+    Raises:
+        ValueError: The messages together exceed the limit, one message exceeds ``MAX_DECOMPRESSED_BYTES``, or a message
+            refers to bytes outside the stream.
     """
     claimed_bytes = at = 0
     try:
@@ -84,10 +89,10 @@ def check_stream(data: bytes, limit_bytes: int) -> None:
 
 
 def decompressed_bytes(data: bytes) -> int:
-    """Return the bytes that the compressed buffers of an IPC file claim to hold, 0 where none is compressed.
+    """Return the declared decompressed size of the compressed buffers of an IPC file, 0 if none is compressed.
 
-    Raises ValueError for metadata that leads out of the file or overlaps. The time is proportional to the file,
-    whatever the metadata says.
+    The time is proportional to the size of the file, regardless of its metadata. Raises ValueError if metadata refers
+    to bytes outside the file, or if batches or buffers overlap.
     """
     try:
         footer_bytes = _read(_I32, data, len(data) - _TAIL_BYTES)
@@ -104,9 +109,11 @@ def decompressed_bytes(data: bytes) -> int:
 
 
 def places_in_batch(data: bytes, start: int) -> tuple[int, int]:
-    """Return where the numbers of rows and nulls begin that a record batch has for its columns, and where its buffers.
+    """Return the positions of a record batch's field nodes (numbers of rows and nulls) and of its buffers.
 
-    ``start`` is that of its message, which is sound.
+    Args:
+        data: The content of the file.
+        start: The position of the batch's message, which must be valid.
     """
     message = _root(data, start + 8)
     batch = _linked(data, _field(data, message, _MESSAGE_HEADER))
@@ -115,7 +122,7 @@ def places_in_batch(data: bytes, start: int) -> tuple[int, int]:
 
 
 def _check_blocks(blocks: Iterable[tuple[int, int, int]], end: int) -> None:
-    """Raise ValueError unless blocks lie one after the other between the magic and the footer."""
+    """Raise ValueError if blocks overlap each other or the footer."""
     free = 0
     for start, metadata_bytes, body_bytes in sorted(blocks):
         if start < free or metadata_bytes < 0 or body_bytes < 0:
@@ -126,13 +133,13 @@ def _check_blocks(blocks: Iterable[tuple[int, int, int]], end: int) -> None:
 
 
 def _claimed_bytes(data: bytes, start: int, metadata_bytes: int, body_bytes: int) -> int:
-    """Return the claim of one record batch or dictionary, whose message starts at ``start``.
+    """Return the declared decompressed size of the record batch or dictionary whose message starts at ``start``.
 
-    Raises ValueError for buffers that together take more than the body, as some of them then overlap.
+    Raises ValueError if the buffers together exceed the body, because some of them then overlap.
     """
     prefix_bytes = 8 if _read(_U32, data, start) == _CONTINUATION else 4
     message = _root(data, start + prefix_bytes)
-    # Arrow allocates a body before it compares the sizes
+    # Arrow allocates the body before it compares the sizes.
     if _number(_I64, data, message, _MESSAGE_BODY_BYTES) != body_bytes:
         raise ValueError("a message and the footer differ in the size of its body")
     body = start + metadata_bytes
@@ -159,19 +166,19 @@ def _claimed_bytes(data: bytes, start: int, metadata_bytes: int, body_bytes: int
 
 def _read(code: struct.Struct, data: bytes, place: int) -> int:
     if not 0 <= place <= len(data):
-        # otherwise struct would count from the end, or overflow
+        # struct would otherwise count from the end, or overflow
         raise ValueError(f"its metadata leads to byte {place}")
     number: int = code.unpack_from(data, place)[0]
     return number
 
 
 def _root(data: bytes, place: int) -> int:
-    """Return where the root table of a FlatBuffer lies."""
+    """Return the position of the root table of a FlatBuffer."""
     return place + _read(_U32, data, place)
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Return where a field of a table lies, 0 if it is absent."""
+    """Return the position of a field of a table, 0 if the field is absent."""
     vtable = table - _read(_I32, data, table)
     entry = 4 + 2 * number
     offset = _read(_U16, data, vtable + entry) if entry < _read(_U16, data, vtable) else 0
@@ -179,18 +186,18 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 
 def _number(code: struct.Struct, data: bytes, table: int, number: int) -> int:
-    """Return the number that a field of a table holds, 0 if it is absent."""
+    """Return the number in a field of a table, 0 if the field is absent."""
     place = _field(data, table, number)
     return _read(code, data, place) if place else 0
 
 
 def _linked(data: bytes, place: int) -> int:
-    """Return where the table lies that a field refers to, 0 if it is absent."""
+    """Return the position of the table that a field refers to, 0 if the field is absent."""
     return place + _read(_U32, data, place) if place else 0
 
 
 def _items(data: bytes, place: int, item_bytes: int, room_bytes: int) -> Iterator[int]:
-    """Yield where the structs of a vector lie. A field refers to the vector, which fits so many bytes."""
+    """Yield the positions of the structs in the vector that a field refers to. Raise ValueError if it is too large."""
     if place:
         vector = _linked(data, place)
         n_items = _read(_U32, data, vector)
@@ -209,28 +216,44 @@ _NO_DIGITS = b"0" * _DIGITS
 _COUNTS = struct.Struct("<" + "qq" * len(SCHEMA))  # of each column: rows, nulls
 _BITMAPS = struct.Struct("<" + "q40x" * len(SCHEMA))  # of each column: where the first of its three buffers begins
 
-#: Of key, pvalue and pnode, the rows that are not null, as the bits of a number.
+#: For each of the columns key, pvalue and pnode, an integer in which the bits of rows that are not null are set.
 Present: TypeAlias = tuple[int, int, int]
 
 
 def write_file(batch: pa.RecordBatch, compression: str, path: str) -> bytes:
-    """Return the file of one batch, sealed for the name of ``path``, or without a seal if that is empty."""
+    """Encode a file with one batch.
+
+    Args:
+        batch: The rows.
+        compression: The codec of the body, empty for none.
+        path: The path where the file will be written. The file is sealed for its name; without a path, it has no seal.
+    """
     name = _name_of(path)
     data = _file_of(batch, compression, len(name))
     return _own_form(len(name)).sealed(data, name) if name else bytes(data)
 
 
 def surrounding_bytes(path: str) -> int:
-    """Return the bytes that an uncompressed file of one batch takes beyond the batch."""
+    """Return the size of an uncompressed file with one batch, minus the size of the batch."""
     return _surrounding_bytes(len(_name_of(path)))
 
 
 def read_own_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present] | None:
-    """Return the rows of a file of exactly our form, with one uncompressed batch, as nearly all have.
+    """Read a file of exactly our form with one uncompressed batch, as nearly all files have.
 
-    This costs little, as neither schema nor footer is parsed. Other files give None. Rows are validated, and seals are
-    checked, if there are any. Raises CorruptFileError for a file that is damaged or not that of ``path``, and
-    ArrowInvalid for rows that are not sound.
+    This is fast, because neither the schema nor the footer is parsed. Rows are validated, and seals are checked, if
+    there are any.
+
+    Args:
+        data: The content of the file.
+        path: The path of the file.
+
+    Returns:
+        The rows and which of them are not null, or None for a file of another form.
+
+    Raises:
+        CorruptFileError: The file is damaged, or replaced another file.
+        ArrowInvalid: The rows are invalid.
     """
     name = _name_of(path)
     form = _own_form(len(name))
@@ -248,22 +271,40 @@ def read_own_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present] | N
 
 
 def check_file_seals(data: bytes, schema: pa.Schema, path: str) -> bool:
-    """Check an IPC file of any form against its seals. ``schema`` is that of its footer. Returns whether it has any.
+    """Check an IPC file of any form against its seals.
 
-    Raises CorruptFileError.
+    Args:
+        data: The content of the file.
+        schema: The schema in the footer.
+        path: The path of the file.
+
+    Returns:
+        Whether the file has valid seals.
+
+    Raises:
+        CorruptFileError: The file is damaged, or replaced another file.
     """
     return _check(data, _seal_in(_first_schema(data)), _seal_in(schema), path)
 
 
 def check_is_no_copy(data: bytes, path: str) -> None:
-    """Check a file that is whole: it must not be a copy of an older root. Raises CorruptFileError."""
-    # The form leaves out some bytes of the footer.
+    """Raise CorruptFileError if an intact file is a copy of an older root."""
+    # The footer is parsed here, because the fast check of the form ignores some of its bytes.
     seal = _seal_in(footer_schema(data, path, ": its footer is damaged"))
     check_seals(data, (seal, seal), path)
 
 
 def footer_schema(data: bytes, path: str, reason: str = "") -> pa.Schema:
-    """Return the schema in the footer of a file. Raises CorruptFileError, whose message ends in ``reason``."""
+    """Return the schema in the footer of a file.
+
+    Args:
+        data: The content of the file.
+        path: The path of the file.
+        reason: Appended to the error message.
+
+    Raises:
+        CorruptFileError: The footer cannot be read.
+    """
     try:
         return pa.ipc.open_file(data).schema
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -276,9 +317,9 @@ def _check(data: bytes, first: str | None, second: str | None, path: str) -> boo
 
 
 def _may_be_copied_to(path: str, name: str) -> bool:
-    """Whether a program that knows only the published format may copy a root to a path, byte by byte.
+    """Whether a program that knows only the published format may have copied a root to a path, byte by byte.
 
-    To roll back, it makes an old root a later one. Exports are roots at paths of their own.
+    Such a program rolls back by copying an old root to a later version, and exports by copying a root to another path.
     """
     copied, version = version_named(name), version_named(path)
     if copied is None:
@@ -287,10 +328,10 @@ def _may_be_copied_to(path: str, name: str) -> bool:
 
 
 def _first_schema(data: bytes) -> pa.Schema | None:
-    """Return the schema at the beginning of a file, None if none can be read there, as in very old files."""
+    """Return the schema at the beginning of a file, None if it cannot be read, as in very old files."""
     try:
         message = pa.ipc.read_message(pa.py_buffer(data)[_MAGIC_BYTES:])
-        # Arrow takes any message for a schema. If it is another one, Arrow ends the process.
+        # Arrow interprets any message as a schema, and crashes the process if it is another kind of message.
         return pa.ipc.read_schema(message) if message.type == "schema" else None
     except (pa.ArrowException, OSError, ValueError, EOFError):
         return None
@@ -310,7 +351,7 @@ def _name_of(path: str) -> bytes:
 
 
 def _file_of(batch: pa.RecordBatch, compression: str, name_bytes: int = 0, character: str = "0") -> memoryview:
-    """Return a file with seals whose name repeats one character, or without seals for a name of no bytes."""
+    """Return a file with placeholder seals for a name of one repeated character, without seals for an empty name."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, _schema(name_bytes, character), options=_write_options(compression)) as writer:
         writer.write_batch(batch)
@@ -319,7 +360,7 @@ def _file_of(batch: pa.RecordBatch, compression: str, name_bytes: int = 0, chara
 
 @functools.lru_cache(maxsize=256)
 def _schema(name_bytes: int, character: str) -> pa.Schema:
-    """Return our schema with a seal of so many bytes of name. pyarrow takes far longer to write a new one."""
+    """Return our schema with a placeholder seal for a name of this size. Cached, because creating it is slow."""
     return SCHEMA.with_metadata({_KEY: f"{character * _DIGITS} {character * name_bytes}"}) if name_bytes else SCHEMA
 
 
@@ -388,11 +429,11 @@ class _OwnForm:
         return b"".join((head, seal, body, seal, tail))
 
     def batch(self, data: bytes) -> pa.RecordBatch:
-        """Return the rows of a file of this form, which are views of its bytes."""
+        """Return the rows of a file of this form as views of its bytes."""
         return pa.ipc.read_record_batch(pa.py_buffer(data)[self.batch_start :], SCHEMA)
 
     def present(self, data: bytes) -> Present:
-        """Return which rows of a validated batch are not null. To ask Arrow for them would take longer."""
+        """Return which rows of a validated batch are not null. This is faster than using Arrow."""
         counts = _COUNTS.unpack_from(data, self.counts)
         starts = _BITMAPS.unpack_from(data, self.starts)
         every = (1 << counts[0]) - 1
@@ -406,9 +447,9 @@ class _OwnForm:
 
 @functools.lru_cache(maxsize=256)
 def _own_form(name_bytes: int) -> _OwnForm:
-    """Return the form of files whose names take so many bytes, 0 for files without seals.
+    """Return the form of files whose names have this size, 0 for files without seals.
 
-    It is made of two files that differ in all else.
+    The form consists of the bytes that are the same in two files that differ in everything else.
     """
     texts = {"0": ["", None], "1": [str(number) for number in range(20_000)] + [None] * 1_000}
     one, other = (
@@ -429,7 +470,7 @@ def _own_form(name_bytes: int) -> _OwnForm:
 
 
 def _equal_words(one: bytes, other: bytes) -> int:
-    """Return a mask of the words, of 8 bytes, that are the same in both."""
+    """Return a mask of the 8-byte words that are the same in both files."""
     places = range(0, len(one), 8)
     masks = (b"\xff" if one[place : place + 8] == other[place : place + 8] else b"\0" for place in places)
     return int.from_bytes(b"".join(mask * 8 for mask in masks)[: len(one)], "little")

@@ -1,7 +1,6 @@
 """Object definitions as frozen dataclasses, and their protobuf files (FORMAT.md, "Object definitions").
 
-Fields that this version does not know survive a read and a write: every dataclass keeps their
-bytes in ``unknown_fields``.
+Fields that this program does not know are preserved: every dataclass keeps their bytes in ``unknown_fields``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.format.version_ranges import VersionRanges
 
 MAJOR_VERSION = 0
-_SEALS_ROOM_BYTES = 4096  # bytes of both seals, with the longest name
+_SEALS_ROOM_BYTES = 4096  # maximum size of both seals
 
 #: Format property of an Iceberg table: where its current metadata file is, as a path under the root or a URI.
 METADATA_LOCATION = "metadata_location"
@@ -33,7 +32,7 @@ TABLE_UUID = "table_uuid"
 
 
 class _OpenEnum(IntEnum):
-    """An enum of proto3. A number of a newer writer is kept, under the name ``UNKNOWN_<number>``."""
+    """An open proto3 enum. An unknown value of a newer writer is preserved with the name ``UNKNOWN_<number>``."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -50,14 +49,14 @@ class _OpenEnum(IntEnum):
 
 
 class IsolationLevel(_OpenEnum):
-    """The reads that a transaction is checked for when others committed first."""
+    """Which reads of a transaction are checked for conflicts with concurrent commits."""
 
     SNAPSHOT = 0
     SERIALIZABLE = 1
 
 
 class ExportLevel(_OpenEnum):
-    """How much of a version an export copies: its root, nodes too, or all that it reaches."""
+    """How much of a version an export copies: its root, also its nodes, or all files that it refers to."""
 
     MINIMAL = 0
     PARTIAL = 1
@@ -65,7 +64,7 @@ class ExportLevel(_OpenEnum):
 
 
 class ExportState(_OpenEnum):
-    """Whether an export's files are all there. While it copies, it pins its version."""
+    """Whether all files of an export are copied. While files are copied, the export pins its version."""
 
     COPYING = 0
     COMPLETE = 1
@@ -80,7 +79,7 @@ class ExpirationState(_OpenEnum):
 
 
 class DataType(_OpenEnum):
-    """Types of columns. Sizes, precision and scale travel in the column's properties."""
+    """Column types. Sizes, precision and scale are stored in the column's properties."""
 
     BOOLEAN = 0
     INT2 = 1
@@ -137,16 +136,16 @@ class ExportRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionRecord:
-    """One promotion of a clone: its id, the version of the clone, and the version of this lakehouse that has it.
-
-    ``only`` names the namespaces and tables that it was limited to, none for all. ``kept`` names the objects that
-    stayed as this lakehouse had them, because that side of a conflict was chosen.
-    """
+    """One promotion of a clone."""
 
     id: str
+    #: The version of the clone that was promoted.
     clone_version: int = 0
+    #: The version of this lakehouse that contains the promotion.
     version: int = 0
+    #: The namespaces and tables to which the promotion was limited, empty for all.
     only: tuple[str, ...] = ()
+    #: The objects that were not changed, because this lakehouse's side of a conflict was chosen.
     kept: tuple[str, ...] = ()
     unknown_fields: bytes = b""
 
@@ -165,14 +164,14 @@ class ExpirationBatch:
     unknown_fields: bytes = b""
 
     def ranges(self) -> VersionRanges:
-        """Return the versions of this batch. Raises CorruptFileError where the text names none."""
+        """Return the versions of this batch. Raise CorruptFileError if the text is invalid."""
         try:
             return VersionRanges.parse(self.versions)
         except InvalidInputError as error:
             raise CorruptFileError(f"expiration {self.id!r} of the lakehouse definition: {error.message}") from error
 
     def contains(self, version: int) -> bool:
-        """Whether a version is in this batch. Raises CorruptFileError."""
+        """Whether a version is in this batch. Raise CorruptFileError if the text of versions is invalid."""
         return version in self.ranges()
 
 
@@ -190,7 +189,7 @@ class RetentionRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """Another lakehouse from which this one reads files, being made of a version of it (field 1006)."""
+    """Another lakehouse from which this one was created, and whose files it reads (field 1006)."""
 
     root: str
     lakehouse_id: str = ""
@@ -256,8 +255,8 @@ class LakehouseDef:
         definition = _from_message(cls, _parse(data, pb.LakehouseDef, path))
         if definition.major_version > MAJOR_VERSION:
             raise CorruptFileError(
-                f"the lakehouse has format version {definition.major_version}, this program reads up to"
-                f" {MAJOR_VERSION}; update it",
+                f"format version {definition.major_version} of the lakehouse is not supported: this program reads"
+                f" versions up to {MAJOR_VERSION}; update trinitylake-ops",
                 path=path,
             )
         return definition
@@ -378,7 +377,7 @@ class TableDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedWrite:
-    """The write of a saved transaction to a key: a definition, a location, or nothing, which deletes the key."""
+    """A write of a saved transaction to a key: a definition or a location. With neither, the key is deleted."""
 
     key: str
     definition: bytes | None = None
@@ -388,7 +387,7 @@ class SavedWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTransaction:
-    """A transaction between two processes: its base, its reads, and its writes."""
+    """A transaction that is handed from one process to another: its base, its reads, and its writes."""
 
     id: str
     base_version: int
@@ -415,10 +414,10 @@ class SavedTransaction:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> SavedTransaction:
-        """Read a saved transaction. Raises CorruptFileError, also where the checksum is not that of the content."""
+        """Decode a saved transaction. Raise CorruptFileError if it is damaged."""
         saved = _from_message(cls, _parse(data, pb.SavedTransaction, path))
         if saved.checksum != saved._checksum():
-            raise CorruptFileError(f"the saved transaction {path!r} is damaged: its checksum is another", path=path)
+            raise CorruptFileError(f"the saved transaction {path!r} is damaged: its checksum does not match", path=path)
         return saved
 
     def _checksum(self) -> bytes:
@@ -455,7 +454,7 @@ _ENUMS: dict[str, type[_OpenEnum]] = {
 
 
 def _parse(data: bytes, message_type: type[M], path: str) -> M:
-    """Return the message of a file. Raises CorruptFileError if it is no protobuf, or if its seals show damage."""
+    """Decode the message in a file. Raise CorruptFileError if it is not protobuf, or does not match its seals."""
     message = _parsed(data, message_type, path)
     _check_seals(data, message, path)
     return message
@@ -489,14 +488,14 @@ def _to_file(
         raise InvalidDefinitionError(f"this {type(value).__name__} cannot be stored: {error}") from error
     if len(data) > MAX_DEFINITION_BYTES - _SEALS_ROOM_BYTES and message_type is not pb.SavedTransaction:
         raise InvalidDefinitionError(
-            f"this {type(value).__name__} cannot be stored: it has {len(data)} bytes, and nobody reads a definition of"
-            f" more than {MAX_DEFINITION_BYTES}"
+            f"this {type(value).__name__} cannot be stored: it has {len(data)} bytes, more than the limit of"
+            f" {MAX_DEFINITION_BYTES}"
         )
     return sealed_definition(data, path) if path else data
 
 
 def sealed_definition(data: bytes, path: str) -> bytes:
-    """Return the bytes of a definition between two seals for its path. Any cut leaves only one, or damages one."""
+    """Enclose a definition in two seals for its path. Any truncation removes or damages one of them."""
     head, tail = _seal_fields(open_seal(path))
     return sealed(head + data + tail, path)
 
@@ -506,9 +505,15 @@ def _seal_fields(seal: str) -> tuple[bytes, bytes]:
 
 
 def resealed(data: bytes, source: str, target: str) -> bytes:
-    """Return the file of a definition as the copy at ``target`` of the one at ``source``.
+    """Replace the seals of a definition so that it can be copied. A file without seals is returned unchanged.
 
-    A file without a seal stays as it is. Raises CorruptFileError for a damaged file.
+    Args:
+        data: The content of the file at ``source``.
+        source: The path of the file.
+        target: The path of the copy.
+
+    Raises:
+        CorruptFileError: The file is damaged.
     """
     if not check_definition_file(data, source):
         return data
@@ -519,15 +524,23 @@ def resealed(data: bytes, source: str, target: str) -> bytes:
 
 
 def check_definition_file(data: bytes, path: str) -> bool:
-    """Check the file of a definition of any kind against its seals.
+    """Check the file of any definition against its seals.
 
-    Returns whether it has any. Raises CorruptFileError.
+    Args:
+        data: The content of the file.
+        path: The path of the file.
+
+    Returns:
+        Whether the file has valid seals.
+
+    Raises:
+        CorruptFileError: The file is damaged, or replaced another file.
     """
     return _check_seals(data, _parsed(data, pb.Seals, path), path)
 
 
 def _to_message(value: Any, message_type: type[M]) -> M:
-    """Return a dataclass as the message of the same field names. None and unset nested parts stay absent."""
+    """Convert a dataclass to the message with the same field names. None and unset nested fields are omitted."""
     message = message_type.FromString(value.unknown_fields)
     for form in _field_forms(message.DESCRIPTOR):
         content = getattr(value, form.name)
@@ -546,10 +559,7 @@ def _to_message(value: Any, message_type: type[M]) -> M:
 
 
 class _FieldForm(NamedTuple):
-    """How a field of a message is read and written.
-
-    Without this record, looking it up in the descriptor takes most of the time.
-    """
+    """How a field of a message is read and written. Cached, because lookups in descriptors are slow."""
 
     name: str
     is_map: bool
@@ -576,7 +586,7 @@ def _field_forms(descriptor: Descriptor) -> tuple[_FieldForm, ...]:
 
 
 def _from_message(build: Callable[..., D], message: Message) -> D:
-    """Return a message as the dataclass ``build`` of the same field names. Absent optional fields take its defaults."""
+    """Convert a message to the dataclass ``build`` with the same field names. Absent optional fields get defaults."""
     fields: dict[str, Any] = {}
     for name, is_map, is_repeated, has_presence, part, _ in _field_forms(message.DESCRIPTOR):
         content = getattr(message, name)

@@ -130,8 +130,8 @@ def check_node_compression(compression: str) -> None:
     """Raise InvalidDefinitionError if this program cannot write a ``node_compression``."""
     if compression not in NODE_COMPRESSIONS:
         raise InvalidDefinitionError(
-            f"node_compression is {compression!r}, which is not supported; use '' (none), 'lz4' or 'zstd'; alter_definition"
-            " changes it in an existing lakehouse"
+            f"node_compression is {compression!r}, which is not supported; use '' (none), 'lz4' or 'zstd';"
+            " alter_definition changes it in an existing lakehouse"
         )
 
 
