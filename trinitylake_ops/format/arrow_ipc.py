@@ -202,7 +202,7 @@ def _items(data: bytes, place: int, item_bytes: int, room_bytes: int) -> Iterato
         vector = _linked(data, place)
         n_items = _read(_U32, data, vector)
         if n_items * item_bytes > room_bytes:
-            raise ValueError(f"its metadata says that {n_items} buffers fit {room_bytes} bytes")
+            raise ValueError(f"its metadata declares {n_items} items, which do not fit into {room_bytes} bytes")
         for number in range(n_items):
             yield vector + 4 + number * item_bytes
 
@@ -377,18 +377,16 @@ def _surrounding_bytes(name_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _OwnForm:
-    """The beginning and the end of our uncompressed files.
+    """The head and tail of our uncompressed files: all metadata except seals and the numbers of rows and bytes.
 
-    They hold all metadata except the seals and the numbers of rows and bytes.
-
-    ``batch_start`` is where the message of the batch begins. ``counts`` and ``starts`` are where it says how many rows
-    and nulls its columns have, and where their buffers begin. Head and tail are each one large number. A mask leaves
-    out the bits that differ by file. ``head_seal`` is where the first seal begins. ``tail_seal`` is where the second
-    begins, counted from the end. Both are 0 without seals.
+    Head and tail are compared as integers. Masks exclude the bits that differ between files.
     """
 
+    #: The position of the batch's message.
     batch_start: int
+    #: The position of the numbers of rows and nulls of the columns in this message.
     counts: int
+    #: The position of the offsets of the columns' buffers in this message.
     starts: int
     head_bytes: int
     head_mask: int
@@ -396,8 +394,11 @@ class _OwnForm:
     tail_bytes: int
     tail_mask: int
     tail: int
+    #: The size of one seal; 0 without seals.
     seal_bytes: int
+    #: The position of the first seal; 0 without seals.
     head_seal: int
+    #: The position of the second seal, counted from the end of the file and thus negative; 0 without seals.
     tail_seal: int
 
     def has(self, data: bytes) -> bool:
