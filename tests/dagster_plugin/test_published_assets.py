@@ -122,7 +122,7 @@ def test_a_good_publication_reports_its_tables(project: Project) -> None:
     assert event.step_key == "publish__sales"
     assert "trinitylake/staged" not in metadata
     (note,) = project.instance.fetch_observations(TOTALS, limit=9).records
-    assert note.asset_observation is not None and note.asset_observation.description == "Staged, not published yet."
+    assert note.asset_observation is not None and note.asset_observation.description == "Staged, not yet published."
 
 
 def test_a_run_without_its_publication_fails_and_reports_nothing(project: Project) -> None:

@@ -1,1 +1,1 @@
-"""What runs read and record."""
+"""Records of Dagster runs: reads, staged tables and publications."""

@@ -1,7 +1,7 @@
-"""Tables that another program staged, such as one of ``spark-submit``, reported to its run by Dagster Pipes.
+"""Tables staged by an external program, for example with ``spark-submit``, and reported through Dagster Pipes.
 
-The program needs ``dagster-pipes`` and this package, and no Dagster. It writes the files. The run that started it gets
-a description of the staged table, and its publish asset commits it with the others.
+The program needs ``dagster-pipes`` and this package, but not Dagster. It writes the files and reports a description of
+the staged table to the run that started it. The publish asset of the run commits that table with the others.
 """
 
 from __future__ import annotations
@@ -16,36 +16,47 @@ _STAGED = "trinitylake/staged"
 
 
 class Reporter(Protocol):
-    """What is needed of ``dagster_pipes.PipesContext``, in the program."""
+    """The part of ``dagster_pipes.PipesContext`` that the program needs."""
 
     def report_custom_message(self, payload: Any) -> None:
         """Send a message to the run."""
 
 
 class Completed(Protocol):
-    """What is needed of ``dagster.PipesClientCompletedInvocation``, in the run."""
+    """The part of ``dagster.PipesClientCompletedInvocation`` that the run needs."""
 
     def get_custom_messages(self) -> Sequence[Any]:
         """Return all messages that the program sent."""
 
 
 def report_staged(pipes: Reporter, staged: StagedTable) -> None:
-    """Tell the run that started this program of a table that the program staged."""
+    """Report a staged table to the run that started this program.
+
+    Args:
+        pipes: The Pipes context of the program.
+        staged: The table that the program staged.
+    """
     pipes.report_custom_message({_STAGED: staged.to_json()})
 
 
 def staged_by_pipes(completed: Completed, table: str) -> StagedTable:
-    """Return a table, such as ``"sales.orders"``, as a program staged it. Of several reports the last one counts.
+    """Return a table that a program staged, from its last report of that table.
 
-    An asset returns it as ``dagster.Output``, and TrinityLakeIOManager takes it. Raises InvalidInputError if the
-    program reported no such table, or something else in its place.
+    An asset returns the table as ``dagster.Output`` to be stored by TrinityLakeIOManager.
+
+    Args:
+        completed: The completed invocation of the program.
+        table: The table as ``namespace.table``, for example ``"sales.orders"``.
+
+    Raises:
+        InvalidInputError: The program did not report the table, or a report is invalid.
     """
-    found: dict[str, StagedTable] = {}
+    tables: dict[str, StagedTable] = {}
     for message in completed.get_custom_messages():
         if isinstance(message, dict) and isinstance(message.get(_STAGED), str):
             staged = StagedTable.from_json(message[_STAGED])
-            found[f"{staged.namespace}.{staged.table}"] = staged
-    if table not in found:
-        reported = ", ".join(sorted(found)) or "none"
-        raise InvalidInputError(f"the program reported no staged table {table!r}; it reported {reported}")
-    return found[table]
+            tables[f"{staged.namespace}.{staged.table}"] = staged
+    if table not in tables:
+        reported = ", ".join(sorted(tables)) or "none"
+        raise InvalidInputError(f"the program did not report staged table {table!r}; it reported: {reported}")
+    return tables[table]

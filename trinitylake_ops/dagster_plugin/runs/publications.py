@@ -1,8 +1,8 @@
-"""The publication of a run: exactly the tables that it staged or took over, exactly once.
+"""Exactly-once publication of the tables that a run staged or took over.
 
-A publication is identified by what it publishes: the publishing asset, its partitions, and the staged tables. So a
-re-execution that takes over the same tables finds the commit of the run before it, and one that stages again publishes
-again. What an earlier run committed counts only for the tables that are taken over from it.
+The id of a publication is derived from the publishing asset, its partitions and the staged tables. Therefore, a
+re-execution that takes over the same tables finds the commit of the earlier run, and a re-execution that stages tables
+again publishes again. The commit of an earlier run is considered only for tables that are taken over from it.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ from trinitylake_ops.iceberg.write.rebase import rebase
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.iceberg.write.staging import Replace
 
-#: The metadata of a failed step that names the asset whose publication failed.
+#: Metadata key of a failed step with the asset whose publication failed.
 PUBLISHING = "publishing"
 _CODE_VERSION_TAG = "dagster/code_version"
-# A root keeps 4 KiB for all entries of a commit about itself, as JSON.
+# A root has room for 4 KiB of JSON for all entries that describe a commit.
 _LARGEST_NAME_BYTES = 384
 _LARGEST_VERSIONS_BYTES = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class RunPublication:
-    """The outcome of a run's publication.
-
-    ``tables`` are the tables as they were committed. ``earlier`` has the versions of those that an earlier publication
-    committed. ``undone_by`` is the version that undid an earlier commit of this publication, if one did.
-    """
+    """The outcome of a run's publication."""
 
     version: int
+    #: Whether an earlier publication had already committed all tables.
     was_published: bool
+    #: The tables as committed.
     tables: Mapping[dg.AssetKey, StagedTable]
+    #: The versions of the tables that an earlier publication committed.
     earlier: Mapping[dg.AssetKey, int]
     runs: Sequence[dg.DagsterRun]
     reads: RunReads
+    #: The version that undid an earlier commit of this publication, or None.
     undone_by: int | None = None
 
 
 class RunPublisher:
-    """The publication of the tables that a run staged or took over, before and after its commit.
+    """Publishes the tables that a run staged or took over.
 
-    ``id`` is that of the publication, and ``left`` are the tables to commit. ``outcome`` is set if there is nothing to
-    commit, because earlier publications committed all tables.
+    ``id`` is the id of the publication, and ``left`` contains the tables that are still to be committed. ``outcome`` is
+    set if earlier publications have committed all tables.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RunPublisher:
             staged: The staged tables by their assets.
 
         Raises:
-            CommitConflictError: A table that is taken over was published, and a later version undid it.
+            CommitConflictError: A table that is taken over was published, and a later version undid that.
             StorageError: The history or a table cannot be read.
         """
         self._context, self._lake, self._asset_key, self._staged = context, lake, asset_key, staged
@@ -91,7 +91,7 @@ class RunPublisher:
         self._runs = runs_with_staged(context.instance, context.run)
         self._notes = {key: newest_notes(context.instance, self._runs, key) for key in staged}
         self.reads = RunReads(context.instance, self._runs, self._notes)
-        #: The publications that these runs began, and the other re-executions of the same run, by the id of the run.
+        #: Publications started by these runs and by the other re-executions of the same run, by run id.
         self._attempts = {run.run_id: self.reads.attempts(run.run_id) for run in self._runs}
         for run in all_executions(context.instance, context.run):
             if run.run_id not in self._attempts:
@@ -109,26 +109,28 @@ class RunPublisher:
             self.outcome = self._outcome(max(self._earlier.values()), staged, was_published=True)
 
     def publish(self, publish_once: Callable[..., Publication], isolation: str | None) -> RunPublication:
-        """Commit the tables that are left.
+        """Commit the remaining tables.
 
         Args:
             publish_once: The function :func:`publication.publish_once`.
-            isolation: The isolation level, None for the lakehouse's own.
+            isolation: The isolation level, or None for the default level of the lakehouse.
 
         Raises:
-            CommitConflictError: Other writers changed what is replaced or was read, or a table was read as it was
-                staged and is not published.
+            CommitConflictError: Another writer changed rows that are replaced or were read, or a table was read as
+                staged but is not published.
             InvalidInputError: A partition of the run was deleted.
-            TrinityLakeError: The other errors of a publication.
+            TrinityLakeError: The publication failed for another reason.
         """
         if self.outcome is not None:
             return self.outcome
         taken_over = [table for key, table in self.left.items() if self._had_conflict(key)]
         if taken_over:
             names = ", ".join(sorted(f"{table.namespace}.{table.table}" for table in taken_over))
-            self._context.log.info("an earlier run met a conflict: %s replaces the rows of the latest version", names)
+            self._context.log.info(
+                "an earlier run failed with a conflict: replacing rows of the latest version in %s", names
+            )
         attempt = Attempt.of(self.id, self._asset, self._partition, self._staged.values())
-        if attempt not in self.reads.attempts(self._runs[0].run_id):  # a retried step finds its own
+        if attempt not in self.reads.attempts(self._runs[0].run_id):  # a retried step has already recorded it
             record_attempt(self._instance, self._runs[0], attempt)
         publication = publish_once(
             self._lake,
@@ -153,9 +155,9 @@ class RunPublisher:
         return self._outcome(publication.version, {**self._staged, **committed}, was_published=False)
 
     def _earlier_versions(self) -> dict[str, int]:
-        """Return the versions of publications that can have committed a table of this one, by their ids.
+        """Return the versions of publications that may have committed a table of this publication, by publication id.
 
-        These are all of other runs, and those of other publishing assets of this run that have a table of this one.
+        These are all publications of other runs, and those of other publishing assets of this run that share a table.
         """
         own_id, locations = self._runs[0].run_id, {table.metadata_location for table in self._staged.values()}
         attempts = ((run_id, attempt) for run_id, listed in self._attempts.items() for attempt in listed)
@@ -169,9 +171,9 @@ class RunPublisher:
         )
 
     def _published_earlier(self) -> dict[dg.AssetKey, int]:
-        """Return the tables that another publication committed, with its version.
+        """Return the versions of the tables that another publication committed.
 
-        Raises CommitConflictError for one that was undone since.
+        Raises CommitConflictError if a later version undid the publication of a table.
         """
         earlier: dict[dg.AssetKey, int] = {}
         for key, table in self._staged.items():
@@ -183,8 +185,8 @@ class RunPublisher:
             if undone is not None:
                 raise CommitConflictError(
                     f"table {table.namespace}.{table.table} cannot be published again: run {self._stager(key)} staged"
-                    f" it, version {committed[0]} published it, and version {undone} undid that; run it again from the"
-                    " beginning",
+                    f" it, version {committed[0]} published it, and version {undone} undid that; start a new run that"
+                    " stages it again",
                     base_version=committed[0],
                     latest_version=undone,
                 )
@@ -192,7 +194,7 @@ class RunPublisher:
         return earlier
 
     def _committed(self) -> Iterator[tuple[str, int]]:
-        """Yield the locations of staged tables that were committed, with the version."""
+        """Yield the metadata locations of committed staged tables, each with its version."""
         for attempt in chain.from_iterable(self._attempts.values()):
             version = self._versions.get(attempt.publication)
             if version is not None:
@@ -201,7 +203,8 @@ class RunPublisher:
     def _has_a_version(self, staged: StagedTable) -> bool:
         """Whether a publication of these runs committed a staged table."""
         attempts = chain.from_iterable(self._attempts.values())
-        return bool(committed_versions(self._lake, (one for one in attempts if staged.metadata_location in one.tables)))
+        matching = (attempt for attempt in attempts if staged.metadata_location in attempt.tables)
+        return bool(committed_versions(self._lake, matching))
 
     def _stager(self, key: dg.AssetKey) -> str:
         """Return the run that staged a table."""
@@ -213,7 +216,7 @@ class RunPublisher:
         return next((at for at, run in enumerate(self._runs) if run.run_id == self._stager(key)), 0)
 
     def _had_conflict(self, key: dg.AssetKey) -> bool:
-        """Whether an earlier run failed to publish a table that is taken over, because it met a conflict."""
+        """Whether an earlier run failed with a conflict when it published a table that is taken over."""
         since_staged = self._runs[1 : self._runs_before(key) + 1]
         return any(_had_conflict(self._instance, run, self._asset) for run in since_staged)
 
@@ -254,7 +257,13 @@ class RunPublisher:
 
 
 def publication_of(asset_key: dg.AssetKey, partition: str, staged: Iterable[StagedTable]) -> str:
-    """Return the id of the publication of staged tables by an asset, for a partition or an empty text."""
+    """Return the id of the publication of staged tables by an asset.
+
+    Args:
+        asset_key: The publishing asset.
+        partition: Its partition, or an empty string.
+        staged: The staged tables.
+    """
     names = [f"{table.namespace}.{table.table} {table.metadata_location}" for table in staged]
     return publication_id("dagster", asset_key.to_user_string(), partition, *names)
 
@@ -267,18 +276,18 @@ def superseded_appends(
     attempts_of: Callable[[str], Sequence[Attempt]],
     versions_of: Callable[[Iterable[Attempt]], Mapping[str, int]],
 ) -> list[StagedTable]:
-    """Return an append that an interrupted publication committed, and that a staged table repeats.
+    """Return the append of an interrupted publication that a staged table repeats.
 
-    Its rows are replaced, because the user repeats a step that failed. If the step that publishes succeeded in an
-    earlier run, the user wants to append again.
+    The caller replaces its rows, because the user repeats a failed step. If the publishing step succeeded in an earlier
+    run, there is no such append, because the user intends to append again.
 
     Args:
         instance: The Dagster instance.
-        runs: The run that staged the table, followed by the other executions of the same run, the newest first.
-        publisher: The publishing asset and its partition, an empty text without any.
+        runs: The run that staged the table, followed by the other executions of the same run, newest first.
+        publisher: The publishing asset and its partition, or an empty string.
         table: The staged table.
-        attempts_of: Returns the publications that a run began.
-        versions_of: Returns the versions of those publications that were committed, by their ids.
+        attempts_of: Returns the publications that a run started.
+        versions_of: Returns the versions of the committed publications, by publication id.
     """
     if table.replaces != Replace.NOTHING.value:
         return []
@@ -292,9 +301,11 @@ def superseded_appends(
         versions = versions_of(before) if before else {}
         for attempt in reversed(before):
             appended = (StagedTable.from_json(text) for text in attempt.appended if attempt.publication in versions)
-            same = [one for one in appended if (one.namespace, one.table) == (table.namespace, table.table)]
-            if same:
-                return same
+            repeated = [
+                append for append in appended if (append.namespace, append.table) == (table.namespace, table.table)
+            ]
+            if repeated:
+                return repeated
     return []
 
 
@@ -305,7 +316,7 @@ def without_interrupted_rows(
     publishers: Iterable[tuple[dg.AssetKey, str]],
     staged: StagedTable,
 ) -> StagedTable:
-    """Return a staged append without the rows that it repeats, so that they are not read twice before the publication.
+    """Rebase a staged append without the rows that it repeats, so that no row is read twice before the publication.
 
     Args:
         instance: The Dagster instance.
@@ -315,7 +326,7 @@ def without_interrupted_rows(
         staged: The staged table.
 
     Raises:
-        CommitConflictError: Other writers removed or rewrote the rows that it repeats.
+        CommitConflictError: Another writer removed or rewrote the repeated rows.
         StorageError: A file cannot be read or written.
     """
     runs = all_executions(instance, run)
@@ -333,13 +344,13 @@ def without_interrupted_rows(
 
 
 def committed_versions(lake: Lakehouse, attempts: Iterable[Attempt]) -> dict[str, int]:
-    """Return the versions of those publications that were committed, by their ids. Raises StorageError."""
+    """Return the versions of the committed publications, by publication id. Raises StorageError."""
     since = {attempt.publication: attempt.since for attempt in attempts}
     return published_versions(lake, set(since), min(since.values())) if since else {}
 
 
 def _had_conflict(instance: dg.DagsterInstance, run: dg.DagsterRun, asset: str) -> bool:
-    """Whether a publication failed in a run, as others had changed what it replaces."""
+    """Whether a publication by an asset failed with a conflict in a run."""
     for record in instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records:
         event = record.event_log_entry.dagster_event
         failure = None if event is None else event.step_failure_data.user_failure_data
@@ -354,7 +365,7 @@ def _bytes_as_json(text: str) -> int:
 
 
 def shortened(text: str) -> str:
-    """Return as much of a text's beginning as has room in a commit."""
+    """Truncate a text to the size available in a commit."""
     end = min(len(text), _LARGEST_NAME_BYTES)
     while _bytes_as_json(text[:end]) > _LARGEST_NAME_BYTES:
         end -= 1
@@ -362,7 +373,7 @@ def shortened(text: str) -> str:
 
 
 def partition_of(context: dg.AssetExecutionContext) -> str:
-    """Return the run's partition, or its range of partitions. It is empty if there is none."""
+    """Return the partition or the partition range of the run, or an empty string."""
     if context.has_partition_key:
         return str(context.partition_key)
     if not context.has_partition_key_range:
@@ -372,15 +383,12 @@ def partition_of(context: dg.AssetExecutionContext) -> str:
 
 
 def partitions_exist(context: dg.AssetExecutionContext) -> bool:
-    """Return whether Dagster can store events of the run's partition, or range of partitions, of its own assets.
-
-    Dynamic partitions can be deleted at any time.
-    """
+    """Whether the partitions of the run still exist, because dynamic partitions can be deleted at any time."""
     return _with_deleted_partitions(context, {}) is None
 
 
 def check_partitions_exist(context: dg.AssetExecutionContext, notes: Mapping[dg.AssetKey, Iterable[Note]]) -> None:
-    """Check that the partitions of the run still exist, because Dagster shows no events of deleted ones.
+    """Check that the partitions of the run still exist, because Dagster shows no events of deleted partitions.
 
     Args:
         context: The context of the step that publishes.
@@ -393,15 +401,15 @@ def check_partitions_exist(context: dg.AssetExecutionContext, notes: Mapping[dg.
     if asset_key is not None:
         raise InvalidInputError(
             f"partition {partition_of(context)!r} of {asset_key.to_user_string()} cannot be published: the partition,"
-            " or a part of the range, was deleted after it was staged; add the partition and run it again"
+            " or a part of the range, was deleted after it was staged; add the partition and start a new run"
         )
 
 
 def _with_deleted_partitions(
     context: dg.AssetExecutionContext, notes: Mapping[dg.AssetKey, Iterable[Note]]
 ) -> dg.AssetKey | None:
-    """Return an asset one of whose partitions was deleted, None if all exist."""
-    keys = {key: {one.partition for one in listed if one.partition is not None} for key, listed in notes.items()}
+    """Return an asset with a deleted partition, or None if all partitions exist."""
+    keys = {key: {note.partition for note in listed if note.partition is not None} for key, listed in notes.items()}
     if context.assets_def.partitions_def is not None and partition_of(context):
         limits = context.partition_key_range
         for key in context.selected_asset_keys:
@@ -410,12 +418,12 @@ def _with_deleted_partitions(
 
 
 def asset_versions(notes: Mapping[dg.AssetKey, Sequence[Note]]) -> dict[str, str]:
-    """Return code and data version of each staged asset, or a digest of them if they take too much room."""
+    """Return the code and data versions of the staged assets, or a digest if they are too large for a commit."""
     versions: dict[str, dict[str, str]] = {}
-    for asset_key, found in notes.items():
-        tags = found[0].tags if found else {}
-        named = {"code": tags.get(_CODE_VERSION_TAG), "data": tags.get(DATA_VERSION_TAG)}
-        versions[asset_key.to_user_string()] = {name: value for name, value in named.items() if value}
+    for asset_key, asset_notes in notes.items():
+        tags = asset_notes[0].tags if asset_notes else {}
+        values = {"code": tags.get(_CODE_VERSION_TAG), "data": tags.get(DATA_VERSION_TAG)}
+        versions[asset_key.to_user_string()] = {name: value for name, value in values.items() if value}
     text = json.dumps(versions, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     if _bytes_as_json(text) <= _LARGEST_VERSIONS_BYTES:
         return {"asset_versions": text}

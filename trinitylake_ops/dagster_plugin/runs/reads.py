@@ -1,8 +1,8 @@
-"""The reads and publications of a run, and the tables that it took over from other runs.
+"""Records of a run's reads, its publications, and the tables that it took over from other runs.
 
-They are recorded with the run, and gathered when the run publishes. Steps run in processes of their own and are
-retried. So their reads are among the events of the run, whatever happens to the step. An event of the engine has no
-effect on assets, as an observation of them would have.
+They are recorded in the event log of the run and collected when the run publishes. Steps run in separate processes and
+are retried, so that the event log is the only place that keeps their reads. Engine events are used because, unlike
+observations, they have no effect on assets.
 """
 
 from __future__ import annotations
@@ -29,29 +29,37 @@ _PARTITIONS = "trinitylake/read_partitions"
 _TAKEN_FROM = "trinitylake/taken_from_run"
 _ATTEMPT = "trinitylake/publication"
 _PAGE = 1000
-#: The tag of a run that goes on after a failure, with all results of the run before it.
+#: Tag of a re-execution from failure, which reuses the results of the earlier run.
 RESUMED_TAG = "dagster/is_resume_retry"
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A publication that a run began. It is recorded before the commit, so that a later run can look for the commit.
+    """A publication that a run started, recorded before the commit so that a later run can search for the commit."""
 
-    ``asset`` and ``partition`` are the publishing ones, and the partition is empty without any. ``tables`` are the
-    locations of the staged metadata, and ``since`` is the version after which the commit can be. ``appended`` describes
-    those staged tables that append rows, as JSON.
-    """
-
+    #: The id of the publication.
     publication: str
+    #: The publishing asset.
     asset: str
+    #: The partition of the publishing asset, or an empty string.
     partition: str
+    #: The locations of the staged metadata.
     tables: tuple[str, ...]
+    #: The commit, if it exists, has a later version than this one.
     since: int
+    #: The staged tables that append rows, as JSON.
     appended: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, publication: str, asset: str, partition: str, staged: Iterable[StagedTable]) -> Self:
-        """Return the attempt to publish staged tables."""
+        """Create the attempt to publish staged tables.
+
+        Args:
+            publication: The id of the publication.
+            asset: The publishing asset.
+            partition: Its partition, or an empty string.
+            staged: The staged tables.
+        """
         tables = sorted(staged, key=lambda table: table.metadata_location)
         return cls(
             publication,
@@ -64,23 +72,23 @@ class Attempt:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what :func:`record_attempt` wrote."""
+        """Parse an attempt that :func:`record_attempt` recorded."""
         state: dict[str, Any] = json.loads(text)
         return cls(**{**state, "tables": tuple(state["tables"]), "appended": tuple(state["appended"])})
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillRead:
-    """The read of some partitions of an asset that another run of the same backfill staged."""
+    """A read of an asset that another run of the same backfill staged."""
 
     asset_key: dg.AssetKey
-    #: The partitions, None for an asset without partitions.
+    #: The partitions that were read, or None for an asset without partitions.
     partitions: tuple[str, ...] | None
     read: StagedRead
 
 
 def record_read(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, read: TableRead) -> None:
-    """Record that a run read the table of an asset which it does not stage."""
+    """Record that a run read the published table of an asset that it does not stage."""
     message = f"reading {read.namespace}.{read.table} at version {read.version} of the lakehouse"
     record_in_run(instance, run, message, {_READ: read.to_json(), _ASSET: asset_key.to_string()})
 
@@ -88,28 +96,28 @@ def record_read(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.
 def record_staged_read(
     instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, read: StagedRead
 ) -> None:
-    """Record that a run read the table of an asset as it was staged."""
+    """Record that a run read the staged table of an asset."""
     staged = read.staged
-    message = f"reading {staged.namespace}.{staged.table} as it was staged on version {staged.base_version}"
+    message = f"reading staged table {staged.namespace}.{staged.table}, based on version {staged.base_version}"
     record_in_run(instance, run, message, {_STAGED_READ: read.to_json(), _ASSET: asset_key.to_string()})
 
 
 def record_backfill_read(instance: dg.DagsterInstance, run: dg.DagsterRun, read: BackfillRead) -> None:
-    """Record that a run read the table of an asset as another run of the backfill staged it."""
+    """Record that a run read a table that another run of the backfill staged."""
     staged = read.read.staged
-    message = f"reading {staged.namespace}.{staged.table} as another run of the backfill staged it"
+    message = f"reading table {staged.namespace}.{staged.table}, which another run of the backfill staged"
     data = {_STAGED_READ: read.read.to_json(), _ASSET: read.asset_key.to_string()}
     record_in_run(instance, run, message, {**data, _PARTITIONS: json.dumps(read.partitions)})
 
 
 def backfill_reads(instance: dg.DagsterInstance, run_id: str) -> Sequence[BackfillRead]:
-    """Return what a run read of tables that other runs of its backfill staged."""
+    """Return a run's reads of tables that other runs of its backfill staged."""
     return _Events.of(instance, run_id).backfill_reads
 
 
 def record_takeover(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, earlier_id: str) -> None:
-    """Record that a run goes on with tables that an earlier one staged, and so with that run's reads."""
-    message = f"{asset_key.to_user_string()} is taken as run {earlier_id} staged it"
+    """Record that a run takes over a table that an earlier run staged, and therefore also that run's reads."""
+    message = f"taking over {asset_key.to_user_string()}, which run {earlier_id} staged"
     record_in_run(instance, run, message, {_TAKEN_FROM: earlier_id})
 
 
@@ -120,7 +128,7 @@ def record_attempt(instance: dg.DagsterInstance, run: dg.DagsterRun, attempt: At
 
 
 def attempts_of(instance: dg.DagsterInstance, run_id: str) -> Sequence[Attempt]:
-    """Return the publications that a run began, in their order."""
+    """Return the publications that a run started, in order."""
     return _Events.of(instance, run_id).attempts
 
 
@@ -136,7 +144,7 @@ class _Events:
 
     @classmethod
     def of(cls, instance: dg.DagsterInstance, run_id: str) -> _Events:
-        """Return the records of a run in their order."""
+        """Load the records of a run in order."""
         events = cls()
         for metadata in _recorded(instance, run_id):
             if _TAKEN_FROM in metadata:
@@ -151,15 +159,15 @@ class _Events:
                 if _PARTITIONS in metadata:
                     key, partitions = dg.AssetKey.from_db_string(metadata[_ASSET]), json.loads(metadata[_PARTITIONS])
                     assert key is not None
-                    named = None if partitions is None else tuple(partitions)
-                    events.backfill_reads.append(BackfillRead(key, named, staged_read))
+                    keys = None if partitions is None else tuple(partitions)
+                    events.backfill_reads.append(BackfillRead(key, keys, staged_read))
             elif _ATTEMPT in metadata:
                 events.attempts.append(Attempt.from_json(metadata[_ATTEMPT]))
         return events
 
 
 def _recorded(instance: dg.DagsterInstance, run_id: str) -> Iterator[Mapping[str, str]]:
-    """Yield the texts of each event that this module recorded with a run."""
+    """Yield the metadata of each event that this module recorded in a run, as strings."""
     cursor: str | None = None
     while True:
         page = instance.get_records_for_run(run_id, cursor, dg.DagsterEventType.ENGINE_EVENT, _PAGE)
@@ -174,26 +182,26 @@ def _recorded(instance: dg.DagsterInstance, run_id: str) -> Iterator[Mapping[str
 
 
 def runs_with_staged(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
-    """Return a run, those it was re-executed from, and the other runs of its backfill whose tables it took over."""
+    """Return a run, the runs that it re-executes, and the other runs of its backfill whose tables it took over."""
     chain = run_chain(instance, run)
-    known = {one.run_id for one in chain}
-    taken = (run_id for one in chain for run_id in _Events.of(instance, one.run_id).taken_from)
+    known = {execution.run_id for execution in chain}
+    taken = (run_id for execution in chain for run_id in _Events.of(instance, execution.run_id).taken_from)
     others = (instance.get_run_by_id(run_id) for run_id in dict.fromkeys(taken) if run_id not in known)
     return [*chain, *(other for other in others if other is not None)]
 
 
 class RunReads:
-    """The reads that count for a publication: the run's own, and those of runs whose results it takes over."""
+    """The reads to validate in a publication: those of the run, and those of runs whose results it takes over."""
 
     def __init__(
         self, instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], notes: Mapping[dg.AssetKey, Sequence[Note]]
     ):
-        """Gather the records of runs.
+        """Collect the records of runs.
 
         Args:
-            instance: The instance that has them.
-            runs: The run, followed by those that it was re-executed from, the newest first.
-            notes: The notes of the assets that it publishes.
+            instance: The Dagster instance.
+            runs: The run, followed by the runs that it re-executes, newest first.
+            notes: The notes of the assets that the run publishes.
         """
         self._instance = instance
         self._runs = runs
@@ -218,7 +226,7 @@ class RunReads:
             for asset_key, read in events.reads:
                 self._by_asset.setdefault(asset_key, []).append(read)
             for staged_read in events.staged_reads:
-                # Of several reads of one staged table, one that includes rows of its base counts.
+                # A read that includes rows of the base takes precedence over other reads of the same staged table.
                 location = staged_read.staged.metadata_location
                 if location not in self._staged or staged_read.includes_base:
                     self._staged[location] = staged_read
@@ -228,7 +236,7 @@ class RunReads:
         return [read for reads in self._by_asset.values() for read in reads]
 
     def as_staged(self) -> list[StagedRead]:
-        """Return the reads of tables as they were staged."""
+        """Return the reads of staged tables."""
         return list(self._staged.values())
 
     def of_backfill(self) -> list[BackfillRead]:
@@ -236,10 +244,10 @@ class RunReads:
         return self._of_backfill
 
     def staged(self) -> list[StagedTable]:
-        """Return the tables among those read that the runs staged themselves."""
-        found = (newest_staged(self._instance, self._runs, key) for key in self._by_asset)
-        return [staged for _, staged in filter(None, found)]
+        """Return the tables that the runs both read at a version and staged."""
+        newest = (newest_staged(self._instance, self._runs, key) for key in self._by_asset)
+        return [staged for _, staged in filter(None, newest)]
 
     def attempts(self, run_id: str) -> Sequence[Attempt]:
-        """Return the publications that a run began, in their order."""
+        """Return the publications that a run started, in order."""
         return self._events[run_id].attempts

@@ -1,4 +1,4 @@
-"""Dagster's records of a run and the runs that it goes on from, by its public API."""
+"""Queries of Dagster's records of a run and of the runs that it re-executes, with Dagster's public API."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _LONGEST_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
 
 
 def known_run(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun | None:
-    """Return a run by the id that a commit names, None for one that this instance does not know.
+    """Return the run with the id that a commit names, or None if this instance does not have it.
 
-    Commits of other programs may name any text, and some databases refuse some texts.
+    The id is untrusted: commits of other programs can contain any text, and some databases reject some texts.
     """
-    is_askable = run_id.isascii() and run_id.isprintable() and len(run_id) <= _LONGEST_RUN_ID_CHARS
-    return instance.get_run_by_id(run_id) if is_askable else None
+    is_valid = run_id.isascii() and run_id.isprintable() and len(run_id) <= _LONGEST_RUN_ID_CHARS
+    return instance.get_run_by_id(run_id) if is_valid else None
 
 
 def run_chain(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
-    """Return a run and those it was re-executed from, the newest first, as far as Dagster still has them."""
+    """Return a run and the runs that it re-executes, newest first, as far as Dagster still has them."""
     chain = [run]
     while (parent_id := chain[-1].parent_run_id) is not None:
         parent = instance.get_run_by_id(parent_id)
@@ -36,10 +36,10 @@ def run_chain(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.Dagst
 
 
 def all_executions(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
-    """Return a run, followed by all other executions of the run that it was first executed as, the newest first.
+    """Return a run, followed by all other executions of the same root run, newest first.
 
-    A user may execute any of them again, not only the latest one. Runs that Dagster's Python API executed again have no
-    tag of their root, and are found as parents only.
+    A user may re-execute any of them, not only the latest one. Runs that Dagster's Python API re-executed have no root
+    tag, so that only the parents of this run are found among them.
     """
     root_id = run.root_run_id
     tagged = [] if root_id is None else instance.get_runs(dg.RunsFilter(tags={ROOT_TAG: root_id}))
@@ -47,21 +47,21 @@ def all_executions(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.
     if root_id is not None:
         related.add(root_id)
     related.discard(run.run_id)
-    others = instance.get_runs(dg.RunsFilter(run_ids=sorted(related))) if related else []  # the newest first
+    others = instance.get_runs(dg.RunsFilter(run_ids=sorted(related))) if related else []  # newest first
     return [run, *others]
 
 
 def backfill_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
-    """Return the backfill of a run, or of the run that it re-executes, None if there is none.
+    """Return the backfill of a run or of a run that it re-executes, or None.
 
-    Dagster gives a re-execution the tag of the backfill only while the backfill is in progress.
+    Dagster tags a re-execution with the backfill only while the backfill is in progress.
     """
-    tags = (one.tags.get(BACKFILL_TAG) for one in run_chain(instance, run))
+    tags = (execution.tags.get(BACKFILL_TAG) for execution in run_chain(instance, run))
     return next((backfill for backfill in tags if backfill is not None), None)
 
 
 def created_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> datetime | None:
-    """Return when a run was created, None when Dagster has no record of it."""
+    """Return the creation time of a run, or None if Dagster has no record of it."""
     record = instance.get_run_record_by_id(run.run_id)
     return None if record is None else record.create_timestamp
 
@@ -69,17 +69,29 @@ def created_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> datetime | N
 def newest_materialization(
     instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey
 ) -> dg.EventLogRecord | None:
-    """Return the newest materialization of an asset by the first of some runs that has one, None if none has."""
-    found: dict[str, dg.EventLogRecord] = {}
+    """Return the newest materialization of an asset by the first run that has one, or None.
+
+    Args:
+        instance: The Dagster instance.
+        runs: The runs, newest first.
+        asset_key: The asset.
+    """
+    newest: dict[str, dg.EventLogRecord] = {}
     for record in _materializations(instance, runs, asset_key):
-        found.setdefault(record.run_id, record)
+        newest.setdefault(record.run_id, record)
         if record.run_id == runs[0].run_id:
             break
-    return next((found[run.run_id] for run in runs if run.run_id in found), None)
+    return next((newest[run.run_id] for run in runs if run.run_id in newest), None)
 
 
 def published_version_of(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey) -> int:
-    """Return the version of the lakehouse by which the first of some runs published an asset, -1 if none did."""
+    """Return the version in which the first run that published an asset published it, or -1.
+
+    Args:
+        instance: The Dagster instance.
+        runs: The runs, newest first.
+        asset_key: The asset.
+    """
     record = newest_materialization(instance, runs, asset_key)
     event = None if record is None else record.asset_materialization
     version = None if event is None else event.metadata.get("lakehouse_version")
@@ -89,10 +101,10 @@ def published_version_of(instance: dg.DagsterInstance, runs: Sequence[dg.Dagster
 def _materializations(
     instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey
 ) -> Iterator[dg.EventLogRecord]:
-    """Yield all materializations of an asset since the oldest of some runs was created, newest first."""
-    begun = created_at(instance, runs[-1])
+    """Yield all materializations of an asset since the creation of the oldest run, newest first."""
+    created = created_at(instance, runs[-1])
     records_filter = dg.AssetRecordsFilter(
-        asset_key, after_timestamp=None if begun is None else (begun - CLOCK_SKEW).timestamp()
+        asset_key, after_timestamp=None if created is None else (created - CLOCK_SKEW).timestamp()
     )
     cursor: str | None = None
     while True:
@@ -106,14 +118,27 @@ def _materializations(
 def asset_events(
     instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEventType, asset_key: dg.AssetKey
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
-    """Yield the events of one type that a run logged of an asset, in their order."""
+    """Yield the events of a type that a run logged for an asset, in order.
+
+    Args:
+        instance: The Dagster instance.
+        run_id: The run.
+        of_type: The type of the events.
+        asset_key: The asset.
+    """
     return (event for event in run_events(instance, run_id, of_type) if event.asset_key == asset_key)
 
 
 def run_events(
     instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEventType
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
-    """Yield the events of one type that a run logged of any asset, in their order."""
+    """Yield the events of a type that a run logged for any asset, in order.
+
+    Args:
+        instance: The Dagster instance.
+        run_id: The run.
+        of_type: The type of the events.
+    """
     for record in _records(instance, run_id, of_type):
         event = record.asset_observation or record.asset_materialization
         if event is not None:
@@ -121,7 +146,7 @@ def run_events(
 
 
 def planned_events(instance: dg.DagsterInstance, run_id: str) -> Iterator[dg.EventLogRecord]:
-    """Yield a record for each asset, and partition of one, that a run was to make when it was created."""
+    """Yield a record for each asset or partition that a run planned to materialize when it was created."""
     return _records(instance, run_id, dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
 
 
@@ -138,7 +163,12 @@ def _records(instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEvent
 def has_succeeded(instance: dg.DagsterInstance, run_id: str, asset_key: dg.AssetKey) -> bool:
     """Whether a step of a run reported an asset and succeeded.
 
-    A step that publishes its table reports it before it ends, so it can fail, or be killed, after that.
+    A step that publishes its table reports it before it ends, so that it can still fail or be killed afterwards.
+
+    Args:
+        instance: The Dagster instance.
+        run_id: The run.
+        asset_key: The asset.
     """
     steps = {
         record.event_log_entry.step_key
@@ -150,7 +180,13 @@ def has_succeeded(instance: dg.DagsterInstance, run_id: str, asset_key: dg.Asset
 
 
 def failed_blocking_checks(instance: dg.DagsterInstance, run_id: str, asset_key: dg.AssetKey) -> list[str]:
-    """Return the blocking checks of an asset that failed in a run, in their order."""
+    """Return the names of the blocking checks of an asset that failed in a run, in order.
+
+    Args:
+        instance: The Dagster instance.
+        run_id: The run.
+        asset_key: The asset.
+    """
     records = _records(instance, run_id, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
     events = (record.event_log_entry.dagster_event for record in records)
     checks = (event.asset_check_evaluation_data for event in events if event is not None)
@@ -165,7 +201,7 @@ def failed_blocking_checks(instance: dg.DagsterInstance, run_id: str, asset_key:
 
 
 def has_waited(instance: dg.DagsterInstance, run_id: str, step_key: str) -> bool:
-    """Whether a step of a run asked to be started again later.
+    """Whether a step of a run requested a retry.
 
     Args:
         instance: The Dagster instance.
@@ -177,12 +213,12 @@ def has_waited(instance: dg.DagsterInstance, run_id: str, step_key: str) -> bool
 
 
 def step_failures(instance: dg.DagsterInstance, run_id: str) -> list[str]:
-    """Return the steps of a run that failed."""
+    """Return the keys of the failed steps of a run."""
     return list(_steps(instance, run_id, dg.DagsterEventType.STEP_FAILURE))
 
 
 def step_successes(instance: dg.DagsterInstance, run_id: str) -> set[str]:
-    """Return the steps of a run that succeeded."""
+    """Return the keys of the succeeded steps of a run."""
     return set(_steps(instance, run_id, dg.DagsterEventType.STEP_SUCCESS))
 
 

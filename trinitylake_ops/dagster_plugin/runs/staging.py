@@ -1,9 +1,9 @@
-"""What a run staged is noted with its asset, and reported as the asset's new data once a version has it.
+"""Notes about staged tables, which become materializations when the tables are published.
 
-Dagster logs a materialization of an asset as soon as its output is stored. For a staged table that would be too early.
-Automation downstream would start on data that no version has. A publication that fails would leave the asset green. So
-an observation is logged in its place. It has all that the materialization would have had. The step that publishes
-makes the materialization of it.
+Dagster logs a materialization of an asset as soon as its output is stored. For a staged table this would be too early:
+downstream automation would start before the data is published, and an asset whose publication fails would be shown as
+materialized. Therefore, an observation with the same content is logged instead: the note. The publishing step creates
+the materialization from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trinitylake_ops.dagster_plugin.runs.records import asset_events
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
 _PAGE = 20
-#: The note of a staged table has this: its description.
+#: Metadata key of a note with the description of the staged table.
 STAGED = "trinitylake/staged"
 _TAGS = "trinitylake/tags"
 _VALUES = "trinitylake/partition_values"
@@ -36,30 +36,32 @@ _INPUT_POINTER = "dagster/input_event_pointer/"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The note of a staged table, for one partition of its asset. ``tags`` are those of the materialization."""
+    """The note of a staged table for one partition of its asset."""
 
+    #: The run that staged the table.
     run_id: str
     partition: str | None
     metadata: Mapping[str, Any]
+    #: The tags of the future materialization.
     tags: Mapping[str, str]
 
     @property
     def staged(self) -> StagedTable | None:
-        """The staged table, None if another IO manager stored it. Raises InvalidInputError."""
-        described = self.metadata.get(STAGED)
-        return None if described is None else StagedTable.from_json(json.dumps(described.value))
+        """The staged table, or None if another IO manager stored the asset. Raises InvalidInputError."""
+        entry = self.metadata.get(STAGED)
+        return None if entry is None else StagedTable.from_json(json.dumps(entry.value))
 
     @property
     def values(self) -> Mapping[str, str] | None:
-        """The values of the partition columns, None where the table has none that the partition names."""
-        noted = self.metadata.get(_VALUES)
-        return None if noted is None else noted.value
+        """The values of the partition columns, or None if the partition does not determine any."""
+        entry = self.metadata.get(_VALUES)
+        return None if entry is None else entry.value
 
     @property
     def preview_rows(self) -> int:
-        """How many of the table's first rows its asset shows."""
-        noted = self.metadata.get(PREVIEW_ROWS)
-        return 0 if noted is None else int(noted.value)
+        """The number of rows of the table to preview."""
+        entry = self.metadata.get(PREVIEW_ROWS)
+        return 0 if entry is None else int(entry.value)
 
 
 def notes_of(
@@ -75,8 +77,8 @@ def notes_of(
         context: The context of the output that is being stored.
         staged: The staged table.
         keys: The partitions that the run writes, empty for an asset without partitions.
-        described: What the asset says of its table, as metadata.
-        values: Those of the partition columns, by partition of Dagster.
+        described: The metadata of the asset about its table.
+        values: The values of the partition columns, by Dagster partition.
     """
     document = dg.MetadataValue.json(json.loads(staged.to_json()))
     metadata = {**staged_table_metadata(staged), **described, STAGED: document}
@@ -96,14 +98,14 @@ def _values_entry(values: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def log_staged(context: dg.OutputContext, notes: Sequence[Note]) -> None:
-    """Log the notes of a staged table as observations of its asset, in place of a materialization."""
+    """Log the notes of a staged table as observations of its asset, instead of a materialization."""
     for note in notes:
         tags = dg.MetadataValue.json(dict(note.tags))
         context.log_event(
             dg.AssetObservation(
                 asset_key=context.asset_key,
                 partition=note.partition,
-                description="Staged, not published yet.",
+                description="Staged, not yet published.",
                 metadata={**note.metadata, _TAGS: tags},
             )
         )
@@ -115,21 +117,21 @@ def log_staged_by_backfill(
 ) -> None:
     """Log the notes of a table that another run of the same backfill publishes, as materializations of its asset.
 
-    A backfill of Dagster continues with dependent assets only after materializations.
+    A Dagster backfill continues with dependent assets only after materializations.
 
     Args:
         context: The context of the output that is being stored.
         notes: The notes.
         backfill: The id of the backfill.
-        publisher: The publish asset, which the backfill also makes.
+        publisher: The publish asset, which the backfill also materializes.
     """
-    described = f"Staged by backfill {backfill}, not visible until {publisher.to_user_string()} publishes it."
+    description = f"Staged by backfill {backfill}, not visible until {publisher.to_user_string()} publishes it."
     for note in notes:
         context.log_event(
             dg.AssetMaterialization(
                 asset_key=context.asset_key,
                 partition=note.partition,
-                description=described,
+                description=description,
                 metadata={**note.metadata, _BACKFILL: backfill},
                 tags=dict(note.tags),
             )
@@ -140,15 +142,15 @@ def log_staged_by_backfill(
 def staged_by_backfill(
     instance: dg.DagsterInstance, backfill: str, asset_key: dg.AssetKey, partition: str | None
 ) -> Note | None:
-    """Return the note of what runs of a backfill staged last for a partition of an asset, None if none did.
+    """Return the newest note that runs of a backfill logged for a partition of an asset, or None.
 
-    It is returned after the publication, too.
+    The note is also returned after the publication.
 
     Args:
         instance: The Dagster instance.
         backfill: The id of the backfill.
         asset_key: The asset.
-        partition: The partition, None for an asset without partitions.
+        partition: The partition, or None for an asset without partitions.
     """
     wanted = dg.AssetRecordsFilter(asset_key, asset_partitions=None if partition is None else [partition])
     cursor: str | None = None
@@ -164,7 +166,14 @@ def staged_by_backfill(
 
 
 def is_unpublished(instance: dg.DagsterInstance, backfill: str, asset_key: dg.AssetKey, partition: str | None) -> bool:
-    """Whether the newest data of a partition of an asset is staged by a backfill, and not published yet."""
+    """Whether the newest data of a partition of an asset was staged by a backfill and is not yet published.
+
+    Args:
+        instance: The Dagster instance.
+        backfill: The id of the backfill.
+        asset_key: The asset.
+        partition: The partition, or None for an asset without partitions.
+    """
     wanted = dg.AssetRecordsFilter(asset_key, asset_partitions=None if partition is None else [partition])
     records = instance.fetch_materializations(wanted, limit=1).records
     event = records[0].asset_materialization if records else None
@@ -176,28 +185,33 @@ def _text(value: Any) -> str | None:
 
 
 def newest_notes(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey) -> list[Note]:
-    """Return the notes of an asset by the first of some runs that staged it, one for each partition.
+    """Return the notes of an asset, one for each partition, from the first run that staged it.
 
-    An asset that another IO manager stores is materialized when it is staged: then that is what is noted.
+    For an asset that another IO manager stores, the materializations serve as notes.
+
+    Args:
+        instance: The Dagster instance.
+        runs: The runs, newest first.
+        asset_key: The asset.
     """
     for of_type in (dg.DagsterEventType.ASSET_OBSERVATION, dg.DagsterEventType.ASSET_MATERIALIZATION):
         for run in runs:
-            found: dict[str | None, Note] = {}
+            notes: dict[str | None, Note] = {}
             for event in asset_events(instance, run.run_id, of_type, asset_key):
                 if isinstance(event, dg.AssetMaterialization):
-                    if STAGED in event.metadata or _VERSION not in event.metadata:  # else it reports a publication
-                        found[event.partition] = Note(run.run_id, event.partition, event.metadata, event.tags or {})
+                    if STAGED in event.metadata or _VERSION not in event.metadata:  # otherwise it reports a publication
+                        notes[event.partition] = Note(run.run_id, event.partition, event.metadata, event.tags or {})
                 elif STAGED in event.metadata:
                     tags = event.metadata[_TAGS].value
                     assert isinstance(tags, dict)
-                    found[event.partition] = Note(run.run_id, event.partition, event.metadata, tags)
-            if found:
-                return list(found.values())
+                    notes[event.partition] = Note(run.run_id, event.partition, event.metadata, tags)
+            if notes:
+                return list(notes.values())
     return []
 
 
 def unpublished_by(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> str | None:
-    """Return the run that staged an asset last, None if a later event reports the asset as published."""
+    """Return the run that last staged an asset, or None if a later event reports the asset as published."""
     staged = instance.fetch_observations(asset_key, limit=1).records
     published = instance.fetch_materializations(asset_key, limit=1).records
     if not staged or (published and published[0].storage_id > staged[0].storage_id):
@@ -209,9 +223,15 @@ def unpublished_by(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> str 
 def newest_staged(
     instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey
 ) -> tuple[str, StagedTable] | None:
-    """Return what the first of some runs that staged an asset staged, after the id of that run. None if none did.
+    """Return the first run that staged an asset and the staged table, or None.
 
-    Raises InvalidInputError.
+    Args:
+        instance: The Dagster instance.
+        runs: The runs, newest first.
+        asset_key: The asset.
+
+    Raises:
+        InvalidInputError: A note is invalid.
     """
     for note in newest_notes(instance, runs, asset_key):
         staged = note.staged
@@ -228,11 +248,18 @@ def published_events(
     shown: Callable[[StagedTable, Note], Mapping[str, Any]] = lambda _staged, _note: {},
     earlier: Mapping[dg.AssetKey, int] = MappingProxyType({}),
 ) -> Iterator[dg.AssetMaterialization]:
-    """Yield the materializations of the assets of tables that a version has now, those that others are made of first.
+    """Yield the materializations of the assets of published tables, inputs before the assets derived from them.
 
-    ``shown`` returns what the page of an asset shows next to what was staged. ``earlier`` has the versions of tables
-    that an earlier version published. Each event must be stored when the next one is asked for, as by a step that
-    yields them: the next one names it.
+    Each event must be stored before the next one is requested, as in a step that yields them, because the next event
+    may refer to it.
+
+    Args:
+        instance: The Dagster instance.
+        runs: The run, followed by the runs that it re-executes, newest first.
+        tables: The tables as published, by asset.
+        version: The version that published them.
+        shown: Returns further metadata of an asset.
+        earlier: The versions of those tables that an earlier version published.
     """
     notes = {key: newest_notes(instance, runs, key) for key in tables}
     reported: dict[dg.AssetKey, tuple[str | None, int | None]] = {}
@@ -257,14 +284,14 @@ def undone_events(
 ) -> Iterator[dg.AssetObservation]:
     """Yield observations of assets whose tables a version published and a later one undid.
 
-    They are no materializations, because the lakehouse does not have these rows.
+    They are not materializations, because the latest version does not contain these rows.
 
     Args:
-        instance: The instance that has the notes of the tables.
-        runs: The run, followed by those that it was re-executed from.
+        instance: The Dagster instance.
+        runs: The run, followed by the runs that it re-executes, newest first.
         asset_keys: The assets.
         version: The version that published the tables.
-        undone_by: The version that undid it.
+        undone_by: The version that undid the publication.
     """
     for key in asset_keys:
         for note in newest_notes(instance, runs, key):
@@ -287,30 +314,30 @@ def published_event(
     version: int,
     reported: Mapping[dg.AssetKey, tuple[str | None, int | None]],
 ) -> dg.AssetMaterialization:
-    """Return the materialization of an asset, for one partition, whose table a version has now.
+    """Return the materialization of a published asset for one partition.
 
     Args:
         key: The asset.
         note: Its note for the partition.
-        staged: The table as it was published.
+        staged: The table as published.
         version: The version of the lakehouse.
-        reported: The data version and the event of each input that the same step has reported as published.
+        reported: The data version and the event of each input that the same step has already reported as published.
     """
-    # Inputs that the run staged, too, were noted as they were published before.
+    # When the note was logged, inputs that the run also staged had only their previous publications.
     tags = dict(note.tags)
     for input_key, (data_version, storage_id) in reported.items():
         name = input_key.to_user_string()
         if f"{_INPUT_VERSION}{name}" in tags and data_version is not None:
             tags[f"{_INPUT_VERSION}{name}"] = data_version
             tags[f"{_INPUT_POINTER}{name}"] = "NULL" if storage_id is None else str(storage_id)
-    given = {name: value for name, value in note.metadata.items() if name not in _INTERNAL}
-    described = {_COLUMNS: given[_COLUMNS]} if _COLUMNS in given else {}  # with what the asset says of them
+    noted = {name: value for name, value in note.metadata.items() if name not in _INTERNAL}
+    described = {_COLUMNS: noted[_COLUMNS]} if _COLUMNS in noted else {}  # includes the asset's descriptions
     return dg.AssetMaterialization(
         asset_key=key,
         partition=note.partition,
         description=f"Published as version {version} of the lakehouse.",
         metadata={
-            **given,
+            **noted,
             **staged_table_metadata(staged),
             **described,
             _VERSION: version,
