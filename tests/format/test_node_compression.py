@@ -213,7 +213,8 @@ def test_a_node_too_large_to_be_decompressed_is_written_as_it_is(codec: str, mon
 
 @codecs
 @pytest.mark.parametrize(
-    ("field", "reason"), [("metadata", "its messages reach into its footer"), ("buffers", "2147483648 items, which do not fit")]
+    ("field", "reason"),
+    [("metadata", "its messages reach into its footer"), ("buffers", "2147483648 items, which do not fit")],
 )
 def test_metadata_that_would_take_long_to_read_is_refused(codec: str, field: str, reason: str) -> None:
     data = encode_node(NODE, ORDER, codec)
