@@ -330,6 +330,12 @@ class AmbiguousWriteError(StorageError):
     code = "ambiguous-write"
 
 
+class OutputError(TrinityLakeError):
+    """The result of a command cannot be written to standard output. The command itself has finished."""
+
+    code = "output-failed"
+
+
 class CorruptFileError(StorageError):
     """The content of the file violates the format."""
 

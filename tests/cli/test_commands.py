@@ -867,3 +867,50 @@ def test_register_a_whole_catalog(cli: Cli, lake: Lakehouse, lakes: Lakes) -> No
     refused = cli("register-table", "--catalog", "other", "--catalog-option", "a-secret")
     assert_error(refused, 2, "--catalog-option takes K=V")
     assert "a-secret" not in refused.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("expire", "--keep-last", "\u0663"),
+        ("expire", "--keep-last", "1_0"),
+        ("purge", "--max-seconds", "1_0"),
+        ("init", "--property", "a=1", "--property", "a=2"),
+        ("create-namespace", "n", "--property", "a=1", "--property", "a=2"),
+        ("export", "e", "--target-option", "region=x"),
+        ("ls", "--timestamp", "99999999999999999999"),
+        ("ls", "--timestamp", "-1"),
+    ],
+)
+def test_options_that_would_be_misread_or_ignored_are_refused(
+    cli: Cli, lake: Lakehouse, arguments: tuple[str, ...]
+) -> None:
+    before = lake.latest_version()
+    assert_error(cli(*arguments), 2)
+    assert_error(cli(*arguments, "--json"), 2, '"path": null', '"version": null')
+    assert lake.latest_version() == before
+
+
+def test_errors_about_a_name_do_not_name_another_option(cli: Cli, lake: Lakehouse) -> None:
+    result = cli("clone", "memory://clone/", "--name", 77)
+    assert_error(result, 2, "'77'")
+    assert "--export" not in result.err
+
+
+def test_a_state_that_is_watched_is_one_document_in_each_line(
+    cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(KeyboardInterrupt):
+        pass
+
+    waits = iter([None])
+
+    def sleep(_seconds: float) -> None:
+        if next(waits, Stopped) is Stopped:
+            raise Stopped
+
+    monkeypatch.setattr("trinitylake_ops.cli.status.time.sleep", sleep)
+    result = cli("status", "--watch", 1, "--json")
+    lines = result.out.splitlines()
+    assert len(lines) == 2
+    assert all(json.loads(line)["root"] == ROOT for line in lines)

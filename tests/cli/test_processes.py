@@ -171,7 +171,12 @@ def test_streams_and_environment(lakes: Lakes) -> None:
     gone = subprocess.run([*shell, f"{program} log | true"], capture_output=True, text=True, timeout=60)
     assert (gone.returncode, gone.stdout, gone.stderr) == (0, "", "")
     full = subprocess.run([*shell, f"{program} ls > /dev/full"], capture_output=True, text=True, timeout=60)
-    assert (full.returncode, full.stderr.count("\n"), "No space left" in full.stderr) == (5, 1, True)
+    assert (full.returncode, full.stderr.count("\n"), "No space left" in full.stderr) == (1, 1, True)
+    full = subprocess.run(
+        [*shell, f"{program} create-namespace made --json > /dev/full"], capture_output=True, text=True, timeout=60
+    )
+    assert (full.returncode, json.loads(full.stderr)["error"]["code"]) == (1, "output-failed"), full.stderr
+    assert lake.snapshot().has_namespace("made"), "the storage did not fail"
     closed = subprocess.run([*shell, f"{program} ls >&-"], capture_output=True, text=True, timeout=60)
     assert (closed.returncode, closed.stderr) == (0, "")
     narrow_terminal = run("ls", TRINITYLAKE_ROOT=root, PYTHONIOENCODING="latin-1")

@@ -80,7 +80,7 @@ retention_rules = st.builds(
 )
 lakehouse_defs = st.builds(
     LakehouseDef,
-    id=texts,
+    id=texts.filter(bool),
     order=_uint32,
     namespace_name_max_size_bytes=_uint32,
     table_name_max_size_bytes=_uint32,
@@ -100,7 +100,7 @@ lakehouse_defs = st.builds(
     node_compression=texts,
     unknown_fields=unknown_fields,
 )
-namespace_defs = st.builds(NamespaceDef, id=texts, properties=_maps, unknown_fields=unknown_fields)
+namespace_defs = st.builds(NamespaceDef, id=texts.filter(bool), properties=_maps, unknown_fields=unknown_fields)
 _flat_columns = st.builds(
     Column,
     id=_uint32,
@@ -128,7 +128,7 @@ columns = st.recursive(
 _ids = st.lists(_uint32, max_size=3).map(tuple)
 table_defs = st.builds(
     TableDef,
-    id=texts,
+    id=texts.filter(bool),
     schema=st.builds(Schema, columns=st.lists(columns, max_size=3).map(tuple), unknown_fields=unknown_fields),
     distribution_keys=_ids,
     primary_keys=_ids,

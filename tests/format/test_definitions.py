@@ -82,10 +82,21 @@ def test_optional_fields_that_are_zero_are_not_absent() -> None:
     assert ExportRecord(name="e", version=1, level=ExportLevel.FULL).retain_until_millis is None
 
 
-def test_an_empty_file_is_a_definition_of_defaults() -> None:
-    assert LakehouseDef.from_bytes(b"", PATH) == LakehouseDef(id="")
-    assert TableDef.from_bytes(b"", PATH) == TableDef(table_type="", table_format="")
-    assert TableDef.from_bytes(b"", PATH).is_managed
+@pytest.mark.parametrize("kind", [LakehouseDef, NamespaceDef, TableDef])
+def test_an_empty_file_is_no_definition(kind: type[LakehouseDef | NamespaceDef | TableDef]) -> None:
+    """It is valid protobuf without seals, and would be a definition of defaults: without exports, for example."""
+    with pytest.raises(CorruptFileError) as caught:
+        kind.from_bytes(b"", PATH)
+    assert caught.value.path == PATH
+
+
+def test_a_lakehouse_without_an_id_is_corrupt() -> None:
+    with pytest.raises(CorruptFileError):
+        LakehouseDef.from_bytes(LakehouseDef(id="").to_bytes(), PATH)
+
+
+def test_a_table_without_a_type_is_managed() -> None:
+    assert TableDef(id="a", table_type="").is_managed
     assert not TableDef(table_type="EXTERNAL").is_managed
 
 

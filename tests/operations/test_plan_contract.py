@@ -339,3 +339,16 @@ def test_one_loop_commits_on_the_latest_version() -> None:
         )
     ]
     assert loops == ["compaction/tables.py", "records.py"]  # the first stages one table after the other
+
+
+def test_a_digest_approves_nothing_in_another_lakehouse(lakes: Lakes) -> None:
+    """Two lakehouses of the same shape: the same version, the same names, no common commit."""
+    first, second = lakes.memory("first"), lakes.memory("second")
+    for lake in (first, second):
+        with lake.transaction() as txn:
+            txn.create_namespace("sales")
+    digest = operations.plan_drop_namespace(first, "sales").digest
+    with pytest.raises(PlanChangedError):
+        operations.plan_drop_namespace(second, "sales").execute(digest)
+    assert second.snapshot().namespaces() == ["sales"]
+    assert operations.plan_drop_namespace(first, "sales").execute(digest).version == 2

@@ -23,7 +23,7 @@ from trinitylake_ops.cli.completion import completed
 from trinitylake_ops.cli.context import Session, storage_options_of, with_allowed_roots
 from trinitylake_ops.cli.terminal import OneLineFormatter, Terminated, log_warning, printable
 from trinitylake_ops.declarations.index import INDEX
-from trinitylake_ops.errors import StorageError, TrinityLakeError
+from trinitylake_ops.errors import OutputError, StorageError, TrinityLakeError
 from trinitylake_ops.storage import background
 from trinitylake_ops.storage.options import StorageOptions, redact_assignments
 from trinitylake_ops.telemetry.settings import (
@@ -135,7 +135,7 @@ Examples:
 Exit codes:
   0  done
   1  verify found something or did not finish, the hint is wrong, repair, a purge or orphan removal left something,
-     or a commit was not made
+     a commit was not made, or the result cannot be written to standard output
   2  the command or its arguments are wrong
   3  conflict: something exists already, or another writer was first
   4  not found: no such lakehouse, version, namespace, table or export
@@ -267,7 +267,7 @@ def _run() -> int:
     except BrokenPipeError:
         code = _without_reader()
     except TrinityLakeError as error:
-        code = _fail(str(error), error.exit_code, error.code, path=error.path, version=error.version)
+        code = _fail_with(error)
     except OSError as error:
         _mute_output()
         code = _fail(str(error), EXIT_STORAGE, StorageError.code)
@@ -297,11 +297,29 @@ def _mute_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, exit_code: int, code: str, **where: str | int | None) -> int:
-    """Print an error as one line on standard error, which is JSON for a command with ``--json``."""
+def _fail_with(error: TrinityLakeError) -> int:
+    """Print an error of the package, and return its exit code."""
+    if isinstance(error, OutputError):
+        _mute_output()
+    return _fail(str(error), error.exit_code, error.code, path=error.path, version=error.version)
+
+
+def _fail(message: str, exit_code: int, code: str, path: str | None = None, version: int | None = None) -> int:
+    """Print an error as one line on standard error, which is JSON for a command with ``--json``.
+
+    Args:
+        message: The message for people.
+        exit_code: The exit code of the process.
+        code: The code of the error.
+        path: The path of the file that the error concerns, if any.
+        version: The version that the error concerns, if any.
+
+    Returns:
+        The exit code.
+    """
     if "--json" in sys.argv[1:]:
-        known = {name: printable(value) if isinstance(value, str) else value for name, value in where.items()}
-        click.echo(json.dumps({"error": {"code": code, "message": printable(message), **known}}), err=True)
+        shown = {"code": code, "message": printable(message), "path": path and printable(path), "version": version}
+        click.echo(json.dumps({"error": shown}), err=True)
     else:
         click.echo(f"Error: {printable(message)}", err=True)
     return exit_code

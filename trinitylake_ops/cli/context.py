@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
-from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.errors import InvalidInputError, OutputError
 from trinitylake_ops.operations.rendering import Table, jsonable, table_text, visible
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions
 
@@ -64,6 +64,8 @@ def key_values(texts: tuple[str, ...], option: str) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise click.UsageError(f"{option} takes K=V, not {text!r}")
+        if key in found:
+            raise click.UsageError(f"{option} sets {key!r} twice")
         found[key] = value
     return found
 
@@ -165,6 +167,10 @@ class WholeNumber(click.IntRange):
 
     name = "whole number"
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        _check_digits(self, value, param, ctx)
+        return super().convert(value, param, ctx)
+
 
 class Number(click.FloatRange):
     """A finite number within a range."""
@@ -172,10 +178,19 @@ class Number(click.FloatRange):
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        _check_digits(self, value, param, ctx)
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):  # nan passes any range check
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
+
+
+def _check_digits(
+    kind: click.ParamType[Any], value: Any, param: click.Parameter | None, ctx: click.Context | None
+) -> None:
+    """Fail for a number with underscores or with other digits than 0 to 9, which Python accepts."""
+    if isinstance(value, str) and ("_" in value or not value.isascii()):
+        kind.fail(f"{value!r} is not a number in the digits 0 to 9", param, ctx)
 
 
 class Timestamp(click.ParamType[datetime | int]):
@@ -188,6 +203,8 @@ class Timestamp(click.ParamType[datetime | int]):
             return value
         if value.isascii() and value.isdecimal() and len(value) < 16:
             return int(value)
+        if value.isascii() and value.removeprefix("-").isdecimal() and len(value) > len("20261231"):
+            self.fail(f"{value!r} is out of range; write milliseconds since 1970", param, ctx)
         try:
             time = datetime.fromisoformat(value)
         except ValueError:
@@ -221,9 +238,32 @@ class Shown(Protocol):
     def table(self) -> Table: ...
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON document, in ASCII: any terminal shows it, and no name can control the terminal."""
-    click.echo(json.dumps(jsonable(value), indent=1))
+def write_output(text: str) -> None:
+    """Write a line of a result to standard output.
+
+    Raises:
+        OutputError: It cannot be written, such as on a full disk.
+        BrokenPipeError: The reader is gone.
+    """
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(
+            f"the result cannot be written to standard output: {error.strerror}; the command has finished, do not"
+            " repeat a change before you check it by: trinitylake log"
+        ) from error
+
+
+def print_json(value: Any, *, is_line: bool = False) -> None:
+    """Print one JSON document, in ASCII, so that any terminal shows it and no name can control the terminal.
+
+    Args:
+        value: The content.
+        is_line: Whether the document is printed on one line, for one of several.
+    """
+    write_output(json.dumps(jsonable(value), indent=None if is_line else 1))
 
 
 def print_notice(text: str) -> None:
@@ -233,7 +273,7 @@ def print_notice(text: str) -> None:
 
 def print_line(text: str) -> None:
     """Print a line for people, control characters as escapes."""
-    click.echo(visible(text))
+    write_output(visible(text))
 
 
 def print_table(table: Table) -> None:
@@ -241,7 +281,7 @@ def print_table(table: Table) -> None:
     from rich.console import Console
 
     console = Console()
-    click.echo(table_text(table, console.width if console.is_terminal else _WIDEST_CHARS))
+    write_output(table_text(table, console.width if console.is_terminal else _WIDEST_CHARS))
 
 
 def print_shown(shown: Shown, as_json: bool) -> None:

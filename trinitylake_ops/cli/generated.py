@@ -194,6 +194,8 @@ def _callback(operation: Operation[Any]) -> Callable[..., None]:
         if is_dry_run and (digest is not None or yes):
             raise click.UsageError("--dry-run does nothing: leave out --apply and --yes")
         options = _checked(operation, values)
+        if target_options is not None and getattr(options, "target", "") is None:
+            raise click.UsageError("--target-option needs --target")
         plan, report = None, None
         with ExitStack() as scope:
             context = RunningCommand(
@@ -246,7 +248,8 @@ def _checked(operation: Operation[Any], values: Mapping[str, Any]) -> Any:
     except InvalidInputError as error:
         first, space, rest = str(error).partition(" ")
         name = first.removesuffix(":")
-        shown = first.replace(name, names.get(name, name), 1)
+        # "export name 'x' ..." is about a name, whatever option gives it
+        shown = first if rest.startswith("name ") else first.replace(name, names.get(name, name), 1)
         raise click.UsageError(f"{shown}{space}{rest}", click.get_current_context()) from None
     return options
 

@@ -22,6 +22,7 @@ from trinitylake_ops.cli.context import (
     print_json,
     print_line,
     print_notice,
+    write_output,
 )
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.operations.rendering import visible
@@ -197,7 +198,7 @@ def _print_aligned(names: Sequence[str], columns: Sequence[Sequence[str]], is_nu
     widths = fitted_widths(wanted, console.width) if console.is_terminal else wanted
     for line in zip(*((name, *texts) for name, texts in zip(names, columns, strict=True)), strict=True):
         cells = [_cell(text, width, right) for text, width, right in zip(line, widths, is_number, strict=False)]
-        click.echo(_GAP.join(cells).rstrip())
+        write_output(_GAP.join(cells).rstrip())
     if len(widths) < len(names):
         print_notice(f"{len(names) - len(widths)} more columns do not fit; choose with --columns, or use --json")
     if not columns or not columns[0]:

@@ -23,6 +23,7 @@ from trinitylake_ops.cli.context import (
     page_written,
     pass_session,
     print_json,
+    write_output,
 )
 from trinitylake_ops.operations.rendering import cell, new_table, visible
 from trinitylake_ops.operations.status.due import DEFAULT_AGES, DueState
@@ -37,7 +38,12 @@ _MS = 1000
 
 
 @click.command(short_help="Show the state on one screen, and what to run next.")
-@click.option("--watch", type=Number(1, 86_400), metavar="SECONDS", help="Show it again and again, until Ctrl-C.")
+@click.option(
+    "--watch",
+    type=Number(1, 86_400),
+    metavar="SECONDS",
+    help="Show it repeatedly, until Ctrl-C. With --json, as one line each time.",
+)
 @click.option(
     "--last",
     type=WholeNumber(1, 1_000),
@@ -90,7 +96,7 @@ def status(session: Session, /, watch: float | None, html: Path | None, as_json:
 
     def show(found: Status) -> None:
         if as_json:
-            print_json(found.to_dict())
+            print_json(found.to_dict(), is_line=watch is not None)
         else:
             _print(console, found)
 
@@ -129,7 +135,7 @@ def _print(console: Console, found: Status) -> None:
         return
     text = io.StringIO()
     Console(file=text, width=_WIDEST_CHARS, color_system=None).print(screen)
-    click.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+    write_output("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
 def _parts(found: Status) -> list[Any]:

@@ -19,6 +19,7 @@ from trinitylake_ops.declarations.operation import (
 )
 from trinitylake_ops.declarations.options import (
     ARGUMENT,
+    CommandLine,
     NamespaceText,
     Options,
     PropertyTexts,
@@ -119,7 +120,9 @@ DROP_NAMESPACE: Planned[DropNamespaceOptions, DropNamespacePlan, CommitReport] =
 class ResolveCommitOptions(Options):
     """The commit, and whether an undecided one is decided."""
 
-    version: Annotated[VersionNumber, ARGUMENT] = Field(description="The version that the error of the commit names.")
+    version: Annotated[VersionNumber, CommandLine(metavar="VERSION", is_argument=True)] = Field(
+        description="The version that the error of the commit names."
+    )
     commit_id: Annotated[str, ARGUMENT] = Field(description="The id that the error of the commit names.")
     fence: bool = Field(default=False, description="Decide an undecided commit: take its version with an empty commit.")
 

@@ -63,6 +63,8 @@ def properties_of(texts: Sequence[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise InvalidInputError("properties: write each as NAME=VALUE")
+        if name in properties:
+            raise InvalidInputError(f"properties: {name!r} is set twice")
         properties[name] = value
     return properties
 
@@ -247,7 +249,7 @@ def duration_of(text: str) -> timedelta:
     """Return the duration of a text such as 30d, 12h, 90m or 45s. Raises InvalidInputError."""
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise InvalidInputError(f"{text!r} is no duration; write 30d, 12h, 90m or 45s")
+        raise InvalidInputError(f"{text!r} is not a duration; write 30d, 12h, 90m or 45s")
     seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
     if seconds > MOST_DAYS * _UNIT_SECONDS["d"]:
         raise InvalidInputError(f"{text!r} is longer than {MOST_DAYS:,} days")

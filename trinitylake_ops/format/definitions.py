@@ -259,6 +259,8 @@ class LakehouseDef:
                 f" versions up to {MAJOR_VERSION}; update trinitylake-ops",
                 path=path,
             )
+        if not definition.id:
+            raise CorruptFileError(f"{path!r}: the definition of the lakehouse has no id", path=path)
         return definition
 
 
@@ -454,7 +456,16 @@ _ENUMS: dict[str, type[_OpenEnum]] = {
 
 
 def _parse(data: bytes, message_type: type[M], path: str) -> M:
-    """Decode the message in a file. Raise CorruptFileError if it is not protobuf, or does not match its seals."""
+    """Decode the message in a file.
+
+    Raises:
+        CorruptFileError: The file is empty, is not protobuf, or does not match its seals. An empty file is valid
+            protobuf and has no seal that a truncation could damage, but every definition has an id.
+    """
+    if not data:
+        raise CorruptFileError(
+            f"{path!r} is empty, so it was truncated; restore the file, or run: trinitylake repair", path=path
+        )
     message = _parsed(data, message_type, path)
     _check_seals(data, message, path)
     return message

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from trinitylake_ops.errors import FileMissingError, NotFoundError, PlanChangedError
+from trinitylake_ops.format.keys import COMMIT_ID
 from trinitylake_ops.operations.budget import Spending, counting
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage import MeteredStorage, Storage
@@ -120,6 +121,8 @@ class Plan(Document):
     """
 
     base_version: int
+    #: Identifies the content of the base version (:func:`base_id_of`), because two lakehouses have equal numbers.
+    base_id: str = field(repr=False, compare=False)
     operation: PlannedOperation[Any, Any] = field(repr=False, compare=False)
 
     @property
@@ -182,9 +185,23 @@ class CommitReport(Document):
         return new_table(title, "operation", "version", "changed", "requests", "ms", rows=[row])
 
 
-def digest_of(base_version: int, *content: object) -> str:
-    """Return the digest of a plan with this content, which is made of values of JSON."""
-    text = json.dumps([base_version, *content], sort_keys=True, separators=(",", ":"))
+def base_id_of(base: Snapshot) -> str:
+    """Return what identifies a version beyond its number: the id of its commit, or else its lakehouse definition.
+
+    A digest contains it, so that a plan approved for one lakehouse applies to no other lakehouse.
+    """
+    return base.root.system.get(COMMIT_ID) or base.definition_location
+
+
+def digest_of(base_version: int, base_id: str, *content: object) -> str:
+    """Return the digest of a plan.
+
+    Args:
+        base_version: The version that the plan was made on.
+        base_id: The identifier of that version, from :func:`base_id_of`.
+        content: The effects of the plan, as values of JSON.
+    """
+    text = json.dumps([base_version, base_id, *content], sort_keys=True, separators=(",", ":"))
     return f"{base_version}-{hashlib.sha256(text.encode('ascii')).hexdigest()}"
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import NamespaceNotEmptyError, PlanChangedError
-from trinitylake_ops.operations.base import CommitReport, MeteredLakehouse, Plan, PlannedOperation, digest_of
+from trinitylake_ops.operations.base import (
+    CommitReport,
+    MeteredLakehouse,
+    Plan,
+    PlannedOperation,
+    base_id_of,
+    digest_of,
+)
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import check_no_gap
@@ -26,7 +33,7 @@ class DropNamespacePlan(Plan):
     @property
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` of the namespace and its tables."""
-        return digest_of(self.base_version, _OPERATION, self.namespace, list(self.tables))
+        return digest_of(self.base_version, self.base_id, _OPERATION, self.namespace, list(self.tables))
 
     @property
     def is_empty(self) -> bool:
@@ -66,7 +73,13 @@ class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
             raise NamespaceNotEmptyError(
                 f"namespace {self.namespace!r} holds {len(tables)} tables; drop them first, or cascade"
             )
-        return DropNamespacePlan(base_version=latest.version, namespace=self.namespace, tables=tables, operation=self)
+        return DropNamespacePlan(
+            base_version=latest.version,
+            base_id=base_id_of(latest),
+            namespace=self.namespace,
+            tables=tables,
+            operation=self,
+        )
 
     def run(self, plan: DropNamespacePlan, approved_digest: str | None) -> CommitReport:
         """Drop them in one commit."""

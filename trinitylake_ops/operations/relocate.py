@@ -27,7 +27,7 @@ from trinitylake_ops.iceberg.copy import TableCopy
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.iceberg.reach import DAMAGE, TableFile, files_of
 from trinitylake_ops.iceberg.relocate import DELETES_REMEDY, MovedFiles, moved_files, relocated
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, base_id_of, digest_of
 from trinitylake_ops.operations.gc.survey import on_latest
 from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.operations.gc.tables import defined, table_root_of, tables_of
@@ -83,7 +83,7 @@ class RelocationPlan(Plan):
         content = [[one.name, one.table_id, one.files.metadata] for one in self.moved]
         left = [self.left_table_root] if self.left_table_root else []
         left += [f"to {self.table_root}"] if self.table_root else []
-        return digest_of(self.base_version, _OPERATION, content, sorted(self.refused), *left)
+        return digest_of(self.base_version, self.base_id, _OPERATION, content, sorted(self.refused), *left)
 
     @property
     def is_empty(self) -> bool:
@@ -131,6 +131,7 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
         deletes = {one.name: one.files.unmoved_deletes for one in found if one.files.unmoved_deletes}
         return RelocationPlan(
             base_version=base.version,
+            base_id=base_id_of(base),
             left_table_root="" if self.table_root else _left_table_root(self.lake, base, found),
             table_root=self.table_root if self._changes(base) else "",
             tables=tuple(one.name for one in moved),
@@ -181,6 +182,8 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
 
         def attempt(number: int) -> RelocationReport:
             now = first if number == 1 else here.plan()
+            if approved_digest is not None:  # the approval is of these effects, on any later version
+                replace(now, base_version=first.base_version, base_id=first.base_id).check_approved(approved_digest)
             version = now.base_version if now.is_empty else _commit(metered.lake, now)
             return RelocationReport(
                 version=version,

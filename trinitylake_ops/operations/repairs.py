@@ -27,6 +27,7 @@ from trinitylake_ops.operations.base import (
     MeteredLakehouse,
     Plan,
     PlannedOperation,
+    base_id_of,
     digest_of,
     operation_span,
     uncached,
@@ -114,7 +115,7 @@ class RepairPlan(Plan):
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` over all steps."""
         steps = [[step.action, step.what, step.version] for step in self.steps]
-        return digest_of(self.base_version, OPERATION, self.to_last_good, steps)
+        return digest_of(self.base_version, self.base_id, OPERATION, self.to_last_good, steps)
 
     @property
     def is_empty(self) -> bool:
@@ -247,6 +248,7 @@ class _Planner:
         left = [finding for finding in open_findings if finding not in self._repaired]
         return RepairPlan(
             base_version=self._report.latest_version,
+            base_id="" if base is None else base_id_of(base),
             to_last_good=self._to_last_good,
             steps=tuple(self._steps),
             not_mended=tuple(map(self._unrepaired, left)),

@@ -19,6 +19,7 @@ from trinitylake_ops.operations.base import (
     MeteredLakehouse,
     Plan,
     PlannedOperation,
+    base_id_of,
     digest_of,
     operation_span,
     uncached,
@@ -77,7 +78,9 @@ class RollbackPlan(Plan):
         """Return ``<base version>-<sha256>`` over the target, all changes and the names of damaged tables."""
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
         damaged = [[name.namespace, name.table] for name in self.failures]
-        return digest_of(self.base_version, _OPERATION, self.to_version, list(self.only), changes, damaged)
+        return digest_of(
+            self.base_version, self.base_id, _OPERATION, self.to_version, list(self.only), changes, damaged
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -141,6 +144,7 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         changes = [change_of(base.keys, difference) for difference in differences]
         return RollbackPlan(
             base_version=base.version,
+            base_id=base_id_of(base),
             to_version=self.target.snapshot.version,
             only=tuple(str(name) for name in self.chosen),
             changes=tuple(change for change in changes if change is not None),

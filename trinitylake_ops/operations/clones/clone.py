@@ -23,7 +23,15 @@ from trinitylake_ops.format.file_names import new_manifest_path
 from trinitylake_ops.format.keys import COMMIT_ID, CREATED_AT_MILLIS
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, uncached_on
+from trinitylake_ops.operations.base import (
+    Cost,
+    MeteredLakehouse,
+    Plan,
+    PlannedOperation,
+    base_id_of,
+    digest_of,
+    uncached_on,
+)
 from trinitylake_ops.operations.clones.records import check_no_table_root
 from trinitylake_ops.operations.export_records import (
     CLONE,
@@ -77,7 +85,7 @@ class ClonePlan(Plan):
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` of the name, the version and the target."""
         content = (self.name, self.version, list(self.namespaces), self.target, self.retain_for_ms)
-        return digest_of(self.base_version, CLONE, *content)
+        return digest_of(self.base_version, self.base_id, CLONE, *content)
 
     @property
     def is_empty(self) -> bool:
@@ -165,6 +173,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
         self._check_target(record)
         return ClonePlan(
             base_version=latest.version,
+            base_id=base_id_of(latest),
             name=self.name,
             version=record.version,
             namespaces=self.namespaces,

@@ -32,6 +32,7 @@ from trinitylake_ops.operations.base import (
     MeteredLakehouse,
     Plan,
     PlannedOperation,
+    base_id_of,
     digest_of,
     operation_span,
     uncached,
@@ -89,7 +90,7 @@ class DropClonePlan(Plan):
         """Return ``<base version>-<sha256>`` of the clone, its version, and all files that go."""
         paths = hashlib.sha256(json.dumps([sorted(stage) for stage in self.stages]).encode("ascii")).hexdigest()
         content = (self.name, self.clone_id, self.clone_version, self.deletes_files, paths)
-        return digest_of(self.base_version, _OPERATION, *content)
+        return digest_of(self.base_version, self.base_id, _OPERATION, *content)
 
     @property
     def is_empty(self) -> bool:
@@ -162,6 +163,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             stages = (_last_files(left, record, latest),)
         return DropClonePlan(
             base_version=latest.version,
+            base_id=base_id_of(latest),
             name=self.name,
             clone_id=record.clone_id,
             root=record.target_uri,

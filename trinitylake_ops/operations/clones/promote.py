@@ -13,7 +13,7 @@ from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.iceberg.copy import REWRITTEN
 from trinitylake_ops.iceberg.io.file_io import writing_io
 from trinitylake_ops.iceberg.managed import claim_location
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, digest_of, uncached
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, base_id_of, digest_of, uncached
 from trinitylake_ops.operations.clones.appends import Appends, FindsAppends, write_combined
 from trinitylake_ops.operations.clones.compare import MergeInputs, ObjectState
 from trinitylake_ops.operations.clones.merge import (
@@ -79,7 +79,7 @@ class PromotionPlan(MergePlan):
         conflicts = [[conflict.name, conflict.reason] for conflict in self.conflicts]
         appended = [[str(one.name), len(one.files)] for one in self.appended]
         sides = (self.name, self.clone_version, self.shared_version, list(self.only))
-        return digest_of(self.base_version, PROMOTE, *sides, changes, conflicts, self.files, appended)
+        return digest_of(self.base_version, self.base_id, PROMOTE, *sides, changes, conflicts, self.files, appended)
 
     def steps(self) -> Table:
         """Return each file that would be copied or written, and each object that would change."""
@@ -162,6 +162,7 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
         ]
         return PromotionPlan(
             base_version=sides.latest.version,
+            base_id=base_id_of(sides.latest),
             name=self.name,
             clone_version=sides.clone.latest.version,
             shared_version=sides.base.version,

@@ -10,7 +10,7 @@ from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.file_names import new_manifest_path
 from trinitylake_ops.iceberg.io.file_io import writing_io
-from trinitylake_ops.operations.base import CommitReport, MeteredLakehouse, digest_of, uncached
+from trinitylake_ops.operations.base import CommitReport, MeteredLakehouse, base_id_of, digest_of, uncached
 from trinitylake_ops.operations.clones.appends import Appends, FindsAppends, write_combined
 from trinitylake_ops.operations.clones.compare import ChangedOn, MergeInputs
 from trinitylake_ops.operations.clones.merge import (
@@ -71,7 +71,7 @@ class RefreshPlan(MergePlan):
         conflicts = [[conflict.name, conflict.reason] for conflict in self.conflicts]
         appended = [[str(one.name), len(one.files)] for one in self.appended]
         content = (self.name, self.clone_version, self.shared_version, changes, conflicts, list(self.kept), appended)
-        return digest_of(self.base_version, REFRESH, *content, list(self.same))
+        return digest_of(self.base_version, self.base_id, REFRESH, *content, list(self.same))
 
     @property
     def is_empty(self) -> bool:
@@ -135,6 +135,7 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
         ]
         return RefreshPlan(
             base_version=sides.latest.version,
+            base_id=base_id_of(sides.latest),
             name=self.name,
             clone_version=clone.version,
             shared_version=sides.base.version,

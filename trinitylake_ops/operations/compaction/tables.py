@@ -39,7 +39,7 @@ from trinitylake_ops.iceberg.write.rewrite import (
     stage_rewritten,
 )
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
-from trinitylake_ops.operations.base import MeteredLakehouse, Plan, PlannedOperation, digest_of
+from trinitylake_ops.operations.base import MeteredLakehouse, Plan, PlannedOperation, base_id_of, digest_of
 from trinitylake_ops.operations.compaction.data_files import CompactTablesReport, report_of
 from trinitylake_ops.operations.gc.tables import defined, tables_of
 from trinitylake_ops.operations.records import commit_on_latest
@@ -96,7 +96,7 @@ class CompactTablesPlan(Plan):
         content = [
             [one.namespace, one.table, one.table_id, [_paths(group) for group in one.found]] for one in self.tables
         ]
-        return digest_of(self.base_version, _OPERATION, content)
+        return digest_of(self.base_version, self.base_id, _OPERATION, content)
 
     @property
     def is_empty(self) -> bool:
@@ -192,7 +192,12 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
             name, reason = next(iter(left.items()))
             raise InvalidInputError(f"table {name} cannot be compacted: {reason}")
         return CompactTablesPlan(
-            base_version=base.version, tables=tuple(found), left=left, older_spec_files=older, operation=self
+            base_version=base.version,
+            base_id=base_id_of(base),
+            tables=tuple(found),
+            left=left,
+            older_spec_files=older,
+            operation=self,
         )
 
     def run(self, plan: CompactTablesPlan, approved_digest: str | None) -> CompactTablesReport:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, operation_span
+from trinitylake_ops.operations.base import (
+    Cost,
+    MeteredLakehouse,
+    Plan,
+    PlannedOperation,
+    base_id_of,
+    digest_of,
+    operation_span,
+)
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -70,7 +78,7 @@ class CompactionPlan(Plan):
     @property
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` of what would be written. Bytes may differ by the names of the nodes."""
-        return digest_of(self.base_version, _OPERATION, self.is_needed, self.nodes_written)
+        return digest_of(self.base_version, self.base_id, _OPERATION, self.is_needed, self.nodes_written)
 
     @property
     def is_empty(self) -> bool:
@@ -117,6 +125,7 @@ class Compact(PlannedOperation[CompactionPlan, CompactionReport]):
         written = {} if tree is None else tree.node_files
         return CompactionPlan(
             base_version=base.version,
+            base_id=base_id_of(base),
             nodes_written=len(written),
             bytes_written=sum(map(len, written.values())),
             before=base.tree_shape(),

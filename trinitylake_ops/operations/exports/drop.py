@@ -16,6 +16,7 @@ from trinitylake_ops.operations.base import (
     MeteredLakehouse,
     Plan,
     PlannedOperation,
+    base_id_of,
     digest_of,
     operation_span,
 )
@@ -67,7 +68,7 @@ class PrunePlan(Plan):
     @property
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` of the exports to drop."""
-        return digest_of(self.base_version, _PRUNE, self.pattern, list(self.names))
+        return digest_of(self.base_version, self.base_id, _PRUNE, self.pattern, list(self.names))
 
     @property
     def is_empty(self) -> bool:
@@ -120,6 +121,7 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
         verdicts = judge(_ages(ordered), replace(self.policy, protected_ms=0), self.lake.storage.now_ms())
         return PrunePlan(
             base_version=latest.version,
+            base_id=base_id_of(latest),
             pattern=self.pattern,
             verdicts=tuple(
                 ExportVerdict(
@@ -197,7 +199,7 @@ class DropExportPlan(Plan):
         """Return ``<base version>-<sha256>`` of the export, and of what else keeps its version."""
         export = self.export
         known = [export.name, export.version, export.level, export.state, export.location, export.manifest_path]
-        return digest_of(self.base_version, _DROP, known, list(self.other_exports), self.loses_files)
+        return digest_of(self.base_version, self.base_id, _DROP, known, list(self.other_exports), self.loses_files)
 
     @property
     def is_empty(self) -> bool:
@@ -256,6 +258,7 @@ class DropExport(PlannedOperation[DropExportPlan, CommitReport]):
         others = (one.name for one in exports if one.version == export.version and one.name != self.name)
         return DropExportPlan(
             base_version=latest.version,
+            base_id=base_id_of(latest),
             export=export,
             other_exports=() if export.version is None else tuple(others),
             loses_files=record is not None and bool(record.target_uri) and record.level != ExportLevel.FULL,

@@ -19,7 +19,7 @@ from trinitylake_ops.format.locations import to_location, to_uri
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.iceberg.managed import claim_location
-from trinitylake_ops.operations.base import MeteredLakehouse, Plan, PlannedOperation, digest_of, uncached_on
+from trinitylake_ops.operations.base import MeteredLakehouse, Plan, PlannedOperation, base_id_of, digest_of, uncached_on
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.export_records import (
     EXPORT,
@@ -106,7 +106,9 @@ class ExportPlan(Plan):
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` of the name, the version, the copied files and their targets."""
         choice = (self.version, self.level, list(self.namespaces), self.definitions, self.target, self.into_version)
-        return digest_of(self.base_version, EXPORT, self.name, *choice, self.retain_for_ms, self.files, self.bytes)
+        return digest_of(
+            self.base_version, self.base_id, EXPORT, self.name, *choice, self.retain_for_ms, self.files, self.bytes
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -185,6 +187,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
             check_contains_no_source(target_uri, sources)
         return ExportPlan(
             base_version=latest.version,
+            base_id=base_id_of(latest),
             name=self.name,
             version=source.version,
             level=self.level,

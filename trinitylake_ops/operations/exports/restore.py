@@ -26,6 +26,7 @@ from trinitylake_ops.operations.base import (
     MeteredLakehouse,
     Plan,
     PlannedOperation,
+    base_id_of,
     digest_of,
     operation_span,
     uncached,
@@ -84,7 +85,7 @@ class RestorePlan(Plan):
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
         damaged = sorted(self.damaged)
         content = (self.name, self.target, self.export_version, list(self.only), changes, self.files, damaged)
-        return digest_of(self.base_version, _OPERATION, *content)
+        return digest_of(self.base_version, self.base_id, _OPERATION, *content)
 
     @property
     def is_empty(self) -> bool:
@@ -203,6 +204,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         named = [change_of(base.keys, change) for change in sorted(changes, key=lambda change: change.key)]
         return RestorePlan(
             base_version=base.version,
+            base_id=base_id_of(base),
             name=self.name,
             target=export.files.storage.root,
             only=tuple(map(str, only)),

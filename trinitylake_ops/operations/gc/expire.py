@@ -22,7 +22,16 @@ from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState,
 from trinitylake_ops.format.keys import SEALED_AT_MILLIS
 from trinitylake_ops.format.node_file import decode_system_rows
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, TimedOperation, TimedPlan, operation_span, uncached
+from trinitylake_ops.operations.base import (
+    Cost,
+    MeteredLakehouse,
+    TimedOperation,
+    TimedPlan,
+    base_id_of,
+    operation_span,
+    timed_digest,
+    uncached,
+)
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.export_records import without_exports
 from trinitylake_ops.operations.gc.survey import Progress, is_lapsed, no_progress, on_latest, survey_versions
@@ -108,7 +117,7 @@ class ExpirationPlan(TimedPlan):
     @property
     def digest(self) -> str:
         """Return ``<base version>-<time in ms>-<sha256>`` over versions, exports and all files."""
-        return self.plan_file().digest
+        return timed_digest(self.base_version, self.now_ms, self.base_id, self.plan_file().digest)
 
     @property
     def base(self) -> Snapshot:
@@ -195,6 +204,7 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
         freed = reclaimed_files(survey, expiring, exports, self.progress)
         return ExpirationPlan(
             base_version=base.version,
+            base_id=base_id_of(base),
             now_ms=now_ms,
             versions=str(VersionRanges.of(expiring)),
             exports=tuple(sorted(exports)),
@@ -234,7 +244,8 @@ def _commit(
     lake = metered.lake
     written_since_ms = lake.storage.now_ms()
     plan_path = write_plan_file(lake.storage, plan.plan_file())
-    batch = ExpirationBatch(id=str(uuid.uuid4()), versions=plan.versions, plan_path=plan_path, digest=plan.digest)
+    digest = plan.plan_file().digest  # of the file, which a purge compares
+    batch = ExpirationBatch(id=str(uuid.uuid4()), versions=plan.versions, plan_path=plan_path, digest=digest)
 
     def expired(base: Snapshot) -> LakehouseDef:
         nonlocal batch

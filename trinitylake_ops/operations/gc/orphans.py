@@ -25,7 +25,7 @@ from trinitylake_ops.format.file_names import (
     parse_lease_path,
 )
 from trinitylake_ops.format.locations import is_uri
-from trinitylake_ops.operations.base import TimedPlan, timed_digest
+from trinitylake_ops.operations.base import TimedPlan, base_id_of, timed_digest
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.gc.delete import DeletingOperation, Deletion, DeletionReport
@@ -223,7 +223,7 @@ class OrphanPlan(TimedPlan):
     @property
     def digest(self) -> str:
         """Return ``<base version>-<time in ms>-<sha256>`` over all files."""
-        return timed_digest(self.base_version, self.now_ms, _OPERATION, sorted(self._all().items()))
+        return timed_digest(self.base_version, self.now_ms, self.base_id, _OPERATION, sorted(self._all().items()))
 
     @property
     def is_empty(self) -> bool:
@@ -301,6 +301,7 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
         sizes_bytes = {**found.sizes_bytes, **found.owners}
         return OrphanPlan(
             base_version=base.version,
+            base_id=base_id_of(base),
             now_ms=now_ms,
             older_than_ms=age_ms,
             files=dict(sorted(Counter(map(_kind, sizes_bytes)).items())),

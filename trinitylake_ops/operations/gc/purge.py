@@ -15,7 +15,7 @@ from trinitylake_ops.format.keys import SEALED_AT_MILLIS
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import decode_system_rows, encode_sealed_root
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.operations.base import MeteredLakehouse, TimedPlan, timed_digest
+from trinitylake_ops.operations.base import MeteredLakehouse, TimedPlan, base_id_of, timed_digest
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.gc.batches import PurgeBatch, unpurged_batches, with_purged
@@ -97,7 +97,9 @@ class PurgePlan(TimedPlan):
     def digest(self) -> str:
         """Return ``<base version>-<time in ms>-<sha256>`` over the batches that are due and all files."""
         due = sorted((batch.id, batch.versions) for batch in self.batches if batch.is_due)
-        return timed_digest(self.base_version, self.now_ms, _OPERATION, due, sorted(self.sizes_bytes.items()))
+        return timed_digest(
+            self.base_version, self.now_ms, self.base_id, _OPERATION, due, sorted(self.sizes_bytes.items())
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -181,6 +183,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
             damaged = dict(sorted(mark.tables.damaged.items()))
         return PurgePlan(
             base_version=base.version,
+            base_id=base_id_of(base),
             now_ms=now_ms,
             versions=str(versions),
             batches=batches,

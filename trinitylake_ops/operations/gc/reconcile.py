@@ -14,7 +14,15 @@ from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, operation_span
+from trinitylake_ops.operations.base import (
+    Cost,
+    MeteredLakehouse,
+    Plan,
+    PlannedOperation,
+    base_id_of,
+    digest_of,
+    operation_span,
+)
 from trinitylake_ops.operations.gc.listing import (
     acknowledged_versions,
     check_faulty,
@@ -81,7 +89,7 @@ class ReconcilePlan(Plan):
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` of what would be put right."""
         effects = (self.steps, self.restored_exports, self.dropped_exports, self.live_again, self.acknowledged)
-        return digest_of(self.base_version, RECONCILE, *effects)
+        return digest_of(self.base_version, self.base_id, RECONCILE, *effects)
 
     @property
     def is_empty(self) -> bool:
@@ -125,6 +133,7 @@ class Reconcile(PlannedOperation[ReconcilePlan, ReconcileReport]):
         wanted = parse_acknowledged(self.acknowledge) if self.acknowledge else VersionRanges()
         return ReconcilePlan(
             base_version=base.version,
+            base_id=base_id_of(base),
             steps=settled.steps,
             restored_exports=settled.restored,
             dropped_exports=settled.dropped,

@@ -23,7 +23,7 @@ from trinitylake_ops.iceberg.trim import (
     referred_snapshots,
     write_without_snapshots,
 )
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, base_id_of, digest_of
 from trinitylake_ops.operations.gc.mark import CatalogReach, retained_roots
 from trinitylake_ops.operations.gc.survey import on_latest, survey_versions
 from trinitylake_ops.operations.gc.tables import defined, in_batches, tables_of
@@ -209,7 +209,7 @@ class TrimPlan(Plan):
             [trim.namespace, trim.table, trim.table_id, trim.metadata_location, list(trim.dropped)]
             for trim in self.tables
         ]
-        return digest_of(self.base_version, _OPERATION, content)
+        return digest_of(self.base_version, self.base_id, _OPERATION, content)
 
     @property
     def is_empty(self) -> bool:
@@ -259,6 +259,7 @@ class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
         kept = _retained_definitions(self.lake, base, self.policy) if found.tables else frozenset()
         return TrimPlan(
             base_version=base.version,
+            base_id=base_id_of(base),
             tables=trims_of(self.lake, found.tables, kept),
             unreadable=found.unreadable,
             unwritable=found.unwritable,

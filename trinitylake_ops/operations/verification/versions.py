@@ -308,10 +308,8 @@ class VersionVerifier:
             self._findings.error("definition-unreadable", error.message, path, snapshot.version)
             return False
         kind = named_kind(snapshot.definition_location)
-        if not snapshot.definition.id or kind not in (None, "lakehouse"):
-            message = "the definition of the lakehouse has no id"
-            if kind not in (None, "lakehouse"):
-                message = f"lakehouse_def of the root points to the definition of a {kind}"
+        if kind not in (None, "lakehouse"):
+            message = f"lakehouse_def of the root points to the definition of a {kind}"
             self._findings.error("definition-unreadable", message, snapshot.definition_location, snapshot.version)
             return False
         self.objects.count_lakehouse_def(snapshot.definition_location)
