@@ -121,7 +121,7 @@ def terminal(root: str, *commands: str) -> str:
 def pull_request() -> None:
     """Draw the page of a comparison, as the test of a pull request writes it. Raises CalledProcessError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "soak"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "soak"]
         command += [f"--basetemp={folder}/tests", "tests/e2e/test_pull_request.py"]
         subprocess.run(command, check=True, cwd=IMAGES.parent.parent)
         (page,) = {page.resolve() for page in Path(folder).glob("tests/*/compare.html")}  # pytest links to it, too

@@ -80,8 +80,8 @@ def test_bad_input_is_one_clear_line_and_changes_nothing(lakes: Lakes) -> None:
         ("--root", folder / "lake", "create-namespace", ""): (2, "empty"),
         ("--root", folder / "lake", "create-namespace", "x" * 101): (2, "101 bytes"),
         ("--root", folder / "lake", "show", "--version", 7): (4, "version 7 does not exist"),
-        ("--root", folder / "no-arrow", "ls", "--json"): (5, "no readable Arrow IPC file"),
-        ("--root", folder / "truncated", "create-namespace", "x"): (5, "no readable Arrow IPC file"),
+        ("--root", folder / "no-arrow", "ls", "--json"): (5, "not a readable Arrow IPC file"),
+        ("--root", folder / "truncated", "create-namespace", "x"): (5, "not a readable Arrow IPC file"),
         ("--root", os.fsencode(folder / "lake").decode() + "/\udcff", "ls"): (2, "Unicode"),
     }
     for result, (code, part) in zip(rerun_one(list(expected)), expected.values(), strict=True):

@@ -44,13 +44,13 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_sound_storage_passes() -> None:
-    ran = _run(f"{_MODULE}:sound", "-q", "-p", "no:cacheprovider", "-k", "create_then_read or range", "-n0")
+    ran = _run(f"{_MODULE}:sound", "-q", "-p", "no:cacheprovider", "-k", "create_then_read or range")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert " passed" in ran.stdout
 
 
 def test_a_careless_storage_fails() -> None:
-    ran = _run(f"{_MODULE}:careless", "-q", "-p", "no:cacheprovider", "-k", "test_create", "-n0")
+    ran = _run(f"{_MODULE}:careless", "-q", "-p", "no:cacheprovider", "-k", "test_create")
     assert ran.returncode == 1
     assert "test_create_loses_to_a_file_that_is_there" in ran.stdout
 

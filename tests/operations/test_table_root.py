@@ -156,7 +156,7 @@ def test_a_copy_frees_nothing_of_its_original(aging: Aging, table_roots: TableRo
     assert there(root) == before
     shown = str(operations.plan_orphan_removal(copy.lake).table().title)
     assert f"files under the table root {root} stay" in shown
-    assert f"the lakehouse at {aging.lake.root!r}, of the same id" in shown
+    assert f"the lakehouse at {aging.lake.root!r} with the same id" in shown
     assert [one.code for one in operations.verify(copy.lake).findings if one.path == root] == ["table-root-kept"]
 
 

@@ -41,6 +41,7 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage import RetryStorage, Storage, open_storage
+from trinitylake_ops.storage.conditional_create import create_fresh
 
 READ_TIMEOUT_S = 0.3
 N_MANY = 1_005  # two pages
@@ -171,7 +172,7 @@ def test_a_lost_answer_is_told_and_not_repeated_by_the_retries(
     assert len(proxy.log) == 1
     assert storage.read("new") == BODY
     proxy.begin(told(429, "rateLimitExceeded"))
-    storage.create("other", BODY)
+    create_fresh(storage, {"other": BODY})
     assert [exchange.status for exchange in proxy.log] == [429, 200]
     proxy.begin(wire.drop_answer(times=2))
     storage.write("new", b"z")

@@ -29,17 +29,19 @@ _ONE_DAY = timedelta(days=1)
 
 
 class Fork:
-    """Whether this process was forked after obstore was loaded.
+    """Whether this process was forked from one that had used obstore.
 
     The runtime of obstore is one per process and has threads, which a forked child does not have. Every request there
-    would wait for ever, also through a new client.
+    would wait indefinitely, even through a new client. A process that only imported obstore has no such threads.
     """
 
     happened = False
+    #: Whether this process made a client, whose requests start the threads.
+    has_clients = False
 
 
 def _note_fork() -> None:
-    Fork.happened = True
+    Fork.happened = Fork.happened or Fork.has_clients
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -96,6 +98,7 @@ class ObstoreClients(ABC, Generic[Store]):
             return self._by_allowance[allowance_bytes]
 
     def _create_store(self, allowance_bytes: int | None) -> Store:
+        Fork.has_clients = True
         read_timeout, timeout = timedelta(seconds=self._timeouts.read_timeout_seconds), _ONE_DAY
         if allowance_bytes is not None:
             timeout = timedelta(seconds=longest_seconds(self._timeouts, allowance_bytes))
