@@ -96,10 +96,11 @@ def test_change_rows() -> None:
 
 
 def test_digests_tell_contents_apart() -> None:
-    digests = [digest_of(1), digest_of(2), digest_of(1, "a"), digest_of(1, "a", "b"), digest_of(1, ["a", "b"])]
+    contents: list[tuple[object, ...]] = [(), ("a",), ("a", "b"), (["a", "b"],)]
+    digests = [digest_of(*base, *content) for base in ((1, "id"), (2, "id"), (1, "other")) for content in contents]
     assert len(set(digests)) == len(digests)
-    assert digest_of(1, {"a": 1, "b": "ü"}) == digest_of(1, {"b": "ü", "a": 1})
-    version, _, checksum = digest_of(17, "x").partition("-")
+    assert digest_of(1, "id", {"a": 1, "b": "ü"}) == digest_of(1, "id", {"b": "ü", "a": 1})
+    version, _, checksum = digest_of(17, "id", "x").partition("-")
     assert (version, len(checksum)) == ("17", 64)
 
 
