@@ -111,7 +111,7 @@ def test_there_is_a_file_for_each_job() -> None:
         ("export", {"name": " "}, "name must not be empty"),
         ("export", {"name": "x", "retain_for": "0d"}, "retain_for: '0d' must be longer than 0"),
         ("export", {"name": "17"}, "export name '17' is digits only"),
-        ("export", {"name": "x", "retain_for": "1e3d"}, "retain_for: '1e3d' is no duration"),
+        ("export", {"name": "x", "retain_for": "1e3d"}, "retain_for: '1e3d' is not a duration"),
         ("export", {"name": "x", "level": "minimal", "namespaces": ["a"]}, "the level minimal has all of them"),
         ("rollback", {"to": {"export": "x" * 5000}}, "name has 5000 characters, more than 4096"),
         ("rollback", {"to": {"version": 3}, "tables": ["a\n.b"]}, "contains the control character U+000A"),
