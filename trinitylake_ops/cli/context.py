@@ -223,7 +223,7 @@ class Duration(click.ParamType[timedelta]):
             return value
         match = re.fullmatch(r"(\d{1,9})([dhms])", value)
         if match is None:
-            self.fail(f"{value!r} is no duration; write 30d, 12h, 90m or 45s", param, ctx)
+            self.fail(f"{value!r} is not a duration; write 30d, 12h, 90m or 45s", param, ctx)
         try:
             return timedelta(**{self._UNITS[match[2]]: int(match[1])})
         except OverflowError:
