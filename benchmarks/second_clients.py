@@ -29,6 +29,8 @@ DELAY_SECONDS = 0.005
 #: A second client stays if it is so many times as fast in one of the operations.
 LEAST_GAIN = 1.5
 _TABLES_A_COMMIT = 1_000
+#: Of each table: pointers that a node's buffer replaces keep the last definition below it alive.
+_CHANGES = 2
 _POLICY = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
 
 
@@ -49,12 +51,13 @@ ALL_RIVALS = (
 
 
 def times_of(root: str, target: str, options: Mapping[str, str], n_tables: int) -> dict[str, float]:
-    """Return the seconds of each operation, on a fresh lakehouse with two definitions of each table."""
+    """Return the seconds of each operation, on a fresh lakehouse with three definitions of each table."""
     storage = open_storage(root, options)
     filled(storage, n_tables)
     lake = Lakehouse(storage, options)
-    for first in range(0, n_tables, _TABLES_A_COMMIT):
-        change_tables(lake, range(first, min(first + _TABLES_A_COMMIT, n_tables)))
+    for _ in range(_CHANGES):
+        for first in range(0, n_tables, _TABLES_A_COMMIT):
+            change_tables(lake, range(first, min(first + _TABLES_A_COMMIT, n_tables)))
     found: dict[str, float] = {}
 
     def timed(what: str, work: Callable[[], object]) -> None:
@@ -105,9 +108,9 @@ def report(
     return [
         "# Second clients of a storage",
         "",
-        f"Made by `benchmarks/second_clients.py`: whole operations on a lakehouse of {n_tables:,} tables with two"
+        f"Made by `benchmarks/second_clients.py`: whole operations on a lakehouse of {n_tables:,} tables with three"
         f" definitions each; every response comes {DELAY_SECONDS * 1000:.0f} ms later than the server, on the same"
-        f" machine, sends it. The purge deletes {n_tables:,} definitions. Medians of {n_turns} turns, by turns in one"
+        f" machine, sends it. The purge deletes at least {n_tables:,} files. Medians of {n_turns} turns in one"
         f" run. A second client stays where it is at least {LEAST_GAIN} times as fast.",
         "",
         *table(["storage", "operation", "clients", "first, s", "second, s", "first / second"], rows),
