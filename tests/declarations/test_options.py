@@ -21,19 +21,11 @@ from trinitylake_ops.cli.generated import generated_command
 from trinitylake_ops.dagster_plugin import ApplyLimits, build_jobs
 from trinitylake_ops.declarations.index import INDEX
 from trinitylake_ops.declarations.operation import Operation
-from trinitylake_ops.declarations.options import (
-    JOBS_ONLY,
-    MOST_DAYS,
-    DurationText,
-    Options,
-    TimeText,
-    duration_of,
-    duration_text,
-    time_of,
-)
+from trinitylake_ops.declarations.options import JOBS_ONLY, DurationText, Options, TimeText
 from trinitylake_ops.declarations.planned import MODES
 from trinitylake_ops.declarations.registry import ALL, BY_NAME
 from trinitylake_ops.declarations.specs import OptionSpec, option_specs
+from trinitylake_ops.declarations.texts import MOST_DAYS, duration_of, duration_text, time_of
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage import drop_memory_root
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
+from trinitylake_ops.declarations.texts import duration_of, time_of
 from trinitylake_ops.errors import InvalidInputError, OutputError
 from trinitylake_ops.operations.rendering import Table, jsonable, table_text, visible
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions
@@ -201,33 +201,24 @@ class Timestamp(click.ParamType[datetime | int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime | int:
         if isinstance(value, datetime | int):
             return value
-        if value.isascii() and value.isdecimal() and len(value) < 16:
-            return int(value)
-        if value.isascii() and value.removeprefix("-").isdecimal() and len(value) > len("20261231"):
-            self.fail(f"{value!r} is out of range; write milliseconds since 1970", param, ctx)
         try:
-            time = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither ISO 8601, such as 2026-01-31T12:00, nor milliseconds", param, ctx)
-        return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+            return time_of(value)
+        except InvalidInputError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Duration(click.ParamType[timedelta]):
     """A duration such as 30d, 12h, 90m or 45s."""
 
     name = "duration"
-    _UNITS: Mapping[str, str] = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
         if isinstance(value, timedelta):
             return value
-        match = re.fullmatch(r"(\d{1,9})([dhms])", value)
-        if match is None:
-            self.fail(f"{value!r} is not a duration; write 30d, 12h, 90m or 45s", param, ctx)
         try:
-            return timedelta(**{self._UNITS[match[2]]: int(match[1])})
-        except OverflowError:
-            self.fail(f"{value!r} is longer than can be counted", param, ctx)
+            return duration_of(value)
+        except InvalidInputError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Shown(Protocol):

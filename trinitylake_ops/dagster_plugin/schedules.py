@@ -11,7 +11,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.declarations.options import MOST_DAYS, duration_text, is_root_uri
+from trinitylake_ops.declarations.options import is_root_uri
+from trinitylake_ops.declarations.texts import MOST_DAYS, duration_text
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.operations import Budget
 

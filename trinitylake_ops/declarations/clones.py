@@ -29,11 +29,10 @@ from trinitylake_ops.declarations.options import (
     TargetText,
     TimeText,
     VersionNumber,
-    duration_of,
-    time_of,
 )
 from trinitylake_ops.declarations.planned import Planned, PlannedOptions
 from trinitylake_ops.declarations.rendering import listing
+from trinitylake_ops.declarations.texts import duration_of, time_of
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.operations.rendering import Table, new_table
 

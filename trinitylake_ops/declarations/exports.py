@@ -28,10 +28,10 @@ from trinitylake_ops.declarations.options import (
     TargetText,
     VersionNumber,
     VersionsText,
-    duration_of,
 )
 from trinitylake_ops.declarations.planned import Planned, PlannedOptions, UnattendedOptions
 from trinitylake_ops.declarations.rendering import listing
+from trinitylake_ops.declarations.texts import duration_of
 from trinitylake_ops.errors import InvalidInputError
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from trinitylake_ops.declarations.options import (
     TableTexts,
     VersionsText,
     age_field,
-    duration_of,
 )
 from trinitylake_ops.declarations.planned import (
     BudgetOptions,
@@ -37,6 +36,7 @@ from trinitylake_ops.declarations.planned import (
     end_deletion,
 )
 from trinitylake_ops.declarations.rendering import inline_chart, listing
+from trinitylake_ops.declarations.texts import duration_of
 
 if TYPE_CHECKING:
     from trinitylake_ops.operations import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.declarations.texts import duration_of, time_of
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, TrinityLakeError
 from trinitylake_ops.format.keys import validate_name
 from trinitylake_ops.format.locations import normalize_root_uri
@@ -96,11 +97,7 @@ ARGUMENT = CommandLine(is_argument=True)
 #: Marks an option that a command does not have, because it is about what the runs of jobs record.
 JOBS_ONLY = "jobs_only"
 
-MOST_DAYS = 1_000_000
 MOST_SECONDS = 1_000_000
-_UNIT_SECONDS: Mapping[str, int] = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-_DURATION = re.compile(r"(\d{1,9})([dhms])", re.ASCII)
-_MILLIS = re.compile(r"\d{1,15}", re.ASCII)
 _DIGEST = re.compile(r"\d{1,10}(-\d{1,15})?-[0-9a-f]{64}", re.ASCII)
 _LONGEST_VERSIONS_CHARS = 1_000_000
 
@@ -227,40 +224,6 @@ def check_person(text: str) -> None:
             f"approved_by: {shown} is no name of a person: take up to {LONGEST_USER_CHARS} characters, none of them"
             " invisible"
         )
-
-
-def time_of(text: str) -> datetime | int:
-    """Return the time of a text: ISO 8601, in UTC unless it has an offset, or milliseconds since 1970.
-
-    Raises InvalidInputError.
-    """
-    if _MILLIS.fullmatch(text):
-        return int(text)
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidInputError(
-            f"{text!r} is neither a time as ISO 8601, such as 2026-01-31T12:00, nor milliseconds"
-        ) from None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-
-
-def duration_of(text: str) -> timedelta:
-    """Return the duration of a text such as 30d, 12h, 90m or 45s. Raises InvalidInputError."""
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise InvalidInputError(f"{text!r} is not a duration; write 30d, 12h, 90m or 45s")
-    seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
-    if seconds > MOST_DAYS * _UNIT_SECONDS["d"]:
-        raise InvalidInputError(f"{text!r} is longer than {MOST_DAYS:,} days")
-    return timedelta(seconds=seconds)
-
-
-def duration_text(duration: timedelta) -> str:
-    """Return the text of a duration, in the largest unit that needs no fraction. Fractions of a second are dropped."""
-    seconds = duration // timedelta(seconds=1)
-    unit = next(unit for unit, size in _UNIT_SECONDS.items() if seconds % size == 0)
-    return f"{seconds // _UNIT_SECONDS[unit]}{unit}"
 
 
 def _positive_duration(text: str) -> timedelta:

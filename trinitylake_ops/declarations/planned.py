@@ -25,10 +25,10 @@ from trinitylake_ops.declarations.options import (
     DurationText,
     Options,
     PersonText,
-    duration_of,
     limit_field,
 )
 from trinitylake_ops.declarations.rendering import Json, listing
+from trinitylake_ops.declarations.texts import duration_of
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.operations.budget import Budget, Spending
 from trinitylake_ops.operations.rendering import Table

@@ -20,9 +20,10 @@ from trinitylake_ops.declarations.operation import (
     direct,
     report_entries,
 )
-from trinitylake_ops.declarations.options import ARGUMENT, DurationText, duration_of
+from trinitylake_ops.declarations.options import ARGUMENT, DurationText
 from trinitylake_ops.declarations.planned import KEEP, Planned, PlannedOptions, rules_of
 from trinitylake_ops.declarations.rendering import Json, listing
+from trinitylake_ops.declarations.texts import duration_of
 from trinitylake_ops.operations.rendering import Table, jsonable, new_table
 from trinitylake_ops.operations.retention import RetentionPolicy
 

@@ -18,16 +18,10 @@ from trinitylake_ops.declarations.operation import (
     ReportingContext,
     report_entries,
 )
-from trinitylake_ops.declarations.options import (
-    ARGUMENT,
-    JOBS_ONLY,
-    Options,
-    TimeText,
-    VersionSource,
-    time_of,
-)
+from trinitylake_ops.declarations.options import ARGUMENT, JOBS_ONLY, Options, TimeText, VersionSource
 from trinitylake_ops.declarations.planned import NOTHING_TO_DO, Planned, PlannedOptions, options_of_plan
 from trinitylake_ops.declarations.rendering import Json, listing
+from trinitylake_ops.declarations.texts import time_of
 from trinitylake_ops.declarations.version_rows import ACTIONS
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.keys import ObjectName

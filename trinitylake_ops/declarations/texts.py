@@ -1,0 +1,49 @@
+"""Times and durations as texts, for options of jobs and of the command line. It loads no pydantic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+from trinitylake_ops.errors import InvalidInputError
+
+MOST_DAYS = 1_000_000
+
+_UNIT_SECONDS: Mapping[str, int] = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_DURATION = re.compile(r"(\d{1,9})([dhms])", re.ASCII)
+_MILLIS = re.compile(r"\d{1,15}", re.ASCII)
+
+
+def time_of(text: str) -> datetime | int:
+    """Return the time of a text: ISO 8601, in UTC unless it has an offset, or milliseconds since 1970.
+
+    Raises InvalidInputError.
+    """
+    if _MILLIS.fullmatch(text):
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInputError(
+            f"{text!r} is neither a time as ISO 8601, such as 2026-01-31T12:00, nor milliseconds"
+        ) from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def duration_of(text: str) -> timedelta:
+    """Return the duration of a text such as 30d, 12h, 90m or 45s. Raises InvalidInputError."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise InvalidInputError(f"{text!r} is not a duration; write 30d, 12h, 90m or 45s")
+    seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
+    if seconds > MOST_DAYS * _UNIT_SECONDS["d"]:
+        raise InvalidInputError(f"{text!r} is longer than {MOST_DAYS:,} days")
+    return timedelta(seconds=seconds)
+
+
+def duration_text(duration: timedelta) -> str:
+    """Return the text of a duration, in the largest unit that needs no fraction. Fractions of a second are dropped."""
+    seconds = duration // timedelta(seconds=1)
+    unit = next(unit for unit, size in _UNIT_SECONDS.items() if seconds % size == 0)
+    return f"{seconds // _UNIT_SECONDS[unit]}{unit}"
