@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # By default the system's own Python, if it is 3.11 or newer, else python3 on the PATH.
 PYTHON ?=
 BIN := .venv/bin
-# Root of the demo's lakehouse: an absolute path, or a URI with options and credentials in the environment (docs/getting-started.md).
+# Root of the demo's lakehouse: an absolute path, or a URI with options and credentials in the environment (docs/python.md).
 ROOT ?= $(CURDIR)/.demo/lakehouse
 DAGSTER_HOME ?= $(CURDIR)/.demo/dagster_home
 PORT ?= 3000
@@ -108,7 +108,7 @@ docs: setup ## build the documentation site, with all links checked: .site/html/
 proto: setup ## generate trinitylake_ops/format/definitions_pb2 from proto/definitions.proto
 	@$(BIN)/python scripts/generate_protobuf.py .
 
-package: setup ## make what spark-submit needs on bare workers, in dist/: docs/engines.md
+package: setup ## make what spark-submit needs on bare workers, in dist/: docs/spark/cluster.md
 	@scripts/package.sh
 
 dist: setup ## build sdist, wheel and SBOM in dist/, and try the wheel with each extra and Python: docs/release.md

@@ -1,4 +1,4 @@
-"""docs/architecture.md lists each folder of the package with its modules; and only named modules delete files."""
+"""docs/internals/architecture.md lists each folder and module of the package; only named modules delete files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def modules_of(folder: Path) -> list[str]:
 
 
 def listing() -> str:
-    """Return what docs/architecture.md has to say: each folder, its first line, and its modules."""
+    """Return what docs/internals/architecture.md has to say: each folder, its first line, and its modules."""
     lines = []
     for folder in folders():
         text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
@@ -33,7 +33,7 @@ def test_every_folder_says_what_it_is() -> None:
 
 
 def test_the_documented_listing_is_that_of_the_package() -> None:
-    assert listing() in (ROOT / "docs" / "architecture.md").read_text()
+    assert listing() in (ROOT / "docs" / "internals" / "architecture.md").read_text()
 
 
 #: The modules, or the packages by a slash at the end, that send deletes to a storage, and what they delete.

@@ -228,7 +228,7 @@ def test_its_jobs_run(tmp_path: Path) -> None:
 
 def test_the_snippets_of_the_page_work() -> None:
     """Values are rendered. Commands name files that are there, and targets that the Dockerfile has."""
-    page = (REPOSITORY / "docs" / "kubernetes.md").read_text()
+    page = (REPOSITORY / "docs" / "deploy" / "kubernetes.md").read_text()
     found = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     values = [yaml.safe_load(text) for language, text in found if language == "yaml"]
     assert [len(of_kind(render(one), "CronJob")) for one in values] == [0, 5]

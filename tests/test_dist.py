@@ -219,7 +219,7 @@ def test_an_example_of_dagster_publishes(made: Environment, tmp_path: Path) -> N
 
 def test_the_first_page_of_the_documentation_is_done(made: Environment, tmp_path: Path) -> None:
     """Its commands in a shell, as they stand there, but for the installation, which is that of the wheel."""
-    shown = list(snippets(DOCS / "start.md"))
+    shown = list(snippets(DOCS / "quickstart.md"))
     for one in shown:
         if one.title:
             (tmp_path / one.title).write_text(one.text)

@@ -1,4 +1,4 @@
-"""What README.md and docs/getting-started.md show runs; links in all documents lead somewhere."""
+"""What README.md and docs/python.md show runs; links in all documents lead somewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinitylake_ops import Lakehouse
 
 PROJECT = Path(__file__).parents[1]
 README = PROJECT / "README.md"
-GETTING_STARTED = PROJECT / "docs" / "getting-started.md"
+GETTING_STARTED = PROJECT / "docs" / "python.md"
 DOCUMENTS = [
     *sorted(PROJECT.glob("*.md")),
     *sorted((PROJECT / "docs").rglob("*.md")),

@@ -29,7 +29,7 @@ from trinitylake_ops.iceberg import catalog_at, stage_arrow
 from trinitylake_ops.iceberg.write.publication import publication_id
 
 PROJECT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/dagster.md", "docs/dagster-compared.md")
+PAGES = ("README.md", "docs/dagster", "docs/comparison.md")
 COMPONENT = "trinitylake_ops.dagster_plugin.component.TrinityLakeMaintenanceComponent"
 
 
@@ -46,15 +46,18 @@ class Snippet:
 
 
 def snippets(page: str) -> list[Snippet]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```", (PROJECT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
-    return [Snippet(page, language, text) for language, text in found]
+    """Return the snippets of a page, or of all pages of a folder."""
+    path = PROJECT / page
+    text = "".join(one.read_text() for one in (sorted(path.glob("*.md")) if path.is_dir() else [path]))
+    fences = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    return [Snippet(page, language, content) for language, content in fences]
 
 
 ALL = {page: snippets(page) for page in PAGES}
-DAGSTER = ALL["docs/dagster.md"]
+DAGSTER = ALL["docs/dagster"]
 
 
-def python(part: str, page: str = "docs/dagster.md") -> Snippet:
+def python(part: str, page: str = "docs/dagster") -> Snippet:
     (snippet,) = (one for one in ALL[page] if one.language == "python" and one.has(part))
     return snippet
 
@@ -104,7 +107,7 @@ def publish(lake: Lakehouse, instance: dg.DagsterInstance, asset: dg.AssetsDefin
 #: The tests below find each snippet by its language and a part of it.
 FOUND_BY = {
     "README.md": [("sh", "pip install"), ("python", "Lakehouse.create"), ("", "$ trinitylake"), ("sh", "make demo")],
-    "docs/dagster.md": [
+    "docs/dagster": [
         ("python", 'NAMES = LakehouseNames("lake")'),
         ("python", "limits=ApplyLimits"),
         ("python", "SecretVariables("),
@@ -120,7 +123,7 @@ FOUND_BY = {
         ("sh", "dg scaffold"),
         ("", "retain_for: "),
     ],
-    "docs/dagster-compared.md": [("python", "StagingCatalog")],
+    "docs/comparison.md": [("python", "StagingCatalog")],
 }
 
 
@@ -210,7 +213,7 @@ def test_the_assets_of_the_page_are_published(
 def test_an_asset_stages_by_any_means_of_pyiceberg(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     before = pa.table({"sku": ["a", "b"], "euros": [1.0, 3.0]})
     iceberg.publish_once(lake, [stage_arrow(lake, before, "shop", "prices", mode="append")], publication_id("before"))
-    publish(lake, instance, run(python("StagingCatalog", "docs/dagster-compared.md"))["prices"])
+    publish(lake, instance, run(python("StagingCatalog", "docs/comparison.md"))["prices"])
     rows = catalog_at(lake).load_table("shop.prices").scan().to_arrow().to_pylist()
     assert [row["euros"] for row in rows] == [3.0]
 

@@ -1,4 +1,4 @@
-"""Each line of docs/threat-model.md names a test, and docs/engine-writes.md some; these tests exist."""
+"""Tests that docs/internals/threat-model.md and docs/rest-catalog/engine-writes.md name exist."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 _PROJECT = Path(__file__).resolve().parent.parent
-_TEXT = (_PROJECT / "docs" / "threat-model.md").read_text()
-_PAGES = (_TEXT, (_PROJECT / "docs" / "engine-writes.md").read_text())
+_TEXT = (_PROJECT / "docs" / "internals" / "threat-model.md").read_text()
+_PAGES = (_TEXT, (_PROJECT / "docs" / "rest-catalog" / "engine-writes.md").read_text())
 _NAMED = re.compile(r"`(tests/[a-z0-9_/]+\.py)?(?:::(test_[a-z0-9_]+))?`")
 
 

@@ -15,7 +15,7 @@ from trinitylake_ops.storage.options import CACHE_OPTIONS, COMMON_OPTIONS, Kind,
 from trinitylake_ops.storage.registry import OWN_SCHEMES
 
 #: The pages with such tables.
-PAGES = ("docs/storage.md", *(f"docs/storages/{name}.md" for name in
+PAGES = ("docs/storages/README.md", *(f"docs/storages/{name}.md" for name in
          ("azure", "dynamodb", "gcs", "hdfs", "local", "redis", "s3")))  # fmt: skip
 
 _BLOCK = re.compile(r"(<!-- options of (?P<name>[^>]+) -->\n)(?P<table>.*?)(<!-- end of options -->)", re.DOTALL)

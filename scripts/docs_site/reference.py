@@ -49,11 +49,11 @@ ENVIRONMENT: Mapping[str, str] = {
     "TRINITYLAKE_ROOT": "the root of the lakehouse, for the command line",
     "TRINITYLAKE_STORAGE_OPTIONS": "options of the storage as `K=V,K=V`, for the command line and for Spark",
     "TRINITYLAKE_ALLOWED_ROOTS": "further roots that may be read, with spaces between them, for the command line",
-    "TRINITYLAKE_METRICS_FILE": "the file that [metrics](../monitoring.md) of a process are written to",
+    "TRINITYLAKE_METRICS_FILE": "the file that [metrics](../deploy/monitoring.md) of a process are written to",
     "TRINITYLAKE_METRICS_PUSH": "the address of the gateway that they are pushed to",
     "TRINITYLAKE_METRICS_JOB": "the name of the job that they are pushed under",
     "TRINITYLAKE_OTEL": "1 to tell spans and metrics by OpenTelemetry",
-    "TRINITYLAKE_BRANCH": "the [branch](../clones.md#branch-deployments) that a process of Dagster works for",
+    "TRINITYLAKE_BRANCH": "the [branch](../operations/clones.md#branch-deployments) of a Dagster process",
 }
 #: Types of Dagster's configuration.
 _KINDS: Mapping[str, str] = {
@@ -135,7 +135,7 @@ def jobs() -> str:
     text = (
         "# Dagster\n\n" + _MADE + "Names of jobs begin with that of their lakehouse, as in `lake_rollback`. The"
         " configuration of a run is its options, and nothing around them"
-        " ([dagster.md](../dagster.md#operations)).\n\n## Schedules\n\n"
+        " ([jobs and approvals](../dagster/jobs.md#operations)).\n\n## Schedules\n\n"
     )
     text += table(("schedule", "cron"), ((code(f"{name}_schedule"), code(cron)) for name, cron in CRONS.items()))
     for kind in (LakehouseSettings, ApplyLimits, BlackoutWindow, CheckLimits, TrinityLakeResource, TrinityLakeIOManager,
@@ -243,14 +243,14 @@ def settings() -> str:
     text += "## Of the environment\n\n" + table(("variable", "what it is"), _coded(ENVIRONMENT))
     deciding = {f"{name}://": scheme.environment for name, scheme in OWN_SCHEMES.items() if scheme.environment}
     text += table(("roots", "variables that decide where a root is, and who asks"), _listed(deciding))
-    text += "## Of the server\n\n[serve.md](../serve.md) says how each is given.\n\n"
+    text += "## Of the server\n\n[REST catalog](../rest-catalog/run.md) shows how to set each.\n\n"
     text += "".join(
         _settings_of(kind).replace("## ", "### ", 1) for kind in (ServerSettings, DelegationSettings, Limits)
     )
     options = {"Reads by Spark": OPTIONS, "Streams of Spark": STREAM_OPTIONS, "Writes by Spark": WRITE_OPTIONS}
     for title, of in options.items():
         text += f"## {title}\n\n" + table(("option", "what it is"), _coded(of))
-    text += "## Extras\n\n[Getting started](../getting-started.md#extras) says what each is for.\n\n"
+    text += "## Extras\n\nThe [Python guide](../python.md#extras) says what each is for.\n\n"
     return text + table(("extra", "modules that it brings"), _listed(EXTRAS))
 
 
@@ -278,7 +278,7 @@ def _storage_options() -> Iterator[tuple[str, str, str]]:
         for option in scheme.options:
             schemes.setdefault(option.name, []).append(name)
     for common in COMMON_OPTIONS:
-        yield code(common.name), "[all](../storage.md)", ""
+        yield code(common.name), "[all](../storages/index.md)", ""
     for option, of in sorted(schemes.items()):
         where = ", ".join(f"[`{name}://`](../storages/{_STORAGE_PAGES[name]}.md)" for name in of)
         yield code(option), where, "yes" if is_secret(option) else ""

@@ -18,9 +18,8 @@ _PLACES: Mapping[str, str] = {
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "about.md",
     "SECURITY.md": "security.md",
-    "docs/start.md": "index.md",
     "examples/README.md": "examples.md",
-    "trinitylake_ops/format/FORMAT.md": "format.md",
+    "trinitylake_ops/format/FORMAT.md": "internals/format.md",
 }
 _MEASURED = "benchmarks/results/"
 _FOLDERS = ("docs/", _MEASURED)

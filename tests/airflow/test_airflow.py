@@ -58,7 +58,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lakehouse:
 
 def connection_to(lake: Lakehouse) -> list[str]:
     """Return the words of the page's command that adds a connection, to this lakehouse."""
-    (shown,) = (one.text for one in snippets(DOCS / "airflow.md") if "--conn-json" in one.text)
+    (shown,) = (one.text for one in snippets(DOCS / "deploy" / "airflow.md") if "--conn-json" in one.text)
     program, *words = shlex.split(shown.replace("s3://bucket/lake", lake.root))
     assert program == "airflow"
     return words

@@ -1,4 +1,4 @@
-"""The first steps of docs/airflow.md, as a new user takes them: a new environment, standalone, an approval."""
+"""The first steps of docs/deploy/airflow.md, as a new user takes them: a new environment, standalone, an approval."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trinitylake_ops import Lakehouse
 
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(7_200)]
 
-PAGE = DOCS / "airflow.md"
+PAGE = DOCS / "deploy" / "airflow.md"
 #: Which connection each row of the page's table is about.
 WRONG = {
     "the host is no root": {"host": "lake"},

@@ -174,6 +174,6 @@ def test_a_look_tells_what_is_new(tmp_path: Path) -> None:
 def test_the_page_shows_the_example() -> None:
     """Its snippets are parts of the example."""
     example = (PROJECT / "trinitylake_ops/airflow_plugin/example_dags/example_trinitylake.py").read_text()
-    snippets = re.findall(r"```python\n(.*?)```", (PROJECT / "docs/airflow.md").read_text(), re.DOTALL)
+    snippets = re.findall(r"```python\n(.*?)```", (PROJECT / "docs/deploy/airflow.md").read_text(), re.DOTALL)
     assert len(snippets) >= 3
     assert [snippet for snippet in snippets if snippet not in example] == []

@@ -586,7 +586,7 @@ def test_what_the_page_about_clones_shows_runs(
     cli: Cli, lake: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[2] / "docs" / "clones.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "operations" / "clones.md").read_text()
     (block,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     digest = ""
     for line in block.replace("file:///data/", f"file://{tmp_path}/").splitlines():

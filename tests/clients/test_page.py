@@ -1,4 +1,4 @@
-"""Every snippet of docs/connect.md runs as it stands on the page, in the environment of its client."""
+"""Every snippet of docs/rest-catalog/connect.md runs as it stands on the page, in the environment of its client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinitylake_ops.iceberg import catalog_at
 __all__ = ["lake", "lakes", "on_s3", "s3_url", "url"]
 pytestmark = pytest.mark.soak
 
-PAGE = HERE.parents[1] / "docs" / "connect.md"
+PAGE = HERE.parents[1] / "docs" / "rest-catalog" / "connect.md"
 _SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _SNIPPET = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _ADDRESS = "http://127.0.0.1:8181"

@@ -41,7 +41,7 @@ from trinitylake_ops.iceberg.write.publication import publication_id, publish_on
 LIMITS = ApplyLimits(max_files=10, max_bytes=1 << 20, min_age=timedelta(days=7))
 SOLE_IO_MANAGER = LakehouseNames("").io_manager_key
 SALES, HR = LakehouseNames("sales"), LakehouseNames("hr")
-PAGE = Path(__file__).parents[2] / "docs" / "dagster.md"
+PAGE = Path(__file__).parents[2] / "docs" / "dagster" / "README.md"
 COMMON = {"rollback", "export", "restore", "expire", "undelete", "purge", "verify", "repair", "observe"}
 
 

@@ -152,7 +152,7 @@ def test_options_of_other_roots_come_from_variables_and_from_the_launchpad(monke
 
 
 def test_what_the_page_shows_is_the_same_by_code_and_by_yaml() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "dagster" / "resource.md").read_text()
     section = page.partition("## Options of the storage")[2]
     code, written = (section.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("python", "yaml"))
     by_code = eval(code)

@@ -24,7 +24,9 @@ from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.storage import drop_memory_root, memory
 
 FOLDER = DOCS / "operations"
-PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
+#: Pages with their own form; other tests run their snippets.
+GUIDES = {"README.md", "clones.md", "runbooks.md"}
+PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name not in GUIDES)
 SECTIONS = ["Why", "Command", "Dagster", "Python", "What can go wrong"]
 ROOT = "memory://data/lake"
 THEIRS = "memory://theirs/"

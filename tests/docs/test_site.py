@@ -73,18 +73,18 @@ def test_every_scheme_with_options_has_a_table() -> None:
 
 def test_links_are_those_of_the_site() -> None:
     for source, text, placed in (
-        ("docs/start.md", "[a](dagster.md#one-call)", "[a](dagster.md#one-call)"),
-        ("docs/dagster.md", "[a](start.md) [b](operations/README.md)", "[a](index.md) [b](operations/index.md)"),
-        ("docs/dagster.md", "[a](../examples/README.md)", "[a](examples.md)"),
+        ("docs/python.md", "[a](dagster/README.md#one-call)", "[a](dagster/index.md#one-call)"),
+        ("docs/versioning.md", "[a](README.md) [b](operations/README.md)", "[a](index.md) [b](operations/index.md)"),
+        ("docs/release.md", "[a](../examples/README.md)", "[a](examples.md)"),
         ("docs/storages/s3.md", "![a\nb](../images/runs.png)", "![a\nb](../images/runs.png)"),
         ("README.md", "[a](docs/decisions/README.md) `[b](c)`", "[a](decisions/index.md) `[b](c)`"),
-        ("docs/dagster.md", "[a](../definitions.py)", "[a](source/definitions.py.md)"),
-        ("docs/dagster.md", "[a](https://example.com/) [b](#c)", "[a](https://example.com/) [b](#c)"),
+        ("docs/release.md", "[a](../definitions.py)", "[a](source/definitions.py.md)"),
+        ("docs/dagster/README.md", "[a](https://example.com/) [b](#c)", "[a](https://example.com/) [b](#c)"),
         ("benchmarks/results/peers.md", "![a](peers.png)", "![a](peers.png)"),
     ):
         assert site_map.placed(source, text) == placed
     with pytest.raises(FileNotFoundError, match=r"links to nowhere\.md"):
-        site_map.placed("docs/start.md", "[a](nowhere.md)")
+        site_map.placed("docs/quickstart.md", "[a](nowhere.md)")
 
 
 def test_lists_get_the_room_that_they_need() -> None:

@@ -17,7 +17,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.iceberg import catalog_at
 
-PAGE = DOCS / "start.md"
+PAGE = DOCS / "quickstart.md"
 ALL = list(snippets(PAGE))
 FIRST, TOGETHER = (one.text for one in ALL if one.title == "definitions.py")
 (READ,) = (one.text for one in ALL if one.title == "read.py")

@@ -215,7 +215,7 @@ def test_the_ui_shows_all_these_runs(demo: FinishedDemo) -> None:
 
 @pytest.mark.soak
 def test_the_home_page_has_a_row_for_each_job(demo: FinishedDemo) -> None:
-    """In a browser: the picture of docs/getting-started.md."""
+    """In a browser: the picture of docs/python.md."""
     with ui_of(demo) as port, opened_page() as page:
         page.goto(f"http://127.0.0.1:{port}/")
         for job in (INITIAL_JOB, MONTHLY_JOB, "export", "repair_hint", "rollback", "verify"):

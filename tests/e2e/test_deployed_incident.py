@@ -1,6 +1,6 @@
 """Incidents from the first look to the proof, in a real browser: by page loads and clicks, without pasted text.
 
-Clicks are counted, and seconds are shown: those of a machine that does nothing else stand in docs/dagster.md.
+Clicks are counted, and seconds are shown: those of a machine that does nothing else stand in docs/dagster/README.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What each gesture of Dagster does to tables, in a deployment, by four ways to store them.
 
-A run is green only if its rows are visible, each once. docs/gestures.md has the outcomes as a table.
+A run is green only if its rows are visible, each once. docs/dagster/publishing.md has the outcomes as a table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.e2e.gestures import (
 from tests.e2e.gestures_deployment import Deployment
 from tests.e2e.gestures_project import STORES
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "gestures.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "dagster" / "publishing.md"
 STORE_TITLES = ("published by its own step", "published by a publish asset", "dagster-iceberg", "files")
 
 

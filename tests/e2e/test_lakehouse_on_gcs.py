@@ -88,7 +88,7 @@ def test_what_is_expired_is_purged(fake_gcs: GcsServer, root: str) -> None:
 
 
 def test_the_requests_of_a_commit(fake_gcs: GcsServer, root: str) -> None:
-    """What docs/storage.md says: the new files at once, then the root, each by one upload; the hint is a note."""
+    """As in docs/storages/README.md: the new files at once, then the root, each by one upload; the hint is a note."""
     with FaultyProxy(fake_gcs.endpoint) as proxy:
         lake = Lakehouse.create(root, {**fake_gcs.storage_options, "endpoint": proxy.url})
         create(lake, "a", "t")

@@ -83,8 +83,8 @@ class Deployment:
 
 
 def settings(home: Path, kubeconfig: Path) -> str:
-    """Return the ``dagster.yaml`` that docs/deploy.md has for Kubernetes, with the place of the stand-in."""
-    page = (REPOSITORY / "docs" / "deploy.md").read_text()
+    """Return the ``dagster.yaml`` that docs/deploy/dagster.md has for Kubernetes, with the place of the stand-in."""
+    page = (REPOSITORY / "docs" / "deploy" / "dagster.md").read_text()
     (snippet,) = (text for text in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "K8s" in text)
     given = yaml.safe_load(snippet)
     given["run_launcher"]["config"] |= {

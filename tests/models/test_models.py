@@ -1,4 +1,4 @@
-"""The protocol models: designs that lose data are found broken, ours holds (docs/protocol.md)."""
+"""The protocol models: designs that lose data are found broken, ours holds (docs/internals/protocol.md)."""
 
 from __future__ import annotations
 

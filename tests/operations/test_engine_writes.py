@@ -1,4 +1,4 @@
-"""What other engines write, and what each operation does with it (docs/engine-writes.md)."""
+"""What other engines write, and what each operation does with it (docs/rest-catalog/engine-writes.md)."""
 
 from __future__ import annotations
 

@@ -386,5 +386,5 @@ def test_requests_for_nothing_are_answered_as_the_table_says(generated_lake: Lak
 
 
 def test_the_reference_in_the_docs_is_made_of_the_table() -> None:
-    docs = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    docs = (Path(__file__).parents[2] / "docs" / "rest-catalog" / "run.md").read_text()
     assert reference() in docs

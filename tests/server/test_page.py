@@ -1,4 +1,4 @@
-"""Every snippet of docs/serve.md runs, one after the other, against a server that the page's own command starts."""
+"""Every snippet of docs/rest-catalog/run.md runs, in order, against a server that the page's own command starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinitylake_ops.server.routes import ENDPOINTS
 from trinitylake_ops.server.settings import read_lakehouses
 from trinitylake_ops.server.tokens import Scope, Tokens
 
-PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
+PAGE = Path(__file__).parents[2] / "docs" / "rest-catalog" / "run.md"
 _SNIPPET = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _ADDRESS = "http://127.0.0.1:8181"
 

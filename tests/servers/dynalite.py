@@ -1,7 +1,7 @@
 """DynamoDB on loopback: dynalite, a server in JavaScript that npm installs, and the one of moto.
 
 dynalite validates requests, sizes and conditions as DynamoDB does, and keeps items in memory. It knows no wrong
-credentials, no capacity and no clock of its own: see docs/storage.md for what neither can show.
+credentials, no capacity and no clock of its own: see docs/storages/README.md for what neither can show.
 """
 
 from __future__ import annotations

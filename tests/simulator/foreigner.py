@@ -92,8 +92,8 @@ class _GaveUpError(Exception):
 class _CarefulLake(ForeignLake):
     """Keeps to the time to live, as the text of the format asks.
 
-    It does not go back to what a purge has begun with: that is what docs/protocol.md leaves open, as such a program
-    may have read a root before it was sealed.
+    It does not go back to what a purge has begun with: that is what docs/internals/protocol.md leaves open, as such a
+    program may have read a root before it was sealed.
     """
 
     def __init__(self, storage: Storage, behind_ms: int | None = None):

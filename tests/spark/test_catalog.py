@@ -22,7 +22,7 @@ from trinitylake_ops.spark.runtime.errors import spark_failures
 pytestmark = pytest.mark.local_only("tasks of Spark read a folder here")
 
 Sql = Callable[[str], list[tuple[Any, ...]]]
-DOCS = Path(__file__).parents[2] / "docs" / "spark-sql.md"
+DOCS = Path(__file__).parents[2] / "docs" / "spark" / "sql-catalog.md"
 OPTIONS = {"fsync": "false"}
 
 

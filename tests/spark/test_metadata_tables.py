@@ -399,7 +399,7 @@ def test_a_lakehouse_in_memory_is_refused(lakes: Lakes) -> None:
 
 
 def test_the_docs_list_all_columns_and_options() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "spark" / "data-source.md").read_text()
     tables = text.partition("## What is read")[0].splitlines()
     for name, columns in METADATA_TABLES.items():
         (row,) = [line for line in tables if line.startswith(f"| `{name}` | ")]

@@ -1,4 +1,4 @@
-"""Every snippet of docs/spark.md and docs/engines.md runs, in their order, on a lakehouse as the pages name it."""
+"""Every snippet of docs/spark/data-source.md and docs/spark/cluster.md runs, in order, on the lakehouse they name."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_page_of_spark(spark: SparkSession, lake: Lakehouse, other: Lakehous
     scope: dict[str, Any] = {**public, **given, "maintenance": operations, "folder": str(tmp_path / "checkpoint")}
     scope["frame"] = spark.createDataFrame([("DL", 3)], "carrier string, month int")
     public["register_data_source"](spark)
-    parts = snippets("spark.md")
+    parts = snippets("spark/data-source.md")
     parts.sort(key=lambda part: "def partition_by_day" not in part[1])  # what the others use comes first
     failed = []
     for language, text in parts:
@@ -76,7 +76,7 @@ def test_the_page_of_spark(spark: SparkSession, lake: Lakehouse, other: Lakehous
                     spark.sql(statement).collect()
             continue
         try:
-            exec(compile(here, "docs/spark.md", "exec"), scope)
+            exec(compile(here, "docs/spark/data-source.md", "exec"), scope)
         except VersionNotFoundError as error:
             assert f"# VersionNotFoundError: {error}".startswith("# VersionNotFoundError: version 99 does not exist")
             failed.append(here)
@@ -102,8 +102,8 @@ def test_the_page_of_engines(tmp_path: Path) -> None:
         append_rows(lake)
     rules = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
     operations.plan_expiration(lake, rules).execute()
-    (text,) = (text for language, text in snippets("engines.md") if language == "python")
+    (text,) = (text for language, text in snippets("spark/cluster.md") if language == "python")
     here = text.replace("s3://bucket/lake", lake.root).replace("spark://host:7077", "local[1]")
     scope: dict[str, Any] = {}
-    exec(compile(here, "docs/engines.md", "exec"), scope)
+    exec(compile(here, "docs/spark/cluster.md", "exec"), scope)
     assert scope["plan"].digest

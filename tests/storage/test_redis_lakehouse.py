@@ -81,7 +81,7 @@ def test_a_table_in_a_folder_of_another_name_is_registered(redis_server: RedisSe
 
 
 def test_what_a_commit_costs(redis_server: RedisServer) -> None:
-    """Documented in docs/storage.md."""
+    """Documented in docs/storages/README.md."""
     with RedisProxy(redis_server.port) as proxy:
         root = redis_server.fresh_root().replace(str(redis_server.port), str(proxy.port))
         lake = Lakehouse.create(root)

@@ -101,7 +101,7 @@ def test_what_there_is_is_named() -> None:
 
 @pytest.mark.parametrize("scheme", OWN_SCHEMES.values(), ids=OWN_SCHEMES)
 def test_the_documentation_has_every_scheme_and_what_it_takes_of_the_environment(scheme: Scheme) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "storage.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "storages" / "README.md").read_text()
     assert f"{scheme.name}://" in page
     assert [variable for variable in scheme.environment if f"`{variable}`" not in page] == []
 

@@ -158,7 +158,7 @@ def test_values_and_names_are_drawn_as_they_are_read() -> None:
 def test_all_units_of_the_dashboard_are_drawn() -> None:
     assert all(shown(1, panel["fieldConfig"]["defaults"]["unit"]) for panel in panels())
     assert PICTURE.is_file()
-    assert f"images/{PICTURE.name}" in (MONITORING.parents[1] / "docs" / "monitoring.md").read_text()
+    assert f"images/{PICTURE.name}" in (MONITORING.parents[1] / "docs" / "deploy" / "monitoring.md").read_text()
 
 
 #: What a lakehouse that is well does not have: things that are due, and requests that failed in passing.

@@ -1,4 +1,4 @@
-"""Requests of writers that lose all the time, and how others answer them (docs/protocol.md, C)."""
+"""Requests of writers that lose all the time, and how others answer them (docs/internals/protocol.md, C)."""
 
 from __future__ import annotations
 

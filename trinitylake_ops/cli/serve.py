@@ -107,7 +107,7 @@ def serve(
     """Serve the lakehouse at ROOT, or several, to any engine that speaks Iceberg's REST protocol.
 
     Any number of servers may serve one lakehouse: none of them keeps anything. Without --tokens only programs on this
-    machine are answered, and they may only read. docs/serve.md shows how engines connect.
+    machine are answered, and they may only read. docs/rest-catalog/run.md shows how engines connect.
 
     Example: trinitylake serve /data/lake
     """

@@ -1,4 +1,4 @@
-"""Commits since a cursor, with bounded work, at-least-once delivery and reported gaps (docs/dagster.md, "Sensors")."""
+"""Commits since a cursor, with bounded work, at-least-once delivery and reported gaps (docs/dagster/automation.md)."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ else:
 
 
 class StorageSettings(_Settings):
-    """Options of storages that may be shown. Each storage accepts some of them (docs/storage.md)."""
+    """Options of storages that may be shown. Each storage accepts some of them (docs/storages/README.md)."""
 
     @classmethod
     def from_environment(cls) -> StorageSettings:

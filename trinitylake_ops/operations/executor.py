@@ -2,7 +2,7 @@
 
 The decisions of an operation stay in its own process: plans, leases, marks, commits. Its requests to the storage for
 each of many files - to read, copy, check or delete it - go through an :class:`Executor`. They are work on batches of
-things. Every executor runs the same work, so plans and reports are the same (docs/engines.md).
+things. Every executor runs the same work, so plans and reports are the same (docs/spark/cluster.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One operation that deletes at a time: a lease in numbered files (docs/protocol.md, "Expiry").
+"""One operation that deletes at a time: a lease in numbered files (docs/internals/protocol.md, "Expiry").
 
 The lease is the file ``_ops/lease-<k>.json`` with the largest k. An operation that wants it creates k + 1 if absent,
 once that lease ended, and deletes those before. Its holder looks for a larger one before each batch. The lease saves

@@ -1,4 +1,4 @@
-"""Repair: repairs the findings of verify, as far as that is safe (docs/protocol.md, "Repair").
+"""Repair: repairs the findings of verify, as far as that is safe (docs/internals/protocol.md, "Repair").
 
 Each step is a new commit, the hint file, or a missing owner file. Nothing is deleted, and no file is overwritten except
 the hint. All other findings are listed with advice.

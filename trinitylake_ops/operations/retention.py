@@ -1,4 +1,4 @@
-"""Decides which versions to keep, and why (docs/protocol.md, "Expiry").
+"""Decides which versions to keep, and why (docs/internals/protocol.md, "Expiry").
 
 One pure function of versions, a policy and the time decides. A version is kept when any rule keeps it, so another rule
 never expires more. Ages count from the moment when a version was superseded, not from its creation. The latest version

@@ -1,4 +1,4 @@
-"""Rolling back: a new version with the content of an earlier one (docs/protocol.md, "Rollback to t")."""
+"""Rolling back: a new version with the content of an earlier one (docs/internals/protocol.md, "Rollback to t")."""
 
 from __future__ import annotations
 

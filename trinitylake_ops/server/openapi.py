@@ -1,7 +1,7 @@
 """Every operation of the server: method, path, parameters, statuses and error types. Written manually.
 
-Tests send generated requests, and fail for any response that is not listed here. The reference in docs/serve.md is
-generated from it.
+Tests send generated requests, and fail for any response that is not listed here. The reference in
+docs/rest-catalog/run.md is generated from it.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ OF_NO_OPERATION: Errors = (*_ALWAYS, NO_PATH, NO_METHOD)
 
 
 def reference() -> str:
-    """Return the reference of all operations in Markdown, for docs/serve.md."""
+    """Return the reference of all operations in Markdown, for docs/rest-catalog/run.md."""
     lines = ["| operation | request | scope | body | success | specific errors |", "|---|---|---|---|---|---|"]
     for operation in OPERATIONS:
         path = operation.path.removeprefix("/v1/{prefix}")

@@ -1,4 +1,4 @@
-"""Did a create land? Settled by reading the name back (docs/protocol.md, C4).
+"""Did a create land? Settled by reading the name back (docs/internals/protocol.md, C4).
 
 An answer can be lost while the write took effect. A proxy between us and the storage may also send another answer than
 the storage gave. So no answer but "created" is trusted: the file under the name decides.

@@ -1,7 +1,7 @@
 """The interface of a storage, and storages that wrap another storage.
 
 Every durable effect of the package crosses this interface. So a wrapper around it can count, retry, delay or stop each
-one. Paths are relative to the root (FORMAT.md, L2) and literal. Guarantees S1-S8 are those of docs/storage.md;
+one. Paths are relative to the root (FORMAT.md, L2) and literal. Guarantees S1-S8 are those of docs/storages/README.md;
 ``tests/contract`` checks them on every storage.
 
 A wrapper overrides the single operations (read, stat, stage, commit_lock, create, write, write_best_effort, delete,

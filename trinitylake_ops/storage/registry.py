@@ -85,8 +85,8 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
 
     Args:
         root_uri: a root such as ``file:///folder/`` or ``s3://bucket/prefix/``.
-        storage_options: the options of its scheme and ``COMMON_OPTIONS`` (docs/storage.md). ``SCHEME.NAME`` is the
-            option of that name for one scheme; those of other schemes are for other roots.
+        storage_options: the options of its scheme and ``COMMON_OPTIONS`` (docs/storages/README.md). ``SCHEME.NAME`` is
+            the option of that name for one scheme; those of other schemes are for other roots.
 
     Raises:
         InvalidLocationError: for a root of another scheme or form. The message repeats no credentials.

@@ -1,7 +1,7 @@
 """The commit: draft a change, write its files, publish its root; after a conflict, rebase it and try again.
 
-``Commit._until_decided`` is the protocol (docs/protocol.md, C), and the only way in which versions after the first come
-about: transactions and operations go through it alike. It can be read without these modules:
+``Commit._until_decided`` is the protocol (docs/internals/protocol.md, C), and the only way in which versions after the
+first come about: transactions and operations go through it alike. It can be read without these modules:
 
 - ``publish.py``: how a root is created if absent, and what an unknown outcome is;
 - ``pacing.py``: how writers share a lakehouse, which saves requests and time;

@@ -1,4 +1,4 @@
-"""The queue of a process: which transaction commits next, and which go into the same root (docs/protocol.md, C).
+"""The queue of a process: which transaction commits next, and which go into the same root (protocol.md, C).
 
 The first arrival becomes the leader and commits at once. Transactions that arrive meanwhile wait. When the leader is
 done, the first of them leads the next group and takes along all that fit. A reader who follows one transaction can skip

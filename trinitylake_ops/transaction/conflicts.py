@@ -1,4 +1,4 @@
-"""Finds changes of a concurrent commit that conflict with a transaction (docs/protocol.md, "Rebase")."""
+"""Finds changes of a concurrent commit that conflict with a transaction (docs/internals/protocol.md, "Rebase")."""
 
 from __future__ import annotations
 

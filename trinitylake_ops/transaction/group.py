@@ -1,4 +1,4 @@
-"""Transactions that one commit publishes together (docs/protocol.md, "Group commit").
+"""Transactions that one commit publishes together (docs/internals/protocol.md, "Group commit").
 
 A group is one change for ``commit.py``, and each of its members is checked as if it were committed by itself, after
 those before it. ``commit_queue.py`` decides which transactions form a group, and whose thread commits it. A reader who

@@ -3,10 +3,10 @@
 A reader can understand commits without this module. ``Pacing`` is its whole interface, and its default does nothing:
 everything here only saves requests and time, or shares them fairly, and no commit depends on it.
 
-A writer that lost often, or much, requests a slot: others then wait before they commit (docs/protocol.md, "Fairness";
-docs/internals/fast-commits.md). A request is an empty file, whose name says how long an attempt of its writer takes.
-Its writer renews it every second for as long as the attempt may take. A request that was not renewed for some seconds
-counts for nothing.
+A writer that lost often, or much, requests a slot: others then wait before they commit (docs/internals/protocol.md,
+"Fairness"; docs/internals/fast-commits.md). A request is an empty file, whose name says how long an attempt of its
+writer takes. Its writer renews it every second for as long as the attempt may take. A request that was not renewed for
+some seconds counts for nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Publish a root: create it if absent, and resolve what became of a request with a lost response.
 
 A version exists as soon as its root exists, so this is the step that makes a commit durable and visible
-(docs/protocol.md, C3 and C4). The response "created" is trusted. After any other response the root is read back, and
-its ``commit_id`` shows which writer created it. If that cannot be read either, the outcome is unknown until
+(docs/internals/protocol.md, C3 and C4). The response "created" is trusted. After any other response the root is read
+back, and its ``commit_id`` shows which writer created it. If that cannot be read either, the outcome is unknown until
 :func:`resolve_commit` finds it.
 """
 

@@ -1,4 +1,4 @@
-"""How old a change may be when it is committed (docs/protocol.md, "Orphans").
+"""How old a change may be when it is committed (docs/internals/protocol.md, "Orphans").
 
 The files of a change are removed as orphans once they are older than the time to live. Transactions that began before a
 certain moment may have lost files so. The lakehouse definition records that moment, and so does a file. Another program

@@ -1,4 +1,4 @@
-"""The entries of a commit in the log: who, what, and at which cost (docs/protocol.md, C)."""
+"""The entries of a commit in the log: who, what, and at which cost (docs/internals/protocol.md, C)."""
 
 from __future__ import annotations
 

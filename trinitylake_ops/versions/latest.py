@@ -1,4 +1,4 @@
-"""Finding and reading the latest version (docs/protocol.md, F)."""
+"""Finding and reading the latest version (docs/internals/protocol.md, F)."""
 
 from __future__ import annotations
 

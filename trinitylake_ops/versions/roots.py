@@ -1,4 +1,4 @@
-"""Finds versions: how their roots are named, and which is the latest (docs/protocol.md, F)."""
+"""Finds versions: how their roots are named, and which is the latest (docs/internals/protocol.md, F)."""
 
 from __future__ import annotations
 

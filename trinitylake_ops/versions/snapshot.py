@@ -314,7 +314,7 @@ class Snapshot(CatalogReader):
     def reading(self) -> Iterator[None]:
         """Read files of this version in the block. An error tells when a file vanished because the version was purged.
 
-        Raises VersionExpiredError instead of FileMissingError in that case (docs/protocol.md, "Time travel").
+        Raises VersionExpiredError instead of FileMissingError in that case (docs/internals/protocol.md, "Time travel").
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""Times of versions: the time of the next version, and the version at a time (docs/protocol.md, "Time travel")."""
+"""Times of versions: the time of the next version, and the version at a time (protocol.md, "Time travel")."""
 
 from __future__ import annotations
 

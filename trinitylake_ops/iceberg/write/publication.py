@@ -2,8 +2,8 @@
 
 The id is that of the transaction. It is among the ``members`` of the version that commits it, and stays there when the
 version is purged. Before each attempt, a worker looks for the id in the versions since the tables were staged. An
-attempt can only land right on the version that was looked through last (docs/protocol.md, C). So workers that are
-started again after a kill, and workers that race, get the version that one of them committed.
+attempt can only land right on the version that was looked through last (docs/internals/protocol.md, C). So workers that
+are started again after a kill, and workers that race, get the version that one of them committed.
 """
 
 from __future__ import annotations

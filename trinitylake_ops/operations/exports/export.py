@@ -1,4 +1,4 @@
-"""Exports: a version kept under a name, in its own lakehouse or as another one (docs/protocol.md, "Export").
+"""Exports: a version kept under a name, in its own lakehouse or as another one (docs/internals/protocol.md, "Export").
 
 An export takes three steps, each of which can be repeated. A commit records it as COPYING, which keeps the version from
 expiring. The files are copied, the root last. A commit records it as COMPLETE. An export that was cut off continues

@@ -1,4 +1,4 @@
-"""Brings back the content of an export (docs/protocol.md, "Restore").
+"""Brings back the content of an export (docs/internals/protocol.md, "Restore").
 
 From an export in the lakehouse itself this is a rollback. An export at another root is a lakehouse of its own. Objects
 that differ from the latest version are copied back, under fresh names, and committed as one version. So are, from a

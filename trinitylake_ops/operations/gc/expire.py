@@ -1,7 +1,7 @@
 """Expires versions.
 
-From then on nobody can open them, and a purge may free the files that only they need (docs/protocol.md). Nothing is
-deleted here. Until the purge begins, undelete brings expired versions back.
+From then on nobody can open them, and a purge may free the files that only they need (docs/internals/protocol.md).
+Nothing is deleted here. Until the purge begins, undelete brings expired versions back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Inventories of object storages: find one, and read its files instead of listing.
 
-An inventory spares the listing of millions of files (docs/engines.md, "Inventories"), and nothing in it is believed.
-Each file in it that nothing reaches is asked for, and counts as the storage shows it now. It lacks later files.
+An inventory spares the listing of millions of files (docs/spark/cluster.md, "Inventories"), and nothing in it is
+believed. Each file in it that nothing reaches is asked for, and counts as the storage shows it now. It lacks later
+files.
 """
 
 from __future__ import annotations

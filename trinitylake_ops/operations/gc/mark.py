@@ -1,4 +1,4 @@
-"""What is kept, what is reachable, what may be deleted: the only definition of all three (docs/protocol.md).
+"""What is kept, what is reachable, what may be deleted: the only definition of all three (docs/internals/protocol.md).
 
 Nothing is ever deleted by its age or its number alone, only because no kept root reaches it.
 """

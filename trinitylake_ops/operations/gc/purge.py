@@ -1,4 +1,6 @@
-"""Purges expired versions: seals their roots, then deletes the files that only they need (docs/protocol.md, "Expiry").
+"""Purge expired versions: seal their roots, then delete the files that only they need.
+
+See docs/internals/protocol.md, "Expiry".
 
 Every step can be cut off and run again. Batches that a purge began stay PURGING until all is done.
 """

@@ -1,4 +1,4 @@
-"""Settles another program's changes to the lakehouse definition (docs/protocol.md, "Reconcile").
+"""Settles another program's changes to the lakehouse definition (docs/internals/protocol.md, "Reconcile").
 
 A program that knows only the format's own fields can go back to an older definition, by a rollback. The older
 definition may lack exports, whose files would be deleted. It may also list versions as expired that were undeleted.

@@ -1,4 +1,4 @@
-"""Verify: one pass over all versions that reads every immutable file once (docs/protocol.md, "Verify").
+"""Verify: one pass over all versions that reads every immutable file once (docs/internals/protocol.md, "Verify").
 
 What is wrong becomes a finding; verify itself fails only where the storage does.
 """

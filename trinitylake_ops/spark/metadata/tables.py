@@ -291,7 +291,8 @@ _FILES_BATCH = 128
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files that a version reaches (``docs/protocol.md``), including those of tables that are not managed.
+    """The files that a version reaches (``docs/internals/protocol.md``), including those of tables that are not
+    managed.
 
     Definitions that newer messages of the tree shadow are included. A file that two tables share has a row for each.
     """

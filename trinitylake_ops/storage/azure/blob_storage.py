@@ -54,7 +54,7 @@ class AzureStorage(Storage):
     except for the later pages of a list, which only this class can repeat. Times have whole seconds. Folders of
     hierarchical accounts, and the blobs that mark folders elsewhere, are no files.
 
-    Options: ``AZURE_OPTIONS`` (docs/storage.md). Opening sends nothing. Raises InvalidLocationError and
+    Options: ``AZURE_OPTIONS`` (docs/storages/README.md). Opening sends nothing. Raises InvalidLocationError and
     InvalidInputError for a root or option that is not valid.
     """
 

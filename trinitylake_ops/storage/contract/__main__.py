@@ -9,7 +9,7 @@ from trinitylake_ops.extras import needs
 _USAGE = """\
 usage: python -m trinitylake_ops.storage.contract MODULE:FACTORY [options of pytest]
 
-Runs on a storage what every storage must do (docs/storage.md, "Write a storage").
+Runs on a storage what every storage must do (docs/storages/README.md, "Write a storage").
 FACTORY takes a folder of its own (pathlib.Path) and returns a storage; called twice with one folder, it opens the same
 files twice. Example: python -m trinitylake_ops.storage.contract my_package.tests:on_my_server -x
 """

@@ -1,4 +1,4 @@
-"""What every storage and every wrapper must do: S1-S7 of docs/storage.md.
+"""What every storage and every wrapper must do: S1-S7 of docs/storages/README.md.
 
 A subclass gives ``make_storage``; the name begins with "Test" there, so only there it is collected.
 """

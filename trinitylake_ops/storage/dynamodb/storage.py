@@ -38,7 +38,7 @@ class DynamoDBStorage(Storage):
     before that, which the item names. RetryStorage makes the retries, except for the later pages of a list and for
     parts, which only this class can repeat. All reads are strongly consistent.
 
-    Options: ``DYNAMODB_OPTIONS`` (docs/storage.md). Opening sends nothing. Raises InvalidLocationError and
+    Options: ``DYNAMODB_OPTIONS`` (docs/storages/README.md). Opening sends nothing. Raises InvalidLocationError and
     InvalidInputError for a root or option that is not valid.
     """
 

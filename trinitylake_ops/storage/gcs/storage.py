@@ -67,7 +67,7 @@ class GcsStorage(Storage):
     the later pages of a list, which only this class can repeat. Times have whole seconds. Objects whose names no path
     has, such as ``folder/``, do not show.
 
-    Options: ``GCS_OPTIONS`` (docs/storage.md). Opening sends nothing. Raises InvalidLocationError and
+    Options: ``GCS_OPTIONS`` (docs/storages/README.md). Opening sends nothing. Raises InvalidLocationError and
     InvalidInputError for a root or option that is not valid.
     """
 

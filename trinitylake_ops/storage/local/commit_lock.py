@@ -1,4 +1,4 @@
-"""The line of processes that commit to one folder, held together by an advisory lock on it (docs/protocol.md, C).
+"""The line of processes that commit to one folder, held together by an advisory lock on it (protocol.md, C).
 
 Nothing depends on the line: a commit is decided by the creation of its root alone. It saves the attempts that processes
 would lose to each other. The kernel frees the lock of a process that ends, however it does.

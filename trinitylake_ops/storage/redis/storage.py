@@ -59,7 +59,7 @@ class RedisStorage(Storage):
     RetryStorage makes the retries, except for the later pages of a list, which only this class can repeat. Where
     creates and writes wait for a disk or for replicas, the wait goes with the script, on the same connection.
 
-    Options: ``REDIS_OPTIONS`` (docs/storage.md). Opening sends nothing. Raises InvalidLocationError and
+    Options: ``REDIS_OPTIONS`` (docs/storages/README.md). Opening sends nothing. Raises InvalidLocationError and
     InvalidInputError for a root or option that is not valid.
     """
 

@@ -37,7 +37,7 @@ class S3Storage(Storage):
     class can repeat. Times have whole seconds, in ``list`` as in ``stat``. Objects whose keys no path has, such as
     ``folder/``, do not show.
 
-    Options: ``S3_OPTIONS`` (docs/storage.md). Opening sends nothing. Raises InvalidLocationError and
+    Options: ``S3_OPTIONS`` (docs/storages/README.md). Opening sends nothing. Raises InvalidLocationError and
     InvalidInputError for a root or option that is not valid.
     """
 
