@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
 
-from trinitylake_ops.errors import FileMissingError, InvalidInputError, LocationNotAllowedError, StorageError
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    FileMissingError,
+    InvalidInputError,
+    LakehouseNotFoundError,
+    LocationNotAllowedError,
+    StorageError,
+)
 from trinitylake_ops.storage import LocalStorage, open_storage
 from trinitylake_ops.storage.local.posix_files import check_can_hold, lies_within
 
@@ -130,3 +138,23 @@ def test_empty_folders_go_and_others_stay(tmp_path: Path) -> None:
     storage.remove_empty_folders(["e/other", "a/b/again"])
     assert not (tmp_path / "lake").exists()
     storage.remove_empty_folders(["a"])
+
+
+@pytest.mark.parametrize("levels", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_a_root_that_is_no_folder_is_reported(tmp_path: Path, kind: str, levels: int) -> None:
+    place = tmp_path / "place"
+    lakehouse = Lakehouse.create(root(place.joinpath(*"ab"[:levels])))
+    shutil.rmtree(place)
+    if kind == "file":
+        place.write_bytes(b"")
+    else:
+        place.symlink_to(tmp_path / "missing")
+    for read in (lambda: Lakehouse.open(lakehouse.root).snapshot(), lambda: list(LocalStorage(lakehouse.root).list())):
+        with pytest.raises(StorageError, match=str(place)):
+            read()
+
+
+def test_a_root_without_a_folder_has_no_lakehouse(tmp_path: Path) -> None:
+    with pytest.raises(LakehouseNotFoundError):
+        Lakehouse.open(root(tmp_path / "missing" / "lake")).snapshot()

@@ -109,6 +109,19 @@ def no_folder_possible(root: str, path: str, verb: str) -> StorageError:
     )
 
 
+def root_is_no_folder(root: str, place: bytes) -> StorageError:
+    """Return the error for a root that is, or is below, something other than a folder.
+
+    Args:
+        root: The URI of the root.
+        place: The path that exists and is not a folder.
+    """
+    kind = "a link to a missing file" if os.path.islink(place) and not os.path.exists(place) else "not a folder"
+    return StorageError(
+        f"cannot list files under {root}: {os.fsdecode(place)!r} is {kind}; restore the folder, or pass another root"
+    )
+
+
 def outcome_unknown(error: OSError) -> bool:
     """Whether the failed system call may have taken effect all the same."""
     return error.errno in _WITHOUT_RESPONSE

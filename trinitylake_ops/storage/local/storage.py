@@ -23,6 +23,7 @@ from trinitylake_ops.storage.local.errors import (
     link_without_folder,
     no_folder_possible,
     outcome_unknown,
+    root_is_no_folder,
     storage_error,
     translated,
 )
@@ -298,6 +299,7 @@ class LocalStorage(Storage):
         """Read one folder after the other. Only the names of folders still to read are kept."""
         top, _, name_start = prefix.rpartition("/")
         folder = prefix
+        self._check_root_is_folder()
         try:
             folders = [f"{top}/" if top else ""] if self._is_folder_without_links(top) else []
             while folders:
@@ -311,6 +313,17 @@ class LocalStorage(Storage):
                         yield _file_info(folder + name, status)
         except OSError as error:
             raise storage_error(error, self.root, folder, "list") from error
+
+    def _check_root_is_folder(self) -> None:
+        """Raise StorageError if a file or a dangling link is where the root, or a folder above it, should be.
+
+        Without this check, a reader would report that no lakehouse exists.
+        """
+        folder = self._folder.rstrip(b"/")
+        while folder and not os.path.isdir(folder):
+            if os.path.lexists(folder):
+                raise root_is_no_folder(self.root, folder)
+            folder = os.path.dirname(folder)
 
     def _has_link(self, path: str) -> bool:
         """Whether a part of a folder's path is a link. Our writes have names of their own: a look before is enough."""
