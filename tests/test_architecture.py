@@ -46,7 +46,7 @@ DELETES = {
     "operations/executor.py": "what gc/delete decided, in this process",
     "operations/gc/delete.py": "existing files of a lakehouse",
     "operations/lease.py": "leases older than the one that it took",
-    "operations/table_records.py": "its own metadata files of a failed operation",
+    "operations/metadata_rewrites.py": "its own metadata files of a failed operation",
     "spark/executor_tasks.py": "what gc/delete decided, in tasks of Spark",
     "transaction/": "its own files of failed attempts, its own saved transactions, lapsed requests for a slot",
 }
@@ -54,7 +54,7 @@ DELETES = {
 DISCARDS = {
     "operations/clones/refresh.py": "its manifest, if an earlier attempt had committed another one",
     "operations/gc/expire.py": "its plan file, if the expiry was not committed",
-    "operations/table_records.py": "its metadata files, if the operation was not committed",
+    "operations/metadata_rewrites.py": "its metadata files, if the operation was not committed",
     "transaction/": "files of failed attempts",
 }
 _SENDS_DELETES = ("delete", "delete_many", "delete_batch")

@@ -60,9 +60,9 @@ from trinitylake_ops.iceberg.read import file_batches
 from trinitylake_ops.iceberg.validation.avro import SNAPSHOT_ID, uncompressed
 from trinitylake_ops.operations.export_records import manifest_targets, read_manifest
 from trinitylake_ops.operations.gc.inventory import Inventory, InventoryQuery, InventorySearch, read_inventory
+from trinitylake_ops.operations.gc.plan_files import PlanFile, read_plan_file
 from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.operations.lease import lease
-from trinitylake_ops.operations.records import PlanFile, read_plan_file
 from trinitylake_ops.operations.verified_files import RecordedPart, decode_names, read_records
 from trinitylake_ops.storage import drop_memory_root
 from trinitylake_ops.transaction.time_to_live import removed_before_ms

@@ -46,7 +46,7 @@ from trinitylake_ops.format.sealed_files import encode_sealed_json
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.managed import owner_file
 from trinitylake_ops.iceberg.validation.checksums import seal_pairs, sealed_table_file
-from trinitylake_ops.operations.records import PlanFile
+from trinitylake_ops.operations.gc.plan_files import PlanFile
 from trinitylake_ops.storage import drop_memory_root
 
 _SCHEMA = Schema(

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 
 from trinitylake_ops.operations import ExpirationPlan
 from trinitylake_ops.operations.gc.unreached import ReclaimedFiles
-from trinitylake_ops.operations.records import VersionRecord
 from trinitylake_ops.operations.retention import Verdict
+from trinitylake_ops.operations.version_records import VersionRecord
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 #: What may refer to something: none of them may be there at all.

@@ -22,7 +22,7 @@ from trinitylake_ops.errors import CommitConflictError, InvalidInputError, Locat
 from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.io.file_io import reading_io
-from trinitylake_ops.operations.records import MAX_ATTEMPTS
+from trinitylake_ops.operations.definition_commits import MAX_ATTEMPTS
 from trinitylake_ops.storage import MeteredStorage, StorageWrapper
 
 

@@ -24,7 +24,7 @@ from trinitylake_ops.format.definitions import (
 )
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.operations import Finding
-from trinitylake_ops.operations.records import VersionRecord
+from trinitylake_ops.operations.version_records import VersionRecord
 from trinitylake_ops.reports import (
     expiration_chart,
     expiration_page,

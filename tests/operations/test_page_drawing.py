@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinitylake_ops.operations.records import VersionRecord
+from trinitylake_ops.operations.version_records import VersionRecord
 from trinitylake_ops.reports import chart as charts
 from trinitylake_ops.reports.chart import MOST_BARS, WIDTH, ago, clipped, draw, ranges
 from trinitylake_ops.reports.timeline import VersionState, timeline

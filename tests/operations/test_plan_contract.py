@@ -21,8 +21,8 @@ from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitConflictError, PlanChangedError, TransactionExpiredError, TrinityLakeError
 from trinitylake_ops.format.file_names import HINT_PATH, is_immutable_path
 from trinitylake_ops.operations.base import Cost, Plan, PlannedOperation
+from trinitylake_ops.operations.definition_commits import MAX_ATTEMPTS, commit_on_latest
 from trinitylake_ops.operations.executor import Executor, LocalExecutor, Weight
-from trinitylake_ops.operations.records import MAX_ATTEMPTS, commit_on_latest
 from trinitylake_ops.operations.rendering import Document
 from trinitylake_ops.spark.executor import SparkExecutor
 from trinitylake_ops.storage import Storage, StorageWrapper

@@ -14,7 +14,7 @@ from tests.operations.changes import append_rows, create, make_untidy, overwrite
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import ConflictError, TransactionExpiredError
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.operations.records import StateChange
+from trinitylake_ops.operations.definition_commits import DefinitionChange
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.versions.commit_info import CommitInfo
@@ -173,7 +173,7 @@ def test_files_of_an_attempt_age(lake: Lakehouse, clock: SlowStorage) -> None:
     clock.create_ms = 2 * TTL_MS
     version = lake.latest_version()
     before = listed(clock)
-    change = StateChange("alter-definition", "", lambda base: base.definition.__class__(id=base.definition.id))
+    change = DefinitionChange("alter-definition", "", lambda base: base.definition.__class__(id=base.definition.id))
     with pytest.raises(TransactionExpiredError):
         change.commit(lake, lake.snapshot())
     assert lake.latest_version() == version
@@ -217,5 +217,5 @@ def test_an_operation_that_lost_to_a_removal_of_orphans_marks_again(lake: Lakeho
     base = lake.snapshot()
     clock.time_ms += 100 * TTL_MS
     operations.plan_orphan_removal(lake).execute()
-    change = StateChange("alter-definition", "", lambda newer: newer.definition)
+    change = DefinitionChange("alter-definition", "", lambda newer: newer.definition)
     assert change.commit(lake, base) > base.version + 1

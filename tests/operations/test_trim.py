@@ -27,8 +27,8 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations.base import MeteredLakehouse
+from trinitylake_ops.operations.definition_commits import MAX_ATTEMPTS
 from trinitylake_ops.operations.gc.trim import TrimPlan
-from trinitylake_ops.operations.records import MAX_ATTEMPTS
 from trinitylake_ops.operations.retention import RetentionPolicy
 from trinitylake_ops.storage import StorageWrapper
 

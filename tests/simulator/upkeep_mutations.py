@@ -118,11 +118,11 @@ def _repair_existing_exports() -> AbstractContextManager[Any]:
 def _remove_orphans_unrecorded() -> AbstractContextManager[Any]:
     """Delete orphans without the commit that takes the next version before."""
 
-    class Unrecorded(orphans.StateChange):
+    class Unrecorded(orphans.DefinitionChange):
         def commit(self, lake: Lakehouse, base: Snapshot) -> int:
             return base.version
 
-    return mock.patch.object(orphans, "StateChange", Unrecorded)
+    return mock.patch.object(orphans, "DefinitionChange", Unrecorded)
 
 
 def _register_during_purges() -> AbstractContextManager[Any]:

@@ -24,7 +24,7 @@ from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.format.file_names import is_immutable_path, new_node_path
-from trinitylake_ops.operations.executor import LOCAL, DeleteOutcome, Executor, Fence
+from trinitylake_ops.operations.executor import LOCAL, DeleteOutcome, DeletionFence, Executor
 from trinitylake_ops.operations.verification.read_ahead import NodeRead
 from trinitylake_ops.spark import executor as spark_executor_module
 from trinitylake_ops.spark.executor import SparkExecutor
@@ -212,7 +212,7 @@ class Recording(SparkExecutor):
         super().__init__(spark)
         self.deleted: Counter[str] = Counter()
 
-    def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> DeleteOutcome:
+    def delete(self, storage: Storage, paths: Sequence[str], fence: DeletionFence | None) -> DeleteOutcome:
         self.deleted[storage.root] += len(paths)
         return super().delete(storage, paths, fence)
 

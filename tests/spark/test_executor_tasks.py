@@ -15,7 +15,7 @@ from tests.lakes import listed, local_storage
 from tests.own_time import give_own_time
 from trinitylake_ops.errors import MaintenanceBlockedError, StorageError, TransientError
 from trinitylake_ops.format.file_names import lease_path, root_path
-from trinitylake_ops.operations.executor import Fence, Guard
+from trinitylake_ops.operations.executor import DeletionFence, Guard
 from trinitylake_ops.spark import executor as executor_module
 from trinitylake_ops.spark.executor import SparkExecutor, batch_size
 from trinitylake_ops.spark.executor_tasks import FRESH_MS, DeletesDone, FencedDeletes, delete_parts
@@ -32,8 +32,8 @@ def clock(tmp_path: Path) -> ClockStorage:
     return storage
 
 
-def fence_by(storage: Storage, guard: Guard | None = None) -> Fence:
-    return Fence(storage, lease=3, until_ms=NOW_MS + 60_000, next_root=root_path(8), guard=guard)
+def fence_by(storage: Storage, guard: Guard | None = None) -> DeletionFence:
+    return DeletionFence(storage, lease=3, until_ms=NOW_MS + 60_000, next_root=root_path(8), guard=guard)
 
 
 def fenced(storage: Storage) -> FencedDeletes:

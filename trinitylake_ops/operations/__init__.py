@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from trinitylake_ops.operations.base import CommitReport
     from trinitylake_ops.operations.budget import Budget
     from trinitylake_ops.operations.clones.clone import ClonePlan, CloneReport, plan_clone
+    from trinitylake_ops.operations.clones.clone_records import CloneInfo, CloneState, list_clones
     from trinitylake_ops.operations.clones.compare import ChangedOn, ComparedObject, Comparison, compare
     from trinitylake_ops.operations.clones.drop import DropClonePlan, DropCloneReport, drop_clone, plan_drop_clone
     from trinitylake_ops.operations.clones.merge import Conflict
     from trinitylake_ops.operations.clones.promote import PromotionPlan, PromotionReport, plan_promotion
-    from trinitylake_ops.operations.clones.records import CloneInfo, CloneState, list_clones
     from trinitylake_ops.operations.clones.refresh import RefreshPlan, plan_refresh
     from trinitylake_ops.operations.compaction.data_files import CompactTablesReport
     from trinitylake_ops.operations.compaction.tables import CompactTablesPlan, plan_compact_tables
@@ -169,7 +169,7 @@ __getattr__, __dir__ = lazy_face(
         "clones.drop": ("DropClonePlan", "DropCloneReport", "drop_clone", "plan_drop_clone"),
         "clones.merge": ("Conflict",),
         "clones.promote": ("PromotionPlan", "PromotionReport", "plan_promotion"),
-        "clones.records": ("CloneInfo", "CloneState", "list_clones"),
+        "clones.clone_records": ("CloneInfo", "CloneState", "list_clones"),
         "clones.refresh": ("RefreshPlan", "plan_refresh"),
         "compaction.data_files": ("CompactTablesReport",),
         "compaction.tables": ("CompactTablesPlan", "plan_compact_tables"),

@@ -67,7 +67,7 @@ class Guard(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class DeletionFence:
     """The conditions under which a batch of deletes is safe, as they were seen just before.
 
     The lease of number ``lease`` is held until ``until_ms`` by the clock of ``storage``, that of the lakehouse.
@@ -122,7 +122,7 @@ class Executor(Protocol):
     def batches_between_checks(self, storage: Storage) -> int:
         """Return how many deletes are sent between two looks at the fence."""
 
-    def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> DeleteOutcome:
+    def delete(self, storage: Storage, paths: Sequence[str], fence: DeletionFence | None) -> DeleteOutcome:
         """Delete files. Nothing is sent once the fence does not hold, and nothing is under way at the end."""
 
 
@@ -166,7 +166,7 @@ class LocalExecutor:
         """Return the requests that run in parallel."""
         return storage.concurrency
 
-    def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> DeleteOutcome:
+    def delete(self, storage: Storage, paths: Sequence[str], fence: DeletionFence | None) -> DeleteOutcome:
         """Delete files at once: the caller has just seen that the fence holds."""
         del fence
         return DeleteOutcome(storage.delete_many(paths))

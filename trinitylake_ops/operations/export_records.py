@@ -20,7 +20,7 @@ from trinitylake_ops.format.checksums import MAX_FILE_LIST_BYTES
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.keys import validate_name
 from trinitylake_ops.format.sealed_files import decode_sealed_json, encode_sealed_json
-from trinitylake_ops.operations.records import StateChange
+from trinitylake_ops.operations.definition_commits import DefinitionChange
 from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -96,7 +96,7 @@ def begin(lake: Lakehouse, wanted: ExportRecord, check_source: Callable[[Snapsho
         return replace(base.definition, exports=(*base.definition.exports, wanted))
 
     message = f"{wanted.name}: keep version {wanted.version}"
-    StateChange(kind_of(wanted), message, recorded).commit(lake, lake.snapshot())
+    DefinitionChange(kind_of(wanted), message, recorded).commit(lake, lake.snapshot())
     return (found[0], True) if found else (wanted, False)
 
 
@@ -123,7 +123,7 @@ def complete(
         snapshots = {**definition.exported_snapshots, record.name: root_location}
         return replace(definition, exports=exports, exported_snapshots=snapshots)
 
-    return StateChange(kind_of(record), f"{record.name}: complete", completed).commit(lake, lake.snapshot())
+    return DefinitionChange(kind_of(record), f"{record.name}: complete", completed).commit(lake, lake.snapshot())
 
 
 def check_copying(base: Snapshot, record: ExportRecord) -> ExportRecord:

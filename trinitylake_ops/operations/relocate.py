@@ -28,12 +28,12 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io, writin
 from trinitylake_ops.iceberg.reach import DAMAGE, TableFile, files_of
 from trinitylake_ops.iceberg.relocate import DELETES_REMEDY, MovedFiles, moved_files, relocated
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, base_id_of, digest_of
+from trinitylake_ops.operations.definition_commits import commit_on_latest
 from trinitylake_ops.operations.gc.survey import on_latest
 from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.operations.gc.tables import defined, table_root_of, tables_of
-from trinitylake_ops.operations.records import commit_on_latest
+from trinitylake_ops.operations.metadata_rewrites import check_tables, discarded_on_failure
 from trinitylake_ops.operations.rendering import Document, Table, new_table
-from trinitylake_ops.operations.table_records import check_tables, discarded_on_failure
 from trinitylake_ops.operations.transfer.copy import Transfer
 from trinitylake_ops.operations.transfer.selection import Selection
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel

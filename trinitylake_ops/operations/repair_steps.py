@@ -14,10 +14,10 @@ from trinitylake_ops.format.definitions import ExportState, LakehouseDef
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.iceberg.managed import claim_folder
+from trinitylake_ops.operations.definition_commits import DefinitionChange
 from trinitylake_ops.operations.export_records import without_exports
 from trinitylake_ops.operations.gc.reconcile import reconcile
 from trinitylake_ops.operations.hint import repair_hint
-from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -70,7 +70,7 @@ class DropExports:
             gone = [name for name in missing_exports(lake, base.definition) if name in self.names]
             return without_exports(base.definition, gone) if gone else None
 
-        change = StateChange(OPERATION, f"exports without their root: {', '.join(self.names)}", dropped)
+        change = DefinitionChange(OPERATION, f"exports without their root: {', '.join(self.names)}", dropped)
         return change.commit(lake, _expected(lake, latest))
 
 

@@ -24,7 +24,7 @@ from trinitylake_ops.operations.base import (
     operation_span,
     uncached,
 )
-from trinitylake_ops.operations.records import commit_on_latest
+from trinitylake_ops.operations.definition_commits import commit_on_latest
 from trinitylake_ops.operations.rendering import Table, change_rows, new_table
 from trinitylake_ops.operations.rollback_target import (
     Target,

@@ -12,8 +12,8 @@ from trinitylake_ops.format.definitions import ExpirationState, ExportState, Lak
 from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations.gc.survey import expired_versions
-from trinitylake_ops.operations.records import VersionRecord
 from trinitylake_ops.operations.retention import Verdict
+from trinitylake_ops.operations.version_records import VersionRecord
 
 
 class VersionState(StrEnum):

@@ -11,8 +11,8 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations.clones.compare import ChangedOn, ComparedObject, Comparison
 from trinitylake_ops.operations.diff.versions import TableDelta
 from trinitylake_ops.operations.gc.expire import ExpirationPlan, ExpirationReport
-from trinitylake_ops.operations.records import VersionRecord
 from trinitylake_ops.operations.verification.verify import Finding, VerifyReport
+from trinitylake_ops.operations.version_records import VersionRecord
 from trinitylake_ops.reports.chart import Chart, clipped, counted, draw, listed, size, utc
 from trinitylake_ops.reports.content import (
     LABELS,

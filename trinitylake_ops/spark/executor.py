@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from trinitylake_ops.errors import InvalidInputError, StorageError
 from trinitylake_ops.operations.budget import NO_LIMITS, Spending
-from trinitylake_ops.operations.executor import DeleteOutcome, Fence, Listing, Weight, Work
+from trinitylake_ops.operations.executor import DeleteOutcome, DeletionFence, Listing, Weight, Work
 from trinitylake_ops.spark.executor_tasks import BatchDone, DeletesDone, FencedDeletes, delete_parts, run_batches
 from trinitylake_ops.spark.runtime.addresses import DEFAULT_MASTER
 from trinitylake_ops.spark.runtime.connect import Slots
@@ -151,7 +151,7 @@ class SparkExecutor:
         requests = storage.concurrency * self.slots * _DELETE_ROUNDS_PER_SLOT
         return requests if self._rate is None else max(1, min(requests, int(self._rate)))
 
-    def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> DeleteOutcome:
+    def delete(self, storage: Storage, paths: Sequence[str], fence: DeletionFence | None) -> DeleteOutcome:
         """Delete files in tasks. Each task checks the fence before each of its rounds.
 
         If a task is lost, this waits, despite interrupts, until the task can send no more requests. Only then may the

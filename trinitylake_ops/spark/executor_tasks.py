@@ -17,7 +17,7 @@ from pyspark import TaskContext
 
 from trinitylake_ops.errors import MaintenanceBlockedError, StorageError, TrinityLakeError
 from trinitylake_ops.format.file_names import LEASE_PREFIX, parse_lease_path
-from trinitylake_ops.operations.executor import Fence
+from trinitylake_ops.operations.executor import DeletionFence
 from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage
 from trinitylake_ops.storage.retry import without_retries
 
@@ -65,7 +65,7 @@ class FencedDeletes:
     #: The storage of the files.
     storage: Storage
     #: The fence, None for none.
-    fence: Fence | None
+    fence: DeletionFence | None
     #: When the driver checked the fence.
     checked_ms: int
     #: When the deletes must end.

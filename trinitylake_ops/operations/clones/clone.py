@@ -32,7 +32,7 @@ from trinitylake_ops.operations.base import (
     digest_of,
     uncached_on,
 )
-from trinitylake_ops.operations.clones.records import check_no_table_root
+from trinitylake_ops.operations.clones.clone_records import check_no_table_root
 from trinitylake_ops.operations.export_records import (
     CLONE,
     begin,

@@ -19,7 +19,7 @@ from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.iceberg.metadata import load_table_metadata
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse
-from trinitylake_ops.operations.clones.records import (
+from trinitylake_ops.operations.clones.clone_records import (
     OpenedClone,
     check_is_clone_of,
     check_no_table_root,

@@ -37,7 +37,7 @@ from trinitylake_ops.operations.base import (
     operation_span,
     uncached,
 )
-from trinitylake_ops.operations.clones.records import (
+from trinitylake_ops.operations.clones.clone_records import (
     OpenedClone,
     OtherLakehouseError,
     check_is_clone_of,

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
-from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, InvalidNameError
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import new_lakehouse_def_path
 from trinitylake_ops.format.keys import ObjectName
@@ -120,9 +121,12 @@ class Merge:
         unknown = sorted((choices.ours | choices.theirs) - merge._named)
         if not merge.conflicts:  # what is chosen for them decides which names stay
             merge._check_names()
-        # Where nothing is left to do, the same choices may have been made before: what was done can be asked for again.
+        # If nothing is left to do, an earlier run may have applied the same choices, which may be repeated.
         if unknown and (merge.changes or merge.appended or merge.conflicts):
             raise InvalidInputError(f"{unknown[0]!r} is in no conflict, so there is nothing to choose; leave it out")
+        for text in unknown:
+            if not any(_names_object(text, version) for version in (into, theirs, sides.base)):
+                raise InvalidInputError(f"{text!r} is no namespace and no table of either side; leave it out")
         return merge
 
     def check_names(self) -> None:
@@ -220,6 +224,16 @@ class Merge:
             self.changes |= dict.fromkeys(left)
         else:
             del self.changes[state.key]
+
+
+def _names_object(text: str, version: Snapshot) -> bool:
+    """Whether a text is ``namespace`` or ``namespace.table`` of a version. Any dot may divide the two names."""
+    names = [(text, None), *((text[:at], text[at + 1 :]) for at, character in enumerate(text) if character == ".")]
+    for namespace, table in names:
+        with contextlib.suppress(InvalidNameError):
+            if version.has_namespace(namespace) if table is None else version.has_table(namespace, table):
+                return True
+    return False
 
 
 def _verb(base: str | None, now: str | None) -> str:

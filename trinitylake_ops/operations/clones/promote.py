@@ -15,6 +15,7 @@ from trinitylake_ops.iceberg.io.file_io import writing_io
 from trinitylake_ops.iceberg.managed import claim_location
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, base_id_of, digest_of, uncached
 from trinitylake_ops.operations.clones.appends import Appends, FindsAppends, write_combined
+from trinitylake_ops.operations.clones.clone_records import same_clone
 from trinitylake_ops.operations.clones.compare import MergeInputs, ObjectState
 from trinitylake_ops.operations.clones.merge import (
     Choices,
@@ -27,11 +28,10 @@ from trinitylake_ops.operations.clones.merge import (
     steps_table,
 )
 from trinitylake_ops.operations.clones.promoted import PromotionSelector, copied_files
-from trinitylake_ops.operations.clones.records import same_clone
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.gc.survey import Progress, no_progress
+from trinitylake_ops.operations.metadata_rewrites import discarded_on_failure
 from trinitylake_ops.operations.rendering import Document, Table, new_table
-from trinitylake_ops.operations.table_records import discarded_on_failure
 from trinitylake_ops.operations.transfer.copy import Transfer
 from trinitylake_ops.operations.transfer.selection import Selection
 from trinitylake_ops.transaction.lakehouse import Lakehouse

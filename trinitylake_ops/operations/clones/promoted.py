@@ -15,8 +15,8 @@ from trinitylake_ops.format.locations import is_uri, to_location, to_uri
 from trinitylake_ops.iceberg.copy import REWRITTEN, FileCopy, TableCopy, TableFileMap, copied_definition
 from trinitylake_ops.iceberg.io.file_io import reading_io
 from trinitylake_ops.iceberg.reach import FileKind, files_of
+from trinitylake_ops.operations.clones.clone_records import records_of_clone
 from trinitylake_ops.operations.clones.compare import MergeInputs, promoted_path
-from trinitylake_ops.operations.clones.records import records_of_clone
 from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.operations.transfer.selection import Selection
 from trinitylake_ops.storage.parallel import run_parallel

@@ -12,6 +12,7 @@ from trinitylake_ops.format.file_names import new_manifest_path
 from trinitylake_ops.iceberg.io.file_io import writing_io
 from trinitylake_ops.operations.base import CommitReport, MeteredLakehouse, base_id_of, digest_of, uncached
 from trinitylake_ops.operations.clones.appends import Appends, FindsAppends, write_combined
+from trinitylake_ops.operations.clones.clone_records import records_of_clone, same_clone
 from trinitylake_ops.operations.clones.compare import ChangedOn, MergeInputs
 from trinitylake_ops.operations.clones.merge import (
     Choices,
@@ -23,11 +24,10 @@ from trinitylake_ops.operations.clones.merge import (
     change_steps,
     steps_table,
 )
-from trinitylake_ops.operations.clones.records import records_of_clone, same_clone
+from trinitylake_ops.operations.definition_commits import DefinitionChange
 from trinitylake_ops.operations.export_records import check_unused, finish_manifest, is_used
-from trinitylake_ops.operations.records import StateChange
+from trinitylake_ops.operations.metadata_rewrites import discarded_on_failure
 from trinitylake_ops.operations.rendering import Table, new_table
-from trinitylake_ops.operations.table_records import discarded_on_failure
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.diff import KeyChange
@@ -212,7 +212,7 @@ def _keep(sides: MergeInputs, plan: RefreshPlan) -> None:
         snapshots = {**definition.exported_snapshots, wanted.name: wanted.root_location}
         return replace(definition, exports=(*definition.exports, wanted), exported_snapshots=snapshots)
 
-    change = StateChange(REFRESH, f"{clone.name}: keep version {wanted.version}", kept)
+    change = DefinitionChange(REFRESH, f"{clone.name}: keep version {wanted.version}", kept)
     # A record may not name a manifest that was old enough to be removed as an orphan before.
     version = change.commit(lake, sides.latest, written_since_ms=wanted.created_at_millis)
     if version == sides.latest.version:

@@ -41,8 +41,8 @@ from trinitylake_ops.iceberg.write.rewrite import (
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.operations.base import MeteredLakehouse, Plan, PlannedOperation, base_id_of, digest_of
 from trinitylake_ops.operations.compaction.data_files import CompactTablesReport, report_of
+from trinitylake_ops.operations.definition_commits import commit_on_latest
 from trinitylake_ops.operations.gc.tables import defined, tables_of
-from trinitylake_ops.operations.records import commit_on_latest
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse

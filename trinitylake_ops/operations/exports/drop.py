@@ -20,6 +20,7 @@ from trinitylake_ops.operations.base import (
     digest_of,
     operation_span,
 )
+from trinitylake_ops.operations.definition_commits import DefinitionChange
 from trinitylake_ops.operations.export_records import (
     CLONE,
     EXPORT,
@@ -31,7 +32,6 @@ from trinitylake_ops.operations.export_records import (
     without_exports,
 )
 from trinitylake_ops.operations.gc.delete import delete_operation_files
-from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.operations.retention import RetentionPolicy, VersionAge, judge
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -323,7 +323,7 @@ def drop_exports(
         remaining = without_exports(base.definition, all_names)
         return remaining
 
-    version = StateChange(f"drop-{kind}", ", ".join(names), dropped).commit(lake, first)
+    version = DefinitionChange(f"drop-{kind}", ", ".join(names), dropped).commit(lake, first)
     delete_operation_files(lake.storage, [path for record in gone for path in _own_files(record, remaining)])
     return version
 

@@ -9,8 +9,8 @@ from datetime import datetime
 from trinitylake_ops.errors import CorruptFileError, FileMissingError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
 from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.operations.gc.plan_files import read_plan_file
 from trinitylake_ops.operations.gc.survey import versions_in
-from trinitylake_ops.operations.records import read_plan_file
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import utc_of
 

@@ -25,7 +25,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, ReportT, TimedOperation, TimedT, uncached
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending, counting
-from trinitylake_ops.operations.executor import LOCAL, Executor, Fence
+from trinitylake_ops.operations.executor import LOCAL, DeletionFence, Executor
 from trinitylake_ops.operations.gc.survey import Progress, no_progress, on_latest
 from trinitylake_ops.operations.gc.table_files import table_id_in
 from trinitylake_ops.operations.rendering import Document
@@ -121,7 +121,7 @@ def delete_files(
     sizes_bytes: Mapping[str, int],
     budget: Budget | Spending = NO_LIMITS,
     *,
-    before_batch: Callable[[], Fence | None] = lambda: None,
+    before_batch: Callable[[], DeletionFence | None] = lambda: None,
     spared: Container[str] = (),
     progress: Progress = no_progress,
     executor: Executor = LOCAL,
@@ -161,7 +161,7 @@ class _Deleting:
         storage: Storage,
         sizes_bytes: Mapping[str, int],
         budget: Budget | Spending,
-        before_batch: Callable[[], Fence | None],
+        before_batch: Callable[[], DeletionFence | None],
         spared: Container[str],
         progress: Progress,
         executor: Executor,
@@ -270,7 +270,7 @@ class _Deleting:
         if self._unseen is not None:
             self._done.stopped = f"it could not be seen whether more may be deleted: {self._unseen.message}"
 
-    def _check_fence(self) -> Fence | None:
+    def _check_fence(self) -> DeletionFence | None:
         """Check that the batch may be sent. Remembers a passing failure, and raises it to be tried again."""
         try:
             fence = self._before_batch()

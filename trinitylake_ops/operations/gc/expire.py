@@ -32,13 +32,15 @@ from trinitylake_ops.operations.base import (
     timed_digest,
     uncached,
 )
+from trinitylake_ops.operations.definition_commits import DefinitionChange, commit_on_latest
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.export_records import without_exports
+from trinitylake_ops.operations.gc.plan_files import PlanFile, write_plan_file
 from trinitylake_ops.operations.gc.survey import Progress, is_lapsed, no_progress, on_latest, survey_versions
 from trinitylake_ops.operations.gc.unreached import ReclaimedFiles, damaged_tables, reclaimed_files
-from trinitylake_ops.operations.records import PlanFile, StateChange, VersionRecord, commit_on_latest, write_plan_file
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.retention import RetentionPolicy, Verdict, protected_ms
+from trinitylake_ops.operations.version_records import VersionRecord
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import read_roots
@@ -254,7 +256,7 @@ def _commit(
             replace(base.definition, expirations=(*base.definition.expirations, batch)), plan.exports
         )
 
-    change = StateChange(
+    change = DefinitionChange(
         _OPERATION,
         f"versions {plan.versions or 'none'}{', exports ' if plan.exports else ''}{', '.join(plan.exports)}",
         expired,
@@ -354,7 +356,7 @@ def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
             _check_not_sealed(lake, wanted)
             return replace(base.definition, expirations=remaining)
 
-        return StateChange("undelete", f"versions {wanted}", undeleted).commit(lake, survey.base)
+        return DefinitionChange("undelete", f"versions {wanted}", undeleted).commit(lake, survey.base)
 
 
 def _check_not_sealed(lake: Lakehouse, versions: VersionRanges) -> None:

@@ -27,6 +27,7 @@ from trinitylake_ops.format.file_names import (
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.operations.base import TimedPlan, base_id_of, timed_digest
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending
+from trinitylake_ops.operations.definition_commits import DefinitionChange
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.gc.delete import DeletingOperation, Deletion, DeletionReport
 from trinitylake_ops.operations.gc.inventory import list_by_inventory, read_inventory
@@ -36,7 +37,6 @@ from trinitylake_ops.operations.gc.survey import Progress, no_progress, on_lates
 from trinitylake_ops.operations.gc.table_files import is_below_tables, table_id_in
 from trinitylake_ops.operations.gc.unreached import damaged_tables, delete_unreached, left_table_root, unreached
 from trinitylake_ops.operations.lease import Lease, lease
-from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.operations.retention import barred_before_ms, duration_ms, protected_ms
 from trinitylake_ops.storage import FileInfo
@@ -350,7 +350,7 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
             known_ms = recorded_barrier_ms(base.definition, lake.storage.now_ms())
             return replace(base.definition, orphans_removed_before_millis=max(before_ms, known_ms))
 
-        change = StateChange(
+        change = DefinitionChange(
             _OPERATION,
             f"{len(plan.paths)} files of {plan.bytes} bytes",
             recorded,

@@ -19,6 +19,7 @@ from trinitylake_ops.format.node_file import decode_system_rows, encode_sealed_r
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations.base import MeteredLakehouse, TimedPlan, base_id_of, timed_digest
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending
+from trinitylake_ops.operations.definition_commits import DefinitionChange
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.gc.batches import PurgeBatch, unpurged_batches, with_purged
 from trinitylake_ops.operations.gc.delete import DeletingOperation, Deletion, DeletionReport, delete_operation_files
@@ -36,7 +37,6 @@ from trinitylake_ops.operations.gc.table_files import is_below_tables
 from trinitylake_ops.operations.gc.tables import existing_named_files
 from trinitylake_ops.operations.gc.unreached import damaged_tables, delete_unreached, left_table_root, unreached
 from trinitylake_ops.operations.lease import Lease, lease
-from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.operations.retention import duration_ms, protected_ms
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
@@ -259,7 +259,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
             )
             return None if batches == base.definition.expirations else replace(base.definition, expirations=batches)
 
-        change = StateChange(
+        change = DefinitionChange(
             _OPERATION,
             f"begin with versions {versions}",
             purging,
@@ -317,7 +317,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
             plan_paths[:] = [batch.plan_path for batch in ours if batch.plan_path]
             return replace(definition, expirations=with_purged(definition.expirations, due))
 
-        change = StateChange(
+        change = DefinitionChange(
             _OPERATION,
             f"versions {versions}",
             purged,

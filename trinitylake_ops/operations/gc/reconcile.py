@@ -23,6 +23,7 @@ from trinitylake_ops.operations.base import (
     digest_of,
     operation_span,
 )
+from trinitylake_ops.operations.definition_commits import DefinitionChange
 from trinitylake_ops.operations.gc.listing import (
     acknowledged_versions,
     check_faulty,
@@ -31,7 +32,6 @@ from trinitylake_ops.operations.gc.listing import (
 )
 from trinitylake_ops.operations.gc.survey import RECONCILE, Survey, expired_versions, survey_versions, versions_in
 from trinitylake_ops.operations.lease import lease
-from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -188,7 +188,7 @@ def _reconcile(lake: Lakehouse, acknowledge: str, check: Callable[[Snapshot, _Se
             return None if definition == base.definition and not settled[0].steps else definition
 
         base_version = survey.base.version
-        committed = StateChange(RECONCILE, "exports, pins and expirations of both sides", change)
+        committed = DefinitionChange(RECONCILE, "exports, pins and expirations of both sides", change)
         version = committed.commit(metered.lake, survey.base)
     result = settled[0]
     return ReconcileReport(

@@ -25,8 +25,8 @@ from trinitylake_ops.format.locations import located, to_location
 from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations.executor import LOCAL, Executor, Weight
-from trinitylake_ops.operations.records import VersionRecord
 from trinitylake_ops.operations.retention import RetentionPolicy, Verdict, VersionAge, judge
+from trinitylake_ops.operations.version_records import VersionRecord
 from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.root_files import one_naming

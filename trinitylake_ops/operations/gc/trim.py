@@ -24,13 +24,13 @@ from trinitylake_ops.iceberg.trim import (
     write_without_snapshots,
 )
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, base_id_of, digest_of
+from trinitylake_ops.operations.definition_commits import commit_on_latest
 from trinitylake_ops.operations.gc.mark import CatalogReach, retained_roots
 from trinitylake_ops.operations.gc.survey import on_latest, survey_versions
 from trinitylake_ops.operations.gc.tables import defined, in_batches, tables_of
-from trinitylake_ops.operations.records import commit_on_latest
+from trinitylake_ops.operations.metadata_rewrites import alter_tables, check_tables, discarded_on_failure
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.retention import RetentionPolicy
-from trinitylake_ops.operations.table_records import alter_tables, check_tables, discarded_on_failure
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import check_no_gap

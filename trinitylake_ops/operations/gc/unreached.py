@@ -14,7 +14,7 @@ from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.file_names import is_operation_path
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending
-from trinitylake_ops.operations.executor import Fence
+from trinitylake_ops.operations.executor import DeletionFence
 from trinitylake_ops.operations.gc.delete import Deletion, delete_files
 from trinitylake_ops.operations.gc.mark import CatalogReach, Mark, exported_roots, is_deletable, owned_tables
 from trinitylake_ops.operations.gc.survey import Progress, Survey, no_progress
@@ -40,13 +40,13 @@ def delete_unreached(
     """
     roots = mark.survey.lake.files.roots
 
-    def check_fence() -> Fence:
+    def check_fence() -> DeletionFence:
         held.check()
         before = mark.base
         mark.mark_new_commits()
         if mark.base is not before:  # the mark may take longer than the lease lasts
             held.check()
-        return Fence(storage, held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
+        return DeletionFence(storage, held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
 
     spending = Spending.of(budget)
     own = {path: size for path, size in sizes_bytes.items() if not is_uri(path)}
@@ -69,13 +69,13 @@ def _delete_in_table_root(
     table_root: TableRoot,
     sizes_bytes: Mapping[str, int],
     mark: Mark,
-    check_fence: Callable[[], Fence],
+    check_fence: Callable[[], DeletionFence],
     spending: Spending,
     progress: Progress,
 ) -> Deletion:
     """Delete files under the table root, given by their URIs. Leases and versions stand beside the lakehouse."""
 
-    def check_table_root() -> Fence:
+    def check_table_root() -> DeletionFence:
         table_root.check()
         return replace(check_fence(), guard=table_root)
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, ExportState, LakehouseDef
 from trinitylake_ops.operations.gc.batches import PurgeBatch
-from trinitylake_ops.operations.records import PlanFile
+from trinitylake_ops.operations.gc.plan_files import PlanFile
 from trinitylake_ops.operations.retention import protected_ms
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse

@@ -12,8 +12,8 @@ from typing import Literal
 from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.operations.base import Cost
-from trinitylake_ops.operations.records import VersionRecord
 from trinitylake_ops.operations.rendering import Document, Table, new_table
+from trinitylake_ops.operations.version_records import VersionRecord
 from trinitylake_ops.versions.snapshot import Snapshot
 
 Severity = Literal["error", "warning", "past"]

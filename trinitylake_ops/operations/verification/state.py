@@ -37,9 +37,9 @@ from trinitylake_ops.operations.export_records import EXPORT, check_manifest, ki
 from trinitylake_ops.operations.gc.listing import list_without, may_be_lakehouse_file
 from trinitylake_ops.operations.gc.mark import Mark, retained_roots
 from trinitylake_ops.operations.gc.orphans import Orphans, find_orphans, find_table_root_orphans
+from trinitylake_ops.operations.gc.plan_files import PlanFile
 from trinitylake_ops.operations.gc.survey import Survey, expired_versions, pinned_versions
 from trinitylake_ops.operations.gc.table_files import TableWalk
-from trinitylake_ops.operations.records import PlanFile
 from trinitylake_ops.operations.retention import protected_ms
 from trinitylake_ops.operations.verification.report import Findings, Report
 from trinitylake_ops.operations.verification.storage import KnownFilesStorage

@@ -16,11 +16,11 @@ from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations.gc.listing import chain_faults
 from trinitylake_ops.operations.gc.survey import SurveyedRoot
-from trinitylake_ops.operations.records import VersionRecord
 from trinitylake_ops.operations.verification.objects import ObjectVerifier
 from trinitylake_ops.operations.verification.report import Findings, Report
 from trinitylake_ops.operations.verification.storage import KnownFilesStorage
 from trinitylake_ops.operations.verification.tables import TableVerifier
+from trinitylake_ops.operations.version_records import VersionRecord
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.transaction.lakehouse import Lakehouse
