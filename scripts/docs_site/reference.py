@@ -47,7 +47,7 @@ from trinitylake_ops.storage.registry import OWN_SCHEMES
 #: What a variable of the environment is for; those of a storage stand on its page.
 ENVIRONMENT: Mapping[str, str] = {
     "TRINITYLAKE_ROOT": "the root of the lakehouse, for the command line",
-    "TRINITYLAKE_STORAGE_OPTIONS": "options of the storage as `K=V,K=V`, for the command line and for Spark",
+    "TRINITYLAKE_STORAGE_OPTIONS": "options of the storage for the command line and for Spark: `NAME=VALUE,NAME=VALUE`",
     "TRINITYLAKE_ALLOWED_ROOTS": "further roots that may be read, with spaces between them, for the command line",
     "TRINITYLAKE_METRICS_FILE": "the file that [metrics](../deploy/monitoring.md) of a process are written to",
     "TRINITYLAKE_METRICS_PUSH": "the address of the gateway that they are pushed to",

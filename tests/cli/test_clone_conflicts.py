@@ -54,4 +54,14 @@ def test_a_conflict_is_one_line_and_nothing_changes(cli: Cli, parent: Lakehouse,
     assert_error(cli("export", "feature"), 3, "a clone 'feature' of version ", "drop-clone it first")
     assert (files(parent), files(clone)) == before
     assert cli("promote", "feature", "--theirs", name, "--yes").code == 0
-    assert cli("promote", "feature", "--theirs", name, "--yes").code == 0, "it may be asked for again"
+    assert cli("promote", "feature", "--theirs", name, "--yes").code == 0, "a repeated call succeeds"
+
+
+@pytest.mark.parametrize("command", ["promote", "refresh"])
+@pytest.mark.parametrize("name", ["nope", "ns.nope", "nope.", ".", "a.b.c"])
+def test_a_choice_for_an_unknown_object_is_rejected(cli: Cli, parent: Lakehouse, command: str, name: str) -> None:
+    assert cli("clone", CLONE, "--name", "feature").code == 0
+    for option in ("--ours", "--theirs"):
+        assert_error(cli(command, "feature", option, name), 2, repr(name))
+    for known in ("n1", "n1.a"):
+        assert cli(command, "feature", "--ours", known).code == 0

@@ -185,7 +185,9 @@ def test_init(cli: Cli, lakes: Lakes) -> None:
     assert_error(cli("init", "--order", 2, root=f"{root}3"), 2, "order")
     for absurd in (1, 59_999, 10**12, 10**30):  # no commit would succeed, or no space ever be freed
         assert_error(cli("init", "--txn-ttl-millis", absurd, root=f"{root}3"), 2, "60000<=x<=315360000000")
-    assert_error(cli("init", "--property", "novalue", root=f"{root}3"), 2, "K=V")
+    for wrong in ("novalue", "=value"):
+        assert_error(cli("init", "--property", wrong, root=f"{root}3"), 2, "--property takes NAME=VALUE")
+    assert_error(cli("init", "--property", "a=1", "--property", "a=2", root=f"{root}3"), 2, "--property has two values")
 
 
 def test_log(cli: Cli, lake: Lakehouse) -> None:
@@ -523,7 +525,7 @@ def test_exports_of_other_levels(cli: Cli, lake: Lakehouse, tmp_path: Path) -> N
     assert cli("restore", "here", "--apply", plan["digest"], "--json").json["changes"] == plan["changes"]
     assert_error(cli("restore", "nowhere"), 4, "nowhere")
     assert_error(cli("export", "x", "--level", "full", "--target", "here"), 2, "--target")
-    assert_error(cli("export", "x", "--target-option", "region"), 2, "--target-option takes K=V")
+    assert_error(cli("export", "x", "--target-option", "region"), 2, "--target-option takes NAME=VALUE")
     assert_error(cli("export", "x", "--namespace", "ns"), 2, "minimal")
 
 
@@ -546,7 +548,8 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     assert "exports" not in shown
     assert "No clones" in cli("clones", root=target).out
     assert_error(cli("clone", target), 3, "feature-x")
-    assert_error(cli("clone", f"{target}b", "--version", 1, "--timestamp", 5), 2, "timestamp")
+    flags = "--version, --export and --timestamp exclude each other"
+    assert_error(cli("clone", f"{target}b", "--version", 1, "--timestamp", 5), 2, flags)
     assert_error(cli("drop-export", "feature-x"), 2, "drop-clone")
     assert_error(cli("drop-clone", "nobody"), 4, "nobody")
     assert cli("show", "--version", "parent@1", "--json", root=target).code == 0
@@ -865,7 +868,7 @@ def test_register_a_whole_catalog(cli: Cli, lake: Lakehouse, lakes: Lakes) -> No
     assert lake.snapshot().tables("hr") == ["staff"]
     assert_error(cli("register-table", *catalog, "--namespace", "nothing"), 2, "no namespace 'nothing'")
     refused = cli("register-table", "--catalog", "other", "--catalog-option", "a-secret")
-    assert_error(refused, 2, "--catalog-option takes K=V")
+    assert_error(refused, 2, "--catalog-option takes NAME=VALUE")
     assert "a-secret" not in refused.err
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
@@ -86,16 +87,27 @@ def test_a_signal_at_any_import_shows_no_traceback(number: int) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: interrupted\n")
 
 
-def test_streams_that_fail_change_no_exit_code(lakes: Lakes) -> None:
+@pytest.mark.parametrize("command", [("log",), ("create-namespace", "made"), ("--help",)], ids=" ".join)
+def test_closed_output_fails_before_the_command_runs(lakes: Lakes, command: tuple[str, ...]) -> None:
+    lake = lakes.local("lake")
+    program = shlex.join([*PROGRAM, "--root", lake.root, *command])
+    done = subprocess.run(["bash", "-c", f"{program} >&-"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("Error: standard output is closed")
+    assert lake.latest_version() == 0
+    done = subprocess.run(["bash", "-c", f"{program} --json >&-"], capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stderr)["error"]["code"] == "output-failed"
+
+
+def test_failing_streams_do_not_change_the_exit_code(lakes: Lakes) -> None:
     lake = lakes.local("lake")
     program = shlex.join([*PROGRAM, "--root", lake.root])
     expected = {
         f"{program} ls nowhere 2>/dev/full": 4,
         f"{program} ls nowhere 2>&-": 4,
-        f"{program} ls nowhere >&- 2>&- <&-": 4,
+        f"{program} ls nowhere 2>&- <&-": 4,
         f"{program} expire --keep-last 1 2>/dev/full": 0,
         f"{program} log --json 2>&- | head -1": 0,
-        f"{program} log >&-": 0,
     }
     for command, code in expected.items():
         done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)

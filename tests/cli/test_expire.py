@@ -170,6 +170,13 @@ def test_a_digest_of_an_older_plan_is_refused(run: Run, lake: Lakehouse, clock: 
     assert content(lake) == before
 
 
+def test_a_digest_covers_effects_and_not_options(run: Run) -> None:
+    plan = run("expire", "--json").json
+    assert_error(run("expire", "--keep-last", 4, "--apply", plan["digest"]), 3, "out of date")
+    report = run("expire", "--max-age", "30m", "--apply", plan["digest"], "--json").json
+    assert (report["versions"], report["version"]) == (plan["versions"], 5)
+
+
 def test_rules_that_are_given_replace_the_lakehouses_own_for_one_run(run: Run, lake: Lakehouse) -> None:
     assert run("expire", "--json").json["versions"] == "0-3"
     assert run("expire", "--keep-last", 3, "--json").json["versions"] == "0-1"

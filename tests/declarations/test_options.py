@@ -25,7 +25,7 @@ from trinitylake_ops.declarations.options import JOBS_ONLY, DurationText, Option
 from trinitylake_ops.declarations.planned import MODES
 from trinitylake_ops.declarations.registry import ALL, BY_NAME
 from trinitylake_ops.declarations.specs import OptionSpec, option_specs
-from trinitylake_ops.declarations.texts import MOST_DAYS, duration_of, duration_text, time_of
+from trinitylake_ops.declarations.texts import MOST_DAYS, duration_of, duration_text, parse_properties, time_of
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage import drop_memory_root
 
@@ -91,7 +91,7 @@ def test_a_command_has_the_options_of_the_declaration(operation: Operation[Any])
     command = trinitylake.commands[str(INDEX[operation.job].command)]
     expected: dict[str, Any] = {}
     for spec in specs_of(operation):
-        if JOBS_ONLY in spec.marks or (spec.name in MODES and operation.planned is not None):
+        if JOBS_ONLY in spec.marks or (spec.name in MODES and operation.plan_declaration is not None):
             continue
         expected[spec.name] = spec.default
         if spec.is_one_of:  # the argument says the number or the name, and there are flags for the rest
@@ -122,7 +122,7 @@ def test_a_command_without_options_runs_with_the_defaults(
         ran.append(run.options)
         raise InvalidInputError("ran")
 
-    planned = operation.planned
+    planned = operation.plan_declaration
     if planned is not None:
         replaced = replace(planned, plan=execute, direct=None if planned.direct is None else execute).operation()
     else:
@@ -206,6 +206,18 @@ def test_other_durations_are_rejected_with_the_name_of_the_option(text: str) -> 
     with pytest.raises(InvalidInputError) as rejected:
         _Timed(age=text)
     assert str(rejected.value).startswith("age: ")
+
+
+def test_properties_are_parsed_by_name() -> None:
+    assert parse_properties(["a=1", "b=", "c=x=y"], "properties") == {"a": "1", "b": "", "c": "x=y"}
+
+
+@pytest.mark.parametrize("texts", [["secret"], ["=secret"], [""], ["secret=1", "secret=2"]], ids=str)
+def test_a_wrong_property_is_rejected_without_its_text(texts: list[str]) -> None:
+    with pytest.raises(InvalidInputError) as rejected:
+        parse_properties(texts, "--option")
+    assert str(rejected.value).startswith("--option ")
+    assert "secret" not in str(rejected.value)
 
 
 def test_times_are_in_utc_unless_they_have_an_offset() -> None:

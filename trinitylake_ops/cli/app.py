@@ -152,11 +152,11 @@ Exit codes:
     "--storage-option",
     "storage_options",
     multiple=True,
-    metavar="K=V",
+    metavar="NAME=VALUE",
     callback=storage_options_of,
     help="An option of the storage, such as region=eu-central-1; may be repeated. Credentials belong into the"
     " environment (AWS_ACCESS_KEY_ID and so on), as every user of the machine sees arguments."
-    " [env: TRINITYLAKE_STORAGE_OPTIONS, as K=V,K=V]",
+    " [env: TRINITYLAKE_STORAGE_OPTIONS, as NAME=VALUE,NAME=VALUE]",
 )
 @click.option(
     "--allow-root",
@@ -197,9 +197,10 @@ def trinitylake(
 ) -> None:
     """Inspect and operate a TrinityLake lakehouse.
 
-    Commands that drop, roll back or reclaim space print their plan and change nothing. They apply the plan when they
-    get --apply with the plan's digest and the same options, or --yes. With --json a command prints one JSON document
-    on standard output.
+    Commands that drop, roll back or reclaim space print their plan and change nothing. With --apply and the digest of
+    the plan, they make the plan again and apply it if its effects are the same. The digest covers the effects of the
+    plan, not the options, so pass the options that the plan was made with, or others with the same effects. With --yes
+    they apply the plan without showing it. With --json a command prints one JSON document on standard output.
     """
     context.obj = Session(root, with_allowed_roots(storage_options, allowed_roots))
     _start_telemetry(context, log_json, **operation_span)
@@ -227,8 +228,16 @@ def main() -> None:
     sys.exit(run())
 
 
-def run() -> int:
-    """Run the command line, or answer a shell that asks for completions. Returns the exit code."""
+def run(*, has_output: bool = True) -> int:
+    """Run the command line, or print completions for a shell, and return the exit code.
+
+    Args:
+        has_output: Whether standard output was open at the start. If not, the command does not run, because its
+            result would be lost.
+    """
+    if not has_output:
+        message = "standard output is closed, so nothing was done; redirect it, for example to /dev/null"
+        return _fail(message, OutputError.exit_code, OutputError.code)
     answered = completed(trinitylake)
     return _run() if answered is None else answered
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
-from trinitylake_ops.declarations.texts import duration_of, time_of
+from trinitylake_ops.declarations.texts import duration_of, parse_properties, time_of
 from trinitylake_ops.errors import InvalidInputError, OutputError
 from trinitylake_ops.operations.rendering import Table, jsonable, table_text, visible
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions
@@ -57,17 +58,20 @@ class Session:
 pass_session = click.make_pass_decorator(Session)
 
 
-def key_values(texts: tuple[str, ...], option: str) -> dict[str, str]:
-    """Return ``K=V`` texts as a mapping. Raises UsageError, naming the option."""
-    found: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise click.UsageError(f"{option} takes K=V, not {text!r}")
-        if key in found:
-            raise click.UsageError(f"{option} sets {key!r} twice")
-        found[key] = value
-    return found
+def properties_of(texts: tuple[str, ...], option: str) -> dict[str, str]:
+    """Parse the ``NAME=VALUE`` texts of an option.
+
+    Args:
+        texts: The texts.
+        option: The flag of the option.
+
+    Raises:
+        click.UsageError: A text is not ``NAME=VALUE``, or a name occurs twice.
+    """
+    try:
+        return parse_properties(texts, option)
+    except InvalidInputError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def storage_options_of(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> StorageOptions:
@@ -79,7 +83,7 @@ def storage_options_of(context: click.Context, option: click.Parameter, texts: t
         from_environment = StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, ""))
     except InvalidInputError as error:
         raise click.UsageError(f"{OPTIONS_VARIABLE}: {error}") from None
-    return StorageOptions({**from_environment, **_parsed_options(option, texts)})
+    return StorageOptions({**from_environment, **properties_of(texts, option.opts[0])})
 
 
 def with_allowed_roots(options: StorageOptions, roots: tuple[str, ...]) -> StorageOptions:
@@ -94,17 +98,24 @@ def target_options_of(context: click.Context, option: click.Parameter, texts: tu
 
     Raises UsageError without values, as for the lakehouse's own storage.
     """
-    return StorageOptions(_parsed_options(option, texts)) if texts else None
+    return StorageOptions(properties_of(texts, option.opts[0])) if texts else None
 
 
-def _parsed_options(option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise click.UsageError(f"{option.opts[0]} takes K=V, such as {option.opts[0]} region=eu-central-1")
-        given[name] = value
-    return given
+def with_flags(message: str, flags: Mapping[str, str]) -> str:
+    """Replace the names of options that begin a message by the flags that the user types.
+
+    Args:
+        message: A message such as ``version, export and timestamp exclude each other``.
+        flags: The flag or argument of each option, by the option's name.
+    """
+    words = re.split(r"(\W+)", message)
+    for index in range(0, len(words), 2):
+        is_other_name = words[index + 2 : index + 3] == ["name"]  # "export name 'x' ..." is about a name
+        if words[index] in flags and not is_other_name:
+            words[index] = flags[words[index]]
+        elif words[index] != "and":
+            break
+    return "".join(words)
 
 
 def json_option(command: C) -> C:
@@ -141,7 +152,7 @@ def target_option(command: C) -> C:
         "--target-option",
         "target_options",
         multiple=True,
-        metavar="K=V",
+        metavar="NAME=VALUE",
         callback=target_options_of,
         help="An option of the target's storage. Repeatable. Default: those of the lakehouse where the scheme is the"
         " same.",

@@ -25,7 +25,7 @@ def main() -> NoReturn:
     # While modules load, nothing is open that must be closed. Some of them would lose an exception.
     signal.signal(signal.SIGINT, _exit_on_signal)
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    _open_missing_streams()
+    has_output = _open_missing_streams()
     sys.stderr = io.TextIOWrapper(
         _Forgiving(), encoding=sys.stderr.encoding, errors="backslashreplace", write_through=True
     )
@@ -34,7 +34,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        code = run()
+        code = run(has_output=has_output)
     except Terminated:  # raised outside the block that `run` guards
         code = _exit_code(signal.SIGTERM)
     except KeyboardInterrupt:
@@ -86,17 +86,20 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 
-def _open_missing_streams() -> None:
-    """Replace closed streams by empty ones.
+def _open_missing_streams() -> bool:
+    """Redirect closed standard streams to the null device, and return whether standard output was open.
 
-    Otherwise the next file that is opened gets their number, and printed text goes into it.
+    Otherwise the next file that is opened gets the number of a closed stream, and printed text goes into that file.
     """
+    has_output = True
     for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (_STDERR, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
             os.dup2(os.open(os.devnull, mode), number)
+            has_output = has_output and number != 1
     if sys.stdout is None:
         sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding="utf-8")
     if sys.stderr is None:
         sys.stderr = io.TextIOWrapper(io.FileIO(_STDERR, "w", closefd=False), encoding="utf-8")
+    return has_output

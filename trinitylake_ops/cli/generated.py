@@ -30,12 +30,13 @@ from trinitylake_ops.cli.context import (
     print_table,
     shown_progress,
     target_option,
+    with_flags,
 )
 from trinitylake_ops.cli.engine import Engine, engine_options
 from trinitylake_ops.declarations.index import INDEX, RECLAIMING, load_operation
 from trinitylake_ops.declarations.operation import CommandResult, Committed, Operation, OperationContext, OptionsT
 from trinitylake_ops.declarations.options import JOBS_ONLY, Options
-from trinitylake_ops.declarations.planned import MODES, BudgetOptions, Planned
+from trinitylake_ops.declarations.planned import MODES, BudgetOptions, PlanDeclaration
 from trinitylake_ops.declarations.specs import OptionSpec, option_specs
 from trinitylake_ops.declarations.version_rows import VersionRows
 from trinitylake_ops.errors import InvalidInputError
@@ -90,7 +91,7 @@ def generated_command(job: str) -> click.Command:
 def command_specs(operation: Operation[Any]) -> Iterator[OptionSpec]:
     """Yield the options that a command takes by their own names: all but how it is approved, and those of jobs."""
     for spec in option_specs(operation.options):
-        if not (operation.planned is not None and spec.name in MODES) and JOBS_ONLY not in spec.marks:
+        if not (operation.plan_declaration is not None and spec.name in MODES) and JOBS_ONLY not in spec.marks:
             yield spec
 
 
@@ -98,14 +99,14 @@ def _decorators(operation: Operation[Any]) -> Iterator[Callable[[Any], Any]]:
     """Yield what adds the arguments and options of a command, in the order of its help."""
     for spec in command_specs(operation):
         yield from _parameters(spec)
-    planned, command = operation.planned, operation.command
+    declaration, command = operation.plan_declaration, operation.command
     if command.has_target:
         yield target_option
     if command.uses_engine:
         yield engine_options
-    if planned is not None and planned.steps is not None:
+    if declaration is not None and declaration.steps is not None:
         yield click.option("--dry-run", "is_dry_run", is_flag=True, help="Print each step of the plan.")
-    if planned is not None and planned.direct is None:
+    if declaration is not None and declaration.direct is None:
         yield approval_options
     if command.page is not None:
         yield html_option
@@ -143,8 +144,8 @@ def shown_in_command(operation: Operation[Any], spec: OptionSpec) -> str:
     """
     if JOBS_ONLY in spec.marks or INDEX[operation.job].command is None:
         return ""
-    if spec.name in MODES and operation.planned is not None:
-        return "--apply, --yes" if spec.name == "approval" and operation.planned.direct is None else ""
+    if spec.name in MODES and operation.plan_declaration is not None:
+        return "--apply, --yes" if spec.name == "approval" and operation.plan_declaration.direct is None else ""
     return _argument(spec) if spec.command_line.is_argument else _flag(spec)
 
 
@@ -175,7 +176,7 @@ def _type(spec: OptionSpec) -> click.ParamType[Any]:
 
 
 def _callback(operation: Operation[Any]) -> Callable[..., None]:
-    planned: Planned[Any, Any, Any] | None = operation.planned
+    declaration: PlanDeclaration[Any, Any, Any] | None = operation.plan_declaration
     command = operation.command
 
     def run(
@@ -208,22 +209,22 @@ def _callback(operation: Operation[Any]) -> Callable[..., None]:
                 show=scope.enter_context(shown_progress(command.working)),
                 engine=engine,
             )
-            if planned is None:
+            if declaration is None:
                 assert operation.execute is not None
                 report = operation.execute(context)
-            elif planned.direct is not None:
-                report = planned.direct(context)
+            elif declaration.direct is not None:
+                report = declaration.direct(context)
             else:
-                plan = planned.plan(context)
+                plan = declaration.plan(context)
                 if digest is not None or yes:
-                    report = planned.execute(context, plan, digest)
+                    report = declaration.execute(context, plan, digest)
         try:
             if report is not None:
                 _print_result(command.result(context, plan, report), plan, as_json)
-            elif is_dry_run and planned is not None:
-                _print_steps(planned, plan, as_json)
-            elif planned is not None:
-                _print_plan(planned, plan, as_json)
+            elif is_dry_run and declaration is not None:
+                _print_steps(declaration, plan, as_json)
+            elif declaration is not None:
+                _print_plan(declaration, plan, as_json)
         finally:
             if html is not None and command.page is not None:
                 page_written(html, command.page(context, plan, report))
@@ -246,11 +247,7 @@ def _checked(operation: Operation[Any], values: Mapping[str, Any]) -> Any:
     try:
         options: Options = operation.options.model_validate(fields)
     except InvalidInputError as error:
-        first, space, rest = str(error).partition(" ")
-        name = first.removesuffix(":")
-        # "export name 'x' ..." is about a name, whatever option gives it
-        shown = first if rest.startswith("name ") else first.replace(name, names.get(name, name), 1)
-        raise click.UsageError(f"{shown}{space}{rest}", click.get_current_context()) from None
+        raise click.UsageError(with_flags(str(error), names), click.get_current_context()) from None
     return options
 
 
@@ -285,12 +282,12 @@ def _print_result(result: CommandResult, plan: Any, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _print_plan(planned: Planned[Any, Any, Any], plan: Any, as_json: bool) -> None:
+def _print_plan(declaration: PlanDeclaration[Any, Any, Any], plan: Any, as_json: bool) -> None:
     """Print a plan that was not approved. Exit with 1 if it repairs nothing of what is wrong."""
-    if blocked := planned.blocked(plan):
+    if blocked := declaration.blocked(plan):
         print_shown(plan, as_json)
         print_notice(f"Nothing was done: {blocked}")
-    elif plan.is_empty and (left := planned.left(plan)):
+    elif plan.is_empty and (left := declaration.left(plan)):
         print_shown(plan, as_json)
         print_notice(left)
         raise click.exceptions.Exit(1)
@@ -298,15 +295,15 @@ def _print_plan(planned: Planned[Any, Any, Any], plan: Any, as_json: bool) -> No
         print_plan(plan, as_json)
 
 
-def _print_steps(planned: Planned[Any, Any, Any], plan: Any, as_json: bool) -> None:
+def _print_steps(declaration: PlanDeclaration[Any, Any, Any], plan: Any, as_json: bool) -> None:
     """Print the steps of a plan, and what blocks it."""
-    assert planned.steps is not None
-    steps = planned.steps(plan)
+    assert declaration.steps is not None
+    steps = declaration.steps(plan)
     if as_json:
         print_json([dict(zip(steps.columns, row, strict=True)) for row in steps.rows])
     else:
         print_table(steps)
-    if blocked := planned.blocked(plan):
+    if blocked := declaration.blocked(plan):
         print_notice(f"Nothing was done: {blocked}")
     elif plan.is_empty:
         print_nothing()

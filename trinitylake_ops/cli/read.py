@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -18,14 +18,15 @@ from trinitylake_ops.cli.context import (
     WholeNumber,
     at_options,
     json_option,
-    key_values,
     pass_session,
     print_json,
     print_line,
     print_shown,
     print_table,
+    properties_of,
+    with_flags,
 )
-from trinitylake_ops.errors import InvalidNameError
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidNameError
 from trinitylake_ops.format.definitions import (
     ExpirationBatch,
     ExportRecord,
@@ -39,9 +40,6 @@ from trinitylake_ops.operations.rendering import change_rows, new_table
 from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.table_names import resolve_table
-
-if TYPE_CHECKING:
-    pass
 
 _BAR_CHARS = 20
 _MOST_SHOWN = 20  # tables of a namespace
@@ -93,7 +91,7 @@ def _setting_options(command: Any) -> Any:
     help="Where files of new tables go, if not below the root. This lakehouse frees what it does not need there. It may"
     " be on another kind of storage; SCHEME.NAME gives its storage options.",
 )
-@click.option("--property", "properties", multiple=True, metavar="K=V", help="A property of the lakehouse.")
+@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property of the lakehouse.")
 @click.option("--explain", is_flag=True, help="Also print the settings, and what they mean for many tables.")
 @json_option
 @pass_session
@@ -117,14 +115,18 @@ def init(
 
     Example: trinitylake --root /data/lake init --order 64
     """
-    lake = Lakehouse.create(
-        session.root,
-        session.storage_options,
-        isolation_level=IsolationLevel[isolation_level.upper()],
-        node_compression="" if node_compression == "none" else node_compression,
-        properties=key_values(properties, "--property"),
-        **settings,
-    )
+    try:
+        lake = Lakehouse.create(
+            session.root,
+            session.storage_options,
+            isolation_level=IsolationLevel[isolation_level.upper()],
+            node_compression="" if node_compression == "none" else node_compression,
+            properties=properties_of(properties, "--property"),
+            **settings,
+        )
+    except InvalidDefinitionError as error:
+        flags = {name: f"--{name.replace('_', '-')}" for name in settings}
+        raise InvalidDefinitionError(with_flags(error.message, flags), path=error.path) from error
     snapshot = lake.snapshot()
     forecasts = [forecast_tree(snapshot.definition, objects) for objects in _FORECAST_OBJECTS] if explain else None
     if as_json:

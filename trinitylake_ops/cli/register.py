@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import click
 from rich.console import Console
 
 from trinitylake_ops import operations
-from trinitylake_ops.cli.context import Session, json_option, pass_session, print_committed, print_notice, print_shown
+from trinitylake_ops.cli.context import (
+    Session,
+    json_option,
+    pass_session,
+    print_committed,
+    print_notice,
+    print_shown,
+    properties_of,
+)
 from trinitylake_ops.iceberg.io.file_io import reading_io
 from trinitylake_ops.iceberg.managed import metadata_uri
 from trinitylake_ops.iceberg.table_change import registering_io, root_to_allow
@@ -22,7 +28,7 @@ from trinitylake_ops.iceberg.table_change import registering_io, root_to_allow
     "--catalog-option",
     "catalog_options",
     multiple=True,
-    metavar="K=V",
+    metavar="NAME=VALUE",
     help="A property of the catalog, such as uri=...; may be repeated. Credentials belong into its configuration file"
     " or the environment (PYICEBERG_CATALOG__NAME__...), as every user of the machine sees arguments.",
 )
@@ -55,7 +61,7 @@ def register_table(
         return
     if table is not None:
         raise click.UsageError("give NAMESPACE.TABLE and METADATA_LOCATION, or --catalog, not both")
-    lake, properties = session.lake(), _catalog_properties(catalog_options)
+    lake, properties = session.lake(), properties_of(catalog_options, "--catalog-option")
     with Console(stderr=True).status("reading the catalog"):
         report = operations.register_catalog(lake, catalog, properties, namespaces=namespaces or None)
     print_shown(report, as_json)
@@ -84,16 +90,3 @@ def _register_one(session: Session, table: str, metadata_location: str, as_json:
         print_notice(
             f"Its files lie elsewhere. Its readers, and operations that delete, must allow that: --allow-root {needed}"
         )
-
-
-def _catalog_properties(texts: tuple[str, ...]) -> Mapping[str, str]:
-    """Return the properties. A wrong one is not repeated, as it may be a credential."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise click.UsageError(
-                "--catalog-option takes K=V, such as --catalog-option uri=sqlite:////data/catalog.db"
-            )
-        found[name] = value
-    return found

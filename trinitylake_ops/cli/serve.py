@@ -127,6 +127,8 @@ def serve(
     if lakehouses is not None and allowed_roots:
         raise click.UsageError("with --lakehouses, write 'allowed_roots' of each lakehouse instead of --allow-root")
     of_files = ("vend_role", "vend_seconds", "sts_endpoint", "sign_requests", "vend_downscoped", "vend_create_only")
+    if chosen["vend_create_only"] and not chosen["vend_role"]:
+        raise click.UsageError("--vend-create-only needs --vend-role")
     files = DelegationSettings(*map(chosen.pop, of_files))
     if lakehouses is not None and files.is_on:
         raise click.UsageError("with --lakehouses, say under 'files' of each lakehouse what its clients get")

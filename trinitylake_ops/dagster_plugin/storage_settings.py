@@ -160,7 +160,10 @@ class StorageSettings(_Settings):
 
     @classmethod
     def from_environment(cls) -> StorageSettings:
-        """Return the options in TRINITYLAKE_STORAGE_OPTIONS, ``K=V,K=V``. Raises InvalidInputError, without values."""
+        """Read the options from TRINITYLAKE_STORAGE_OPTIONS, written as ``NAME=VALUE,NAME=VALUE``.
+
+        Raises InvalidInputError, whose message contains no values.
+        """
         return cls(**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")))
 
 

@@ -17,7 +17,7 @@ from trinitylake_ops.declarations.operation import (
     report_entries,
 )
 from trinitylake_ops.declarations.options import Options, limit_field
-from trinitylake_ops.declarations.planned import Planned, UnattendedOptions
+from trinitylake_ops.declarations.planned import PlanDeclaration, UnattendedOptions
 from trinitylake_ops.declarations.rendering import inline_chart, listing
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.operations.budget import Budget
@@ -164,7 +164,7 @@ def _repair_reported(run: ReportingContext[Any], _plan: RepairPlan | None, repor
     run.report(str(report.table().title), metadata, committed=committed)
 
 
-REPAIR: Planned[RepairOptions, RepairPlan, RepairReport] = Planned(
+REPAIR: PlanDeclaration[RepairOptions, RepairPlan, RepairReport] = PlanDeclaration(
     name="repair",
     description="Verifies the lakehouse and repairs findings by new commits and the hint; deletes nothing.",
     options=RepairOptions,
@@ -172,7 +172,6 @@ REPAIR: Planned[RepairOptions, RepairPlan, RepairReport] = Planned(
     shown=_repair_shown,
     execute=lambda _run, plan, digest: plan.execute(digest),
     report=_repair_reported,
-    is_pooled=False,
     changes_exports=True,
     left=_left,
     more=_to_last_good,

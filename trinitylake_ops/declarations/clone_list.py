@@ -146,7 +146,7 @@ DROP_OVERDUE_CLONES = Operation(
 
 def _planned(lake: Lakehouse) -> tuple[list[DropClonePlan], dict[str, str]]:
     """Return the plan of each drop, and why there is none for others."""
-    from trinitylake_ops.operations.clones.records import overdue_clones
+    from trinitylake_ops.operations.clones.clone_records import overdue_clones
 
     plans, failures = [], {}
     for name in overdue_clones(lake):

@@ -30,7 +30,7 @@ from trinitylake_ops.declarations.options import (
     TimeText,
     VersionNumber,
 )
-from trinitylake_ops.declarations.planned import Planned, PlannedOptions
+from trinitylake_ops.declarations.planned import PlanDeclaration, PlannedOptions
 from trinitylake_ops.declarations.rendering import listing
 from trinitylake_ops.declarations.texts import duration_of, time_of
 from trinitylake_ops.errors import InvalidInputError
@@ -206,7 +206,7 @@ def _promote_reported(run: ReportingContext[Any], _plan: PromotionPlan | None, r
     run.report(str(report.table().title), report_entries(report.to_dict()), committed=committed)
 
 
-PROMOTE: Planned[PromoteOptions, PromotionPlan, PromotionReport] = Planned(
+PROMOTE: PlanDeclaration[PromoteOptions, PromotionPlan, PromotionReport] = PlanDeclaration(
     name="promote",
     description="Commits the changes of a clone to this lakehouse, as one version. The plan shows what conflicts.",
     options=PromoteOptions,
@@ -214,7 +214,6 @@ PROMOTE: Planned[PromoteOptions, PromotionPlan, PromotionReport] = Planned(
     shown=_promotion_shown,
     execute=lambda run, plan, digest: plan.execute(digest, progress=run.progress()),
     report=_promote_reported,
-    is_pooled=False,
     left=_undecided,
     blocked=partial(_undecided, prefix="--"),
     steps=_steps,
@@ -235,7 +234,7 @@ def _refresh_reported(run: ReportingContext[Any], _plan: RefreshPlan | None, rep
     run.report(str(report.table().title), report_entries(report.to_dict()), committed=committed)
 
 
-REFRESH_CLONE: Planned[RefreshOptions, RefreshPlan, CommitReport] = Planned(
+REFRESH_CLONE: PlanDeclaration[RefreshOptions, RefreshPlan, CommitReport] = PlanDeclaration(
     name="refresh_clone",
     description="Commits what changed in this lakehouse to a clone, as one version there. The plan shows what"
     " conflicts.",
@@ -244,7 +243,6 @@ REFRESH_CLONE: Planned[RefreshOptions, RefreshPlan, CommitReport] = Planned(
     shown=_merge_shown,
     execute=lambda _run, plan, digest: plan.execute(digest),
     report=_refresh_reported,
-    is_pooled=False,
     left=_undecided,
     blocked=partial(_undecided, prefix="--"),
     steps=_steps,
@@ -284,7 +282,7 @@ def end_drop(run: ReportingContext[Any], report: DropCloneReport) -> None:
     run.report(str(report.table().title), metadata, committed="drop-clone")
 
 
-DROP_CLONE: Planned[DropCloneOptions, DropClonePlan, DropCloneReport] = Planned(
+DROP_CLONE: PlanDeclaration[DropCloneOptions, DropClonePlan, DropCloneReport] = PlanDeclaration(
     name="drop_clone",
     description="Releases what is kept for a clone, and deletes the clone's own files if its options ask for that.",
     options=DropCloneOptions,
@@ -292,6 +290,7 @@ DROP_CLONE: Planned[DropCloneOptions, DropClonePlan, DropCloneReport] = Planned(
     shown=_drop_shown,
     execute=lambda run, plan, digest: plan.execute(digest, progress=run.progress()),
     report=lambda run, _plan, report: end_drop(run, report),
+    is_pooled=True,
     command=CommandSpec(has_target=True),
 )
 

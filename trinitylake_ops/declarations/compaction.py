@@ -9,7 +9,7 @@ from pydantic import Field
 from trinitylake_ops import operations
 from trinitylake_ops.declarations.operation import CommandSpec, OperationContext, ReportingContext, report_entries
 from trinitylake_ops.declarations.options import ARGUMENT, TableTexts
-from trinitylake_ops.declarations.planned import NOTHING_TO_DO, Planned, UnattendedOptions
+from trinitylake_ops.declarations.planned import NOTHING_TO_DO, PlanDeclaration, UnattendedOptions
 from trinitylake_ops.declarations.rendering import listing
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _compact_reported(run: ReportingContext[Any], _plan: CompactionPlan | None, 
     run.report(str(report), _compaction_metrics(report), committed="compact" if report.has_changed else None)
 
 
-COMPACT: Planned[CompactOptions, CompactionPlan, CompactionReport] = Planned(
+COMPACT: PlanDeclaration[CompactOptions, CompactionPlan, CompactionReport] = PlanDeclaration(
     name="compact",
     description="Flushes the tree's buffers and merges thin nodes, as a version that changes no object.",
     options=CompactOptions,
@@ -54,7 +54,6 @@ COMPACT: Planned[CompactOptions, CompactionPlan, CompactionReport] = Planned(
     execute=lambda _run, plan, digest: plan.execute(digest),
     report=_compact_reported,
     direct=lambda run: operations.compact(run.lake, run.options.message),
-    is_pooled=False,
     command=CommandSpec(working="reading and packing the tree"),
 )
 
@@ -142,7 +141,7 @@ def _tables_reported(run: ReportingContext[Any], plan: CompactTablesPlan | None,
     run.report(str(report.table().title), metadata, committed="compact-tables")
 
 
-COMPACT_TABLES: Planned[CompactTablesOptions, CompactTablesPlan, CompactTablesReport] = Planned(
+COMPACT_TABLES: PlanDeclaration[CompactTablesOptions, CompactTablesPlan, CompactTablesReport] = PlanDeclaration(
     name="compact_tables",
     description="Merges small data files of tables into fewer, by Spark, as one version; no row changes.",
     options=CompactTablesOptions,
@@ -150,6 +149,5 @@ COMPACT_TABLES: Planned[CompactTablesOptions, CompactTablesPlan, CompactTablesRe
     shown=_shown,
     execute=_execute_tables,
     report=_tables_reported,
-    is_pooled=False,
     command=CommandSpec(uses_engine=True, working="reading the tables"),
 )

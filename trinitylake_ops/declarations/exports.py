@@ -29,7 +29,7 @@ from trinitylake_ops.declarations.options import (
     VersionNumber,
     VersionsText,
 )
-from trinitylake_ops.declarations.planned import Planned, PlannedOptions, UnattendedOptions
+from trinitylake_ops.declarations.planned import PlanDeclaration, PlannedOptions, UnattendedOptions
 from trinitylake_ops.declarations.rendering import listing
 from trinitylake_ops.declarations.texts import duration_of
 from trinitylake_ops.errors import InvalidInputError
@@ -213,7 +213,7 @@ def _drop_result(run: OperationContext[Any], plan: DropExportPlan, report: Commi
     )
 
 
-DROP_EXPORT: Planned[DropExportOptions, DropExportPlan, CommitReport] = Planned(
+DROP_EXPORT: PlanDeclaration[DropExportOptions, DropExportPlan, CommitReport] = PlanDeclaration(
     name="drop_export",
     description="Forgets an export, so that its version can expire. What it copied to another root stays there.",
     options=DropExportOptions,
@@ -221,6 +221,7 @@ DROP_EXPORT: Planned[DropExportOptions, DropExportPlan, CommitReport] = Planned(
     shown=_drop_shown,
     execute=lambda _run, plan, digest: plan.execute(digest),
     report=_drop_reported,
+    is_pooled=True,
     changes_exports=True,
     command=CommandSpec(result=_drop_result),
 )
@@ -251,7 +252,7 @@ def _reconcile_reported(run: ReportingContext[Any], _plan: ReconcilePlan | None,
     run.report(str(report.table().title), metadata, committed=None if report.version is None else "reconcile")
 
 
-RECONCILE: Planned[ReconcileOptions, ReconcilePlan, ReconcileReport] = Planned(
+RECONCILE: PlanDeclaration[ReconcileOptions, ReconcilePlan, ReconcileReport] = PlanDeclaration(
     name="reconcile",
     description="Corrects exports and expirations after another program returned to older settings.",
     options=ReconcileOptions,
@@ -260,7 +261,6 @@ RECONCILE: Planned[ReconcileOptions, ReconcilePlan, ReconcileReport] = Planned(
     execute=lambda _run, plan, digest: plan.execute(digest),
     report=_reconcile_reported,
     direct=lambda run: operations.reconcile(run.lake, acknowledge=run.options.acknowledge or ""),
-    is_pooled=False,
     changes_exports=True,
     command=CommandSpec(working="reading all versions"),
 )

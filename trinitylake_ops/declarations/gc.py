@@ -30,7 +30,7 @@ from trinitylake_ops.declarations.options import (
 from trinitylake_ops.declarations.planned import (
     BudgetOptions,
     LimitedOptions,
-    Planned,
+    PlanDeclaration,
     PlannedOptions,
     RulesOptions,
     end_deletion,
@@ -98,7 +98,7 @@ def _purge_shown(plan: PurgePlan) -> dict[str, Any]:
     }
 
 
-PURGE: Planned[PurgeOptions, PurgePlan, PurgeReport] = Planned(
+PURGE: PlanDeclaration[PurgeOptions, PurgePlan, PurgeReport] = PlanDeclaration(
     name="purge",
     description="Deletes the files that only expired versions need. They cannot come back.",
     options=PurgeOptions,
@@ -108,6 +108,7 @@ PURGE: Planned[PurgeOptions, PurgePlan, PurgeReport] = Planned(
     shown=_purge_shown,
     execute=lambda run, plan, digest: plan.execute(digest, budget=run.spending, progress=run.progress()),
     report=lambda run, _plan, report: end_deletion(run, "purge", report),
+    is_pooled=True,
     command=CommandSpec(uses_engine=True),
 )
 
@@ -138,7 +139,7 @@ def _orphans_shown(plan: OrphanPlan) -> dict[str, Any]:
     }
 
 
-ORPHANS: Planned[OrphansOptions, OrphanPlan, OrphanReport] = Planned(
+ORPHANS: PlanDeclaration[OrphansOptions, OrphanPlan, OrphanReport] = PlanDeclaration(
     name="orphans",
     description="Deletes the files that failed commits and aborted writes left behind.",
     options=OrphansOptions,
@@ -148,6 +149,7 @@ ORPHANS: Planned[OrphansOptions, OrphanPlan, OrphanReport] = Planned(
     shown=_orphans_shown,
     execute=lambda run, plan, digest: plan.execute(digest, budget=run.spending, progress=run.progress()),
     report=lambda run, _plan, report: end_deletion(run, "orphans", report),
+    is_pooled=True,
     command=CommandSpec(uses_engine=True),
 )
 
@@ -213,7 +215,7 @@ def _expire_reported(run: ReportingContext[Any], _plan: ExpirationPlan | None, r
     run.report(str(report.table().title), {**report_entries(report.to_dict()), **undo}, committed=committed)
 
 
-EXPIRE: Planned[ExpireOptions, ExpirationPlan, ExpirationReport] = Planned(
+EXPIRE: PlanDeclaration[ExpireOptions, ExpirationPlan, ExpirationReport] = PlanDeclaration(
     name="expire",
     description="Expires versions by the rules of retention. Undelete brings them back until their purge begins.",
     options=ExpireOptions,
@@ -223,6 +225,7 @@ EXPIRE: Planned[ExpireOptions, ExpirationPlan, ExpirationReport] = Planned(
     shown=_expire_shown,
     execute=lambda run, plan, digest: plan.execute(digest, progress=run.progress()),
     report=_expire_reported,
+    is_pooled=True,
     changes_exports=True,
     command=CommandSpec(uses_engine=True, page=lambda _run, plan, report: reports.expiration_page(plan, report)),
 )
@@ -272,7 +275,7 @@ def _trim_result(_run: OperationContext[Any], plan: TrimPlan, report: TrimReport
 
 
 # Its execution plans again after each commit of others, and never drops more than the approved plan.
-TRIM: Planned[TrimOptions, TrimPlan, TrimReport] = Planned(
+TRIM: PlanDeclaration[TrimOptions, TrimPlan, TrimReport] = PlanDeclaration(
     name="trim",
     description="Drops the snapshots of managed Iceberg tables that no kept version needs (Iceberg: expire snapshots)"
     " from the latest version. Older versions keep them.",
@@ -283,6 +286,7 @@ TRIM: Planned[TrimOptions, TrimPlan, TrimReport] = Planned(
     shown=_trim_shown,
     execute=lambda _run, plan, digest: plan.execute(digest),
     report=_trim_reported,
+    is_pooled=True,
     command=CommandSpec(working="reading the tables", result=_trim_result),
 )
 
@@ -316,7 +320,7 @@ def _relocate_reported(run: ReportingContext[Any], plan: RelocationPlan | None, 
     run.report(str(report.table().title), metadata, committed="relocate" if is_committed else None)
 
 
-RELOCATE: Planned[RelocateOptions, RelocationPlan, RelocationReport] = Planned(
+RELOCATE: PlanDeclaration[RelocateOptions, RelocationPlan, RelocationReport] = PlanDeclaration(
     name="relocate",
     description="Rewrites the metadata of tables that name an earlier location of the lakehouse or of its table root;"
     " copies no data.",
@@ -325,6 +329,7 @@ RELOCATE: Planned[RelocateOptions, RelocationPlan, RelocationReport] = Planned(
     shown=_relocation_shown,
     execute=lambda _run, plan, digest: plan.execute(digest),
     report=_relocate_reported,
+    is_pooled=True,
     command=CommandSpec(working="reading the tables"),
 )
 

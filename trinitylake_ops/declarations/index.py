@@ -396,8 +396,8 @@ INDEX: Mapping[str, Entry] = {
 
 def load_operation(job: str) -> Operation[Any]:
     """Return an operation by the name of its job, and load only the module that declares it."""
-    from trinitylake_ops.declarations.planned import Planned
+    from trinitylake_ops.declarations.planned import PlanDeclaration
 
     declared = getattr(import_module(f"trinitylake_ops.declarations.{INDEX[job].module}"), job.upper())
-    operation: Operation[Any] = declared.operation() if isinstance(declared, Planned) else declared
+    operation: Operation[Any] = declared.operation() if isinstance(declared, PlanDeclaration) else declared
     return operation

@@ -24,10 +24,10 @@ from trinitylake_ops.declarations.options import (
     Options,
     PropertyTexts,
     VersionNumber,
-    properties_of,
 )
-from trinitylake_ops.declarations.planned import Planned, PlannedOptions
+from trinitylake_ops.declarations.planned import PlanDeclaration, PlannedOptions
 from trinitylake_ops.declarations.rendering import listing
+from trinitylake_ops.declarations.texts import parse_properties
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.transaction.publish import CommitResolution
 
@@ -54,7 +54,7 @@ class CreatedNamespace:
 def _create(run: OperationContext[CreateNamespaceOptions]) -> CreatedNamespace:
     options = run.options
     with run.lake.transaction() as txn:
-        definition = txn.create_namespace(options.namespace, properties_of(options.properties))
+        definition = txn.create_namespace(options.namespace, parse_properties(options.properties, "properties"))
     assert txn.committed_version is not None
     return CreatedNamespace(txn.committed_version, definition)
 
@@ -104,7 +104,7 @@ def _drop_result(run: OperationContext[Any], plan: DropNamespacePlan, report: Co
     return CommandResult(shown=Committed(version=report.version, line=line, details={"tables": plan.tables}))
 
 
-DROP_NAMESPACE: Planned[DropNamespaceOptions, DropNamespacePlan, CommitReport] = Planned(
+DROP_NAMESPACE: PlanDeclaration[DropNamespaceOptions, DropNamespacePlan, CommitReport] = PlanDeclaration(
     name="drop_namespace",
     description="Drops a namespace from the latest version. Older versions keep it, so a rollback brings it back.",
     options=DropNamespaceOptions,
@@ -112,7 +112,6 @@ DROP_NAMESPACE: Planned[DropNamespaceOptions, DropNamespacePlan, CommitReport] =
     shown=_drop_shown,
     execute=lambda _run, plan, digest: plan.execute(approved_digest=digest),
     report=_drop_reported,
-    is_pooled=False,
     command=CommandSpec(result=_drop_result),
 )
 

@@ -214,7 +214,7 @@ class Operation(Generic[OptionsT]):
     needs_limits: bool = False
     command: CommandSpec = field(default_factory=CommandSpec)
     execute: Callable[[OperationContext[OptionsT]], Any] | None = None
-    planned: Any = None
+    plan_declaration: Any = None
 
 
 def direct(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Annotated, Any, Self
@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.declarations.texts import duration_of, time_of
+from trinitylake_ops.declarations.texts import duration_of, parse_properties, time_of
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, TrinityLakeError
 from trinitylake_ops.format.keys import validate_name
 from trinitylake_ops.format.locations import normalize_root_uri
@@ -55,19 +55,6 @@ def _check_table(name: str) -> None:
         raise InvalidInputError(f"{name!r} names no table; write NAMESPACE.TABLE")
     validate_name(namespace, LONGEST_NAME_BYTES, "namespace")
     validate_name(table, LONGEST_NAME_BYTES, "table")
-
-
-def properties_of(texts: Sequence[str]) -> dict[str, str]:
-    """Return ``NAME=VALUE`` texts as a mapping. Raises InvalidInputError, which repeats no value."""
-    properties: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise InvalidInputError("properties: write each as NAME=VALUE")
-        if name in properties:
-            raise InvalidInputError(f"properties: {name!r} is set twice")
-        properties[name] = value
-    return properties
 
 
 def is_root_uri(given: str) -> bool:
@@ -150,15 +137,24 @@ def _checked(check: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(checked)
 
 
-def _each(check: Callable[[str], object]) -> AfterValidator:
-    """Return a validator of several texts."""
+def _checked_list(check: Callable[[list[str]], object]) -> AfterValidator:
+    """Return a validator of a list of texts, which raises the errors of ``check``."""
 
     def checked(texts: list[str]) -> list[str]:
-        for text in texts:
-            check(text)
+        check(texts)
         return texts
 
     return AfterValidator(checked)
+
+
+def _each(check: Callable[[str], object]) -> AfterValidator:
+    """Return a validator that checks each text of a list."""
+
+    def check_all(texts: list[str]) -> None:
+        for text in texts:
+            check(text)
+
+    return _checked_list(check_all)
 
 
 def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
@@ -245,7 +241,9 @@ EACH_NAMESPACE = CommandLine(metavar="NAMESPACE", flag="--namespace")
 NamespaceText = Annotated[str, _required("namespace"), _checked(_check_namespace)]
 #: Properties, each as ``NAME=VALUE``.
 PropertyTexts = Annotated[
-    list[str], CommandLine(metavar="NAME=VALUE", flag="--property"), _each(lambda text: properties_of([text]))
+    list[str],
+    CommandLine(metavar="NAME=VALUE", flag="--property"),
+    _checked_list(lambda texts: parse_properties(texts, "properties")),
 ]
 #: The number of a version.
 VersionNumber = Annotated[int, CommandLine(metavar="N"), Field(ge=0)]

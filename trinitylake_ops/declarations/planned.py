@@ -238,7 +238,7 @@ ReportT = TypeVar("ReportT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned(Generic[PlannedT, PlanT, ReportT]):
+class PlanDeclaration(Generic[PlannedT, PlanT, ReportT]):
     """An operation as a plan and its execution."""
 
     name: str
@@ -258,7 +258,7 @@ class Planned(Generic[PlannedT, PlanT, ReportT]):
     direct: Callable[[OperationContext[PlannedT]], ReportT] | None = None
     #: The verb of the effect on files.
     does: str = "frees"
-    is_pooled: bool = True
+    is_pooled: bool = False
     changes_exports: bool = False
     #: Says what is wrong that the plan does not repair. A plan that repairs none of it is a failed run.
     left: Callable[[PlanT], str] = lambda _plan: ""
@@ -284,7 +284,7 @@ class Planned(Generic[PlannedT, PlanT, ReportT]):
             changes_exports=self.changes_exports,
             is_proved=self.is_proved,
             command=self.command,
-            planned=self,
+            plan_declaration=self,
         )
 
     def _step(self, run: ReportingContext[Any]) -> None:

@@ -21,7 +21,7 @@ from trinitylake_ops.declarations.operation import (
     report_entries,
 )
 from trinitylake_ops.declarations.options import ARGUMENT, DurationText
-from trinitylake_ops.declarations.planned import KEEP, Planned, PlannedOptions, rules_of
+from trinitylake_ops.declarations.planned import KEEP, PlanDeclaration, PlannedOptions, rules_of
 from trinitylake_ops.declarations.rendering import Json, listing
 from trinitylake_ops.declarations.texts import duration_of
 from trinitylake_ops.operations.rendering import Table, jsonable, new_table
@@ -147,7 +147,7 @@ def _prune_result(_run: OperationContext[Any], plan: PrunePlan, report: CommitRe
     )
 
 
-PRUNE_EXPORTS: Planned[PruneExportsOptions, PrunePlan, CommitReport] = Planned(
+PRUNE_EXPORTS: PlanDeclaration[PruneExportsOptions, PrunePlan, CommitReport] = PlanDeclaration(
     name="prune_exports",
     description="Drops old exports by rules. The newest one is always kept.",
     options=PruneExportsOptions,
@@ -155,6 +155,7 @@ PRUNE_EXPORTS: Planned[PruneExportsOptions, PrunePlan, CommitReport] = Planned(
     shown=_prune_shown,
     execute=lambda _run, plan, digest: plan.execute(digest),
     report=_prune_reported,
+    is_pooled=True,
     changes_exports=True,
     command=CommandSpec(result=_prune_result),
 )

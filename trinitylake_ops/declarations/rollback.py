@@ -19,7 +19,7 @@ from trinitylake_ops.declarations.operation import (
     report_entries,
 )
 from trinitylake_ops.declarations.options import ARGUMENT, JOBS_ONLY, Options, TimeText, VersionSource
-from trinitylake_ops.declarations.planned import NOTHING_TO_DO, Planned, PlannedOptions, options_of_plan
+from trinitylake_ops.declarations.planned import NOTHING_TO_DO, PlanDeclaration, PlannedOptions, options_of_plan
 from trinitylake_ops.declarations.rendering import Json, listing
 from trinitylake_ops.declarations.texts import time_of
 from trinitylake_ops.declarations.version_rows import ACTIONS
@@ -300,7 +300,7 @@ def _changes(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
     return {"objects": len(rows), "changes": listing(("change", "namespace", "table"), rows)}
 
 
-ROLLBACK: Planned[RollbackOptions, RollbackPlan, CommitReport] = Planned(
+ROLLBACK: PlanDeclaration[RollbackOptions, RollbackPlan, CommitReport] = PlanDeclaration(
     name="rollback",
     description="Commits the content of an earlier version, then runs the checks of the changed tables. The plan shows"
     " what comes back, and which commits are lost.",
@@ -309,7 +309,6 @@ ROLLBACK: Planned[RollbackOptions, RollbackPlan, CommitReport] = Planned(
     shown=_rollback_shown,
     execute=lambda run, plan, digest: plan.execute(digest, reapply=run.options.reapply),
     report=_rollback_reported,
-    is_pooled=False,
     applied=_applied,
     more=lambda run, plan: {**_data(run, plan), **_changed_after_target(run, plan)},
     is_proved=True,
@@ -383,7 +382,7 @@ def _restore_result(
     )
 
 
-RESTORE: Planned[RestoreOptions, Any, CommitReport] = Planned(
+RESTORE: PlanDeclaration[RestoreOptions, Any, CommitReport] = PlanDeclaration(
     name="restore",
     description="Commits the content of an export, then runs the checks of the changed tables.",
     options=RestoreOptions,
@@ -391,7 +390,6 @@ RESTORE: Planned[RestoreOptions, Any, CommitReport] = Planned(
     shown=_restore_shown,
     execute=_execute_restore,
     report=_restore_reported,
-    is_pooled=False,
     changes_exports=True,
     more=lambda run, plan: (
         {**_data(run, plan), **_changed_after_target(run, plan)} if isinstance(plan, operations.RollbackPlan) else {}

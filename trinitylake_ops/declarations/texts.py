@@ -1,9 +1,9 @@
-"""Times and durations as texts, for options of jobs and of the command line. It loads no pydantic."""
+"""Parse times, durations and ``NAME=VALUE`` pairs of options. This module does not load pydantic."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from trinitylake_ops.errors import InvalidInputError
@@ -40,6 +40,29 @@ def duration_of(text: str) -> timedelta:
     if seconds > MOST_DAYS * _UNIT_SECONDS["d"]:
         raise InvalidInputError(f"{text!r} is longer than {MOST_DAYS:,} days")
     return timedelta(seconds=seconds)
+
+
+def parse_properties(texts: Iterable[str], option: str) -> dict[str, str]:
+    """Parse ``NAME=VALUE`` texts.
+
+    Messages do not repeat the texts, because a value may be a credential.
+
+    Args:
+        texts: The texts.
+        option: The name of the option that has them, for messages.
+
+    Raises:
+        InvalidInputError: A text has no name or no equals sign, or two texts have the same name.
+    """
+    properties: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise InvalidInputError(f"{option} takes NAME=VALUE; a name or the equals sign is missing")
+        if name in properties:
+            raise InvalidInputError(f"{option} has two values for one name; pass each name once")
+        properties[name] = value
+    return properties
 
 
 def duration_text(duration: timedelta) -> str:

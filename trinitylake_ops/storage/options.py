@@ -276,7 +276,7 @@ class StorageOptions(Mapping[str, str]):
 
     @classmethod
     def parse(cls, text: str) -> StorageOptions:
-        """Return the options of a text ``K=V,K=V``; an empty text has none.
+        """Return the options of a text ``NAME=VALUE,NAME=VALUE``; an empty text has none.
 
         Raises InvalidInputError, which repeats no value.
         """
@@ -284,7 +284,7 @@ class StorageOptions(Mapping[str, str]):
         for part in filter(None, map(str.strip, text.split(","))):
             name, equals, value = part.partition("=")
             if not equals:
-                raise InvalidInputError("storage options are written as K=V, several as K=V,K=V")
+                raise InvalidInputError("storage options are written as NAME=VALUE, several as NAME=VALUE,NAME=VALUE")
             options[name] = value
         return cls(options)
 
