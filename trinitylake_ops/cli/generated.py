@@ -287,9 +287,9 @@ def _print_plan(declaration: PlanDeclaration[Any, Any, Any], plan: Any, as_json:
     if blocked := declaration.blocked(plan):
         print_shown(plan, as_json)
         print_notice(f"Nothing was done: {blocked}")
-    elif plan.is_empty and (left := declaration.left(plan)):
+    elif plan.is_empty and (errors := declaration.remaining_errors(plan)):
         print_shown(plan, as_json)
-        print_notice(left)
+        print_notice(errors)
         raise click.exceptions.Exit(1)
     else:
         print_plan(plan, as_json)

@@ -10,7 +10,7 @@ from typing import Any
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin.metadata import table_value
 from trinitylake_ops.declarations.checks import findings_table
-from trinitylake_ops.declarations.clone_list import clones_past_their_time
+from trinitylake_ops.declarations.clone_list import find_clone_problems
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.version_ranges import VersionRanges
@@ -213,7 +213,7 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
 
 
 def _clones(lake: Lakehouse, _limits: CheckLimits) -> CheckResult:
-    wrong, metadata = clones_past_their_time(lake)
+    wrong, metadata = find_clone_problems(lake)
     fine = f"none of {metadata['clones']} clones is overdue"
     return CheckResult(
         wrong=wrong, fine=fine, repaired_by="drop_clone", repair_config={"name": None}, metadata=metadata

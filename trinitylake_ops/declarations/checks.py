@@ -1,4 +1,4 @@
-"""Operations that check a lakehouse and fix what they find: verify and repair."""
+"""Operations that check a lakehouse and repair it: verify and repair."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _COLUMNS = ("severity", "code", "path", "version", "what you can do")
 
 
 class VerifyOptions(Options):
-    """How much is read, and when the run ends."""
+    """How much to read, and when to stop."""
 
     deep: bool = Field(
         default=False,
-        description="Read all again, including data files of tables, and compare it with what was recorded.",
+        description="Read all files, including data files of tables, and compare them with recorded checksums.",
     )
     incremental: bool = Field(
         default=False,
-        description="Keep a record in the lakehouse, and do not read again what it knows to be unchanged.",
+        description="Record in the lakehouse which files were verified, and skip unchanged files in later runs.",
     )
     max_requests: int | None = Field(
         default=None, gt=0, description="Stop after this number of requests. Default: no limit."
@@ -47,21 +47,19 @@ class VerifyOptions(Options):
 
 
 class RepairOptions(UnattendedOptions):
-    """How far repair goes."""
+    """How far to repair."""
 
     to_last_good: bool = Field(
         default=False,
-        description="Where the latest version is damaged, return to what is whole: its damaged objects alone, or"
-        " everything where the tree is damaged.",
+        description="If the latest version is damaged, return to the last undamaged state: for damaged objects alone,"
+        " or for the whole tree if the tree is damaged.",
     )
-    deep: bool = Field(default=False, description="Read data files as well, as verify does with deep.")
+    deep: bool = Field(default=False, description="Also read data files, as verify does with deep.")
 
     @model_validator(mode="after")
     def _check_unattended(self) -> Self:
         if self.unattended and self.to_last_good:
-            raise InvalidInputError(
-                "to_last_good: it changes what readers see; leave unattended out, and approve a plan"
-            )
+            raise InvalidInputError("to_last_good changes what readers see; leave unattended out, and approve a plan")
         return self
 
 
@@ -77,7 +75,7 @@ def _execute_verify(run: OperationContext[VerifyOptions]) -> VerifyReport:
     )
 
 
-def _verify_reported(run: ReportingContext[VerifyOptions], report: VerifyReport) -> None:
+def _report_verify(run: ReportingContext[VerifyOptions], report: VerifyReport) -> None:
     metadata = {
         **report_entries(report.to_dict()),
         "timeline": inline_chart(reports.verification_chart(report)),
@@ -90,16 +88,16 @@ def _verify_reported(run: ReportingContext[VerifyOptions], report: VerifyReport)
         metadata.update(run.entry("repair", {}))
         raise run.failure(f"{len(errors)} error{'s' if len(errors) > 1 else ''}, the first: {errors[0]}", metadata)
     if report.stopped is not None:
-        run.log.warning("not finished, as %s; not looked at: %s", report.stopped, metadata["not_looked_at"])
+        run.log.warning("not finished, because %s; not checked: %s", report.stopped, metadata["not_looked_at"])
     run.report(str(report.table().title), metadata)
 
 
 VERIFY = direct(
     job="verify",
-    description="Checks all versions, nodes, definitions, tables and their files; fails when it finds errors.",
+    description="Checks all versions, nodes, definitions, tables and their files; fails if it finds errors.",
     options=VerifyOptions,
     execute=_execute_verify,
-    report=_verify_reported,
+    report=_report_verify,
     command=CommandSpec(
         uses_engine=True,
         working="versions",
@@ -112,7 +110,7 @@ VERIFY = direct(
 
 
 def findings_table(report: VerifyReport) -> Table:
-    """Return the findings of verify, a row each."""
+    """Return the findings of verify, one row each."""
     rows = [
         (f.severity, f.code, f.message, "" if f.version is None else f.version, f.path or "", f.mend or "")
         for f in report.findings
@@ -126,8 +124,8 @@ def _plan_repair(run: OperationContext[RepairOptions]) -> RepairPlan:
     return operations.plan_repair(run.lake, report, to_last_good=options.to_last_good)
 
 
-def _repair_shown(repair: RepairPlan | RepairReport) -> dict[str, Any]:
-    """Return the steps and the remaining findings, as tables."""
+def _repair_metadata(repair: RepairPlan | RepairReport) -> dict[str, Any]:
+    """Return the steps and the remaining findings as tables."""
     steps = [(step.action, step.what, "" if step.version is None else step.version) for step in repair.steps]
     left = [
         (f.severity, f.code, f.path or "", "" if f.version is None else f.version, f.advice) for f in repair.not_mended
@@ -140,40 +138,40 @@ def _repair_shown(repair: RepairPlan | RepairReport) -> dict[str, Any]:
     }
 
 
-def _left(plan: RepairPlan) -> str:
-    """Say how many errors a repair would leave. It is empty if there is none."""
+def _remaining_errors(plan: RepairPlan) -> str:
+    """Return a description of the errors that the repair would not fix; empty if there are none."""
     errors = sum(finding.severity == "error" for finding in plan.not_mended)
     if not errors:
         return ""
-    shown = "1 error is" if errors == 1 else f"{errors} errors are"
-    return f"{shown} left that repair cannot fix; what you can do is listed"
+    count = "1 error remains" if errors == 1 else f"{errors} errors remain"
+    return f"{count} that repair cannot fix; the table 'left' lists what you can do"
 
 
 def _to_last_good(run: ReportingContext[RepairOptions], plan: RepairPlan) -> dict[str, Any]:
-    """Return the link to the plan that goes further, where this one leaves errors."""
-    if run.options.to_last_good or not _left(plan):
+    """Return a link to a plan that goes back to the last undamaged state, if this plan leaves errors."""
+    if run.options.to_last_good or not _remaining_errors(plan):
         return {}
-    return run.entry("repair", {"to_last_good": True}, "plan to return to the last version without damage")
+    return run.entry("repair", {"to_last_good": True}, "plan to return to the last undamaged version")
 
 
-def _repair_reported(run: ReportingContext[Any], _plan: RepairPlan | None, report: RepairReport) -> None:
+def _report_repair(run: ReportingContext[Any], _plan: RepairPlan | None, report: RepairReport) -> None:
     if not report.is_complete:
-        run.log.warning("errors are left, which repair cannot mend: the table 'left' says what you can do")
-    metadata = {**report_entries(report.to_dict()), **_repair_shown(report)}
+        run.log.warning("errors remain that repair cannot fix; the table 'left' lists what you can do")
+    metadata = {**report_entries(report.to_dict()), **_repair_metadata(report)}
     committed = "repair" if report.version > report.base_version else None
     run.report(str(report.table().title), metadata, committed=committed)
 
 
 REPAIR: PlanDeclaration[RepairOptions, RepairPlan, RepairReport] = PlanDeclaration(
     name="repair",
-    description="Verifies the lakehouse and repairs findings by new commits and the hint; deletes nothing.",
+    description="Verifies the lakehouse, and repairs findings by new commits and by the hint; deletes nothing.",
     options=RepairOptions,
     plan=_plan_repair,
-    shown=_repair_shown,
+    plan_metadata=_repair_metadata,
     execute=lambda _run, plan, digest: plan.execute(digest),
-    report=_repair_reported,
+    report=_report_repair,
     changes_exports=True,
-    left=_left,
-    more=_to_last_good,
+    remaining_errors=_remaining_errors,
+    extra_metadata=_to_last_good,
     command=CommandSpec(working="versions"),
 )

@@ -1,4 +1,4 @@
-"""Operations on all clones of a lakehouse: list them, and drop those whose time is past."""
+"""Operations on all clones of a lakehouse: list them, and drop the overdue ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CloneList:
-    """The clones of a lakehouse, and the time of its storage."""
+    """The clones of a lakehouse, and the current time of its storage."""
 
     clones: Sequence[CloneInfo]
     now: datetime
@@ -57,7 +57,7 @@ def _list(run: OperationContext[None]) -> CloneList:
     return CloneList(operations.list_clones(run.lake, run.target_options), utc_of(run.lake.storage.now_ms()))
 
 
-def _listed(run: ReportingContext[None], report: CloneList) -> None:
+def _report_clones(run: ReportingContext[None], report: CloneList) -> None:
     shown = report.table()
     metadata = {"list": listing(shown.columns, shown.rows), "details": Json(jsonable(report.clones))}
     run.report(f"{len(report.clones)} clones", {"clones": len(report.clones), **metadata})
@@ -65,55 +65,55 @@ def _listed(run: ReportingContext[None], report: CloneList) -> None:
 
 CLONES = direct(
     job="clones",
-    description="Lists the clones: their age, how far they differ, and the bytes of their own files; reads only.",
+    description="Lists the clones: their age, how far they differ, and the bytes of their own files. Read-only.",
     execute=_list,
-    report=_listed,
+    report=_report_clones,
     command=CommandSpec(has_target=True),
 )
 
-_CUT_OFF_AFTER = timedelta(days=1)
+_INTERRUPTED_AFTER = timedelta(days=1)
 
 
-def clones_past_their_time(lake: Lakehouse) -> tuple[list[str], Mapping[str, Any]]:
-    """Return what is wrong with clones, and metadata. Raises StorageError if the lakehouse cannot be read."""
+def find_clone_problems(lake: Lakehouse) -> tuple[list[str], Mapping[str, Any]]:
+    """Return the problems of clones, and metadata. Raises StorageError if the lakehouse cannot be read."""
     clones, now = operations.list_clones(lake), utc_of(lake.storage.now_ms())
-    wrong = [message for clone in clones if (message := _wrong(clone, now))]
+    problems = [message for clone in clones if (message := _problem(clone, now))]
     rows = [
         (one.name, one.state.value, one.retain_until or "dropped", one.versions, one.own_bytes, one.root)
         for one in clones
     ]
-    return wrong, {
+    return problems, {
         "clones": len(clones),
         "own_bytes": sum(one.own_bytes or 0 for one in clones),
         "list": listing(("clone", "state", "kept until", "versions", "own bytes", "root"), rows),
     }
 
 
-def _wrong(clone: CloneInfo, now: datetime) -> str:
+def _problem(clone: CloneInfo, now: datetime) -> str:
     if clone.retain_until is not None and clone.retain_until <= now:
-        return f"the time of clone {clone.name!r} is past since {clone.retain_until:%Y-%m-%d %H:%M} (UTC)"
-    if clone.state == operations.CloneState.CUT_OFF and now - clone.created_at > _CUT_OFF_AFTER:
-        return f"clone {clone.name!r} was begun more than a day ago and is not finished"
+        return f"clone {clone.name!r} is overdue since {clone.retain_until:%Y-%m-%d %H:%M} (UTC)"
+    if clone.state == operations.CloneState.CUT_OFF and now - clone.created_at > _INTERRUPTED_AFTER:
+        return f"clone {clone.name!r} was started more than a day ago and is not finished"
     if clone.state in (operations.CloneState.GONE, operations.CloneState.UNREADABLE):
         return f"clone {clone.name!r} is {clone.state.value}: {clone.reason}"
     return ""
 
 
 def _drop_overdue(run: ReportingContext[None]) -> None:
-    """Drop all clones whose time is past, with their files, within limits together.
+    """Drop all overdue clones with their files, if they are within the limits together.
 
-    A clone's own time replaces the least age of the limits.
+    The retention of each clone replaces the minimum age of the limits.
     """
     limits = limits_of(run)
-    plans, failures = _planned(run.lake)
+    plans, failures = _drop_plans(run.lake)
     files, size_bytes = sum(plan.files for plan in plans), sum(plan.bytes for plan in plans)
-    about: dict[str, Any] = {"limits": str(limits), "files": files, "bytes": size_bytes}
+    metadata: dict[str, Any] = {"limits": str(limits), "files": files, "bytes": size_bytes}
     if not limits.allow(files, size_bytes):
         raise run.failure(
-            f"clones whose time is past have {files} files of {size_bytes} bytes, which is beyond what an unattended"
-            f" run may do ({limits}); nothing was done: run {run.job('drop_clone')} for each of"
+            f"overdue clones have {files} files with {size_bytes} bytes, which exceeds the limits of an unattended run"
+            f" ({limits}), so nothing was done; run {run.job('drop_clone')} for each of"
             f" {', '.join(plan.name for plan in plans)}, and approve the plans",
-            about,
+            metadata,
         )
     dropped = []
     for plan in plans:
@@ -126,17 +126,16 @@ def _drop_overdue(run: ReportingContext[None]) -> None:
             failures[plan.name] = f"{len(report.failures)} files were not deleted"
         else:
             dropped.append(plan.name)
-    about |= {"dropped": ", ".join(dropped), "kept": listing(("clone", "why"), failures.items())}
-    run.report(f"{len(dropped)} clones dropped", about, committed="drop-clone" if dropped else None)
+    metadata |= {"dropped": ", ".join(dropped), "kept": listing(("clone", "why"), failures.items())}
+    run.report(f"{len(dropped)} clones dropped", metadata, committed="drop-clone" if dropped else None)
     if failures:
         name, why = next(iter(failures.items()))
-        raise run.failure(f"{len(failures)} clones were not dropped, such as {name}: {why}", about)
+        raise run.failure(f"{len(failures)} clones were not dropped, for example {name}: {why}", metadata)
 
 
 DROP_OVERDUE_CLONES = Operation(
     job="drop_overdue_clones",
-    description="Drops the clones whose time is past, with their files, without approval and within the limits that the"
-    " code sets.",
+    description="Drops overdue clones with their files, without approval and within the limits that the code sets.",
     step=_drop_overdue,
     is_pooled=True,
     approved_by=LIMITS_APPROVE,
@@ -144,8 +143,8 @@ DROP_OVERDUE_CLONES = Operation(
 )
 
 
-def _planned(lake: Lakehouse) -> tuple[list[DropClonePlan], dict[str, str]]:
-    """Return the plan of each drop, and why there is none for others."""
+def _drop_plans(lake: Lakehouse) -> tuple[list[DropClonePlan], dict[str, str]]:
+    """Return the plans of the drops, and the reasons why others cannot be planned."""
     from trinitylake_ops.operations.clones.clone_records import overdue_clones
 
     plans, failures = [], {}

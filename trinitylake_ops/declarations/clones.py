@@ -51,18 +51,18 @@ if TYPE_CHECKING:
 
 
 class CloneOptions(Options):
-    """The version to clone, its target, and how long the clone is kept."""
+    """The version to clone, the target, and how long to keep the clone."""
 
     target: Annotated[TargetText, CommandLine(metavar="TARGET", is_argument=True)] = Field(
-        description="The root of the clone, which must not hold a lakehouse."
+        description="The root of the clone, which must not contain a lakehouse."
     )
     name: NewExportText | None = Field(
         default=None,
-        description="Name of the clone, without spaces and not digits only. The name of a clone that was cut off"
-        " continues it. Default: the last part of the target.",
+        description="Name of the clone, without spaces and not digits only. The name of an interrupted clone continues"
+        " it. Default: the last part of the target.",
     )
     version: VersionNumber | None = Field(
-        default=None, description="The version to clone, by its number. Default: the latest."
+        default=None, description="The number of the version to clone. Default: the latest."
     )
     export: ExportText | None = Field(default=None, description="Clone the version of this export.")
     timestamp: TimeText | None = Field(
@@ -79,7 +79,7 @@ class CloneOptions(Options):
     @model_validator(mode="after")
     def _check_one_version(self) -> Self:
         if [self.version, self.export, self.timestamp].count(None) < 2:
-            raise InvalidInputError("version, export and timestamp exclude each other; give one of them")
+            raise InvalidInputError("version, export and timestamp exclude each other; use only one of them")
         return self
 
 
@@ -92,19 +92,19 @@ class CloneNameOptions(Options):
 
 
 class RefreshOptions(CloneNameOptions, PlannedOptions):
-    """The clone, and the sides that are chosen for conflicts."""
+    """The clone, and the sides chosen for conflicts."""
 
     ours: Annotated[list[str], CommandLine(metavar="NAMESPACE[.TABLE]", flag="--ours")] = Field(
         default=[],
-        description="Conflicts in which the side that gets the changes stays as it is: namespaces, or namespace.table.",
+        description="Conflicts to resolve by keeping the receiving side: namespaces, or namespace.table.",
     )
     theirs: Annotated[list[str], CommandLine(metavar="NAMESPACE[.TABLE]", flag="--theirs")] = Field(
-        default=[], description="Conflicts in which it becomes what the other side has."
+        default=[], description="Conflicts to resolve by taking the other side: namespaces, or namespace.table."
     )
 
 
 class PromoteOptions(RefreshOptions):
-    """The clone, how much of it, and the sides that are chosen for conflicts."""
+    """The clone, which part of it, and the sides chosen for conflicts."""
 
     namespaces: NamespaceTexts = Field(
         default=[], description="Only these namespaces with their tables. Default: everything."
@@ -115,10 +115,10 @@ class PromoteOptions(RefreshOptions):
 
 
 class DropCloneOptions(CloneNameOptions, PlannedOptions):
-    """The clone to drop, and whether its own files are deleted."""
+    """The clone to drop, and whether to delete its files."""
 
     delete_files: bool = Field(
-        default=False, description="Delete the clone's own files as well. Stop all writers there first."
+        default=False, description="Also delete the clone's own files. Stop all writers of the clone first."
     )
 
 
@@ -137,12 +137,12 @@ def _execute_clone(run: OperationContext[CloneOptions]) -> CloneReport:
     return plan.execute()
 
 
-def _clone_reported(run: ReportingContext[CloneOptions], report: CloneReport) -> None:
+def _report_clone(run: ReportingContext[CloneOptions], report: CloneReport) -> None:
     message = f"clone {report.name} is version {report.version}, at {report.target}"
     run.report(message, report_entries(report.to_dict()), committed="clone")
 
 
-def _comparison_reported(run: ReportingContext[CloneNameOptions], comparison: Comparison) -> None:
+def _report_comparison(run: ReportingContext[CloneNameOptions], comparison: Comparison) -> None:
     shown = comparison.table()
     metadata = {
         **report_entries(comparison.to_dict()),
@@ -157,7 +157,7 @@ def _conflicts(conflicts: Sequence[Conflict]) -> dict[str, Any]:
     return {"conflicts": len(rows), "to_choose": listing(("object", "why"), rows)}
 
 
-def _merge_shown(plan: PromotionPlan | RefreshPlan) -> dict[str, Any]:
+def _merge_metadata(plan: PromotionPlan | RefreshPlan) -> dict[str, Any]:
     return {
         "clone_version": plan.clone_version,
         "shared_version": plan.shared_version,
@@ -168,16 +168,16 @@ def _merge_shown(plan: PromotionPlan | RefreshPlan) -> dict[str, Any]:
 
 
 def _undecided(plan: PromotionPlan | RefreshPlan, prefix: str = "") -> str:
-    """Return that conflicts are undecided, nothing without conflicts."""
+    """Return a text about undecided conflicts; empty without conflicts."""
     if not plan.conflicts:
         return ""
     from trinitylake_ops.operations.clones.merge import count_of
 
-    return f"{count_of(plan.conflicts)}; choose for each, such as: {plan.how_to_choose(prefix)}"
+    return f"{count_of(plan.conflicts)}; choose a side for each, for example: {plan.how_to_choose(prefix)}"
 
 
 def _steps(plan: PromotionPlan | RefreshPlan) -> Table:
-    """Return the steps of a plan, and the conflicts that keep it from being done."""
+    """Return the steps of a plan, and the conflicts that block it."""
     steps = plan.steps()
     conflicts = [("conflict", one.name, one.reason, "") for one in plan.conflicts]
     return new_table(steps.title, *steps.columns, rows=[*steps.rows, *conflicts])
@@ -197,24 +197,24 @@ def _plan_promotion(run: OperationContext[PromoteOptions]) -> PromotionPlan:
     )
 
 
-def _promotion_shown(plan: PromotionPlan) -> dict[str, Any]:
-    return {"files": plan.files, "bytes": plan.bytes, **_merge_shown(plan)}
+def _promotion_metadata(plan: PromotionPlan) -> dict[str, Any]:
+    return {"files": plan.files, "bytes": plan.bytes, **_merge_metadata(plan)}
 
 
-def _promote_reported(run: ReportingContext[Any], _plan: PromotionPlan | None, report: PromotionReport) -> None:
+def _report_promote(run: ReportingContext[Any], _plan: PromotionPlan | None, report: PromotionReport) -> None:
     committed = "promote" if report.version != report.base_version else None
     run.report(str(report.table().title), report_entries(report.to_dict()), committed=committed)
 
 
 PROMOTE: PlanDeclaration[PromoteOptions, PromotionPlan, PromotionReport] = PlanDeclaration(
     name="promote",
-    description="Commits the changes of a clone to this lakehouse, as one version. The plan shows what conflicts.",
+    description="Commits the changes of a clone to this lakehouse, as one version. The plan shows conflicts.",
     options=PromoteOptions,
     plan=_plan_promotion,
-    shown=_promotion_shown,
+    plan_metadata=_promotion_metadata,
     execute=lambda run, plan, digest: plan.execute(digest, progress=run.progress()),
-    report=_promote_reported,
-    left=_undecided,
+    report=_report_promote,
+    remaining_errors=_undecided,
     blocked=partial(_undecided, prefix="--"),
     steps=_steps,
     command=CommandSpec(uses_engine=True, has_target=True),
@@ -228,22 +228,21 @@ def _plan_refresh(run: OperationContext[RefreshOptions]) -> RefreshPlan:
     )
 
 
-def _refresh_reported(run: ReportingContext[Any], _plan: RefreshPlan | None, report: CommitReport) -> None:
-    # What is committed here is that the version is kept for the clone.
+def _report_refresh(run: ReportingContext[Any], _plan: RefreshPlan | None, report: CommitReport) -> None:
+    # The commit in this lakehouse records which version is kept for the clone.
     committed = None if report.version == report.base_version else "refresh"
     run.report(str(report.table().title), report_entries(report.to_dict()), committed=committed)
 
 
 REFRESH_CLONE: PlanDeclaration[RefreshOptions, RefreshPlan, CommitReport] = PlanDeclaration(
     name="refresh_clone",
-    description="Commits what changed in this lakehouse to a clone, as one version there. The plan shows what"
-    " conflicts.",
+    description="Commits the changes of this lakehouse to a clone, as one version there. The plan shows conflicts.",
     options=RefreshOptions,
     plan=_plan_refresh,
-    shown=_merge_shown,
+    plan_metadata=_merge_metadata,
     execute=lambda _run, plan, digest: plan.execute(digest),
-    report=_refresh_reported,
-    left=_undecided,
+    report=_report_refresh,
+    remaining_errors=_undecided,
     blocked=partial(_undecided, prefix="--"),
     steps=_steps,
     command=CommandSpec(has_target=True),
@@ -256,7 +255,7 @@ def _plan_drop(run: OperationContext[DropCloneOptions]) -> DropClonePlan:
     )
 
 
-def _drop_shown(plan: DropClonePlan) -> dict[str, Any]:
+def _drop_metadata(plan: DropClonePlan) -> dict[str, Any]:
     return {
         "root": plan.root,
         "clone_version": plan.clone_version,
@@ -268,15 +267,23 @@ def _drop_shown(plan: DropClonePlan) -> dict[str, Any]:
 
 
 def end_drop(run: ReportingContext[Any], report: DropCloneReport) -> None:
-    """Report a dropped clone. Raises Failure for files that the storage refused to delete: the clone is kept then."""
+    """Report a dropped clone.
+
+    Args:
+        run: The context of the run.
+        report: The report of the drop.
+
+    Raises:
+        Exception: The failure of the run, if the storage refused to delete files. The clone is kept then.
+    """
     metadata = {
         **report_entries(report.to_dict()),
         "failures": listing(("path", "reason"), sorted(report.failures.items())),
     }
     if report.version is None:
         raise run.failure(
-            f"{len(report.failures)} files of clone {report.name} were not deleted, so it is kept; drop it again once"
-            " the reason is mended",
+            f"{len(report.failures)} files of clone {report.name} were not deleted, so the clone is kept; fix the"
+            " cause, then drop it again",
             metadata,
         )
     run.report(str(report.table().title), metadata, committed="drop-clone")
@@ -284,10 +291,10 @@ def end_drop(run: ReportingContext[Any], report: DropCloneReport) -> None:
 
 DROP_CLONE: PlanDeclaration[DropCloneOptions, DropClonePlan, DropCloneReport] = PlanDeclaration(
     name="drop_clone",
-    description="Releases what is kept for a clone, and deletes the clone's own files if its options ask for that.",
+    description="Releases the versions kept for a clone, and optionally deletes the clone's own files.",
     options=DropCloneOptions,
     plan=_plan_drop,
-    shown=_drop_shown,
+    plan_metadata=_drop_metadata,
     execute=lambda run, plan, digest: plan.execute(digest, progress=run.progress()),
     report=lambda run, _plan, report: end_drop(run, report),
     is_pooled=True,
@@ -299,7 +306,7 @@ def _drop_closed_branch(run: ReportingContext[CloneNameOptions]) -> None:
     name = run.options.name
     if not name.startswith(BRANCH_PREFIX):
         raise InvalidInputError(
-            f"clone {name!r} is not that of a branch, whose name begins with {BRANCH_PREFIX!r}; drop it by"
+            f"clone {name!r} is not a branch, because its name does not begin with {BRANCH_PREFIX!r}; drop it with"
             f" {run.job('drop_clone')}"
         )
     end_drop(run, operations.plan_drop_clone(run.lake, name, delete_files=True).execute(progress=run.progress()))
@@ -307,18 +314,18 @@ def _drop_closed_branch(run: ReportingContext[CloneNameOptions]) -> None:
 
 CLONE = direct(
     job="clone",
-    description="Makes a separate lakehouse of a version, at another root; copies no file of a table.",
+    description="Creates a separate lakehouse from a version, at another root, without copying table files.",
     options=CloneOptions,
     execute=_execute_clone,
-    report=_clone_reported,
+    report=_report_clone,
     command=CommandSpec(has_target=True),
 )
 COMPARE_CLONE = direct(
     job="compare_clone",
-    description="Shows what changed in a clone, here, or in both, since the version that both share; reads only.",
+    description="Shows what changed in a clone, in this lakehouse, or in both, since their shared version. Read-only.",
     options=CloneNameOptions,
     execute=lambda run: operations.compare(run.lake, run.options.name, target_options=run.target_options),
-    report=_comparison_reported,
+    report=_report_comparison,
     command=CommandSpec(
         has_target=True,
         page=lambda run, _plan, report: reports.comparison_page(report, run.lake.storage.now_ms()),
@@ -326,7 +333,7 @@ COMPARE_CLONE = direct(
 )
 DROP_CLOSED_BRANCH = Operation(
     job="drop_closed_branch",
-    description="Drops the clone of a branch that was closed, with its files. Clones of other names are refused.",
+    description="Drops the clone of a closed branch, with its files. Rejects clones that are not branches.",
     options=CloneNameOptions,
     step=_drop_closed_branch,
     is_pooled=True,

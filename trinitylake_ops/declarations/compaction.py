@@ -1,4 +1,4 @@
-"""Operations that compact: the tree, and data files of tables."""
+"""Operations that compact the tree or the data files of tables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class CompactOptions(UnattendedOptions):
     """The message of the commit."""
 
-    message: str | None = Field(default=None, description="Why, for the log of the lakehouse.")
+    message: str | None = Field(default=None, description="The commit message, for the log of the lakehouse.")
 
 
 def _compaction_metrics(report: CompactionReport) -> dict[str, Any]:
-    """Return the figures of a compaction of the tree, before and after."""
+    """Return the figures of the tree before and after a compaction."""
     shapes = {
         f"{figure}_{when}": getattr(shape, figure)
         for when, shape in (("before", report.before), ("after", report.after))
@@ -32,7 +32,7 @@ def _compaction_metrics(report: CompactionReport) -> dict[str, Any]:
     return {**report_entries(report.to_dict()), **shapes}
 
 
-def _compaction_shown(plan: CompactionPlan) -> dict[str, Any]:
+def _compaction_metadata(plan: CompactionPlan) -> dict[str, Any]:
     before = plan.before
     return {
         "nodes_written": plan.nodes_written,
@@ -41,25 +41,25 @@ def _compaction_shown(plan: CompactionPlan) -> dict[str, Any]:
     }
 
 
-def _compact_reported(run: ReportingContext[Any], _plan: CompactionPlan | None, report: CompactionReport) -> None:
+def _report_compact(run: ReportingContext[Any], _plan: CompactionPlan | None, report: CompactionReport) -> None:
     run.report(str(report), _compaction_metrics(report), committed="compact" if report.has_changed else None)
 
 
 COMPACT: PlanDeclaration[CompactOptions, CompactionPlan, CompactionReport] = PlanDeclaration(
     name="compact",
-    description="Flushes the tree's buffers and merges thin nodes, as a version that changes no object.",
+    description="Flushes the tree's buffers and merges thin nodes, in a version that changes no object.",
     options=CompactOptions,
     plan=lambda run: operations.plan_compact(run.lake, run.options.message),
-    shown=_compaction_shown,
+    plan_metadata=_compaction_metadata,
     execute=lambda _run, plan, digest: plan.execute(digest),
-    report=_compact_reported,
+    report=_report_compact,
     direct=lambda run: operations.compact(run.lake, run.options.message),
     command=CommandSpec(working="reading and packing the tree"),
 )
 
 
 class CompactTablesOptions(UnattendedOptions):
-    """The tables, and the size of small files."""
+    """The tables, and which files to merge."""
 
     tables: Annotated[TableTexts, ARGUMENT] = Field(
         default=[], description="Only these tables, each as namespace.table. Default: all managed tables."
@@ -67,25 +67,25 @@ class CompactTablesOptions(UnattendedOptions):
     target_file_size_bytes: int | None = Field(
         default=None,
         gt=0,
-        description="The size of the files to write. Files below three quarters of it are small. Default: the table's"
-        " property write.target-file-size-bytes, else 128 MiB.",
+        description="The size of the files to write. Files smaller than three quarters of it are merged. Default: the"
+        " table's property write.target-file-size-bytes, otherwise 128 MiB.",
     )
     min_input_files: int = Field(
-        default=5, ge=2, description="Merge no fewer small files of a partition, unless they fill a file."
+        default=5, ge=2, description="Merge at least this number of files of a partition, unless they fill a file."
     )
     repartition: bool = Field(
         default=False,
-        description="Rewrite all files of older partition specs by the current one, whatever their size.",
+        description="Rewrite all files of older partition specs with the current one, whatever their size.",
     )
     run_id: str | None = Field(
         default=None,
-        description="A run commits once under its id, however often it is started. Default: the id of the job's or the"
-        " task's run; a command has none.",
+        description="The id under which a run commits at most once, even if it is restarted. Default: the id of the"
+        " job's or the task's run; a command has none.",
     )
-    message: str | None = Field(default=None, description="Why, for the log of the lakehouse.")
+    message: str | None = Field(default=None, description="The commit message, for the log of the lakehouse.")
 
 
-def _plan(run: OperationContext[CompactTablesOptions]) -> CompactTablesPlan:
+def _plan_tables(run: OperationContext[CompactTablesOptions]) -> CompactTablesPlan:
     options = run.options
     return operations.plan_compact_tables(
         run.lake,
@@ -96,7 +96,7 @@ def _plan(run: OperationContext[CompactTablesOptions]) -> CompactTablesPlan:
     )
 
 
-def _shown(plan: CompactTablesPlan) -> dict[str, Any]:
+def _tables_metadata(plan: CompactTablesPlan) -> dict[str, Any]:
     rows = [(one.name, one.files, one.data_files, one.groups, one.bytes) for one in plan.tables]
     older = [(name, f"{number} files of an older partition spec") for name, number in plan.older_spec_files.items()]
     return {
@@ -113,16 +113,16 @@ def _execute_tables(
 ) -> CompactTablesReport:
     options = run.options
     run_id = options.run_id or run.run_id
-    if plan.is_empty:  # which needs no session of Spark
+    if plan.is_empty:  # no Spark session needed
         return plan.execute(run_id=run_id, approved_digest=digest, message=options.message)
     with run.group_writer() as write:
         return plan.execute(write, run_id=run_id, approved_digest=digest, message=options.message)
 
 
-def _tables_reported(run: ReportingContext[Any], plan: CompactTablesPlan | None, report: CompactTablesReport) -> None:
+def _report_tables(run: ReportingContext[Any], plan: CompactTablesPlan | None, report: CompactTablesReport) -> None:
     assert plan is not None
     if plan.is_empty:
-        run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"is_empty": True, **_shown(plan)})
+        run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"is_empty": True, **_tables_metadata(plan)})
         return
     rows = [
         (one.table, one.files_before, one.files_after, one.rows, one.bytes_before, one.bytes_after)
@@ -137,17 +137,17 @@ def _tables_reported(run: ReportingContext[Any], plan: CompactTablesPlan | None,
         "left": listing(("table", "why"), [*plan.left.items(), *report.left.items()]),
     }
     if report.left:
-        run.log.warning("left as they are, since others changed them: %s", ", ".join(report.left))
+        run.log.warning("skipped, because concurrent commits changed them: %s", ", ".join(report.left))
     run.report(str(report.table().title), metadata, committed="compact-tables")
 
 
 COMPACT_TABLES: PlanDeclaration[CompactTablesOptions, CompactTablesPlan, CompactTablesReport] = PlanDeclaration(
     name="compact_tables",
-    description="Merges small data files of tables into fewer, by Spark, as one version; no row changes.",
+    description="Merges small data files of tables into fewer with Spark, as one version. Rows do not change.",
     options=CompactTablesOptions,
-    plan=_plan,
-    shown=_shown,
+    plan=_plan_tables,
+    plan_metadata=_tables_metadata,
     execute=_execute_tables,
-    report=_tables_reported,
+    report=_report_tables,
     command=CommandSpec(uses_engine=True, working="reading the tables"),
 )

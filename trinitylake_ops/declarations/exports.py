@@ -1,4 +1,4 @@
-"""Operations on exports, the hint, compaction and reconcile."""
+"""Operations on exports (export, drop), the hint, and reconcile."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MOST_NAMED = 10
 
 
 class PartOptions(Options):
-    """The namespaces and tables that an operation is limited to."""
+    """The namespaces and tables to include."""
 
     namespaces: NamespaceTexts = Field(
         default=[], description="Only these namespaces with their tables. Default: everything."
@@ -59,50 +59,50 @@ class PartOptions(Options):
 
 
 class ExportOptions(Options):
-    """The version to export, how much of it is copied, the target, and how long to keep it."""
+    """The version to export, what to copy, the target, and how long to keep the export."""
 
     name: Annotated[NewExportText, ARGUMENT] = Field(
-        description="Name of the export, without spaces and not digits only. The name of an export that was cut off"
+        description="Name of the export, without spaces and not digits only. The name of an interrupted export"
         " continues it.",
     )
     level: Literal["minimal", "partial", "full"] | None = Field(
         default=None,
-        description="How much is copied. Minimal: the root alone, which keeps all that it needs in this lakehouse."
-        " Partial: all nodes of its tree. Full: everything, with the files of managed tables. Default: full with a"
-        " target, otherwise minimal.",
+        description="How much to copy. Minimal: only the root; the files it needs are kept in this lakehouse. Partial:"
+        " all nodes of its tree. Full: everything, including the files of managed tables. Default: full with a target,"
+        " otherwise minimal.",
     )
     version: VersionNumber | None = Field(
-        default=None, description="The version to export, by its number. Default: the latest."
+        default=None, description="The number of the version to export. Default: the latest."
     )
     target: TargetText | None = Field(
         default=None,
-        description="Another root, where the export becomes a separate lakehouse, and later ones copy only what is"
-        " new. Default: the export stays in its lakehouse.",
+        description="Another root, where the export becomes a separate lakehouse. Later exports with the same target"
+        " copy only new files. Default: the export stays in its lakehouse.",
     )
     retain_for: PositiveDurationText | None = Field(
         default=None,
-        description="How long the export keeps its version from expiring, such as 30d. Default: until it is dropped, or"
-        " for a full one until it is complete.",
+        description="How long the export keeps its version from expiring, such as 30d. Default: until it is dropped; a"
+        " full export only until it is complete.",
     )
     namespaces: NamespaceTexts = Field(
-        default=[], description="Only these namespaces, at the levels partial and full. Default: all."
+        default=[], description="Only these namespaces, for the levels partial and full. Default: all."
     )
     definitions: bool = Field(
-        default=False, description="Copy definitions of namespaces and tables as well, in a partial export."
+        default=False, description="Also copy the definitions of namespaces and tables, in a partial export."
     )
 
     @property
     def chosen_level(self) -> str:
-        """The level, by default full for an export that becomes a lakehouse, and minimal for one that stays."""
+        """The level; by default full with a target, otherwise minimal."""
         return self.level or ("minimal" if self.target is None else "full")
 
     @model_validator(mode="after")
     def _check_level(self) -> Self:
         level = self.chosen_level
         if self.namespaces and level == "minimal":
-            raise InvalidInputError("namespaces: an export of the level minimal has all of them; choose another level")
+            raise InvalidInputError("namespaces: a minimal export contains all of them; use another level")
         if self.definitions and level != "partial":
-            raise InvalidInputError(f"definitions: the level {level} leaves no choice; choose the level partial")
+            raise InvalidInputError(f"definitions: the level {level} determines them; use the level partial")
         return self
 
 
@@ -134,8 +134,8 @@ def _execute_export(run: OperationContext[ExportOptions]) -> ExportReport:
     return plan.execute(progress=run.progress())
 
 
-def _export_reported(run: ReportingContext[ExportOptions], report: ExportReport) -> None:
-    message = f"export {report.name} holds version {report.version}"
+def _report_export(run: ReportingContext[ExportOptions], report: ExportReport) -> None:
+    message = f"export {report.name} contains version {report.version}"
     if not report.is_complete:
         raise run.failure(
             f"{message} without damaged tables: {named(report.damaged)}", report_entries(report.to_dict())
@@ -145,35 +145,35 @@ def _export_reported(run: ReportingContext[ExportOptions], report: ExportReport)
 
 EXPORT = direct(
     job="export",
-    description="Keeps a version under a name, by copies. An export that was cut off continues.",
+    description="Keeps a version under a name, and copies its files as needed. Continues an interrupted export.",
     options=ExportOptions,
     execute=_execute_export,
-    report=_export_reported,
+    report=_report_export,
     changes_exports=True,
     command=CommandSpec(uses_engine=True, has_target=True),
 )
 
 
 class HintOptions(Options):
-    """Whether the hint is written."""
+    """Whether to write the hint."""
 
-    check_only: bool = Field(default=False, description="Only check the hint, and write nothing.")
+    check_only: bool = Field(default=False, description="Only check the hint; write nothing.")
 
 
 def _execute_hint(run: OperationContext[HintOptions]) -> HintReport:
     return operations.inspect_hint(run.lake) if run.options.check_only else operations.repair_hint(run.lake)
 
 
-def _hint_reported(run: ReportingContext[HintOptions], report: HintReport) -> None:
+def _report_hint(run: ReportingContext[HintOptions], report: HintReport) -> None:
     run.report(f"the hint was {report.state}", report_entries(report.to_dict()))
 
 
 REPAIR_HINT = direct(
     job="repair_hint",
-    description="Writes the number of the latest version into the hint file. A wrong hint costs every reader requests.",
+    description="Writes the number of the latest version to the hint file. A wrong hint costs each reader requests.",
     options=HintOptions,
     execute=_execute_hint,
-    report=_hint_reported,
+    report=_report_hint,
     command=CommandSpec(result=lambda _run, _plan, report: CommandResult(shown=report, is_complete=report.is_right)),
 )
 
@@ -182,7 +182,7 @@ class DropExportOptions(ExportNameOptions, PlannedOptions):
     """The export to drop."""
 
 
-def _drop_shown(plan: DropExportPlan) -> dict[str, Any]:
+def _drop_metadata(plan: DropExportPlan) -> dict[str, Any]:
     export = plan.export
     shown = {
         "export": export.name,
@@ -195,17 +195,17 @@ def _drop_shown(plan: DropExportPlan) -> dict[str, Any]:
     return {**shown, "what_follows": listing(("what follows",), [(one,) for one in plan.consequences])}
 
 
-def _drop_reported(run: ReportingContext[Any], _plan: DropExportPlan | None, report: CommitReport) -> None:
+def _report_drop(run: ReportingContext[Any], _plan: DropExportPlan | None, report: CommitReport) -> None:
     name = run.options.name
-    message = f"export {name} is dropped, since version {report.version}"
+    message = f"export {name} was dropped in version {report.version}"
     run.report(message, {"dropped": name, **report_entries(report.to_dict())}, committed="drop-export")
 
 
 def _drop_result(run: OperationContext[Any], plan: DropExportPlan, report: CommitReport) -> CommandResult:
     name = run.options.name
     lost = (
-        f"The lakehouse at {plan.export.target} reads files from here that nothing keeps any more: the next"
-        " expirations, purges and removals of orphans delete them"
+        f"The lakehouse at {plan.export.target} reads files here that are no longer kept: the next expirations, purges"
+        " and orphan removals delete them"
     )
     return CommandResult(
         shown=Committed(version=report.version, line=f"Dropped export {name}", details={"name": name}),
@@ -215,12 +215,12 @@ def _drop_result(run: OperationContext[Any], plan: DropExportPlan, report: Commi
 
 DROP_EXPORT: PlanDeclaration[DropExportOptions, DropExportPlan, CommitReport] = PlanDeclaration(
     name="drop_export",
-    description="Forgets an export, so that its version can expire. What it copied to another root stays there.",
+    description="Drops an export, so that its version can expire. Copies at another root stay there.",
     options=DropExportOptions,
     plan=lambda run: operations.plan_drop_export(run.lake, run.options.name),
-    shown=_drop_shown,
+    plan_metadata=_drop_metadata,
     execute=lambda _run, plan, digest: plan.execute(digest),
-    report=_drop_reported,
+    report=_report_drop,
     is_pooled=True,
     changes_exports=True,
     command=CommandSpec(result=_drop_result),
@@ -232,12 +232,12 @@ class ReconcileOptions(UnattendedOptions):
 
     acknowledge: VersionsText | None = Field(
         default=None,
-        description="Versions such as 7 or 7,9-12 whose roots another program wrote out of order: verify reports them"
-        " as past from then on. Default: none.",
+        description="Versions such as 7 or 7,9-12 whose roots another program wrote out of order. From then on, verify"
+        " reports them as known. Default: none.",
     )
 
 
-def _reconcile_shown(settled: ReconcilePlan | ReconcileReport) -> dict[str, Any]:
+def _reconcile_metadata(settled: ReconcilePlan | ReconcileReport) -> dict[str, Any]:
     return {
         "steps": ", ".join(map(str, settled.steps)),
         "restored_exports": ", ".join(settled.restored_exports),
@@ -247,19 +247,19 @@ def _reconcile_shown(settled: ReconcilePlan | ReconcileReport) -> dict[str, Any]
     }
 
 
-def _reconcile_reported(run: ReportingContext[Any], _plan: ReconcilePlan | None, report: ReconcileReport) -> None:
-    metadata = {**report_entries(report.to_dict()), **_reconcile_shown(report)}
+def _report_reconcile(run: ReportingContext[Any], _plan: ReconcilePlan | None, report: ReconcileReport) -> None:
+    metadata = {**report_entries(report.to_dict()), **_reconcile_metadata(report)}
     run.report(str(report.table().title), metadata, committed=None if report.version is None else "reconcile")
 
 
 RECONCILE: PlanDeclaration[ReconcileOptions, ReconcilePlan, ReconcileReport] = PlanDeclaration(
     name="reconcile",
-    description="Corrects exports and expirations after another program returned to older settings.",
+    description="Corrects exports and expirations after another program went back to older settings.",
     options=ReconcileOptions,
     plan=lambda run: operations.plan_reconcile(run.lake, acknowledge=run.options.acknowledge or ""),
-    shown=_reconcile_shown,
+    plan_metadata=_reconcile_metadata,
     execute=lambda _run, plan, digest: plan.execute(digest),
-    report=_reconcile_reported,
+    report=_report_reconcile,
     direct=lambda run: operations.reconcile(run.lake, acknowledge=run.options.acknowledge or ""),
     changes_exports=True,
     command=CommandSpec(working="reading all versions"),

@@ -1,4 +1,4 @@
-"""Operations that reclaim space: trim, expire, undelete, purge and orphans; and relocate."""
+"""Operations that reclaim space (trim, expire, undelete, purge, orphans), and relocate."""
 
 from __future__ import annotations
 
@@ -59,32 +59,32 @@ def _age(text: str | None) -> timedelta:
 
 
 class PurgeOptions(BudgetOptions, LimitedOptions):
-    """The age of the versions to purge."""
+    """The minimum age of the versions to purge."""
 
-    grace: DurationText | None = age_field("Only what expired")
+    grace: DurationText | None = age_field("Only versions that expired")
 
 
 class OrphansOptions(BudgetOptions, LimitedOptions):
-    """The files that count as left behind."""
+    """Which files count as orphans."""
 
     older_than: DurationText | None = age_field("Only files last written")
     inventory: InventoryText | None = Field(
         default=None,
-        description="The manifest.json of an inventory of the storage (Amazon S3 Inventory) to read instead of listing"
-        " the storage. Files that are newer than the inventory are left out. It may be of the root, of the table root,"
-        " or of both. Default: list the storage.",
+        description="The manifest.json of a storage inventory (Amazon S3 Inventory) to read instead of listing the"
+        " storage. Files newer than the inventory are ignored. It may cover the root, the table root, or both. Default:"
+        " list the storage.",
     )
 
 
 def _plan_purge(run: OperationContext[PurgeOptions]) -> PurgePlan:
-    return _purge_of(run, _age(run.options.grace))
+    return _purge_plan(run, _age(run.options.grace))
 
 
-def _purge_of(run: OperationContext[PurgeOptions], grace: timedelta) -> PurgePlan:
+def _purge_plan(run: OperationContext[PurgeOptions], grace: timedelta) -> PurgePlan:
     return operations.plan_purge(run.lake, grace, budget=run.spending, progress=run.progress(), executor=run.executor())
 
 
-def _purge_shown(plan: PurgePlan) -> dict[str, Any]:
+def _purge_metadata(plan: PurgePlan) -> dict[str, Any]:
     rows = [
         (batch.versions, batch.state, "now" if batch.is_due else f"{batch.purgeable_at:%Y-%m-%d %H:%M:%S}")
         for batch in plan.batches
@@ -100,12 +100,12 @@ def _purge_shown(plan: PurgePlan) -> dict[str, Any]:
 
 PURGE: PlanDeclaration[PurgeOptions, PurgePlan, PurgeReport] = PlanDeclaration(
     name="purge",
-    description="Deletes the files that only expired versions need. They cannot come back.",
+    description="Deletes the files that only expired versions need. This cannot be undone.",
     options=PurgeOptions,
     plan=_plan_purge,
-    within=lambda run, limits: _purge_of(run, limits.min_age),
-    does="deletes",
-    shown=_purge_shown,
+    plan_within_limits=lambda run, limits: _purge_plan(run, limits.min_age),
+    verb="deletes",
+    plan_metadata=_purge_metadata,
     execute=lambda run, plan, digest: plan.execute(digest, budget=run.spending, progress=run.progress()),
     report=lambda run, _plan, report: end_deletion(run, "purge", report),
     is_pooled=True,
@@ -114,10 +114,10 @@ PURGE: PlanDeclaration[PurgeOptions, PurgePlan, PurgeReport] = PlanDeclaration(
 
 
 def _plan_orphans(run: OperationContext[OrphansOptions]) -> OrphanPlan:
-    return _orphans_of(run, _age(run.options.older_than))
+    return _orphan_plan(run, _age(run.options.older_than))
 
 
-def _orphans_of(run: OperationContext[OrphansOptions], age: timedelta) -> OrphanPlan:
+def _orphan_plan(run: OperationContext[OrphansOptions], age: timedelta) -> OrphanPlan:
     return operations.plan_orphan_removal(
         run.lake,
         age,
@@ -128,7 +128,7 @@ def _orphans_of(run: OperationContext[OrphansOptions], age: timedelta) -> Orphan
     )
 
 
-def _orphans_shown(plan: OrphanPlan) -> dict[str, Any]:
+def _orphans_metadata(plan: OrphanPlan) -> dict[str, Any]:
     return {
         "files": len(plan.paths),
         "bytes": plan.bytes,
@@ -144,9 +144,9 @@ ORPHANS: PlanDeclaration[OrphansOptions, OrphanPlan, OrphanReport] = PlanDeclara
     description="Deletes the files that failed commits and aborted writes left behind.",
     options=OrphansOptions,
     plan=_plan_orphans,
-    within=lambda run, limits: _orphans_of(run, limits.min_age),
-    does="deletes",
-    shown=_orphans_shown,
+    plan_within_limits=lambda run, limits: _orphan_plan(run, limits.min_age),
+    verb="deletes",
+    plan_metadata=_orphans_metadata,
     execute=lambda run, plan, digest: plan.execute(digest, budget=run.spending, progress=run.progress()),
     report=lambda run, _plan, report: end_deletion(run, "orphans", report),
     is_pooled=True,
@@ -155,11 +155,11 @@ ORPHANS: PlanDeclaration[OrphansOptions, OrphanPlan, OrphanReport] = PlanDeclara
 
 
 class ExpireOptions(RulesOptions, LimitedOptions):
-    """The rules of retention."""
+    """The retention rules."""
 
 
 class TrimOptions(RulesOptions, LimitedOptions):
-    """The tables to trim, and the rules for versions whose snapshots they keep."""
+    """The tables to trim, and the retention rules of the versions whose snapshots are kept."""
 
     tables: Annotated[TableTexts, ARGUMENT] = Field(
         default=[], description="Only these tables, each as namespace.table. Default: all managed tables."
@@ -171,30 +171,28 @@ class RelocateOptions(PlannedOptions):
 
     table_root: TableRootText | None = Field(
         default=None,
-        description="The present location of the files under the table root. It becomes the table root of this"
-        " lakehouse, which from then on frees what it does not need there. No copy of the lakehouse may continue to use"
-        " it. Default: the lakehouse alone was copied or moved.",
+        description="The current location of the files under the table root. It becomes the table root of this"
+        " lakehouse, which then deletes files there that it no longer needs. No copy of the lakehouse may still use it."
+        " Default: only the lakehouse itself was copied or moved.",
     )
 
 
 class UndeleteOptions(Options):
-    """The versions to bring back."""
+    """The versions to restore."""
 
-    versions: Annotated[VersionsText, ARGUMENT] = Field(
-        description="The expired versions to bring back, such as 3-90,95."
-    )
+    versions: Annotated[VersionsText, ARGUMENT] = Field(description="The expired versions to restore, such as 3-90,95.")
 
 
 def _plan_expiration(run: OperationContext[ExpireOptions]) -> ExpirationPlan:
-    return _expiration_by(run, run.options.policy(run.lake))
+    return _expiration_plan(run, run.options.policy(run.lake))
 
 
-def _expiration_by(run: OperationContext[ExpireOptions], policy: RetentionPolicy | None) -> ExpirationPlan:
+def _expiration_plan(run: OperationContext[ExpireOptions], policy: RetentionPolicy | None) -> ExpirationPlan:
     return operations.plan_expiration(run.lake, policy, progress=run.progress(), executor=run.executor())
 
 
-def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:
-    verdicts = sorted(plan.verdicts, key=lambda verdict: not verdict.expires)  # the others are cut first
+def _expire_metadata(plan: ExpirationPlan) -> dict[str, Any]:
+    verdicts = sorted(plan.verdicts, key=lambda verdict: not verdict.expires)  # long tables are cut at the end
     rows = [(v.version, "expires" if v.expires else "kept", v.reason) for v in verdicts]
     return {
         "versions": plan.versions,
@@ -209,7 +207,7 @@ def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:
     }
 
 
-def _expire_reported(run: ReportingContext[Any], _plan: ExpirationPlan | None, report: ExpirationReport) -> None:
+def _report_expire(run: ReportingContext[Any], _plan: ExpirationPlan | None, report: ExpirationReport) -> None:
     committed = None if report.version is None else "expire"
     undo = {} if committed is None else run.entry("undelete", {"versions": report.versions})
     run.report(str(report.table().title), {**report_entries(report.to_dict()), **undo}, committed=committed)
@@ -217,14 +215,14 @@ def _expire_reported(run: ReportingContext[Any], _plan: ExpirationPlan | None, r
 
 EXPIRE: PlanDeclaration[ExpireOptions, ExpirationPlan, ExpirationReport] = PlanDeclaration(
     name="expire",
-    description="Expires versions by the rules of retention. Undelete brings them back until their purge begins.",
+    description="Expires versions by the retention rules. They can be undeleted until their purge begins.",
     options=ExpireOptions,
     plan=_plan_expiration,
-    within=lambda run, limits: _expiration_by(run, limits.policy(run.lake)),
-    does="lets go of",
-    shown=_expire_shown,
+    plan_within_limits=lambda run, limits: _expiration_plan(run, limits.policy(run.lake)),
+    verb="expires",
+    plan_metadata=_expire_metadata,
     execute=lambda run, plan, digest: plan.execute(digest, progress=run.progress()),
-    report=_expire_reported,
+    report=_report_expire,
     is_pooled=True,
     changes_exports=True,
     command=CommandSpec(uses_engine=True, page=lambda _run, plan, report: reports.expiration_page(plan, report)),
@@ -232,14 +230,14 @@ EXPIRE: PlanDeclaration[ExpireOptions, ExpirationPlan, ExpirationReport] = PlanD
 
 
 def _plan_trim(run: OperationContext[TrimOptions]) -> TrimPlan:
-    return _trim_by(run, run.options.policy(run.lake))
+    return _trim_plan(run, run.options.policy(run.lake))
 
 
-def _trim_by(run: OperationContext[TrimOptions], policy: RetentionPolicy | None) -> TrimPlan:
+def _trim_plan(run: OperationContext[TrimOptions], policy: RetentionPolicy | None) -> TrimPlan:
     return operations.plan_trim_tables(run.lake, policy, tables=run.options.tables or None)
 
 
-def _trim_shown(plan: TrimPlan) -> dict[str, Any]:
+def _trim_metadata(plan: TrimPlan) -> dict[str, Any]:
     rows = [(f"{trim.namespace}.{trim.table}", len(trim.dropped), len(trim.kept)) for trim in plan.tables]
     return {
         "tables": len(plan.tables),
@@ -250,10 +248,10 @@ def _trim_shown(plan: TrimPlan) -> dict[str, Any]:
     }
 
 
-def _trim_reported(run: ReportingContext[Any], plan: TrimPlan | None, report: TrimReport) -> None:
+def _report_trim(run: ReportingContext[Any], plan: TrimPlan | None, report: TrimReport) -> None:
     unreadable = ", ".join(() if plan is None else plan.unreadable)
     if unreadable:
-        run.log.warning("left as they are, since their metadata cannot be read: %s; verify says why", unreadable)
+        run.log.warning("skipped, because their metadata cannot be read: %s; run verify for details", unreadable)
     metadata = {
         **report_entries(report.to_dict()),
         "tables": len(report.tables),
@@ -265,27 +263,25 @@ def _trim_reported(run: ReportingContext[Any], plan: TrimPlan | None, report: Tr
 
 def _trim_result(_run: OperationContext[Any], plan: TrimPlan, report: TrimReport) -> CommandResult:
     left = {
-        "their metadata cannot be read": (plan.unreadable, "; verify says why"),
+        "their metadata cannot be read": (plan.unreadable, "; run verify for details"),
         "their format version cannot be written": (plan.unwritable, ""),
     }
-    notices = [
-        f"Left as they are, since {why}: {', '.join(names)}{more}" for why, (names, more) in left.items() if names
-    ]
+    notices = [f"Skipped, because {why}: {', '.join(names)}{more}" for why, (names, more) in left.items() if names]
     return CommandResult(shown=report, notices=tuple(notices))
 
 
-# Its execution plans again after each commit of others, and never drops more than the approved plan.
+# The execution plans again after each concurrent commit, and never drops more than the approved plan.
 TRIM: PlanDeclaration[TrimOptions, TrimPlan, TrimReport] = PlanDeclaration(
     name="trim",
-    description="Drops the snapshots of managed Iceberg tables that no kept version needs (Iceberg: expire snapshots)"
-    " from the latest version. Older versions keep them.",
+    description="Drops Iceberg snapshots of managed tables that no kept version needs (Iceberg: expire snapshots) from"
+    " the latest version. Older versions keep them.",
     options=TrimOptions,
     plan=_plan_trim,
-    within=lambda run, limits: _trim_by(run, limits.policy(run.lake)),
-    does="drops",
-    shown=_trim_shown,
+    plan_within_limits=lambda run, limits: _trim_plan(run, limits.policy(run.lake)),
+    verb="drops",
+    plan_metadata=_trim_metadata,
     execute=lambda _run, plan, digest: plan.execute(digest),
-    report=_trim_reported,
+    report=_report_trim,
     is_pooled=True,
     command=CommandSpec(working="reading the tables", result=_trim_result),
 )
@@ -295,7 +291,7 @@ def _plan_relocation(run: OperationContext[RelocateOptions]) -> RelocationPlan:
     return operations.plan_relocation(run.lake, run.options.table_root)
 
 
-def _relocation_shown(plan: RelocationPlan) -> dict[str, Any]:
+def _relocation_metadata(plan: RelocationPlan) -> dict[str, Any]:
     rows = [*((name, "relocated") for name in plan.tables), *plan.refused.items()]
     return {
         "tables": len(plan.tables),
@@ -307,36 +303,36 @@ def _relocation_shown(plan: RelocationPlan) -> dict[str, Any]:
     }
 
 
-def _relocate_reported(run: ReportingContext[Any], plan: RelocationPlan | None, report: RelocationReport) -> None:
+def _report_relocate(run: ReportingContext[Any], plan: RelocationPlan | None, report: RelocationReport) -> None:
     if report.refused:
-        run.log.warning("left as they are: %s; the plan says why", ", ".join(report.refused))
+        run.log.warning("skipped: %s; the plan shows the reasons", ", ".join(report.refused))
     metadata = {
         **report_entries(report.to_dict()),
         "tables": len(report.tables),
         "refused": ", ".join(report.refused),
     }
-    # A table root may be taken without a commit.
+    # The table root can be claimed without a commit.
     is_committed = report.tables or plan is None or report.version > plan.base_version
     run.report(str(report.table().title), metadata, committed="relocate" if is_committed else None)
 
 
 RELOCATE: PlanDeclaration[RelocateOptions, RelocationPlan, RelocationReport] = PlanDeclaration(
     name="relocate",
-    description="Rewrites the metadata of tables that name an earlier location of the lakehouse or of its table root;"
-    " copies no data.",
+    description="Rewrites the metadata of tables that name a former location of the lakehouse or of its table root."
+    " Copies no data.",
     options=RelocateOptions,
     plan=_plan_relocation,
-    shown=_relocation_shown,
+    plan_metadata=_relocation_metadata,
     execute=lambda _run, plan, digest: plan.execute(digest),
-    report=_relocate_reported,
+    report=_report_relocate,
     is_pooled=True,
     command=CommandSpec(working="reading the tables"),
 )
 
 
-def _undelete_reported(run: ReportingContext[UndeleteOptions], version: int) -> None:
+def _report_undelete(run: ReportingContext[UndeleteOptions], version: int) -> None:
     versions = run.options.versions
-    run.report(f"version {version} brings back {versions}", {"versions": versions}, committed="undelete")
+    run.report(f"version {version} restores {versions}", {"versions": versions}, committed="undelete")
 
 
 def _undelete_result(run: OperationContext[UndeleteOptions], _plan: None, version: int) -> CommandResult:
@@ -347,9 +343,9 @@ def _undelete_result(run: OperationContext[UndeleteOptions], _plan: None, versio
 
 UNDELETE = direct(
     job="undelete",
-    description="Brings expired versions back, as long as their purge has not begun.",
+    description="Restores expired versions until their purge begins.",
     options=UndeleteOptions,
     execute=lambda run: operations.undelete(run.lake, run.options.versions),
-    report=_undelete_reported,
+    report=_report_undelete,
     command=CommandSpec(result=_undelete_result),
 )

@@ -1,4 +1,4 @@
-"""Operations that show the history: the log, the history of a table, and what differs between versions."""
+"""Operations that show history: the log, the history of a table, and the differences between versions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ _MOST_SECONDS = 120.0
 
 
 class LogOptions(Options):
-    """How many versions are read."""
+    """How many versions to read."""
 
-    limit: int = Field(
-        default=50, ge=1, le=_MOST_VERSIONS, description="How many versions to read, from the latest back."
-    )
+    limit: int = Field(default=50, ge=1, le=_MOST_VERSIONS, description="How many versions to read, newest first.")
 
 
 class HistoryOptions(LogOptions):
-    """The table, and how many versions are looked at."""
+    """The table, and how many versions to search."""
 
     table: TableText = Field(description="The table, as namespace.table.")
 
@@ -91,19 +89,19 @@ def _diff(run: ReportingContext[DiffOptions]) -> None:
 
 LOG = Operation(
     job="log",
-    description="Shows the last versions: who made them, what they changed, and what checks found; reads only.",
+    description="Shows the newest versions: who committed them, what they changed, and check results. Read-only.",
     options=LogOptions,
     step=_log,
 )
 HISTORY = Operation(
     job="history",
-    description="Shows the versions that changed a table; reads only.",
+    description="Shows the versions that changed a table. Read-only.",
     options=HistoryOptions,
     step=_history,
 )
 DIFF = Operation(
     job="diff",
-    description="Shows what differs between two versions, with rows, files and bytes of tables; reads only.",
+    description="Shows the differences between two versions, with rows, files and bytes of tables. Read-only.",
     options=DiffOptions,
     step=_diff,
 )

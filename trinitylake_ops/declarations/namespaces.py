@@ -59,7 +59,7 @@ def _create(run: OperationContext[CreateNamespaceOptions]) -> CreatedNamespace:
     return CreatedNamespace(txn.committed_version, definition)
 
 
-def _created_reported(run: ReportingContext[CreateNamespaceOptions], report: CreatedNamespace) -> None:
+def _report_created(run: ReportingContext[CreateNamespaceOptions], report: CreatedNamespace) -> None:
     name = run.options.namespace
     run.report(f"version {report.version} has namespace {name}", {"namespace": name}, committed="create-namespace")
 
@@ -77,25 +77,25 @@ CREATE_NAMESPACE = direct(
     description="Creates a namespace.",
     options=CreateNamespaceOptions,
     execute=_create,
-    report=_created_reported,
+    report=_report_created,
     command=CommandSpec(result=_created_result),
 )
 
 
 class DropNamespaceOptions(PlannedOptions):
-    """The namespace to drop, and whether its tables are dropped."""
+    """The namespace to drop, and whether to drop its tables."""
 
     namespace: Annotated[NamespaceText, ARGUMENT] = Field(description="Name of the namespace.")
-    cascade: bool = Field(default=False, description="Drop its tables as well.")
+    cascade: bool = Field(default=False, description="Also drop its tables.")
 
 
-def _drop_shown(plan: DropNamespacePlan) -> dict[str, Any]:
+def _drop_metadata(plan: DropNamespacePlan) -> dict[str, Any]:
     return {"tables": len(plan.tables), "plan": listing(("table",), [(table,) for table in plan.tables])}
 
 
-def _drop_reported(run: ReportingContext[Any], _plan: DropNamespacePlan | None, report: CommitReport) -> None:
+def _report_drop(run: ReportingContext[Any], _plan: DropNamespacePlan | None, report: CommitReport) -> None:
     name = run.options.namespace
-    message = f"namespace {name} is dropped, since version {report.version}"
+    message = f"namespace {name} was dropped in version {report.version}"
     run.report(message, {"dropped": name, **report_entries(report.to_dict())}, committed="drop-namespace")
 
 
@@ -106,24 +106,26 @@ def _drop_result(run: OperationContext[Any], plan: DropNamespacePlan, report: Co
 
 DROP_NAMESPACE: PlanDeclaration[DropNamespaceOptions, DropNamespacePlan, CommitReport] = PlanDeclaration(
     name="drop_namespace",
-    description="Drops a namespace from the latest version. Older versions keep it, so a rollback brings it back.",
+    description="Drops a namespace from the latest version. Older versions keep it, so a rollback restores it.",
     options=DropNamespaceOptions,
     plan=lambda run: operations.plan_drop_namespace(run.lake, run.options.namespace, run.options.cascade),
-    shown=_drop_shown,
+    plan_metadata=_drop_metadata,
     execute=lambda _run, plan, digest: plan.execute(approved_digest=digest),
-    report=_drop_reported,
+    report=_report_drop,
     command=CommandSpec(result=_drop_result),
 )
 
 
 class ResolveCommitOptions(Options):
-    """The commit, and whether an undecided one is decided."""
+    """The commit, and whether to force a final outcome."""
 
     version: Annotated[VersionNumber, CommandLine(metavar="VERSION", is_argument=True)] = Field(
-        description="The version that the error of the commit names."
+        description="The version that the commit's error names."
     )
-    commit_id: Annotated[str, ARGUMENT] = Field(description="The id that the error of the commit names.")
-    fence: bool = Field(default=False, description="Decide an undecided commit: take its version with an empty commit.")
+    commit_id: Annotated[str, ARGUMENT] = Field(description="The id that the commit's error names.")
+    fence: bool = Field(
+        default=False, description="If the outcome is undecided, make it final by committing an empty version."
+    )
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _resolve(run: OperationContext[ResolveCommitOptions]) -> ResolvedCommit:
     return ResolvedCommit(options.version, options.commit_id, resolution)
 
 
-def _resolved_reported(run: ReportingContext[ResolveCommitOptions], report: ResolvedCommit) -> None:
+def _report_resolved(run: ReportingContext[ResolveCommitOptions], report: ResolvedCommit) -> None:
     run.report(report.table().title, {"resolution": str(report.resolution)})
 
 
@@ -158,7 +160,7 @@ RESOLVE_COMMIT = direct(
     description="Shows the outcome of a commit whose response was lost: committed, lost or undecided.",
     options=ResolveCommitOptions,
     execute=_resolve,
-    report=_resolved_reported,
+    report=_report_resolved,
     command=CommandSpec(
         result=lambda _run, _plan, report: CommandResult(
             shown=report, is_complete=report.resolution == CommitResolution.COMMITTED

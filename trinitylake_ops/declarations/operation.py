@@ -1,4 +1,4 @@
-"""An operation: its declaration, and what it has while it runs as a command, a job or a task."""
+"""Declarations of operations, and the context in which a command, a job or a task runs them."""
 
 from __future__ import annotations
 
@@ -31,46 +31,46 @@ ReportT = TypeVar("ReportT")
 
 @dataclass(frozen=True, kw_only=True)
 class OperationContext(ABC, Generic[OptionsT]):
-    """What an operation has to plan and to execute, on an open lakehouse."""
+    """The inputs of an operation: an open lakehouse, options and resources to plan and execute with."""
 
     lake: Lakehouse
     options: OptionsT
-    #: Draws versions, and knows which of them passed checks.
+    #: Formats versions as table rows, and knows which versions passed checks.
     page: VersionRows
-    #: Returns the executor for the bulk of the requests.
+    #: Returns the executor for the requests per file.
     executor: Callable[[], Executor]
-    #: The bound on the requests of the plan and of the execution together.
+    #: The budget that planning and execution share.
     spending: Spending = field(default_factory=Spending)
-    #: Options of the storage of another root, None for those of this lakehouse.
+    #: Storage options of another root; None to use those of this lakehouse.
     target_options: Mapping[str, str] | None = None
 
     @property
     @abstractmethod
     def run_id(self) -> str | None:
-        """The id of the run, which its commits have; None for a command."""
+        """The id of the run, which its commits record; None for a command."""
 
     @abstractmethod
     def progress(self) -> Callable[[str, int, int], None]:
-        """Return a callback that shows the progress of an operation."""
+        """Return a callback that reports progress: the counted thing, the number done, and the total."""
 
     @abstractmethod
     def group_writer(self) -> AbstractContextManager[GroupWriter]:
-        """Provide the writer of groups of data files for a block."""
+        """Return a context manager that provides the writer of data file groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportingContext(OperationContext[OptionsT]):
-    """An operation while it runs as a job or a task, which reports what it does."""
+    """The context of an operation that runs as a job or a task, and reports its results there."""
 
-    #: Shown with all that the operation reports.
+    #: Metadata that is added to everything the operation reports.
     details: Mapping[str, Any] = field(default_factory=dict)
-    #: The limits of runs without approval, None where the code sets none.
+    #: The limits of runs without approval; None if the code sets none.
     limits: ApplyLimits | None = None
 
     @property
     @abstractmethod
     def run_id(self) -> str:
-        """The id of the run, which its commits have."""
+        """The id of the run, which its commits record."""
 
     @property
     @abstractmethod
@@ -79,13 +79,19 @@ class ReportingContext(OperationContext[OptionsT]):
 
     @abstractmethod
     def job(self, name: str) -> str:
-        """Return how another operation is called where this one runs."""
+        """Return the name that users of this orchestrator know another operation by."""
 
     @abstractmethod
     def link(self, job: str, config: Mapping[str, Any], text: str = "") -> Link | None:
-        """Return a link that begins an operation with these options, None where there is none.
+        """Return a link that opens another operation with an initial configuration.
 
-        None as an option's value is for a person to write.
+        Args:
+            job: The name of the operation.
+            config: Its options. The user fills in those that are None.
+            text: The text of the link; by default the orchestrator chooses one.
+
+        Returns:
+            The link, or None if the orchestrator has no such page.
         """
 
     @abstractmethod
@@ -98,63 +104,74 @@ class ReportingContext(OperationContext[OptionsT]):
         committed: str | None = None,
         logged: Mapping[str, Any] | None = None,
     ) -> None:
-        """Log what was done, and show its figures. ``committed`` names the operation if it made a version.
+        """Log what was done, and record its metadata.
 
-        ``to_do`` is what its reader may do next. Figures and tables are logged as text, too, or else ``logged``.
+        Args:
+            message: What was done, in one line.
+            metadata: Figures, tables and links to show.
+            to_do: What the reader may do next.
+            committed: The name of the operation if it committed a version.
+            logged: Metadata to log as text; by default ``metadata``.
         """
 
     @abstractmethod
     def failure(self, description: str, metadata: Mapping[str, Any]) -> Exception:
-        """Return a failure of one clear line, with figures, that is never retried."""
+        """Return an exception that fails the run with a one-line description, without retries."""
 
     @abstractmethod
     def session(self) -> AbstractContextManager[SparkSession]:
-        """Return a Spark session, which starts and ends with the block."""
+        """Return a context manager that starts and stops a Spark session."""
 
     @contextmanager
     def group_writer(self) -> Iterator[GroupWriter]:
-        """Provide the writer of groups by Spark, whose session starts with the block, because that takes seconds."""
+        """Provide a writer that uses Spark. The session starts with the block, because that takes seconds."""
         with self.session() as spark:
             from trinitylake_ops.spark import write_groups_on
 
             yield write_groups_on(spark)
 
     def log_metrics(self, metadata: Mapping[str, Any]) -> None:
-        """Log the figures and tables of metadata."""
+        """Log the figures and tables in metadata."""
         if text := log_text(metadata):
             self.log.info("%s", text)
 
     def entry(self, job: str, config: Mapping[str, Any], text: str = "") -> dict[str, Any]:
-        """Return an entry with the link to another operation, nothing where there is none."""
+        """Return a metadata entry that links to another operation, or nothing if there is no link.
+
+        Args:
+            job: The name of the operation.
+            config: Its options. The user fills in those that are None.
+            text: The text of the link; by default the orchestrator chooses one.
+        """
         link = self.link(job, config, text)
         return {} if link is None else {f"open {self.job(job)}": Markdown(link.markdown)}
 
     def progress(self) -> Callable[[str, int, int], None]:
-        """Return a callback that logs, every few seconds, how far an operation is."""
-        said_s: dict[str, float] = {}
+        """Return a callback that logs progress every few seconds."""
+        logged_at_s: dict[str, float] = {}
 
         def log(what: str, done: int, total: int) -> None:
             now_s = time.monotonic()
-            if now_s - said_s.setdefault(what, now_s) >= _PROGRESS_SECONDS:
-                said_s[what] = now_s
+            if now_s - logged_at_s.setdefault(what, now_s) >= _PROGRESS_SECONDS:
+                logged_at_s[what] = now_s
                 self.log.info("%s: %s of %s", what, f"{done:,}", f"{total:,}")
 
         return log
 
 
 class Printable(Protocol):
-    """A plan or report, in the forms that a command prints."""
+    """A plan or report in the formats that a command prints."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
 
     def table(self) -> Table:
-        """Return the form for people."""
+        """Return the table for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """The result of a command that is one line: what it did, and the version that it committed."""
+    """A one-line result: what a command did, and the version that it committed."""
 
     version: int
     line: str
@@ -164,12 +181,12 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What a command prints when it has executed its operation."""
+    """What a command prints after the execution of its operation."""
 
     shown: Printable | Committed
-    #: Whether the exit code is 0 and not 1.
+    #: Whether the command exits with 0 instead of 1.
     is_complete: bool = True
-    #: Lines for people.
+    #: Additional lines for people.
     notices: tuple[str, ...] = ()
 
 
@@ -179,41 +196,45 @@ def _whole_report(_run: OperationContext[Any], _plan: Any, report: Any) -> Comma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec:
-    """What the command of an operation has besides the options of the operation."""
+    """The parts of a generated command that do not follow from the options of its operation."""
 
-    #: Whether it has ``--engine`` and the options of the engine.
+    #: Whether it has ``--engine`` and the options of engines.
     uses_engine: bool = False
-    #: Whether it has ``--target-option``, for the storage of another root.
+    #: Whether it has ``--target-option`` for the storage of another root.
     has_target: bool = False
-    #: What it shows while it counts nothing.
+    #: What the progress bar shows while nothing is counted.
     working: str | None = None
-    #: Draws an HTML report of the plan, which is None without one, and of the report, which is None for a plan alone.
+    #: Returns an HTML report of the plan (None without one) and the report (None if the plan was not executed).
     page: Callable[[OperationContext[Any], Any, Any], str] | None = None
-    #: What it prints of a plan, which is None without one, and of the report of its execution.
+    #: Returns what to print for the plan (None without one) and the report of its execution.
     result: Callable[[OperationContext[Any], Any, Any], CommandResult] = _whole_report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation(Generic[OptionsT]):
-    """The work of a job, a task or a command, on any lakehouse.
+    """One operation on a lakehouse, from which a job, a task and a command are generated."""
 
-    ``step`` does the work of a job or a task. Of operations that free something, ``is_pooled``, one at a time runs in a
-    lakehouse. Some ``changes_exports``. ``approved_by`` is recorded with its commits, unless its options say who
-    approved. What came of one that ``is_proved`` is shown, as far as who runs it can. One that ``needs_limits`` only
-    runs where the code sets limits. ``execute`` does the work of a command, unless the operation is ``planned``.
-    """
-
+    #: The name of the operation, which jobs and tasks have.
     job: str
+    #: One or two sentences for the job and the reference.
     description: str
+    #: Runs the operation as a job or a task, and reports the result.
     step: Callable[[ReportingContext[OptionsT]], None]
     options: type[OptionsT] | None = None
+    #: Whether only one such operation runs at a time in a lakehouse, because it reclaims space.
     is_pooled: bool = False
+    #: Whether the operation changes the exports of the lakehouse.
     changes_exports: bool = False
+    #: The approver that commits record, unless the options name one.
     approved_by: str | None = None
+    #: Whether the run proves its result, as far as the orchestrator supports it, for example by asset checks.
     is_proved: bool = False
+    #: Whether the operation runs only if the code sets limits.
     needs_limits: bool = False
     command: CommandSpec = field(default_factory=CommandSpec)
+    #: Executes the operation for a command; None if it has a ``plan_declaration``.
     execute: Callable[[OperationContext[OptionsT]], Any] | None = None
+    #: The :class:`PlanDeclaration` of an operation with a plan.
     plan_declaration: Any = None
 
 
@@ -223,18 +244,18 @@ def direct(
     report: Callable[[ReportingContext[Any], ReportT], None],
     **declared: Any,
 ) -> Operation[Any]:
-    """Return an operation without a plan.
+    """Declare an operation without a plan.
 
     Args:
-        execute: Does the work, and returns its report.
-        report: Reports it in a job or a task.
-        **declared: The other fields of the operation.
+        execute: Executes the operation, and returns its report.
+        report: Reports the result in a job or a task.
+        **declared: The other fields of :class:`Operation`.
     """
     return Operation(step=lambda run: report(run, execute(run)), execute=execute, **declared)
 
 
 def report_entries(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a report and of its cost, one entry each."""
+    """Return the figures of a report and its cost, one entry each."""
     cost = report.get("cost", {})
     plain = {name: value for name, value in report.items() if isinstance(value, str | int | float | None)}
     return {

@@ -1,4 +1,4 @@
-"""Options of operations, limits without approval, and names of tables and roots."""
+"""Base classes and types of options, limits of unattended runs, and checks of names and roots."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ from trinitylake_ops.operations.export_records import check_name
 from trinitylake_ops.storage.registry import check_root
 from trinitylake_ops.versions.commit_info import LONGEST_USER_CHARS
 
-#: A lakehouse allows less, or refuses with a message.
+#: An upper bound for all names. A lakehouse has smaller limits, which it checks itself.
 LONGEST_NAME_BYTES = 4096
 
-#: How the name of each clone of a branch begins. No other clone should be called so.
+#: The prefix of the names of branch clones. Other clones should not have it.
 BRANCH_PREFIX = "branch-"
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return namespace and table of ``namespace.table``. Raises InvalidInputError."""
+    """Split ``namespace.table``. Raises InvalidInputError."""
     namespace, dot, table = name.partition(".")
     if not (namespace and dot and table) or "." in table:
-        raise InvalidInputError(f"{name!r} names no table; write NAMESPACE.TABLE")
+        raise InvalidInputError(f"{name!r} is not a table name; use NAMESPACE.TABLE")
     validate_name(namespace, LONGEST_NAME_BYTES, "namespace")
     validate_name(table, LONGEST_NAME_BYTES, "table")
     return namespace, table
 
 
 def _check_table(name: str) -> None:
-    """Check a name of a table, of which any dot may divide namespace and table. Raises InvalidInputError."""
+    """Check a table name in which any dot may separate namespace and table. Raises InvalidInputError."""
     namespace, dot, table = name.partition(".")
     if not (namespace and dot and table):
-        raise InvalidInputError(f"{name!r} names no table; write NAMESPACE.TABLE")
+        raise InvalidInputError(f"{name!r} is not a table name; use NAMESPACE.TABLE")
     validate_name(namespace, LONGEST_NAME_BYTES, "namespace")
     validate_name(table, LONGEST_NAME_BYTES, "table")
 
 
-def is_root_uri(given: str) -> bool:
-    """Whether this can be the root of a lakehouse: one with credentials cannot."""
+def is_root_uri(uri: str) -> bool:
+    """Whether a URI can be the root of a lakehouse. A URI with credentials cannot."""
     try:
-        root = normalize_root_uri(given)
+        root = normalize_root_uri(uri)
         check_root(root)
     except InvalidLocationError:
         return False
@@ -69,19 +69,17 @@ def is_root_uri(given: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """How a command takes an option: a marker among the annotations of a field or of its type.
-
-    The flag of an option is its name. ``flag`` names one value of an option that is a list, and is repeated.
-    """
+    """How a command takes an option: a marker among the annotations of a field or of its type."""
 
     metavar: str | None = None
+    #: The flag that adds one value to a list. By default a flag is derived from the option's name.
     flag: str | None = None
     is_argument: bool = False
 
 
-#: Marks an option that is an argument of the command.
+#: Marks an option that is an argument of its command.
 ARGUMENT = CommandLine(is_argument=True)
-#: Marks an option that a command does not have, because it is about what the runs of jobs record.
+#: Marks an option that only jobs have, because it is about what runs record.
 JOBS_ONLY = "jobs_only"
 
 MOST_SECONDS = 1_000_000
@@ -89,46 +87,46 @@ _DIGEST = re.compile(r"\d{1,10}(-\d{1,15})?-[0-9a-f]{64}", re.ASCII)
 _LONGEST_VERSIONS_CHARS = 1_000_000
 
 
-def _as_text(given: Any) -> Any:
-    return str(given) if type(given) is int else given
+def _as_text(value: Any) -> Any:
+    return str(value) if type(value) is int else value
 
 
-#: The entry of a validation's context that says that whoever runs the operation knows the user.
+#: The key of a validation context that says whether the orchestrator knows the user.
 USER_IS_KNOWN = "user_is_known"
 
-# Texts that may be numbers of versions, as YAML takes ``versions: 21`` for a number.
-_NUMBER_TOO = BeforeValidator(_as_text)
+# YAML reads ``versions: 21`` as a number.
+_INT_AS_TEXT = BeforeValidator(_as_text)
 
 
 class Options(BaseModel):
     """Base of the options of an operation, or of a part of them.
 
-    An option without a default is required. Null is the default of any other option. Raises InvalidInputError, of one
-    line, for the first option that is wrong, alone or with others.
+    An option without a default is required. None selects the default of any other option. Raises InvalidInputError
+    with a one-line message for the first invalid option.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     @model_validator(mode="wrap")
     @classmethod
-    def _refuse_in_one_line(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if isinstance(given, Mapping):  # with the defaults in place, because they are checked as well
+    def _raise_one_line(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(values, Mapping):  # drop None, so that defaults apply and are validated
             known = cls.model_fields
-            given = {name: value for name, value in given.items() if not (value is None and name in known)}
+            values = {name: value for name, value in values.items() if not (value is None and name in known)}
         try:
-            return handler(given)
+            return handler(values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
             is_missing = first["type"] == "missing"
-            problem = f"{where} is missing" if is_missing else f"{where}: {first['msg']}, it is {first['input']!r}"
+            problem = f"{where} is required" if is_missing else f"{where}: {first['msg']}, but it is {first['input']!r}"
         except TrinityLakeError as error:
             problem = str(error)
         raise InvalidInputError(problem)
 
 
 def _checked(check: Callable[[str], object]) -> AfterValidator:
-    """Return a validator of text, which raises the errors of ``check``."""
+    """Return a validator for a text that calls ``check``, which may raise."""
 
     def checked(text: str) -> str:
         check(text)
@@ -138,7 +136,7 @@ def _checked(check: Callable[[str], object]) -> AfterValidator:
 
 
 def _checked_list(check: Callable[[list[str]], object]) -> AfterValidator:
-    """Return a validator of a list of texts, which raises the errors of ``check``."""
+    """Return a validator for a list of texts that calls ``check``, which may raise."""
 
     def checked(texts: list[str]) -> list[str]:
         check(texts)
@@ -148,7 +146,7 @@ def _checked_list(check: Callable[[list[str]], object]) -> AfterValidator:
 
 
 def _each(check: Callable[[str], object]) -> AfterValidator:
-    """Return a validator that checks each text of a list."""
+    """Return a validator that calls ``check`` for each text of a list."""
 
     def check_all(texts: list[str]) -> None:
         for text in texts:
@@ -158,7 +156,7 @@ def _each(check: Callable[[str], object]) -> AfterValidator:
 
 
 def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
-    """Return a validator of text, which raises the errors of ``parse`` with the name of the option."""
+    """Return a validator for a text that calls ``parse``, and prefixes its errors with the name of the option."""
 
     def checked(text: str, info: ValidationInfo) -> str:
         try:
@@ -171,7 +169,7 @@ def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
 
 
 class OneOf(Options):
-    """Base of options of which exactly one is set: the others are None."""
+    """Base of options of which exactly one must be set; the others are None."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
@@ -200,7 +198,8 @@ def _root(option: str, example: str) -> AfterValidator:
             raise InvalidInputError(f"{option} must not be empty")
         if not is_root_uri(text):
             raise InvalidInputError(
-                f"{option} is not shown, as it may hold credentials; give an absolute path or a URI such as {example}"
+                f"{option} is not a valid root; use an absolute path or a URI such as {example} (the value is not"
+                " shown, because it may contain credentials)"
             )
 
     return _checked(check)
@@ -208,33 +207,32 @@ def _root(option: str, example: str) -> AfterValidator:
 
 def _check_approver(text: str, info: ValidationInfo) -> str:
     if not text.strip() and not (info.context or {}).get(USER_IS_KNOWN):
-        raise InvalidInputError("approved_by is missing: write who approves the plan")
+        raise InvalidInputError("approved_by is required; name the person who approves the plan")
     return text
 
 
 def check_person(text: str) -> None:
-    """Raise InvalidInputError for a text that cannot be recorded as the name of a person."""
+    """Raise InvalidInputError for a text that cannot be recorded as a person's name."""
     if len(text) > LONGEST_USER_CHARS or not text.isprintable():
         shown = repr(text[:LONGEST_USER_CHARS]) + ("..." if len(text) > LONGEST_USER_CHARS else "")
         raise InvalidInputError(
-            f"approved_by: {shown} is no name of a person: take up to {LONGEST_USER_CHARS} characters, none of them"
-            " invisible"
+            f"approved_by: {shown} is not a valid name; use at most {LONGEST_USER_CHARS} printable characters"
         )
 
 
 def _positive_duration(text: str) -> timedelta:
     duration = duration_of(text)
     if not duration:
-        raise InvalidInputError(f"{text!r} must be longer than 0; leave it out for no end")
+        raise InvalidInputError(f"{text!r} is not longer than 0; leave it out for no limit")
     return duration
 
 
 def _check_digest(text: str) -> None:
     if not _DIGEST.fullmatch(text):
-        raise InvalidInputError(f"digest: {text!r} is no digest of a plan; the run that plans shows it")
+        raise InvalidInputError(f"digest: {text!r} is not a digest of a plan; copy the digest that the plan shows")
 
 
-#: Each of the tables and namespaces of a command has a flag.
+#: Tables and namespaces are passed to a command by repeating a flag.
 EACH_TABLE = CommandLine(metavar="NAMESPACE.TABLE", flag="--table")
 EACH_NAMESPACE = CommandLine(metavar="NAMESPACE", flag="--namespace")
 #: The name of a namespace.
@@ -245,71 +243,71 @@ PropertyTexts = Annotated[
     CommandLine(metavar="NAME=VALUE", flag="--property"),
     _checked_list(lambda texts: parse_properties(texts, "properties")),
 ]
-#: The number of a version.
+#: A version number.
 VersionNumber = Annotated[int, CommandLine(metavar="N"), Field(ge=0)]
 #: Versions such as ``3-90,95``.
 VersionsText = Annotated[
     str,
     CommandLine(metavar="VERSIONS"),
-    _NUMBER_TOO,
+    _INT_AS_TEXT,
     _required("versions", _LONGEST_VERSIONS_CHARS),
     _checked(VersionRanges.parse),
 ]
 #: The name of a new export.
 NewExportText = Annotated[str, CommandLine(metavar="NAME"), _required("name"), _checked(check_name)]
-#: The name of an existing export: other programs may give it any.
+#: The name of an existing export. Other programs may choose names that this package rejects for new exports.
 ExportText = Annotated[str, CommandLine(metavar="NAME"), _required("name")]
-#: A time as ISO 8601.
+#: A time in ISO 8601, or milliseconds since 1970.
 TimeText = Annotated[str, CommandLine(metavar="TIME"), _parsed_by(time_of)]
 #: A duration such as 30d, 12h, 90m or 45s.
 DurationText = Annotated[str, CommandLine(metavar="DURATION"), _parsed_by(duration_of)]
-#: A duration of more than 0.
+#: A duration longer than 0.
 PositiveDurationText = Annotated[str, CommandLine(metavar="DURATION"), _parsed_by(_positive_duration)]
-#: Another root.
+#: The root of another lakehouse.
 TargetText = Annotated[str, CommandLine(metavar="URI"), _root("target", "s3://BUCKET/PREFIX")]
 #: A table root.
 TableRootText = Annotated[str, CommandLine(metavar="URI"), _root("table_root", "s3://BUCKET/PREFIX")]
-#: The manifest of an inventory.
+#: The URI of an inventory's manifest.
 InventoryText = Annotated[str, CommandLine(metavar="URI"), _root("inventory", "s3://BUCKET/PREFIX/manifest.json")]
-#: The mark of an option that may be left out only where the runner of the operation knows the user.
+#: Marks an option that is required unless the orchestrator knows the user.
 APPROVER = AfterValidator(_check_approver)
-#: Who approved something.
+#: The name of the approver.
 PersonText = Annotated[str, APPROVER, _checked(check_person)]
 #: The digest of a plan.
 DigestText = Annotated[str, _required("digest"), _checked(_check_digest)]
 #: A table as ``namespace.table``.
 TableText = Annotated[str, CommandLine(metavar="NAMESPACE.TABLE"), _required("table"), _checked(split_name)]
-#: Tables, each as ``namespace.table``.
+#: A list of tables, each as ``namespace.table``.
 TableTexts = Annotated[list[str], EACH_TABLE, _each(_check_table)]
-#: Names of namespaces.
+#: A list of namespaces.
 NamespaceTexts = Annotated[list[str], EACH_NAMESPACE, _each(_check_namespace)]
 
 
 class VersionSource(OneOf):
-    """A version, by its number or by the export that holds it."""
+    """A version, selected by its number or by an export."""
 
-    version: VersionNumber | None = Field(default=None, description="A version, by its number.")
-    export: ExportText | None = Field(default=None, description="The version of an export, by the export's name.")
+    version: VersionNumber | None = Field(default=None, description="The number of a version.")
+    export: ExportText | None = Field(default=None, description="The name of an export, whose version is used.")
 
     def __str__(self) -> str:
         return str(self.version) if self.export is None else self.export
 
 
 def age_field(what: str) -> Any:
-    """Return a field of a duration: the least age, beyond what protects transactions."""
+    """Return a field for a minimum age."""
     return Field(
         default=None,
-        description=f"{what} at least this long ago, such as 7d. Never less than the lakehouse's txn_ttl_millis and 5"
-        " minutes, which is the default.",
+        description=f"{what} at least this long ago, such as 7d. The minimum and default is the lakehouse's"
+        " txn_ttl_millis plus 5 minutes.",
     )
 
 
 def limit_field(what: str) -> Any:
-    """Return a field of a limit, None for none."""
+    """Return a field for a limit. None means no limit."""
     return Field(default=None, gt=0, le=MOST_SECONDS, allow_inf_nan=False, description=f"{what}. Default: no limit.")
 
 
-#: The approver that commits of unattended runs name.
+#: The approver that commits of unattended runs record.
 LIMITS_APPROVE = "the limits of schedules"
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -317,33 +315,34 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyLimits:
-    """The limits within which an unattended run may free something without approval.
+    """Limits within which an unattended run may reclaim space without approval.
 
-    A plan with more files or bytes fails its run, and nothing is done. Only things older than ``min_age`` are in a
-    plan. That is the time since versions were superseded or, for a purge, expired, and since orphans were written. If
-    the lakehouse's own settings ask for more, those count. Raises InvalidInputError for negative limits.
+    If a plan exceeds ``max_files`` or ``max_bytes``, its run fails and nothing is done. Raises InvalidInputError for
+    negative limits.
     """
 
     max_files: int
     max_bytes: int
+    #: The minimum time since versions were superseded, or since they expired (purge), or since orphans were written.
+    #: If the lakehouse's own settings require more, they apply.
     min_age: timedelta
 
     def __post_init__(self) -> None:
         for name in ("max_files", "max_bytes"):
             number = getattr(self, name)
             if type(number) is not int or number < 0:
-                raise InvalidInputError(f"{name} is {number!r}, it must be a number, at least 0")
+                raise InvalidInputError(f"{name} is {number!r}; it must be a whole number of at least 0")
         if self.min_age < timedelta(0):
-            raise InvalidInputError(f"min_age is {self.min_age}, it must be at least 0")
+            raise InvalidInputError(f"min_age is {self.min_age}; it must be at least 0")
 
     def __str__(self) -> str:
-        return f"at most {self.max_files} files and {self.max_bytes} bytes, not younger than {self.min_age}"
+        return f"at most {self.max_files} files and {self.max_bytes} bytes, at least {self.min_age} old"
 
     def allow(self, files: int, size_bytes: int) -> bool:
-        """Whether a plan of so many files and bytes is within the limits."""
+        """Whether a plan with this number of files and bytes is within the limits."""
         return files <= self.max_files and size_bytes <= self.max_bytes
 
     def policy(self, lake: Lakehouse) -> RetentionPolicy:
-        """Return the lakehouse's settings, changed so that nothing too young is freed."""
+        """Return the lakehouse's retention settings, extended to protect everything younger than ``min_age``."""
         own = RetentionPolicy.of(lake.snapshot().definition)
         return replace(own, protected_ms=max(own.protected_ms, self.min_age // _MILLISECOND))

@@ -1,4 +1,4 @@
-"""Operations with a plan: one job shows the plan, and the same job applies it once the plan's digest is approved."""
+"""Operations with a plan: a job shows the plan, and applies it once the plan's digest is approved."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ from trinitylake_ops.operations.retention import RetentionPolicy
 if TYPE_CHECKING:
     from trinitylake_ops.operations import OrphanReport, PurgeReport
 
-#: The text of the link that opens the launchpad of the same job with the approval of a plan.
+#: The text of the link that opens the job with the approval of a plan.
 APPLY_THIS_PLAN = "apply this plan"
 
-#: Ends the report of each plan that changes nothing.
+#: Ends the report of a plan without effects.
 NOTHING_TO_DO = "there is nothing to do"
-#: The options that say whether a run plans or applies. A command has ``--apply`` and ``--yes`` instead.
+#: The options that choose between planning and applying. A command has ``--apply`` and ``--yes`` instead.
 MODES = ("approval", "unattended")
 
 
 class ExecutablePlan(Protocol):
-    """The interface of these operations' plans."""
+    """The interface of plans."""
 
     @property
     def base_version(self) -> int:
-        """The version on which the plan was made."""
+        """The version that the plan was made on."""
 
     @property
     def digest(self) -> str:
-        """The digest of the plan's effects."""
+        """The digest of the effects of the plan."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the plan would do nothing."""
+        """Whether the plan has no effects."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON."""
 
     def table(self) -> Table:
-        """Return the plan in a form for people."""
+        """Return the plan as a table for people."""
 
 
 PlanT = TypeVar("PlanT", bound=ExecutablePlan)
@@ -75,22 +75,20 @@ class Approval(Options):
     """The approval of one plan by a person."""
 
     digest: DigestText = Field(
-        description="Digest of the plan to apply, which the run that planned shows. If something else would happen"
-        " now, the run fails and nothing is done."
+        description="Digest of the plan to apply, which the planning run shows. If the effects differ now, the run"
+        " fails and nothing is done."
     )
     approved_by: PersonText = Field(
         default="",
-        description="Name of the person who approves the plan. It is recorded with the run, and in the log of the"
-        " lakehouse. In Dagster+ leave it out: it is the user who launches the run.",
+        description="Name of the person who approves the plan. The run and the log of the lakehouse record it. In"
+        " Dagster+ leave it out: the user who launches the run is recorded.",
     )
 
 
 class PlannedOptions(Options):
-    """Options of an operation with a plan. Without an approval the run only plans."""
+    """Options of an operation with a plan. Without an approval, a run only plans."""
 
-    approval: Approval | None = Field(
-        default=None, description="Default: only plan. Otherwise apply the plan that this approves."
-    )
+    approval: Approval | None = Field(default=None, description="The plan to apply. Default: only plan.")
 
     @property
     def is_plan(self) -> bool:
@@ -98,10 +96,10 @@ class PlannedOptions(Options):
         return self.approval is None
 
     def approver(self, user: str | None = None) -> str | None:
-        """Return who approved what the run does, None for a run that only plans.
+        """Return the approver of the run, or None for a run that only plans.
 
         Args:
-            user: The user who launched the run, None if that is not known.
+            user: The user who launched the run; None if unknown.
 
         Raises:
             InvalidInputError: The approval names another person than the user, or no person.
@@ -114,14 +112,14 @@ class PlannedOptions(Options):
                 f"approved_by={name!r} does not match the signed-in user {user!r}; leave approved_by out"
             )
         if not (name or user):
-            raise InvalidInputError("approved_by is missing: no user launched this run; write who approves the plan")
+            raise InvalidInputError("approved_by is missing: no user launched this run; name the approver")
         return user or name
 
 
 class UnattendedOptions(PlannedOptions):
-    """Options of an operation that may also run without approval, because no reader sees what it changes."""
+    """Options of an operation that may also run without approval, because readers do not see its changes."""
 
-    unattended: bool = Field(default=False, description="Whether to plan and apply in this run, without approval.")
+    unattended: bool = Field(default=False, description="Whether to plan and apply in one run, without approval.")
 
     @property
     def is_plan(self) -> bool:
@@ -131,21 +129,21 @@ class UnattendedOptions(PlannedOptions):
     @model_validator(mode="after")
     def _check_one_mode(self) -> UnattendedOptions:
         if self.unattended and self.approval is not None:
-            raise InvalidInputError("unattended: the run has an approval as well; leave one of the two out")
+            raise InvalidInputError("unattended: the run also has an approval; leave one of them out")
         return self
 
 
 class LimitedOptions(UnattendedOptions):
-    """Options of an operation that may run without approval within limits that are set in code."""
+    """Options of an operation that may run without approval, within limits that the code sets."""
 
     unattended: bool = Field(
         default=False,
-        description="Whether to plan and apply in this run, without approval, by the lakehouse's own settings and"
-        " within the limits that the code sets. A plan beyond the limits fails the run, and nothing is done.",
+        description="Whether to plan and apply in one run, without approval, by the lakehouse's own settings and within"
+        " the limits that the code sets. If the plan exceeds the limits, the run fails and nothing is done.",
     )
 
     def approver(self, user: str | None = None) -> str | None:
-        """Return who approved what the run does, None for a run that only plans. Raises InvalidInputError."""
+        """Return the approver of the run, or None for a run that only plans. Raises InvalidInputError."""
         return LIMITS_APPROVE if self.unattended else super().approver(user)
 
     @model_validator(mode="after")
@@ -153,8 +151,7 @@ class LimitedOptions(UnattendedOptions):
         for name in ("max_age", "min_versions", "grace", "older_than", *KEEP):
             if self.unattended and getattr(self, name, None) is not None:
                 raise InvalidInputError(
-                    f"{name}: an unattended run follows the lakehouse's own settings; leave {name} out, or approve a"
-                    " plan"
+                    f"{name}: an unattended run uses the lakehouse's own settings; leave {name} out, or approve a plan"
                 )
         return self
 
@@ -163,24 +160,24 @@ KEEP = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
 
 
 def rules_of(what: str, aged: str, otherwise: str) -> dict[str, Any]:
-    """Return the fields of rules of retention, by their names.
+    """Return the fields of retention rules by name.
 
     Args:
-        what: What is kept, such as ``version``.
-        aged: What begins its age, such as ``superseded``.
-        otherwise: What a rule is that is left out.
+        what: The retained thing, such as ``version``.
+        aged: The event that starts its age, such as ``superseded``.
+        otherwise: The default of a rule, in words.
     """
     texts = {
         "min_versions": f"Keep at least this number of the newest {what}s.",
         "keep_last": f"Keep the last N {what}s.",
         "keep_hourly": f"Keep the newest {what} of each of the last N hours that have one.",
-        "keep_daily": "The same for days.",
-        "keep_weekly": "The same for weeks, from Monday.",
-        "keep_monthly": "The same for months.",
+        "keep_daily": f"Keep the newest {what} of each of the last N days that have one.",
+        "keep_weekly": f"Keep the newest {what} of each of the last N weeks (from Monday) that have one.",
+        "keep_monthly": f"Keep the newest {what} of each of the last N months that have one.",
     }
     return {
         "max_age": Field(
-            default=None, description=f"Keep what was {aged} no longer ago, such as 30d. Default: {otherwise}."
+            default=None, description=f"Keep {what}s {aged} within this duration, such as 30d. Default: {otherwise}."
         ),
         **{
             name: Field(default=None, ge=0, description=f"{text} Default: {otherwise}.") for name, text in texts.items()
@@ -188,11 +185,11 @@ def rules_of(what: str, aged: str, otherwise: str) -> dict[str, Any]:
     }
 
 
-_RULES = rules_of("version", "superseded", "as the lakehouse's settings")
+_RULES = rules_of("version", "superseded", "the lakehouse's setting")
 
 
 class RulesOptions(Options):
-    """Rules of retention that replace single settings of the lakehouse for one run."""
+    """Retention rules that replace single settings of the lakehouse for one run."""
 
     max_age: DurationText | None = _RULES["max_age"]
     min_versions: int | None = _RULES["min_versions"]
@@ -203,7 +200,7 @@ class RulesOptions(Options):
     keep_monthly: int | None = _RULES["keep_monthly"]
 
     def policy(self, lake: Lakehouse) -> RetentionPolicy | None:
-        """Return the lakehouse's settings with these rules in their place, None if all are its own."""
+        """Return the lakehouse's settings with these rules applied, or None if no rule is set."""
         numbers = {"minimum_versions": self.min_versions, **{name: getattr(self, name) for name in KEEP}}
         rules: dict[str, Any] = {name: number for name, number in numbers.items() if number is not None}
         if self.max_age is not None:
@@ -212,7 +209,7 @@ class RulesOptions(Options):
 
 
 class BudgetOptions(Options):
-    """The bounds on the requests of a run that deletes."""
+    """Limits on the requests and the time of a run that deletes files."""
 
     max_requests: int | None = Field(
         default=None,
@@ -222,10 +219,10 @@ class BudgetOptions(Options):
     max_seconds: float | None = limit_field(
         "Stop after this number of seconds, planning included. The next run continues"
     )
-    requests_per_second: float | None = limit_field("Send no more deletion requests in a second than this")
+    requests_per_second: float | None = limit_field("Send at most this number of deletion requests per second")
 
     def budget(self) -> Budget:
-        """Return the limits."""
+        """Return the limits as a budget."""
         return Budget(
             max_requests=self.max_requests,
             max_seconds=self.max_seconds,
@@ -239,42 +236,42 @@ ReportT = TypeVar("ReportT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDeclaration(Generic[PlannedT, PlanT, ReportT]):
-    """An operation as a plan and its execution."""
+    """Declares an operation by its plan and its execution."""
 
     name: str
     description: str
     options: type[PlannedT]
-    #: Makes the plan from the options.
+    #: Makes the plan.
     plan: Callable[[OperationContext[PlannedT]], PlanT]
-    #: Executes the plan, approved by a digest, or without one in a run without approval.
+    #: Executes the plan, with the approved digest, or None in a run without approval.
     execute: Callable[[OperationContext[PlannedT], PlanT, str | None], ReportT]
     #: Returns the metadata of a plan.
-    shown: Callable[[PlanT], Mapping[str, Any]]
-    #: Reports an execution in a job or a task. The plan is None after ``direct``.
+    plan_metadata: Callable[[PlanT], Mapping[str, Any]]
+    #: Reports an execution in a job or a task. The plan is None if ``direct`` was used.
     report: Callable[[ReportingContext[Any], PlanT | None, ReportT], None]
-    #: Makes the plan of an unattended run within limits, of options that are LimitedOptions.
-    within: Callable[[ReportingContext[PlannedT], ApplyLimits], PlanT] | None = None
-    #: Does everything at once, with fewer requests than a plan and its execution. The command needs no approval then.
+    #: Makes the plan of an unattended run within limits. Required for options that are LimitedOptions.
+    plan_within_limits: Callable[[ReportingContext[PlannedT], ApplyLimits], PlanT] | None = None
+    #: Plans and executes at once, with fewer requests. If set, the command needs no approval.
     direct: Callable[[OperationContext[PlannedT]], ReportT] | None = None
-    #: The verb of the effect on files.
-    does: str = "frees"
+    #: What the operation does with files, as a verb, for messages.
+    verb: str = "reclaims"
     is_pooled: bool = False
     changes_exports: bool = False
-    #: Says what is wrong that the plan does not repair. A plan that repairs none of it is a failed run.
-    left: Callable[[PlanT], str] = lambda _plan: ""
-    #: Says, in the words of the command, which options are missing before the plan can be executed.
+    #: Describes errors that the plan does not repair; empty if there are none. A plan that repairs none of them fails.
+    remaining_errors: Callable[[PlanT], str] = lambda _plan: ""
+    #: Describes, for a user of the command, which options the plan still needs before it can be executed.
     blocked: Callable[[PlanT], str] = lambda _plan: ""
     #: Returns the steps of a plan, which a command prints with ``--dry-run``.
     steps: Callable[[PlanT], Table] | None = None
-    #: Returns the options that are approved with a plan, by default those of the run that are not defaults.
-    applied: Callable[[PlannedT, PlanT], Mapping[str, Any]] = lambda options, _plan: options_of_plan(options)
-    #: Returns further metadata of the run that plans.
-    more: Callable[[ReportingContext[PlannedT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
+    #: Returns the options to approve a plan with; by default those of the run that are not defaults.
+    approved_options: Callable[[PlannedT, PlanT], Mapping[str, Any]] = lambda options, _plan: options_of_plan(options)
+    #: Returns metadata that only the planning run shows.
+    extra_metadata: Callable[[ReportingContext[PlannedT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
     is_proved: bool = False
     command: CommandSpec = field(default_factory=CommandSpec)
 
     def operation(self) -> Operation[PlannedT]:
-        """Return the operation that plans, and applies what was approved."""
+        """Return the operation, which plans by default and applies an approved plan."""
         return Operation(
             job=self.name,
             description=f"{self.description} Plans by default, and applies the plan whose digest is approved.",
@@ -309,53 +306,57 @@ class PlanDeclaration(Generic[PlannedT, PlanT, ReportT]):
     def _show(self, run: ReportingContext[PlannedT]) -> None:
         plan = self.plan(run)
         title = str(plan.table().title)
-        shown = {"base_version": plan.base_version, "is_empty": plan.is_empty, **self.shown(plan)}
-        shown.update(self.more(run, plan))
-        left = self.left(plan)
+        details = {"base_version": plan.base_version, "is_empty": plan.is_empty, **self.plan_metadata(plan)}
+        details.update(self.extra_metadata(run, plan))
+        errors = self.remaining_errors(plan)
         if plan.is_empty:
-            if left:
-                raise run.failure(f"{title}; {left}", shown)
-            run.report(f"{title}; {NOTHING_TO_DO}", shown)
+            if errors:
+                raise run.failure(f"{title}; {errors}", details)
+            run.report(f"{title}; {NOTHING_TO_DO}", details)
             return
-        options = self.applied(run.options, plan)
+        options = self.approved_options(run.options, plan)
         config = {**options, "approval": {"digest": plan.digest, "approved_by": ""}}
         to_fill_in = {**options, "approval": {"digest": plan.digest, "approved_by": None}}
         link = run.link(self.name, to_fill_in, APPLY_THIS_PLAN)
         metadata = {
             **({} if link is None else {"apply": link}),
-            **shown,
+            **details,
             "configuration": Json(config),
             "digest": plan.digest,
         }
-        if left:
-            run.log.warning("%s", left)
+        if errors:
+            run.log.warning("%s", errors)
         run.report(
             title,
             metadata,
             to_do=f"to apply it, run {run.job(self.name)} with the approval of digest {plan.digest}",
-            logged={**shown, "configuration": json.dumps(config, ensure_ascii=False), "digest": plan.digest},
+            logged={**details, "configuration": json.dumps(config, ensure_ascii=False), "digest": plan.digest},
         )
 
     def _apply_within_limits(self, run: ReportingContext[PlannedT]) -> None:
-        """Apply what is within the limits. Raises InvalidInputError without limits, and Failure for a plan beyond."""
-        assert self.within is not None
+        """Apply the plan if it is within the limits.
+
+        Raises InvalidInputError if the code sets no limits, and the failure of the run for a plan beyond them.
+        """
+        assert self.plan_within_limits is not None
         limits = limits_of(run)
-        plan = self.within(run, limits)
-        shown = self.shown(plan)
-        files, size_bytes = int(shown.get("files", 0)), int(shown.get("bytes", 0))
+        plan = self.plan_within_limits(run, limits)
+        metadata = self.plan_metadata(plan)
+        files, size_bytes = int(metadata.get("files", 0)), int(metadata.get("bytes", 0))
         about = {"digest": plan.digest, "base_version": plan.base_version, "limits": str(limits)}
-        if not limits.allow(files, size_bytes):  # plans that count no files are within the limits
+        if not limits.allow(files, size_bytes):  # a plan that counts no files is within the limits
             raise replace(run, details={}).failure(
-                f"this {self.name} {self.does} {files} files of {size_bytes} bytes, which is beyond what an unattended"
-                f" run may do ({limits}); nothing was done: run {run.job(self.name)} for a plan, and approve it",
-                {**about, **shown},
+                f"this {self.name} {self.verb} {files} files with {size_bytes} bytes, which exceeds the limits of an"
+                f" unattended run ({limits}), so nothing was done; run {run.job(self.name)} to make a plan, then"
+                " approve it",
+                {**about, **metadata},
             )
-        run.log.info("%s; within the limits of schedules: %s", plan.table().title, limits)
+        run.log.info("%s; within the limits of unattended runs: %s", plan.table().title, limits)
         self._apply(replace(run, details={**run.details, **about}), plan, None)
 
 
 def limits_of(run: ReportingContext[Any]) -> ApplyLimits:
-    """Return the limits of unattended runs. Raises InvalidInputError where the code sets none."""
+    """Return the limits of unattended runs. Raises InvalidInputError if the code sets none."""
     if run.limits is None:
         raise InvalidInputError(
             "unattended: the code sets no limits for runs without approval; set limits=ApplyLimits(...)"
@@ -364,14 +365,20 @@ def limits_of(run: ReportingContext[Any]) -> ApplyLimits:
 
 
 def options_of_plan(options: PlannedOptions) -> dict[str, Any]:
-    """Return the options of a plan that are not defaults, for the configuration that applies it."""
+    """Return the options of a plan that are not defaults, for the configuration that applies the plan."""
     return options.model_dump(exclude_defaults=True, exclude=set(MODES))
 
 
 def end_deletion(run: ReportingContext[Any], operation: str, report: PurgeReport | OrphanReport) -> None:
-    """Report what was deleted.
+    """Report a deletion, and log a warning if a limit ended it early.
 
-    Raises Failure for files that the storage refused to delete, and warns when a limit was reached.
+    Args:
+        run: The context of the run.
+        operation: The name of the operation.
+        report: The report of the deletion.
+
+    Raises:
+        Exception: The failure of the run, if the storage refused to delete files.
     """
     failures = sorted(report.failures.items())
     metadata = {
@@ -379,16 +386,15 @@ def end_deletion(run: ReportingContext[Any], operation: str, report: PurgeReport
         "failed_files": len(failures),
         "failures": listing(("path", "reason"), failures),
     }
-    again = f"run {run.job(operation)} again for a plan, and approve it"
+    again = f"run {run.job(operation)} again to make a plan, then approve it"
     if failures:
         path, reason = failures[0]
         raise run.failure(
-            f"{len(failures)} files were not deleted; {again} once the reason is repaired, the first is {path}:"
-            f" {reason}",
+            f"{len(failures)} files were not deleted, the first is {path}: {reason}; fix the cause, then {again}",
             metadata,
         )
-    # A purge that ended early has committed its begin.
+    # A purge that ended early has committed its first step.
     has_committed = report.version is not None or report.stopped is not None
     run.report(str(report.table().title), metadata, committed=operation if has_committed else None)
     if report.stopped is not None:
-        run.log.warning("not finished, as %s: %s", report.stopped, again)
+        run.log.warning("not finished, because %s; %s", report.stopped, again)

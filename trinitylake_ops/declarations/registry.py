@@ -1,4 +1,4 @@
-"""All operations, each once, in the groups that they are chosen with."""
+"""All operations, and the groups in which a code location selects them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def _loaded(*jobs: str) -> tuple[Operation[Any], ...]:
     return tuple(map(load_operation, jobs))
 
 
-#: The operations of every lakehouse.
+#: The operations that every code location has.
 COMMON = _loaded("rollback", "export", "restore", "expire", "undelete", "purge", "verify", "repair")
 
-#: The other operations, by the group that they are chosen with.
+#: The other operations by group.
 GROUPS: Mapping[str, tuple[Operation[Any], ...]] = {
     "clones": _loaded(
         "clone",
@@ -37,28 +37,28 @@ GROUPS: Mapping[str, tuple[Operation[Any], ...]] = {
     ),
 }
 
-#: The choice of all operations.
+#: Selects all operations.
 EVERYTHING = "all"
 
 ALL: tuple[Operation[Any], ...] = (*COMMON, *(operation for group in GROUPS.values() for operation in group))
 
-#: The same by their names, which jobs of Dagster have, and operators of Airflow take.
+#: All operations by name.
 BY_NAME: Mapping[str, Operation[Any]] = {operation.job: operation for operation in ALL}
 
 
 def chosen_operations(chosen: str | Sequence[str] = ()) -> tuple[Operation[Any], ...]:
-    """Return the operations of every lakehouse, and those that are chosen.
+    """Return the common operations and the selected ones.
 
     Args:
-        chosen: Names of operations or of groups, or ``"all"``; one of them, or several.
+        chosen: Names of operations or groups, or ``"all"``; one name or several.
 
     Raises:
-        InvalidInputError: There is no operation and no group of a name.
+        InvalidInputError: No operation and no group has one of the names.
     """
     names = {chosen} if isinstance(chosen, str) else {*chosen}
     if unknown := sorted(names - {EVERYTHING, *GROUPS, *BY_NAME}):
         raise InvalidInputError(
-            f"operations: there is no operation and no group {unknown[0]!r}; choose among {EVERYTHING},"
+            f"operations: {unknown[0]!r} is neither an operation nor a group; choose from {EVERYTHING},"
             f" {', '.join([*GROUPS, *BY_NAME])}"
         )
     groups = GROUPS if EVERYTHING in names else {name: GROUPS[name] for name in GROUPS if name in names}

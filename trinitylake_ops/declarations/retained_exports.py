@@ -1,4 +1,4 @@
-"""Operations on the exports that exist: list, verify and prune them."""
+"""Operations on existing exports: list, verify and prune them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ExportList:
         return new_table("", "name", "version", "level", "state", "created (UTC)", "kept until", "root", rows=rows)
 
 
-def _exports_reported(run: ReportingContext[None], report: ExportList) -> None:
+def _report_exports(run: ReportingContext[None], report: ExportList) -> None:
     shown = report.table()
     metadata = {"list": listing(shown.columns, shown.rows), "details": Json(jsonable(report.exports))}
     run.report(f"{len(report.exports)} exports", {"exports": len(report.exports), **metadata})
@@ -59,16 +59,16 @@ def _exports_reported(run: ReportingContext[None], report: ExportList) -> None:
 
 EXPORTS = direct(
     job="exports",
-    description="Lists the exports; reads only.",
+    description="Lists the exports. Read-only.",
     execute=lambda run: ExportList(operations.list_exports(run.lake)),
-    report=_exports_reported,
+    report=_report_exports,
 )
 
 
 class VerifyExportOptions(ExportNameOptions):
-    """The export, and how much of it is read."""
+    """The export, and how much of it to read."""
 
-    deep: bool = Field(default=False, description="Read all copies and compare their checksums, not only their sizes.")
+    deep: bool = Field(default=False, description="Read all copies and compare checksums, not only sizes.")
 
 
 def _execute_check(run: OperationContext[VerifyExportOptions]) -> ExportCheck:
@@ -78,7 +78,7 @@ def _execute_check(run: OperationContext[VerifyExportOptions]) -> ExportCheck:
     )
 
 
-def _check_reported(run: ReportingContext[VerifyExportOptions], report: ExportCheck) -> None:
+def _report_check(run: ReportingContext[VerifyExportOptions], report: ExportCheck) -> None:
     shown = report.table()
     metadata = {**report_entries(report.to_dict()), "differences": listing(shown.columns, shown.rows)}
     if not report.is_clean:
@@ -88,23 +88,23 @@ def _check_reported(run: ReportingContext[VerifyExportOptions], report: ExportCh
 
 VERIFY_EXPORT = direct(
     job="verify_export",
-    description="Compares the files of an export with its manifest; fails when files are missing or differ.",
+    description="Compares the files of an export with its manifest; fails if files are missing or differ.",
     options=VerifyExportOptions,
     execute=_execute_check,
-    report=_check_reported,
+    report=_report_check,
     command=CommandSpec(
         has_target=True,
         result=lambda _run, _plan, report: CommandResult(shown=report, is_complete=report.is_clean),
     ),
 )
 
-_RULES = rules_of("export", "made", "no such rule")
+_RULES = rules_of("export", "created", "no such rule")
 
 
 class PruneExportsOptions(PlannedOptions):
-    """The names of the exports, and the rules of retention."""
+    """The name pattern of the exports, and the retention rules."""
 
-    pattern: Annotated[str, ARGUMENT] = Field(description="The names of the exports, such as nightly-*.")
+    pattern: Annotated[str, ARGUMENT] = Field(description="The name pattern of the exports, such as nightly-*.")
     max_age: DurationText | None = _RULES["max_age"]
     min_versions: int | None = _RULES["min_versions"]
     keep_last: int | None = _RULES["keep_last"]
@@ -114,7 +114,7 @@ class PruneExportsOptions(PlannedOptions):
     keep_monthly: int | None = _RULES["keep_monthly"]
 
     def policy(self) -> RetentionPolicy:
-        """Return the rules as a policy that protects nothing else."""
+        """Return the rules as a retention policy without further protection."""
         max_age = timedelta(0) if self.max_age is None else duration_of(self.max_age)
         periods: dict[str, Any] = {name: getattr(self, name) or 0 for name in KEEP}
         return RetentionPolicy(
@@ -125,7 +125,7 @@ class PruneExportsOptions(PlannedOptions):
         )
 
 
-def _prune_shown(plan: PrunePlan) -> dict[str, Any]:
+def _prune_metadata(plan: PrunePlan) -> dict[str, Any]:
     shown = plan.table()
     return {
         "exports": len(plan.verdicts),
@@ -134,7 +134,7 @@ def _prune_shown(plan: PrunePlan) -> dict[str, Any]:
     }
 
 
-def _prune_reported(run: ReportingContext[Any], plan: PrunePlan | None, report: CommitReport) -> None:
+def _report_prune(run: ReportingContext[Any], plan: PrunePlan | None, report: CommitReport) -> None:
     names = () if plan is None else plan.names
     metadata = {"dropped": ", ".join(names), **report_entries(report.to_dict())}
     run.report(f"{len(names)} exports dropped", metadata, committed="prune-exports" if names else None)
@@ -149,12 +149,12 @@ def _prune_result(_run: OperationContext[Any], plan: PrunePlan, report: CommitRe
 
 PRUNE_EXPORTS: PlanDeclaration[PruneExportsOptions, PrunePlan, CommitReport] = PlanDeclaration(
     name="prune_exports",
-    description="Drops old exports by rules. The newest one is always kept.",
+    description="Drops old exports by retention rules. The newest export is always kept.",
     options=PruneExportsOptions,
     plan=lambda run: operations.plan_prune_exports(run.lake, run.options.pattern, run.options.policy()),
-    shown=_prune_shown,
+    plan_metadata=_prune_metadata,
     execute=lambda _run, plan, digest: plan.execute(digest),
-    report=_prune_reported,
+    report=_report_prune,
     is_pooled=True,
     changes_exports=True,
     command=CommandSpec(result=_prune_result),

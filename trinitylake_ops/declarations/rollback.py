@@ -1,4 +1,4 @@
-"""Rollback and restore: plans that show what comes back and what is lost, and their execution."""
+"""Rollback and restore: their plans, which show what is regained and what is lost, and their execution."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.operations import CommitReport, RestorePlan, RollbackPlan, VersionDiff
     from trinitylake_ops.operations.diff.versions import ChangedObject
 
-#: How many versions a plan looks back at, for the last one whose checks passed, and for commits that are lost.
+#: How many versions a plan searches for the last one whose checks passed, and for commits that are lost.
 MOST_VERSIONS = 200
 _MOST_SECONDS = 20.0
 _MOST_PARTITIONED = 20  # tables whose manifests are read
@@ -51,7 +51,7 @@ class RollbackTarget(VersionSource):
     )
     last_passed: Annotated[bool, JOBS_ONLY] | None = Field(
         default=None,
-        description="True: the newest version before the latest whose asset checks passed, and that no rollback undid."
+        description="True: the newest version before the latest whose asset checks passed and that no rollback undid."
         " Only Dagster knows it.",
     )
 
@@ -70,20 +70,20 @@ class SampleOptions(Options):
         default=0,
         ge=0,
         le=MOST_SAMPLES,
-        description="Plans show this number of the rows that differ, of each table, and the minima and maxima of texts."
-        " The records of the run then contain these rows, which may be personal data.",
+        description="For each table, show this number of differing rows in the plan, and the minima and maxima of text"
+        " columns. The records of the run then contain these rows, which may be personal data.",
     )
 
 
 class RollbackOptions(PartOptions, SampleOptions, PlannedOptions):
-    """The target of a rollback, and how much of it."""
+    """The target of a rollback, and which part of the lakehouse to roll back."""
 
-    to: Annotated[RollbackTarget, ARGUMENT] = Field(description="The version to return to, named in one of these ways.")
-    reapply: bool = Field(default=False, description="Roll back on top of commits of others that get in between.")
+    to: Annotated[RollbackTarget, ARGUMENT] = Field(description="The version to return to, selected by one of these.")
+    reapply: bool = Field(default=False, description="Also roll back commits that happen after the plan was made.")
 
 
 class RestoreOptions(ExportNameOptions, PartOptions, SampleOptions, PlannedOptions):
-    """The export to restore, and how much of it."""
+    """The export to restore, and which part of it."""
 
 
 def _plan_rollback(run: OperationContext[RollbackOptions]) -> RollbackPlan:
@@ -99,49 +99,49 @@ def _plan_rollback(run: OperationContext[RollbackOptions]) -> RollbackPlan:
 
 
 def _last_passed(run: OperationContext[Any]) -> int:
-    """Return the newest version before the latest whose checks passed. Raises InvalidInputError without one."""
+    """Return the newest version before the latest whose checks passed. Raises InvalidInputError if there is none."""
     infos = list(run.lake.history(MOST_VERSIONS))
-    undone, chosen = find_undone(run.lake.files, infos), _chosen(run)
+    undone, chosen = find_undone(run.lake.files, infos), _selected_objects(run)
     version = run.page.last_passed([info for info in infos[1:] if undone.by(info.version, chosen) is None])
     if version is None:
         raise InvalidInputError(
             f"no version to go back to: none of the last {len(infos)} versions before the latest, without those that a"
-            " rollback undid, is known to have passed checks; give the number of a version"
+            " rollback undid, is known to have passed checks; pass the number of a version"
         )
     return version
 
 
-def _chosen(run: OperationContext[Any]) -> list[ObjectName]:
-    """Return the namespaces and tables that a rollback is limited to, nothing for all."""
+def _selected_objects(run: OperationContext[Any]) -> list[ObjectName]:
+    """Return the namespaces and tables that a rollback is limited to; empty for all."""
     options = run.options
     return [*map(ObjectName, options.namespaces), *(_table_name(run, table) for table in options.tables)]
 
 
 def _table_name(run: OperationContext[Any], text: str) -> ObjectName:
-    """Return the name of a table, which may be dropped in the latest version if one dot alone divides it."""
+    """Return the name of a table, which may be missing in the latest version if the text has exactly one dot."""
     if text.count(".") == 1:
         return ObjectName(*text.split("."))
     return ObjectName(*resolve_table(text, run.lake.snapshot()))
 
 
-def _applied(options: RollbackOptions, plan: RollbackPlan) -> dict[str, Any]:
-    """Return the options of a plan, with the version that a time or passed checks led to."""
+def _resolved_options(options: RollbackOptions, plan: RollbackPlan) -> dict[str, Any]:
+    """Return the options of a plan with the resolved version instead of a time or of passed checks."""
     to = {"version": plan.to_version} if options.to.export is None else {"export": options.to.export}
     return {**options_of_plan(options), "to": to}
 
 
-def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
+def _rollback_metadata(plan: RollbackPlan) -> dict[str, Any]:
     from trinitylake_ops.operations.diff.versions import count_changes
 
     operation = plan.operation
     diff = count_changes(operation.lake, operation.base, operation.target.snapshot, plan.changes)
-    shown = _shown(diff, _partitions(plan, diff))
+    shown = _diff_metadata(diff, _partitions(plan, diff))
     warned = {"warning": plan.warning.removeprefix("warning: ")} if plan.warning else {}
     return {**warned, "to_version": plan.to_version, **shown, **_damaged(plan), "details": _details(plan, diff)}
 
 
-def _data(run: ReportingContext[Any], plan: RollbackPlan) -> dict[str, Any]:
-    """Return how the rows of changed tables differ, from the latest version to the one that comes back."""
+def _row_differences(run: ReportingContext[Any], plan: RollbackPlan) -> dict[str, Any]:
+    """Return the differences in the rows of changed tables, from the latest version to the target."""
     from trinitylake_ops.operations.diff.rows import RowCounter
     from trinitylake_ops.operations.diff.versions import MOST_COUNTED, TableStates
 
@@ -155,14 +155,14 @@ def _data(run: ReportingContext[Any], plan: RollbackPlan) -> dict[str, Any]:
         table = change.table or ""
         name = f"{change.namespace}.{table}"
         ends = (states.of(version, change.namespace, table) for version in (operation.base, operation.target.snapshot))
-        found = counter.count(*ends)
-        numbers = ("" if number is None else f"{number:,}" for number in (found.removed, found.added, found.changed))
-        tables.append((name, *numbers, found.note or ("" if found.changed is not None else "it has no primary key")))
-        ranges += [(name, one.column, _range(one.before), _range(one.after)) for one in found.ranges]
-        if found.samples:
-            samples[f"rows of {name}"] = listing(("version", *found.sample_columns), found.samples)
+        counts = counter.count(*ends)
+        numbers = ("" if number is None else f"{number:,}" for number in (counts.removed, counts.added, counts.changed))
+        tables.append((name, *numbers, counts.note or ("" if counts.changed is not None else "no primary key")))
+        ranges += [(name, one.column, _range(one.before), _range(one.after)) for one in counts.ranges]
+        if counts.samples:
+            samples[f"rows of {name}"] = listing(("version", *counts.sample_columns), counts.samples)
     return {
-        "rows": listing(("table", "rows going away", "rows coming back", "rows changed", "note"), tables),
+        "rows": listing(("table", "rows removed", "rows restored", "rows changed", "note"), tables),
         **({"columns": listing(("table", "column", "rows now", "rows then"), ranges)} if ranges else {}),
         **samples,
     }
@@ -174,26 +174,26 @@ def _range(ends: tuple[str, str]) -> str:
 
 
 def _damaged(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
-    """Return the damaged tables of a plan with the reasons, nothing if there are none."""
+    """Return the damaged tables of a plan with the reasons, or nothing if there are none."""
     return {"damaged": listing(("table", "reason"), sorted(plan.damaged.items()))} if plan.damaged else {}
 
 
 def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> Json:
-    """Return a plan as JSON, which the page lets copy: its tables are cut earlier. Of many objects it has the first."""
+    """Return a plan as JSON to copy, because its tables are cut earlier. It contains the first objects only."""
     content = {name: value for name, value in plan.to_dict().items() if name != "changes"}
     objects: Sequence[object] = diff.objects or plan.changes
     shown = {"objects": jsonable(list(objects[:_MOST_DETAILED])), "more_objects": max(0, len(objects) - _MOST_DETAILED)}
     return Json({**content, **shown})
 
 
-def _shown(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:
-    """Return numbers first, then a row for each object."""
+def _diff_metadata(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:
+    """Return the figures of a diff, then one row for each object."""
     sums = diff.sums
     rows = [
         (
             one.kind,
             one.name if one.table is not None else f"namespace {one.name}",
-            *(_both(one, what) for what in ("rows", "files", "bytes")),
+            *(_now_and_then(one, what) for what in ("rows", "files", "bytes")),
             partitions.get(one.name, ""),
             "; ".join(one.delta.schema) if one.delta else "",
         )
@@ -203,20 +203,20 @@ def _shown(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:
     return {
         "objects": len(diff.objects),
         "tables": len(diff.tables),
-        "rows_coming_back": "not known" if sums.rows_added is None else sums.rows_added,
-        "rows_going_away": "not known" if sums.rows_removed is None else sums.rows_removed,
+        "rows_coming_back": "unknown" if sums.rows_added is None else sums.rows_added,
+        "rows_going_away": "unknown" if sums.rows_removed is None else sums.rows_removed,
         "plan": listing(columns, rows),
     }
 
 
-def _both(one: ChangedObject, what: str) -> str:
+def _now_and_then(one: ChangedObject, what: str) -> str:
     numbers = (None if state is None else getattr(state, what) for state in (one.before, one.after))
     texts = ["?" if number is None else f"{number:,}" for number in numbers]
     return "" if texts == ["?", "?"] else " -> ".join(texts)
 
 
 def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
-    """Return the partitions of tables that have other files. Manifests of the first tables are read, no data."""
+    """Return the partitions of tables whose files differ. Reads the manifests of the first tables, but no data."""
     from trinitylake_ops.iceberg.reach import DAMAGE
     from trinitylake_ops.iceberg.totals import changed_partitions
     from trinitylake_ops.operations.diff.versions import TableStates
@@ -244,12 +244,12 @@ def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
 
 
 def _changed_after_target(run: ReportingContext[Any], plan: RollbackPlan) -> dict[str, Any]:
-    """Return the commits after the target that changed what is rolled back."""
+    """Return the commits after the target that changed an object to roll back."""
     base, wanted = plan.operation.base, plan.only
     if plan.to_version >= base.version:
         return {}
     n_later = base.version - plan.to_version
-    lake = plan.operation.lake  # the one that the base is of: tables of a version of another one are not counted
+    lake = plan.operation.lake  # the lakehouse of the base; tables of another lakehouse's versions are not counted
     infos = list(lake.history(min(n_later, MOST_VERSIONS), base))
 
     def is_affected(diff: VersionDiff | None) -> bool:
@@ -266,7 +266,7 @@ def _changed_after_target(run: ReportingContext[Any], plan: RollbackPlan) -> dic
     }
 
 
-def _rollback_reported(run: ReportingContext[Any], plan: RollbackPlan | None, report: CommitReport) -> None:
+def _report_rollback(run: ReportingContext[Any], plan: RollbackPlan | None, report: CommitReport) -> None:
     assert plan is not None
     to = run.options.to.export or str(plan.to_version)
     if not report.has_changed:
@@ -278,7 +278,7 @@ def _rollback_reported(run: ReportingContext[Any], plan: RollbackPlan | None, re
         **report_entries(report.to_dict()),
     }
     if not report.is_complete:
-        run.log.warning("tables came back that cannot be read: %s", named(report.damaged))
+        run.log.warning("these restored tables cannot be read: %s", named(report.damaged))
     run.report(f"version {report.version} has the content of {to}", metadata, committed="rollback")
 
 
@@ -303,14 +303,14 @@ def _changes(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
 ROLLBACK: PlanDeclaration[RollbackOptions, RollbackPlan, CommitReport] = PlanDeclaration(
     name="rollback",
     description="Commits the content of an earlier version, then runs the checks of the changed tables. The plan shows"
-    " what comes back, and which commits are lost.",
+    " what is regained, and which commits are lost.",
     options=RollbackOptions,
     plan=_plan_rollback,
-    shown=_rollback_shown,
+    plan_metadata=_rollback_metadata,
     execute=lambda run, plan, digest: plan.execute(digest, reapply=run.options.reapply),
-    report=_rollback_reported,
-    applied=_applied,
-    more=lambda run, plan: {**_data(run, plan), **_changed_after_target(run, plan)},
+    report=_report_rollback,
+    approved_options=_resolved_options,
+    extra_metadata=lambda run, plan: {**_row_differences(run, plan), **_changed_after_target(run, plan)},
     is_proved=True,
     command=CommandSpec(result=_rollback_result),
 )
@@ -327,9 +327,9 @@ def _plan_restore(run: OperationContext[RestoreOptions]) -> RollbackPlan | Resto
     )
 
 
-def _restore_shown(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
+def _restore_metadata(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
     if isinstance(plan, operations.RollbackPlan):
-        return _rollback_shown(plan)
+        return _rollback_metadata(plan)
     rows: Sequence[tuple[object, ...]] = [(one.kind, one.namespace, one.table or "") for one in plan.changes]
     return {
         "files": plan.files,
@@ -349,9 +349,7 @@ def _execute_restore(run: OperationContext[Any], plan: RollbackPlan | RestorePla
     return plan.execute(digest, progress=run.progress())
 
 
-def _restore_reported(
-    run: ReportingContext[Any], plan: RollbackPlan | RestorePlan | None, report: CommitReport
-) -> None:
+def _report_restore(run: ReportingContext[Any], plan: RollbackPlan | RestorePlan | None, report: CommitReport) -> None:
     assert plan is not None
     name = run.options.name
     if not report.has_changed and report.is_complete:
@@ -359,11 +357,11 @@ def _restore_reported(
         return
     copied = {} if isinstance(plan, operations.RollbackPlan) else {"files": plan.files, "bytes": plan.bytes}
     metadata = {"restored_from": name, **copied, **_changes(plan), **report_entries(report.to_dict())}
-    message = f"version {report.version} has what export {name} holds"
+    message = f"version {report.version} has the content of export {name}"
     if not report.is_complete and isinstance(plan, operations.RestorePlan):
         raise run.failure(f"{message}, without damaged tables: {named(report.damaged)}", metadata)
     if not report.is_complete:
-        run.log.warning("tables came back that cannot be read: %s", named(report.damaged))
+        run.log.warning("these restored tables cannot be read: %s", named(report.damaged))
     run.report(message, metadata, committed="restore")
 
 
@@ -387,12 +385,14 @@ RESTORE: PlanDeclaration[RestoreOptions, Any, CommitReport] = PlanDeclaration(
     description="Commits the content of an export, then runs the checks of the changed tables.",
     options=RestoreOptions,
     plan=_plan_restore,
-    shown=_restore_shown,
+    plan_metadata=_restore_metadata,
     execute=_execute_restore,
-    report=_restore_reported,
+    report=_report_restore,
     changes_exports=True,
-    more=lambda run, plan: (
-        {**_data(run, plan), **_changed_after_target(run, plan)} if isinstance(plan, operations.RollbackPlan) else {}
+    extra_metadata=lambda run, plan: (
+        {**_row_differences(run, plan), **_changed_after_target(run, plan)}
+        if isinstance(plan, operations.RollbackPlan)
+        else {}
     ),
     is_proved=True,
     command=CommandSpec(has_target=True, result=_restore_result),

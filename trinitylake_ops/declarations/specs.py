@@ -1,4 +1,4 @@
-"""The options of an operation as data, from which the command, the job and the reference are generated."""
+"""Options of operations as data, from which commands, jobs and the reference are generated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from trinitylake_ops.declarations.options import CommandLine, OneOf, Options
 
-#: The name of a kind of values, for people.
+#: The names of value types, for people.
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 
 
@@ -19,22 +19,22 @@ class OptionSpec:
 
     name: str
     description: str
-    #: The type of a value: bool, int, float, str, or a class of further options.
+    #: The type of a value: bool, int, float, str, or a subclass of Options.
     kind: type[Any]
-    #: The only texts that are allowed, empty for any.
+    #: The allowed values; empty if any value is allowed.
     choices: tuple[str, ...]
     is_list: bool
-    #: Whether None is a value.
+    #: Whether the value may be None.
     is_nullable: bool
     is_required: bool
-    #: The default, None for a required option.
+    #: The default; None for a required option.
     default: Any
-    #: What is known of the option's type, such as its bounds and the marks that this package defines.
+    #: The annotations of the type, such as bounds and the markers that this package defines.
     marks: tuple[Any, ...]
 
     @property
     def command_line(self) -> CommandLine:
-        """How a command takes the option."""
+        """The metavar and flag of the option on the command line."""
         marks = [mark for mark in reversed(self.marks) if isinstance(mark, CommandLine)]
         return CommandLine(
             metavar=next((mark.metavar for mark in marks if mark.metavar is not None), None),
@@ -44,7 +44,7 @@ class OptionSpec:
 
     @property
     def members(self) -> list[OptionSpec]:
-        """The options that this option consists of, none for one of a simple type."""
+        """The options that make up this option; empty for a simple type."""
         return list(option_specs(self.kind)) if issubclass(self.kind, Options) else []
 
     @property
@@ -53,12 +53,12 @@ class OptionSpec:
         return issubclass(self.kind, OneOf)
 
     def bounds(self) -> tuple[Any, bool, Any]:
-        """Return the least value, whether it is itself excluded, and the greatest; None for no bound."""
+        """Return the minimum, whether the minimum itself is excluded, and the maximum. None means no bound."""
         known = {name: getattr(mark, name) for mark in self.marks for name in ("ge", "gt", "le") if hasattr(mark, name)}
         return known.get("ge", known.get("gt")), "gt" in known, known.get("le")
 
     def kind_text(self) -> str:
-        """Return the kind of values in words, for the reference."""
+        """Return the type of the values in words, for the reference."""
         if self.choices:
             text = " or ".join(f"`{choice}`" for choice in self.choices)
         elif members := self.members:
@@ -71,7 +71,7 @@ class OptionSpec:
 
 
 def option_specs(options: type[Options] | None) -> Iterator[OptionSpec]:
-    """Yield the options of a model, in its order."""
+    """Yield the options of a model in order."""
     for name, field in ({} if options is None else options.model_fields).items():
         annotation, marks, is_nullable = _present(field.annotation)
         choices: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ def option_specs(options: type[Options] | None) -> Iterator[OptionSpec]:
 
 
 def _present(annotation: Any) -> tuple[Any, tuple[Any, ...], bool]:
-    """Return a type without None and without annotations, the annotations, and whether None was part of it."""
+    """Return a type without None and annotations, the annotations, and whether None was part of the type."""
     marks: tuple[Any, ...] = ()
     is_nullable = False
     while True:
@@ -110,5 +110,5 @@ def _present(annotation: Any) -> tuple[Any, tuple[Any, ...], bool]:
 
 
 def _flattened(marks: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return annotations with those that a ``Field(...)`` among them contains."""
+    """Return annotations together with those that a ``Field(...)`` among them contains."""
     return tuple(one for mark in marks for one in (mark, *getattr(mark, "metadata", ())))

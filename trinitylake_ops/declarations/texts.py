@@ -16,7 +16,7 @@ _MILLIS = re.compile(r"\d{1,15}", re.ASCII)
 
 
 def time_of(text: str) -> datetime | int:
-    """Return the time of a text: ISO 8601, in UTC unless it has an offset, or milliseconds since 1970.
+    """Parse a time: ISO 8601, in UTC unless it has an offset, or milliseconds since 1970.
 
     Raises InvalidInputError.
     """
@@ -26,16 +26,16 @@ def time_of(text: str) -> datetime | int:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidInputError(
-            f"{text!r} is neither a time as ISO 8601, such as 2026-01-31T12:00, nor milliseconds"
+            f"{text!r} is not a time; use ISO 8601, such as 2026-01-31T12:00, or milliseconds since 1970"
         ) from None
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def duration_of(text: str) -> timedelta:
-    """Return the duration of a text such as 30d, 12h, 90m or 45s. Raises InvalidInputError."""
+    """Parse a duration such as 30d, 12h, 90m or 45s. Raises InvalidInputError."""
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise InvalidInputError(f"{text!r} is not a duration; write 30d, 12h, 90m or 45s")
+        raise InvalidInputError(f"{text!r} is not a duration; use a form such as 30d, 12h, 90m or 45s")
     seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
     if seconds > MOST_DAYS * _UNIT_SECONDS["d"]:
         raise InvalidInputError(f"{text!r} is longer than {MOST_DAYS:,} days")
@@ -49,7 +49,7 @@ def parse_properties(texts: Iterable[str], option: str) -> dict[str, str]:
 
     Args:
         texts: The texts.
-        option: The name of the option that has them, for messages.
+        option: The option's name, for messages.
 
     Raises:
         InvalidInputError: A text has no name or no equals sign, or two texts have the same name.
@@ -66,7 +66,7 @@ def parse_properties(texts: Iterable[str], option: str) -> dict[str, str]:
 
 
 def duration_text(duration: timedelta) -> str:
-    """Return the text of a duration, in the largest unit that needs no fraction. Fractions of a second are dropped."""
+    """Format a duration in the largest unit that needs no fraction. Fractions of a second are dropped."""
     seconds = duration // timedelta(seconds=1)
     unit = next(unit for unit, size in _UNIT_SECONDS.items() if seconds % size == 0)
     return f"{seconds // _UNIT_SECONDS[unit]}{unit}"

@@ -1,4 +1,4 @@
-"""Versions as rows of a table: who made each, and what it changed."""
+"""Versions as rows of a table: who committed each, and what it changed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from trinitylake_ops.operations import VersionDiff
 
 _MOST_SECONDS = 10.0
-_MOST_TABLES = 3  # named of one version
+_MOST_TABLES = 3  # named per version
 
 COLUMNS = (
     "version", "created (UTC)", "by", "operation", "run", "tables", "rows", "files", "bytes", "state",
 )  # fmt: skip
-#: The column of links that act on a version, last where there is one.
+#: The last column, if any: links to actions on a version.
 ACTIONS = "what to do"
 
-#: What a version changed: the tables, and rows, files and bytes that came and went.
+#: What a version changed: the tables, and the rows, files and bytes added and removed.
 Changes: TypeAlias = tuple[str, str, str, str]
 
 
 class VersionRows:
-    """Rows of versions. Who runs operations may add columns, which only it can fill."""
+    """Formats versions as rows. Orchestrators override it to add columns that only they can fill."""
 
     __slots__ = ()
 
@@ -46,9 +46,14 @@ class VersionRows:
         most_seconds: float = _MOST_SECONDS,
         is_wanted: Callable[[VersionDiff | None], bool] = lambda _diff: True,
     ) -> list[tuple[object, ...]]:
-        """Return one row for each version whose changes are wanted, in order, with what it changed.
+        """Return rows for versions, in order.
 
-        Counting ends after a time; then the rest has no numbers.
+        Args:
+            lake: The lakehouse.
+            latest: The latest version.
+            infos: The versions.
+            most_seconds: The time in which changes are counted. Versions after that have no figures.
+            is_wanted: Whether to return a row for a version with these changes.
         """
         from trinitylake_ops.operations.diff.versions import diffs_of
 
@@ -75,8 +80,8 @@ class VersionRows:
             latest: The latest version.
             infos: The versions.
             changes: What each version changed.
-            marks: The mark of each version that a later rollback undid, such as ``undone by 3``, or an empty text.
-            only: The only table that links go back to, by default the whole lakehouse.
+            marks: For each version, ``undone by 3`` if a later rollback undid it, otherwise an empty text.
+            only: The table that links roll back; by default the whole lakehouse.
         """
         exports = _exports(latest)
         more = self.more(infos, latest.version, only, marks)
@@ -95,17 +100,24 @@ class VersionRows:
         ]
 
     def run_of(self, run_id: str | None) -> object:
-        """Return the cell of a run."""
+        """Return the cell for a run."""
         return run_id or ""
 
     def more(
         self, infos: Sequence[VersionInfo], latest: int, only: str | None, marks: Mapping[int, str]
     ) -> Sequence[tuple[object, ...]]:
-        """Return the further cells of versions, by default none."""
+        """Return the additional cells of versions, by default none.
+
+        Args:
+            infos: The versions.
+            latest: The number of the latest version.
+            only: The table that links roll back; None for the whole lakehouse.
+            marks: The marks of versions, as for :meth:`rows_with`.
+        """
         return [()] * len(infos)
 
     def last_passed(self, infos: Sequence[VersionInfo]) -> int | None:
-        """Return the newest of some versions, newest first, whose checks passed; None if nobody knows of any."""
+        """Return the first of these versions whose checks passed, or None if none is known."""
         return None
 
 
@@ -115,7 +127,7 @@ def _person(info: VersionInfo) -> str:
 
 
 def _changes(diff: VersionDiff | None) -> Changes:
-    """Return the tables that a version changed, with rows, files and bytes that came and went."""
+    """Return the tables that a version changed, and the rows, files and bytes added and removed."""
     from trinitylake_ops.operations.diff.versions import delta_texts
 
     if diff is None:
