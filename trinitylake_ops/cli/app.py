@@ -1,4 +1,4 @@
-"""The command group, its global options, and how every command ends."""
+"""The root command, its global options, and the exit of every command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, cast
 import click
 from click.shell_completion import CompletionItem
 
-from trinitylake_ops.cli.completion import completed
+from trinitylake_ops.cli.completion import complete_if_requested
 from trinitylake_ops.cli.context import Session, storage_options_of, with_allowed_roots
 from trinitylake_ops.cli.terminal import OneLineFormatter, Terminated, log_warning, printable
 from trinitylake_ops.declarations.index import INDEX
@@ -41,38 +41,38 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 
-#: The module and the short help of each command that is not generated. A module is loaded once its command is called.
-_WRITTEN: Mapping[str, tuple[str, str]] = {
+#: The module and the short help of each handwritten command. A module is imported when its command is called.
+_HANDWRITTEN: Mapping[str, tuple[str, str]] = {
     "completion": ("completion", "Print a shell completion script."),
     "count": ("rows", "Count the rows of a table."),
-    "diff": ("read", "List what differs between two versions."),
+    "diff": ("read", "List the differences between two versions."),
     "head": ("rows", "Print the first rows of a table."),
-    "init": ("read", "Create a lakehouse at the root, empty, as version 0."),
+    "init": ("read", "Create an empty lakehouse at the root."),
     "log": ("log", "List versions, or those that changed a table, newest first."),
     "ls": ("read", "List namespaces, or the tables of one."),
     "register-table": ("register", "Register existing Iceberg tables."),
-    "serve": ("serve", "Serve lakehouses to any engine, by Iceberg's REST protocol."),
+    "serve": ("serve", "Serve lakehouses over the Iceberg REST protocol."),
     "show": ("read", "Show the lakehouse, a namespace or a table."),
-    "status": ("status", "Show the state on one screen, and what to run next."),
+    "status": ("status", "Show the state of the lakehouse, and what to run next."),
     "tree": ("read", "Draw the tree: levels, fill, buffers, bytes."),
 }
 
-#: The name of the operation of each generated command.
+#: The operation of each generated command.
 _GENERATED: Mapping[str, str] = {entry.command: job for job, entry in INDEX.items() if entry.command is not None}
 
 #: The short help of each command.
 _COMMANDS: Mapping[str, str] = dict(
     sorted(
         [
-            *((name, summary) for name, (_, summary) in _WRITTEN.items()),
+            *((name, summary) for name, (_, summary) in _HANDWRITTEN.items()),
             *((name, INDEX[job].summary) for name, job in _GENERATED.items()),
         ]
     )
 )
 
-#: The commands as the help shows them: by purpose, in the order in which they are used.
+#: The commands by section of the help, in the order in which they are used.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Look": ("status", "log", "ls", "show", "head", "count", "diff", "tree"),
+    "Inspect": ("status", "log", "ls", "show", "head", "count", "diff", "tree"),
     "Change": (
         *("init", "create-namespace", "drop-namespace", "register-table", "relocate", "rollback", "resolve-commit"),
         *("compact", "compact-tables"),
@@ -86,14 +86,14 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
 
 
 class _Commands(Mapping[str, click.Command]):
-    """The commands by their names, each loaded when it is asked for."""
+    """The commands by name, each imported on first access."""
 
     def __getitem__(self, name: str) -> click.Command:
         if name in _GENERATED:
             from trinitylake_ops.cli.generated import generated_command
 
             return generated_command(_GENERATED[name])
-        module, _ = _WRITTEN[name]
+        module, _ = _HANDWRITTEN[name]
         command: click.Command = getattr(import_module(f"trinitylake_ops.cli.{module}"), name.replace("-", "_"))
         return command
 
@@ -105,7 +105,7 @@ class _Commands(Mapping[str, click.Command]):
 
 
 class _Group(click.Group):
-    """A group whose help and completion load no command."""
+    """A group whose help and completion import no command."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, _COMMANDS))
@@ -114,8 +114,8 @@ class _Group(click.Group):
                 formatter.write_dl([(name.ljust(width), _COMMANDS[name]) for name in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        found = [CompletionItem(name, help=what) for name, what in _COMMANDS.items() if name.startswith(incomplete)]
-        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+        items = [CompletionItem(name, help=text) for name, text in _COMMANDS.items() if name.startswith(incomplete)]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 @click.group(
@@ -129,17 +129,17 @@ Examples:
   trinitylake log --limit 5
   trinitylake show sales.orders --version 12
   trinitylake rollback 11                       prints the plan
-  trinitylake rollback 11 --apply 12-1f3a...    does it, if the plan is still that one
+  trinitylake rollback 11 --apply 12-1f3a...    applies the plan if its effects are unchanged
 
 \b
 Exit codes:
   0  done
-  1  verify found something or did not finish, the hint is wrong, repair, a purge or orphan removal left something,
+  1  verify found errors or did not finish, the hint is wrong, a repair, purge or orphan removal left something,
      a commit was not made, or the result cannot be written to standard output
-  2  the command or its arguments are wrong
-  3  conflict: something exists already, or another writer was first
+  2  invalid command or arguments
+  3  conflict: an object exists already, or another writer won the race
   4  not found: no such lakehouse, version, namespace, table or export
-  5  the storage failed or refused, or a file is corrupt
+  5  the storage failed or refused a request, or a file is corrupt
   130, 143  interrupted, terminated""",
 )
 @click.option(
@@ -154,8 +154,8 @@ Exit codes:
     multiple=True,
     metavar="NAME=VALUE",
     callback=storage_options_of,
-    help="An option of the storage, such as region=eu-central-1; may be repeated. Credentials belong into the"
-    " environment (AWS_ACCESS_KEY_ID and so on), as every user of the machine sees arguments."
+    help="A storage option, such as region=eu-central-1. Repeatable. Pass credentials in the environment"
+    " (AWS_ACCESS_KEY_ID and so on), because all users of the machine can see arguments."
     " [env: TRINITYLAKE_STORAGE_OPTIONS, as NAME=VALUE,NAME=VALUE]",
 )
 @click.option(
@@ -164,26 +164,25 @@ Exit codes:
     multiple=True,
     metavar="URI",
     envvar="TRINITYLAKE_ALLOWED_ROOTS",
-    help="Read, and let tables of others write, below this root, too, such as that of registered tables; may be"
-    " repeated. The content of a lakehouse never decides by itself what is read."
-    " [env: TRINITYLAKE_ALLOWED_ROOTS, with spaces between them]",
+    help="Also allow access below this root, for example for registered tables. Repeatable. The content of a lakehouse"
+    " never extends the allowed roots. [env: TRINITYLAKE_ALLOWED_ROOTS, separated by spaces]",
 )
 @click.option(
     "--metrics-file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     envvar=FILE_VARIABLE,
-    help="At the end, write counts of this command to this file, for Prometheus' textfile collector."
+    help="Write metrics of this command to FILE at the end, for the textfile collector of Prometheus."
     f" [env: {FILE_VARIABLE}]",
 )
 @click.option(
     "--metrics-push",
     metavar="URL",
     envvar=PUSH_VARIABLE,
-    help=f"At the end, push them to a Pushgateway. [env: {PUSH_VARIABLE}]",
+    help=f"Push metrics of this command to a Pushgateway at the end. [env: {PUSH_VARIABLE}]",
 )
-@click.option("--otel", is_flag=True, help=f"Send spans and numbers by OpenTelemetry. [env: {OTEL_VARIABLE}]")
-@click.option("--log-json", is_flag=True, help="Log to standard error as JSON lines, also what is not wrong.")
+@click.option("--otel", is_flag=True, help=f"Send traces and metrics with OpenTelemetry. [env: {OTEL_VARIABLE}]")
+@click.option("--log-json", is_flag=True, help="Log JSON lines to standard error, including info messages.")
 @click.version_option(package_name="trinitylake-ops", prog_name="trinitylake")
 @click.pass_context
 def trinitylake(
@@ -193,7 +192,7 @@ def trinitylake(
     storage_options: StorageOptions,
     allowed_roots: tuple[str, ...],
     log_json: bool,
-    **operation_span: Any,
+    **telemetry_options: Any,
 ) -> None:
     """Inspect and operate a TrinityLake lakehouse.
 
@@ -203,28 +202,28 @@ def trinitylake(
     they apply the plan without showing it. With --json a command prints one JSON document on standard output.
     """
     context.obj = Session(root, with_allowed_roots(storage_options, allowed_roots))
-    _start_telemetry(context, log_json, **operation_span)
+    _start_telemetry(context, log_json, **telemetry_options)
 
 
 def _start_telemetry(
     context: click.Context, log_json: bool, metrics_file: Path | None, metrics_push: str | None, otel: bool
 ) -> None:
-    """Let telemetry go where the command line and the environment say, until the command has ended."""
+    """Start telemetry with the settings of the command line and the environment, until the command ends."""
     if log_json:
         log_as_json(redact_assignments)
         context.with_resource(about(command=context.invoked_subcommand, run_id=str(uuid.uuid4())))
     environment_settings = TelemetrySettings.of_environment()
-    wanted = replace(
+    settings = replace(
         environment_settings,
         metrics_file=metrics_file,
         push_url=metrics_push or None,
         otel=otel or environment_settings.otel,
     )
-    context.call_on_close(wanted.start())
+    context.call_on_close(settings.start())
 
 
 def main() -> None:
-    """Run the command line in this process, and exit."""
+    """Run the command line, and exit the process."""
     sys.exit(run())
 
 
@@ -238,28 +237,28 @@ def run(*, has_output: bool = True) -> int:
     if not has_output:
         message = "standard output is closed, so nothing was done; redirect it, for example to /dev/null"
         return _fail(message, OutputError.exit_code, OutputError.code)
-    answered = completed(trinitylake)
-    return _run() if answered is None else answered
+    exit_code = complete_if_requested(trinitylake)
+    return _run() if exit_code is None else exit_code
 
 
 def _run() -> int:
-    """Run the command line and return the exit code. Every error is one line on standard error."""
-    held = _buffered_warnings()
+    """Run the command line, print any error as one line on standard error, and return the exit code."""
+    buffered_warnings = _buffered_warnings()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # names may contain characters that some terminals cannot show
+            # names may contain characters that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     try:
-        # Its `main` is not used, as it would end the process when the reader of our output is gone.
+        # `main` of click would end the process when the reader of the output is gone
         with trinitylake.make_context("trinitylake", sys.argv[1:]) as context:
             trinitylake.invoke(context)
         code = 0
         if sys.stdout is not None:
             sys.stdout.flush()
-        background.flush()  # what it warns of is still shown
-        held.flush()
+        background.flush()  # so that its warnings are shown
+        buffered_warnings.flush()
     except click.exceptions.Exit as ended:
-        held.flush()
+        buffered_warnings.flush()
         code = ended.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -274,34 +273,36 @@ def _run() -> int:
         name, code = ("terminated", EXIT_TERMINATED) if is_signal else ("interrupted", EXIT_INTERRUPTED)
         _fail(name, code, name)
     except BrokenPipeError:
-        code = _without_reader()
+        code = _exit_without_reader()
     except TrinityLakeError as error:
         code = _fail_with(error)
     except OSError as error:
         _mute_output()
         code = _fail(str(error), EXIT_STORAGE, StorageError.code)
-    held.setTarget(None)  # logging flushes once more at exit
+    buffered_warnings.setTarget(None)  # logging flushes again at exit
     return code
 
 
 def _buffered_warnings() -> MemoryHandler:
-    """Keep warnings until a command ends well. After an error, its one line says what matters."""
+    """Buffer warnings until the command succeeds. If it fails, only its one-line error is shown."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLineFormatter("%(levelname)s: %(message)s"))
-    held = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, target=handler, flushOnClose=False)
-    logging.basicConfig(level=logging.WARNING, handlers=[held])
+    buffered_warnings = MemoryHandler(
+        capacity=10_000, flushLevel=logging.CRITICAL + 1, target=handler, flushOnClose=False
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[buffered_warnings])
     warnings.showwarning = log_warning
-    return held
+    return buffered_warnings
 
 
-def _without_reader() -> int:
-    """The reader of the output is gone, as with `| head`. This is no error."""
+def _exit_without_reader() -> int:
+    """Return the exit code for a closed pipe, as with ``| head``, which is not an error."""
     _mute_output()
     return 0
 
 
 def _mute_output() -> None:
-    """Drop the rest of the buffer of standard output, or Python would fail on it at exit."""
+    """Discard the buffer of standard output, because Python would fail to flush it at exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""Completion of commands and options in shells, by click."""
+"""Shell completion of commands and options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 from click.shell_completion import get_completion_class, shell_complete
 
 PROGRAM = "trinitylake"
-#: The variable by which a shell asks for completions, as click names it.
+#: The variable by which a shell requests completions, as click names it.
 VARIABLE = "_TRINITYLAKE_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
@@ -16,19 +16,19 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command(short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print what lets a shell complete commands and options.
+    """Print a script that makes a shell complete commands and options.
 
-    The line eval "$(trinitylake completion bash)" in ~/.bashrc lets bash read it, and the same with zsh in ~/.zshrc.
-    For fish it belongs into ~/.config/fish/completions/trinitylake.fish.
+    For bash, add eval "$(trinitylake completion bash)" to ~/.bashrc, and for zsh the same with zsh to ~/.zshrc. For
+    fish, write the output to ~/.config/fish/completions/trinitylake.fish.
 
     Example: trinitylake completion bash
     """
-    made = get_completion_class(shell)
-    assert made is not None
-    click.echo(made(click.get_current_context().find_root().command, {}, PROGRAM, VARIABLE).source())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    click.echo(completion_class(click.get_current_context().find_root().command, {}, PROGRAM, VARIABLE).source())
 
 
-def completed(commands: click.Command) -> int | None:
-    """Answer a shell that asks for completions. Returns the exit code, None if no shell asks."""
-    asked = os.environ.get(VARIABLE)
-    return shell_complete(commands, {}, PROGRAM, VARIABLE, asked) if asked else None
+def complete_if_requested(commands: click.Command) -> int | None:
+    """Print completions if a shell requests them, and return the exit code; return None otherwise."""
+    instruction = os.environ.get(VARIABLE)
+    return shell_complete(commands, {}, PROGRAM, VARIABLE, instruction) if instruction else None

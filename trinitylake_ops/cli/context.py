@@ -1,4 +1,4 @@
-"""The common parts of commands: the lakehouse that they work on, options, and how results are printed."""
+"""Common parts of commands: the lakehouse, options, and printing of results."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Callable[..., Any])
 
 _WIDEST_CHARS = 10_000
-#: How a time is given, for the help of options.
+#: The accepted forms of a time, for help texts.
 TIME_FORMS = "ISO 8601, in UTC unless it has an offset, or milliseconds since 1970"
 _NOTHING = "Nothing to do."
 
 
 class Session:
-    """The global options of one call."""
+    """The global options of one invocation."""
 
     def __init__(self, root: str | None, storage_options: StorageOptions):
         self._root = root
@@ -43,14 +43,14 @@ class Session:
 
     @property
     def root(self) -> str:
-        """The root URI as it was given. Raises UsageError without one."""
+        """The root URI as passed by the user. Raises UsageError if there is none."""
         if not self._root:
-            raise click.UsageError("no lakehouse: give --root URI, or set TRINITYLAKE_ROOT")
+            raise click.UsageError("no lakehouse selected; pass --root URI, or set TRINITYLAKE_ROOT")
         return self._root
 
     def lake(self) -> Lakehouse:
         """Open the lakehouse."""
-        from trinitylake_ops import Lakehouse  # help and wrong options need no Arrow
+        from trinitylake_ops import Lakehouse  # imports Arrow, which help and usage errors do not need
 
         return Lakehouse.open(self.root, self.storage_options)
 
@@ -75,9 +75,10 @@ def properties_of(texts: tuple[str, ...], option: str) -> dict[str, str]:
 
 
 def storage_options_of(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> StorageOptions:
-    """Return the storage options of the environment with those of the command line on top of them.
+    """Merge the storage options of the environment and the command line; the latter take precedence.
 
-    Runs before the command is looked up. Raises UsageError, which repeats no value: any may be a credential.
+    Runs before the command is resolved. Raises UsageError, whose message repeats no value, because any value may be a
+    credential.
     """
     try:
         from_environment = StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, ""))
@@ -87,22 +88,22 @@ def storage_options_of(context: click.Context, option: click.Parameter, texts: t
 
 
 def with_allowed_roots(options: StorageOptions, roots: tuple[str, ...]) -> StorageOptions:
-    """Return storage options that allow more roots."""
+    """Return storage options with additional allowed roots."""
     if not roots:
         return options
     return StorageOptions({**options, ALLOWED_ROOTS: " ".join((*roots, options.get(ALLOWED_ROOTS, ""))).strip()})
 
 
 def target_options_of(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> StorageOptions | None:
-    """Return the options of another storage, None if none was given.
+    """Return the options of the target's storage, or None if none was passed.
 
-    Raises UsageError without values, as for the lakehouse's own storage.
+    Raises UsageError, whose message repeats no value.
     """
     return StorageOptions(properties_of(texts, option.opts[0])) if texts else None
 
 
 def with_flags(message: str, flags: Mapping[str, str]) -> str:
-    """Replace the names of options that begin a message by the flags that the user types.
+    """Replace option names at the start of a message by the flags that the user types.
 
     Args:
         message: A message such as ``version, export and timestamp exclude each other``.
@@ -110,7 +111,7 @@ def with_flags(message: str, flags: Mapping[str, str]) -> str:
     """
     words = re.split(r"(\W+)", message)
     for index in range(0, len(words), 2):
-        is_other_name = words[index + 2 : index + 3] == ["name"]  # "export name 'x' ..." is about a name
+        is_other_name = words[index + 2 : index + 3] == ["name"]  # as in "export name 'x' is too long"
         if words[index] in flags and not is_other_name:
             words[index] = flags[words[index]]
         elif words[index] != "and":
@@ -124,7 +125,7 @@ def json_option(command: C) -> C:
 
 
 def html_option(command: C) -> C:
-    """Add ``--html`` to a command, as the argument ``html``. It is a file that looks writable at the start."""
+    """Add ``--html`` to a command, as the argument ``html``, and check early that the file can be written."""
     what = "Also write a self-contained HTML report to FILE."
     option = click.option("--html", metavar="FILE", type=click.Path(path_type=Path), callback=_page_path, help=what)
     return option(command)
@@ -134,12 +135,12 @@ def _page_path(context: click.Context, option: click.Parameter, path: Path | Non
     if path is not None and not context.resilient_parsing:
         from trinitylake_ops.reports import check_page_path
 
-        check_page_path(path)  # checked before a long read of the lakehouse
+        check_page_path(path)  # before a long read of the lakehouse
     return path
 
 
-def page_written(path: Path, page: str) -> None:
-    """Write a page and say so on standard error."""
+def write_html_page(path: Path, page: str) -> None:
+    """Write an HTML report, and print its path on standard error."""
     from trinitylake_ops.reports import write_page
 
     write_page(path, page)
@@ -154,14 +155,13 @@ def target_option(command: C) -> C:
         multiple=True,
         metavar="NAME=VALUE",
         callback=target_options_of,
-        help="An option of the target's storage. Repeatable. Default: those of the lakehouse where the scheme is the"
-        " same.",
+        help="A storage option of the target. Repeatable. Default: those of the lakehouse, if the scheme is the same.",
     )(command)
 
 
 def at_options(command: C) -> C:
     """Add ``--version`` and ``--timestamp`` to a command that reads."""
-    command = click.option("--timestamp", type=Timestamp(), help=f"The newest version at that time: {TIME_FORMS}.")(
+    command = click.option("--timestamp", type=Timestamp(), help=f"The newest version at this time: {TIME_FORMS}.")(
         command
     )
     return click.option("--version", metavar="N|NAME", help="A version, or the name of an export.")(command)
@@ -199,13 +199,13 @@ class Number(click.FloatRange):
 def _check_digits(
     kind: click.ParamType[Any], value: Any, param: click.Parameter | None, ctx: click.Context | None
 ) -> None:
-    """Fail for a number with underscores or with other digits than 0 to 9, which Python accepts."""
+    """Reject underscores and digits other than 0 to 9, which Python accepts."""
     if isinstance(value, str) and ("_" in value or not value.isascii()):
-        kind.fail(f"{value!r} is not a number in the digits 0 to 9", param, ctx)
+        kind.fail(f"{value!r} is not a number; use the digits 0 to 9", param, ctx)
 
 
 class Timestamp(click.ParamType[datetime | int]):
-    """A time as ISO 8601, in UTC unless it says otherwise, or as milliseconds since the epoch."""
+    """A time in ISO 8601, in UTC unless it has an offset, or in milliseconds since the epoch."""
 
     name = "time"
 
@@ -244,8 +244,8 @@ def write_output(text: str) -> None:
     """Write a line of a result to standard output.
 
     Raises:
-        OutputError: It cannot be written, such as on a full disk.
-        BrokenPipeError: The reader is gone.
+        OutputError: The line cannot be written, for example because the disk is full.
+        BrokenPipeError: The reader closed the pipe.
     """
     try:
         click.echo(text)
@@ -253,33 +253,33 @@ def write_output(text: str) -> None:
         raise
     except OSError as error:
         raise OutputError(
-            f"the result cannot be written to standard output: {error.strerror}; the command has finished, do not"
-            " repeat a change before you check it by: trinitylake log"
+            f"cannot write the result to standard output: {error.strerror}; the command itself has finished, so check"
+            " its effects with 'trinitylake log' before you repeat it"
         ) from error
 
 
 def print_json(value: Any, *, is_line: bool = False) -> None:
-    """Print one JSON document, in ASCII, so that any terminal shows it and no name can control the terminal.
+    """Print one JSON document in ASCII, so that names cannot contain terminal control sequences.
 
     Args:
         value: The content.
-        is_line: Whether the document is printed on one line, for one of several.
+        is_line: Whether to print the document on one line, as one of several.
     """
     write_output(json.dumps(jsonable(value), indent=None if is_line else 1))
 
 
 def print_notice(text: str) -> None:
-    """Print a line for people on standard error, control characters as escapes."""
+    """Print a line for people on standard error, with control characters escaped."""
     click.echo(visible(text), err=True)
 
 
 def print_line(text: str) -> None:
-    """Print a line for people, control characters as escapes."""
+    """Print a line for people, with control characters escaped."""
     write_output(visible(text))
 
 
 def print_table(table: Table) -> None:
-    """Print a table, as wide as the terminal. Without a terminal nothing is cut."""
+    """Print a table in the width of the terminal. Without a terminal, nothing is cut."""
     from rich.console import Console
 
     console = Console()
@@ -287,7 +287,7 @@ def print_table(table: Table) -> None:
 
 
 def print_shown(shown: Shown, as_json: bool) -> None:
-    """Print a plan or report in the form asked for."""
+    """Print a plan or report, as JSON or as a table."""
     if as_json:
         print_json(shown.to_dict())
     else:
@@ -295,23 +295,27 @@ def print_shown(shown: Shown, as_json: bool) -> None:
 
 
 def print_plan(plan: Plan, as_json: bool) -> None:
-    """Print a plan that was not approved, and how to approve it, unless there is nothing to do."""
+    """Print a plan that was not applied, and how to apply it unless it is empty."""
     print_shown(plan, as_json)
     if plan.is_empty:
         print_nothing()
     else:
-        click.echo(f"Nothing was done. To do it, with the same options: --apply {plan.digest}", err=True)
+        click.echo(f"Nothing was done. To apply the plan, repeat the command with: --apply {plan.digest}", err=True)
 
 
 def print_nothing() -> None:
-    """Print that there is nothing to do, in the same words for all plans."""
+    """Print that there is nothing to do, with the same text for all plans."""
     click.echo(_NOTHING, err=True)
 
 
 def print_outcome(plan: Plan, report: Shown, as_json: bool, *, is_complete: bool = True) -> None:
-    """Print the report of an executed plan.
+    """Print the report of an executed plan, or an empty plan itself, because it contains the reason.
 
-    Of an empty plan the plan itself is printed, because it has the reason why there is nothing to do.
+    Args:
+        plan: The plan.
+        report: The report of its execution.
+        as_json: Whether to print JSON.
+        is_complete: Whether the execution left nothing to do.
     """
     if plan.is_empty and is_complete and not as_json:
         print_plan(plan, as_json)
@@ -323,9 +327,10 @@ def print_outcome(plan: Plan, report: Shown, as_json: bool, *, is_complete: bool
 
 @contextmanager
 def shown_progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
-    """Show progress on a terminal's standard error, with a bar for each count.
+    """Show progress on standard error if it is a terminal, with a bar for each counted thing.
 
-    ``what`` is shown from the start, for operations that count nothing.
+    Args:
+        what: The text to show from the start, for operations that count nothing.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -344,7 +349,15 @@ def shown_progress(what: str | None = None) -> Iterator[Callable[[str, int, int]
 
 
 def print_committed(version: int, as_json: bool, what: str, *, has_changed: bool = True, **details: Any) -> None:
-    """Print which version an operation committed, or that there was nothing to do."""
+    """Print the version that an operation committed, or that there was nothing to do.
+
+    Args:
+        version: The committed version.
+        as_json: Whether to print JSON.
+        what: What was done.
+        has_changed: Whether a version was committed.
+        **details: Additional fields of the JSON document.
+    """
     if as_json:
         print_json({"version": version, **details})
     elif has_changed:

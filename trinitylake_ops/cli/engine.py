@@ -1,4 +1,4 @@
-"""The engine for the bulk of a command's requests: ``--engine`` and its other options."""
+"""The option ``--engine`` and its related options."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trinitylake_ops.operations.executor import LOCAL, Executor
 if TYPE_CHECKING:
     from trinitylake_ops.iceberg.write.rewrite import GroupWriter
 
-#: Set by ``spark-submit`` for the program that it starts.
+#: Set by ``spark-submit`` for the program that it runs.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-# The place where a command keeps options of Spark until it uses the engine.
-_GIVEN = f"{__name__}.given"
+# The key under which the click context stores Spark options until the engine is created.
+_SPARK_OPTIONS = f"{__name__}.spark_options"
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The engine that was asked for."""
+    """The engine selected on the command line."""
 
     name: str
     master: str | None
@@ -32,25 +32,23 @@ class Engine:
     requests_per_second: float | None
 
     def check(self) -> None:
-        """Raise UsageError for options of Spark with another engine, and for two addresses of Spark."""
+        """Raise UsageError for Spark options without the Spark engine, and for two Spark addresses."""
         options = (self.master, self.remote, self.requests_per_second)
         if self.name == "local" and any(option is not None for option in options):
-            raise click.UsageError(
-                "--spark-master, --spark-remote and --spark-requests-per-second go with --engine spark"
-            )
+            raise click.UsageError("--spark-master, --spark-remote and --spark-requests-per-second need --engine spark")
         if self.master is not None and self.remote is not None:
-            raise click.UsageError("--spark-master and --spark-remote exclude each other")
+            raise click.UsageError("--spark-master and --spark-remote cannot be combined")
 
     @contextmanager
     def executor(self) -> Iterator[Executor]:
-        """Provide the executor for a block. A Spark session starts with it and stops at its end, even after an error.
+        """Provide the executor for a block. A Spark session starts with the block, and stops at its end or on an error.
 
-        Raises what ``spark_executor`` raises.
+        Raises the errors of ``spark_executor``.
         """
         if self.name == "local":
             yield LOCAL
             return
-        # Spark takes a second to load, which other commands should not pay for.
+        # importing Spark takes a second, which other commands should not pay for
         from trinitylake_ops.spark import spark_executor
 
         with spark_executor(
@@ -60,7 +58,7 @@ class Engine:
 
     @contextmanager
     def group_writer(self) -> Iterator[GroupWriter]:
-        """Provide the writer of groups of data files for a block: this process, or tasks of Spark."""
+        """Provide the writer of data file groups for a block: this process, or Spark tasks."""
         if self.name == "local":
             from trinitylake_ops.iceberg.write.rewrite import rewrite_in_process
 
@@ -80,14 +78,14 @@ class Engine:
 def engine_options(command: C) -> C:
     """Add ``--engine`` and its options to a command, as the argument ``engine``."""
 
-    def gather(context: click.Context, option: click.Parameter, name: str) -> Engine:
-        given: dict[str, Any] = context.meta.get(_GIVEN, {})
+    def build_engine(context: click.Context, option: click.Parameter, name: str) -> Engine:
+        options: dict[str, Any] = context.meta.get(_SPARK_OPTIONS, {})
         return Engine(
-            name, given.get("spark_master"), given.get("spark_remote"), given.get("spark_requests_per_second")
+            name, options.get("spark_master"), options.get("spark_remote"), options.get("spark_requests_per_second")
         )
 
-    def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
-        context.meta.setdefault(_GIVEN, {})[option.name] = value
+    def store_option(context: click.Context, option: click.Parameter, value: Any) -> None:
+        context.meta.setdefault(_SPARK_OPTIONS, {})[option.name] = value
 
     command = click.option(
         "--spark-requests-per-second",
@@ -95,31 +93,31 @@ def engine_options(command: C) -> C:
         metavar="N",
         is_eager=True,
         expose_value=False,
-        callback=keep,
-        help="All tasks of Spark together send no more requests than that.",
+        callback=store_option,
+        help="Maximum number of requests per second of all Spark tasks together.",
     )(command)
     command = click.option(
         "--spark-remote",
         metavar="URL",
         is_eager=True,
         expose_value=False,
-        callback=keep,
-        help="A server of Spark Connect that runs the tasks instead, such as sc://host:15002.",
+        callback=store_option,
+        help="Run the tasks on this Spark Connect server, such as sc://host:15002.",
     )(command)
     command = click.option(
         "--spark-master",
         metavar="URL",
         is_eager=True,
         expose_value=False,
-        callback=keep,
-        help="Where Spark runs, such as spark://host:7077; default: what spark-submit says, else two threads here.",
+        callback=store_option,
+        help="The Spark master, such as spark://host:7077. Default: that of spark-submit, otherwise two local threads.",
     )(command)
     return click.option(
         "--engine",
         type=click.Choice(["local", "spark"]),
         default="local",
         show_default=True,
-        callback=gather,
-        help="The engine that reads, writes and deletes files: threads of this process, or tasks of Spark, for many"
-        " files on a storage far away. Plans, digests and reports are the same.",
+        callback=build_engine,
+        help="What reads, writes and deletes files: threads of this process, or Spark tasks, which pay off for many"
+        " files on remote storage. Plans, digests and reports are the same.",
     )(command)

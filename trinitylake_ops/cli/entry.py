@@ -1,7 +1,4 @@
-"""The beginning of the process.
-
-From the first moment, before Arrow loads, signals and failing streams end it tidily.
-"""
+"""The entry point of the process: handles signals and failing streams before heavy modules are imported."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ _STDERR = 2
 
 
 def main() -> NoReturn:
-    """Run the command line, and end the process with its exit code."""
-    # While modules load, nothing is open that must be closed. Some of them would lose an exception.
+    """Run the command line, and exit the process with its exit code."""
+    # During imports nothing is open that must be closed, and some modules would swallow an exception.
     signal.signal(signal.SIGINT, _exit_on_signal)
     signal.signal(signal.SIGTERM, _exit_on_signal)
     has_output = _open_missing_streams()
     sys.stderr = io.TextIOWrapper(
-        _Forgiving(), encoding=sys.stderr.encoding, errors="backslashreplace", write_through=True
+        _BestEffortStderr(), encoding=sys.stderr.encoding, errors="backslashreplace", write_through=True
     )
     from trinitylake_ops.cli.app import run
 
@@ -35,22 +32,22 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code = run(has_output=has_output)
-    except Terminated:  # raised outside the block that `run` guards
+    except Terminated:  # raised outside the try block in `run`
         code = _exit_code(signal.SIGTERM)
     except KeyboardInterrupt:
         code = _exit_code(signal.SIGINT)
-    # Python waits for our threads when it exits. A user who interrupts again need not wait for them.
+    # Python waits for threads at exit. A second interrupt ends the process at once.
     signal.signal(signal.SIGINT, _exit_on_signal)
     signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
         sys.stdout.flush()
-    except (OSError, ValueError):  # the error was printed; at exit it would become another code and a traceback
+    except (OSError, ValueError):  # the error was printed; at exit it would cause another exit code and a traceback
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 
 
-class _Forgiving(io.BufferedIOBase):
-    """Standard error that drops text that it cannot write: a missing reader is no failure of a command."""
+class _BestEffortStderr(io.BufferedIOBase):
+    """Standard error that ignores write errors, because a missing reader must not fail a command."""
 
     def writable(self) -> bool:
         return True
@@ -78,7 +75,7 @@ def _exit_code(number: int) -> int:
 
 def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
     what = b"terminated" if number == signal.SIGTERM else b"interrupted"
-    _Forgiving().write(b"Error: %s\n" % what)
+    _BestEffortStderr().write(b"Error: %s\n" % what)
     os._exit(_exit_code(number))
 
 

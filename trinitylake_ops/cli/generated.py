@@ -1,4 +1,4 @@
-"""Commands that are generated from the declarations of operations: arguments, options, plans and results."""
+"""Commands generated from the declarations of operations: arguments, options, plans and results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from trinitylake_ops.cli.context import (
     approval_options,
     html_option,
     json_option,
-    page_written,
     pass_session,
     print_committed,
     print_json,
@@ -31,6 +30,7 @@ from trinitylake_ops.cli.context import (
     shown_progress,
     target_option,
     with_flags,
+    write_html_page,
 )
 from trinitylake_ops.cli.engine import Engine, engine_options
 from trinitylake_ops.declarations.index import INDEX, RECLAIMING, load_operation
@@ -48,20 +48,21 @@ if TYPE_CHECKING:
     from trinitylake_ops.iceberg.write.rewrite import GroupWriter
 
 _LOCAL = Engine("local", None, None, None)
-#: The members of an option with one value that the argument itself names: a number, or a name.
+#: The members of a one-of option that the argument itself can select: a version number, or the name of an export.
 NAMED_BY_ARGUMENT = ("version", "export")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningCommand(OperationContext[OptionsT]):
-    """An operation while it runs as a command. ``show`` shows its progress."""
+    """The context of an operation that runs as a command."""
 
+    #: Shows progress on the terminal.
     show: Callable[[str, int, int], None]
     engine: Engine
 
     @property
     def run_id(self) -> None:
-        """None: a command is no run."""
+        """None, because a command is not a run of an orchestrator."""
         return
 
     def progress(self) -> Callable[[str, int, int], None]:
@@ -69,13 +70,13 @@ class RunningCommand(OperationContext[OptionsT]):
         return self.show
 
     def group_writer(self) -> AbstractContextManager[GroupWriter]:
-        """Provide the engine's writer of groups of data files for a block."""
+        """Return a context manager that provides the engine's writer of data file groups."""
         return self.engine.group_writer()
 
 
 @cache
 def generated_command(job: str) -> click.Command:
-    """Return the command of an operation, by the name of its job."""
+    """Build the command of an operation, by the operation's name."""
     operation, entry = load_operation(job), INDEX[job]
     callback: Any = pass_session(_callback(operation))
     for decorator in reversed(list(_decorators(operation))):
@@ -89,14 +90,14 @@ def generated_command(job: str) -> click.Command:
 
 
 def command_specs(operation: Operation[Any]) -> Iterator[OptionSpec]:
-    """Yield the options that a command takes by their own names: all but how it is approved, and those of jobs."""
+    """Yield the options that a command has: all except the approval, and those for jobs only."""
     for spec in option_specs(operation.options):
         if not (operation.plan_declaration is not None and spec.name in MODES) and JOBS_ONLY not in spec.marks:
             yield spec
 
 
 def _decorators(operation: Operation[Any]) -> Iterator[Callable[[Any], Any]]:
-    """Yield what adds the arguments and options of a command, in the order of its help."""
+    """Yield the decorators that add arguments and options to a command, in the order of its help."""
     for spec in command_specs(operation):
         yield from _parameters(spec)
     declaration, command = operation.plan_declaration, operation.command
@@ -105,7 +106,7 @@ def _decorators(operation: Operation[Any]) -> Iterator[Callable[[Any], Any]]:
     if command.uses_engine:
         yield engine_options
     if declaration is not None and declaration.steps is not None:
-        yield click.option("--dry-run", "is_dry_run", is_flag=True, help="Print each step of the plan.")
+        yield click.option("--dry-run", "is_dry_run", is_flag=True, help="Print the steps of the plan.")
     if declaration is not None and declaration.direct is None:
         yield approval_options
     if command.page is not None:
@@ -117,7 +118,7 @@ def _parameters(spec: OptionSpec) -> Iterator[Callable[[Any], Any]]:
     shown = spec.command_line
     if spec.is_one_of:
         yield click.argument(spec.name, required=False)
-        yield from (_option(one) for one in _flags_of(spec))
+        yield from (_option(member) for member in _flags_of(spec))
     elif shown.is_argument and spec.is_list:
         yield click.argument(spec.name, nargs=-1, metavar=f"[{shown.metavar}]...")
     elif shown.is_argument:
@@ -127,8 +128,8 @@ def _parameters(spec: OptionSpec) -> Iterator[Callable[[Any], Any]]:
 
 
 def _flags_of(spec: OptionSpec) -> list[OptionSpec]:
-    """Return the members of an option with one value that have flags."""
-    return [one for one in spec.members if one.name not in NAMED_BY_ARGUMENT and JOBS_ONLY not in one.marks]
+    """Return the members of a one-of option that have flags."""
+    return [member for member in spec.members if member.name not in NAMED_BY_ARGUMENT and JOBS_ONLY not in member.marks]
 
 
 def _flag(spec: OptionSpec) -> str:
@@ -136,11 +137,11 @@ def _flag(spec: OptionSpec) -> str:
 
 
 def shown_in_command(operation: Operation[Any], spec: OptionSpec) -> str:
-    """Return how a command takes an option, or a member of an option; an empty text where it does not.
+    """Return how an option is written on the command line; empty if the command does not have it.
 
     Args:
-        operation: The operation, which has a command.
-        spec: The option.
+        operation: An operation with a command.
+        spec: The option, or a member of an option.
     """
     if JOBS_ONLY in spec.marks or INDEX[operation.job].command is None:
         return ""
@@ -193,7 +194,7 @@ def _callback(operation: Operation[Any]) -> Callable[..., None]:
     ) -> None:
         engine.check()
         if is_dry_run and (digest is not None or yes):
-            raise click.UsageError("--dry-run does nothing: leave out --apply and --yes")
+            raise click.UsageError("--dry-run cannot be combined with --apply and --yes")
         options = _checked(operation, values)
         if target_options is not None and getattr(options, "target", "") is None:
             raise click.UsageError("--target-option needs --target")
@@ -227,13 +228,13 @@ def _callback(operation: Operation[Any]) -> Callable[..., None]:
                 _print_plan(declaration, plan, as_json)
         finally:
             if html is not None and command.page is not None:
-                page_written(html, command.page(context, plan, report))
+                write_html_page(html, command.page(context, plan, report))
 
     return run
 
 
 def _checked(operation: Operation[Any], values: Mapping[str, Any]) -> Any:
-    """Return the options of a command. Raises UsageError, with the flag or argument that is wrong."""
+    """Validate the options of a command. Raises UsageError, which names the flag or argument."""
     if operation.options is None:
         return None
     fields: dict[str, Any] = dict(values)
@@ -241,7 +242,7 @@ def _checked(operation: Operation[Any], values: Mapping[str, Any]) -> Any:
     for spec in command_specs(operation):
         names[spec.name] = _argument(spec) if spec.command_line.is_argument else _flag(spec)
         if spec.is_one_of:
-            fields[spec.name] = _chosen(spec, fields)
+            fields[spec.name] = _selected_member(spec, fields)
         elif spec.is_list:
             fields[spec.name] = list(fields[spec.name])
     try:
@@ -255,20 +256,20 @@ def _argument(spec: OptionSpec) -> str:
     return spec.command_line.metavar or spec.name.upper()
 
 
-def _chosen(spec: OptionSpec, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the one member that is set: of an argument, a number is a version, and another text an export."""
-    named = fields.pop(spec.name)
-    flags = _flags_of(spec)
-    chosen = {one.name: value for one in flags if (value := fields.pop(one.name)) is not None}
-    if (named is not None) + len(chosen) != 1:
-        raise click.UsageError(f"give {_argument(spec)}, or else {', '.join(map(_flag, flags))}")
-    if named is None:
-        return chosen
-    return {"version": int(named)} if named.isascii() and named.isdecimal() else {"export": named}
+def _selected_member(spec: OptionSpec, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the selected member of a one-of option. An argument of digits is a version, any other an export."""
+    argument = fields.pop(spec.name)
+    members = _flags_of(spec)
+    selected = {member.name: value for member in members if (value := fields.pop(member.name)) is not None}
+    if (argument is not None) + len(selected) != 1:
+        raise click.UsageError(f"pass either {_argument(spec)} or {' or '.join(map(_flag, members))}")
+    if argument is None:
+        return selected
+    return {"version": int(argument)} if argument.isascii() and argument.isdecimal() else {"export": argument}
 
 
 def _print_result(result: CommandResult, plan: Any, as_json: bool) -> None:
-    """Print what an execution did. Exit with 1 if something is left to do."""
+    """Print the result of an execution. Exits with 1 if something is left to do."""
     shown = result.shown
     if isinstance(shown, Committed):
         print_committed(shown.version, as_json, shown.line, has_changed=shown.has_changed, **shown.details)
@@ -283,7 +284,7 @@ def _print_result(result: CommandResult, plan: Any, as_json: bool) -> None:
 
 
 def _print_plan(declaration: PlanDeclaration[Any, Any, Any], plan: Any, as_json: bool) -> None:
-    """Print a plan that was not approved. Exit with 1 if it repairs nothing of what is wrong."""
+    """Print a plan that was not applied. Exits with 1 if there are errors that it does not repair."""
     if blocked := declaration.blocked(plan):
         print_shown(plan, as_json)
         print_notice(f"Nothing was done: {blocked}")

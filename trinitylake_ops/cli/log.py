@@ -1,4 +1,4 @@
-"""The command log: the versions of a lakehouse, or those that changed a table."""
+"""The command log, which lists the versions of a lakehouse or of a table."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trinitylake_ops.cli.context import (
     WholeNumber,
     html_option,
     json_option,
-    page_written,
     pass_session,
     print_json,
     print_table,
+    write_html_page,
 )
 from trinitylake_ops.errors import TableNotFoundError
 from trinitylake_ops.operations.rendering import jsonable, new_table
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 
 @click.command(short_help="List versions, or those that changed a table, newest first.")
 @click.argument("name", metavar="[NS.TABLE]", required=False)
-@click.option("--limit", type=WholeNumber(min=1), help="At most so many versions.")
-@click.option("--stat", is_flag=True, help="How much each commit changed, sent and wrote, also in rows of tables.")
+@click.option("--limit", type=WholeNumber(min=1), help="At most N versions.")
+@click.option("--stat", is_flag=True, help="Show what each commit changed and wrote, with rows of tables.")
 @html_option
 @json_option
 @pass_session
 def log(session: Session, name: str | None, limit: int | None, stat: bool, html: Path | None, as_json: bool) -> None:
     """List versions, newest first: what was done, by whom, in which run.
 
-    A version that a later rollback undid is marked. Transactions that were committed together as one version are listed
-    after it, one by one. With --stat the rows,
-    files and bytes come from the metadata of the tables that each version changed, so give a --limit.
+    Versions that a later rollback undid are marked. Transactions that were committed together as one version are listed
+    below it. With --stat the rows, files and bytes come from the metadata of the tables that each version changed, so
+    pass a --limit.
 
-    With the name of a table only the versions that changed it are listed, with its rows, files and bytes, and with the
-    columns that changed. The table may have been dropped since. The search ends when --limit versions are found.
+    With a table name, only the versions that changed the table are listed, with its rows, files and bytes, and the
+    columns that changed. The table may have been dropped since. The search ends after --limit versions.
 
     Example: trinitylake log sales.orders --limit 10
     """
     lake = session.lake()
     if name is not None:
         if html is not None:
-            raise click.UsageError("--html is for the log of the lakehouse; leave out the table or --html")
+            raise click.UsageError("--html does not support the log of a table; leave one of them out")
         _log_of_table(lake, name, limit, as_json)
         return
     latest = lake.snapshot() if html is not None or stat else None
@@ -61,9 +61,9 @@ def log(session: Session, name: str | None, limit: int | None, stat: bool, html:
     undone = find_undone(lake.files, history)
     diffs = _diffs(lake, history, latest) if stat and latest is not None else {}
     if html is not None and latest is not None:
-        from trinitylake_ops.reports import log_page  # with the code that draws it
+        from trinitylake_ops.reports import log_page  # imports the code that draws
 
-        page_written(html, log_page(latest, history, lake.storage.now_ms()))
+        write_html_page(html, log_page(latest, history, lake.storage.now_ms()))
     if as_json:
         lines = [{**jsonable(info), "undone_by": undone.by(info.version)} for info in history]
         print_json([{**line, "diff": diffs[line["version"]]} for line in lines] if stat else lines)
@@ -96,8 +96,9 @@ _COUNTED = ("set", "deleted")
 def _log_rows(info: VersionInfo, mark: str) -> Iterator[tuple[object, ...]]:
     by, state = _by(info.committer, info.approved_by), ", ".join(filter(None, (info.state, mark)))
     yield info.version, info.created_at, _operation(info), info.message, by, info.run_id, state
-    for each in info.transactions:
-        yield "", "", f"- {each.operation}", each.message, _by(each.client, each.approved_by), each.run_id, ""
+    for member in info.transactions:
+        by = _by(member.client, member.approved_by)
+        yield "", "", f"- {member.operation}", member.message, by, member.run_id, ""
 
 
 def _by(committer: str, approved_by: str | None) -> str:
@@ -106,7 +107,7 @@ def _by(committer: str, approved_by: str | None) -> str:
 
 def _diffs(lake: Lakehouse, history: Sequence[VersionInfo], latest: Snapshot) -> dict[int, VersionDiff | None]:
     """Return what each version changed."""
-    from trinitylake_ops.operations.diff.versions import diffs_of  # with Iceberg
+    from trinitylake_ops.operations.diff.versions import diffs_of  # imports Iceberg
 
     return dict(diffs_of(lake, [info.version for info in history], latest))
 
@@ -118,8 +119,9 @@ def _stat_rows(info: VersionInfo, diff: VersionDiff | None) -> Iterator[tuple[ob
     cost = (info.cost.get("attempts"), info.cost.get("requests"), _size(info.bytes_written))
     counted = map(info.counts.get, _COUNTED)
     yield info.version, info.created_at, _operation(info), info.message, *counted, *tables, *cost
-    for one in info.transactions:
-        yield "", "", f"- {one.operation}", one.message, *map(one.counts.get, _COUNTED), "", "", "", "", "", ""
+    for member in info.transactions:
+        counted = map(member.counts.get, _COUNTED)
+        yield "", "", f"- {member.operation}", member.message, *counted, "", "", "", "", "", ""
 
 
 def _operation(info: VersionInfo) -> str:
@@ -131,19 +133,24 @@ def _operation(info: VersionInfo) -> str:
 
 
 def _log_of_table(lake: Lakehouse, name: str, limit: int | None, as_json: bool) -> None:
-    from trinitylake_ops.operations.diff.table_history import table_history  # with Iceberg
+    from trinitylake_ops.operations.diff.table_history import table_history  # imports Iceberg
     from trinitylake_ops.operations.diff.versions import delta_texts
 
     latest = lake.snapshot()
     versions = latest.version + 1
     history = table_history(lake, *_table_name(name, latest), head=latest, most=limit or versions, look_back=versions)
     if not history.versions:
-        raise TableNotFoundError(f"no version that can be read has a table {name}")
+        raise TableNotFoundError(f"table {name} is in no readable version")
     if as_json:
         print_json(
             [
-                {**jsonable(one.info), "undone_by": one.undone_by, "since": one.since, "change": jsonable(one.change)}
-                for one in history.versions
+                {
+                    **jsonable(entry.info),
+                    "undone_by": entry.undone_by,
+                    "since": entry.since,
+                    "change": jsonable(entry.change),
+                }
+                for entry in history.versions
             ]
         )
         return
@@ -153,16 +160,16 @@ def _log_of_table(lake: Lakehouse, name: str, limit: int | None, as_json: bool) 
     )
     rows = [
         (
-            *next(_log_rows(one.info, "" if one.undone_by is None else f"undone by {one.undone_by}")),
-            *(one.change.kind, *delta_texts(one.change.delta), "; ".join(one.columns)),
+            *next(_log_rows(entry.info, "" if entry.undone_by is None else f"undone by {entry.undone_by}")),
+            *(entry.change.kind, *delta_texts(entry.change.delta), "; ".join(entry.columns)),
         )
-        for one in history.versions
+        for entry in history.versions
     ]
     print_table(new_table("", *columns, rows=rows))
 
 
 def _table_name(name: str, latest: Snapshot) -> tuple[str, str]:
-    """Return the namespace and the table of a name. A table that was dropped has one dot in its name."""
+    """Return the namespace and the table of a name. The name of a dropped table must have exactly one dot."""
     try:
         return resolve_table(name, latest)
     except TableNotFoundError:

@@ -1,4 +1,4 @@
-"""Commands that create a lakehouse and inspect it: init, ls, show, diff, tree."""
+"""Commands that create a lakehouse, or inspect it: init, ls, show, diff, tree."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ _BAR_CHARS = 20
 _MOST_SHOWN = 20  # tables of a namespace
 _FORECAST_OBJECTS = [10**exponent for exponent in range(3, 10)]
 _SIZE = WholeNumber(1, MAX_NODE_FILE_BYTES)
-# A writer waits up to 20 s for its turn, and at most a quarter of its time. No space is freed before that time is over.
+# A writer may wait 20 s for its slot, and at most a quarter of this time. No space is reclaimed while it lasts.
 _SHORTEST_LIFE_MS, _LONGEST_LIFE_MS = 60_000, 10 * 365 * 86_400_000
 _SETTINGS = (
-    ("order", WholeNumber(MIN_ORDER, MAX_ORDER), "Most children of a node."),
-    ("namespace_name_max_size_bytes", _SIZE, "Longest name of a namespace."),
-    ("table_name_max_size_bytes", _SIZE, "Longest name of a table."),
-    ("file_path_max_size_bytes", _SIZE, "Longest path of a file."),
-    ("node_file_max_size_bytes", _SIZE, "Largest node file."),
-    ("maximum_version_age_millis", WholeNumber(0, 2**63 - 1), "Age at which a version may expire."),
-    ("minimum_versions_to_keep", WholeNumber(1, 2**31 - 1), "Versions that never expire by age."),
-    ("txn_ttl_millis", WholeNumber(_SHORTEST_LIFE_MS, _LONGEST_LIFE_MS), "Longest life of a transaction."),
+    ("order", WholeNumber(MIN_ORDER, MAX_ORDER), "Maximum children of a node."),
+    ("namespace_name_max_size_bytes", _SIZE, "Maximum length of a namespace name."),
+    ("table_name_max_size_bytes", _SIZE, "Maximum length of a table name."),
+    ("file_path_max_size_bytes", _SIZE, "Maximum length of a file path."),
+    ("node_file_max_size_bytes", _SIZE, "Maximum size of a node file."),
+    ("maximum_version_age_millis", WholeNumber(0, 2**63 - 1), "Age at which versions may expire."),
+    ("minimum_versions_to_keep", WholeNumber(1, 2**31 - 1), "Number of newest versions that never expire by age."),
+    ("txn_ttl_millis", WholeNumber(_SHORTEST_LIFE_MS, _LONGEST_LIFE_MS), "Maximum duration of a transaction."),
 )
 
 
@@ -75,24 +75,24 @@ def _setting_options(command: Any) -> Any:
     type=click.Choice(["snapshot", "serializable"]),
     default="snapshot",
     show_default=True,
-    help="Isolation of its transactions.",
+    help="Isolation level of transactions.",
 )
 @click.option(
     "--node-compression",
     type=click.Choice(["none", "lz4", "zstd"]),
     default="none",
     show_default=True,
-    help="Compression of node files; other programs may read only none.",
+    help="Compression of node files. Other programs may only support none.",
 )
 @click.option(
     "--table-root",
     default="",
     metavar="URI",
-    help="Where files of new tables go, if not below the root. This lakehouse frees what it does not need there. It may"
-    " be on another kind of storage; SCHEME.NAME gives its storage options.",
+    help="Root for files of new tables, if not below the root of the lakehouse. The lakehouse deletes files there that"
+    " it no longer needs. It may be on another kind of storage; set its storage options as SCHEME.NAME.",
 )
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property of the lakehouse.")
-@click.option("--explain", is_flag=True, help="Also print the settings, and what they mean for many tables.")
+@click.option("--explain", is_flag=True, help="Also print the settings, and a forecast for large numbers of tables.")
 @json_option
 @pass_session
 def init(
@@ -105,11 +105,11 @@ def init(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Create a lakehouse at the root, empty, as version 0.
+    """Create an empty lakehouse at the root, as version 0.
 
-    Sizes and order can never be changed. With --explain the command prints what they mean for the tree at 1,000 to
-    1,000,000,000 tables. This is its height, the messages in the root's buffer, and the bytes of a commit of one table,
-    before compression.
+    Size limits and the order can never be changed. With --explain the command forecasts the tree for 1,000 to
+    1,000,000,000 tables: its height, the messages in the root's buffer, and the bytes of a commit of one table, before
+    compression.
 
     With a catalog in Redis and tables on S3: trinitylake --root redis://host:6379/0/lake init --table-root s3://bucket/t
 
@@ -135,7 +135,7 @@ def init(
         return
     print_line(f"Created a lakehouse at {lake.root}")
     if forecasts is None:
-        print_line("Next: set TRINITYLAKE_ROOT to it, so that commands need no --root, and write tables.")
+        print_line("Next: set TRINITYLAKE_ROOT to this root, so that commands need no --root, and write tables.")
         return
     print_table(_definition_table(snapshot))
     print_table(_forecast_table(forecasts))
@@ -144,17 +144,17 @@ def init(
 def _forecast_table(forecasts: Sequence[TreeForecast]) -> Any:
     rows = [
         (
-            f"{found.objects:,}",
-            found.height + 1,
-            f"{found.nodes:,}",
-            found.buffer_messages,
-            f"{found.nodes_per_commit:.2f}",
-            _size(found.bytes_per_commit),
-            f"{found.write_amplification:,.0f} x",
+            f"{forecast.objects:,}",
+            forecast.height + 1,
+            f"{forecast.nodes:,}",
+            forecast.buffer_messages,
+            f"{forecast.nodes_per_commit:.2f}",
+            _size(forecast.bytes_per_commit),
+            f"{forecast.write_amplification:,.0f} x",
         )
-        for found in forecasts
+        for forecast in forecasts
     ]
-    title = "What this means: trees that grew at random, and what a commit that changes one table writes on average"
+    title = "Forecast: trees after random inserts, and the average cost of a commit that changes one table"
     columns = (
         *("tables", "levels", "nodes", "messages in a full buffer"),
         *("nodes / commit", "bytes / commit", "bytes written / changed"),
@@ -168,24 +168,21 @@ def _size(size_bytes: float) -> str:
 
 def _definition_table(snapshot: Snapshot) -> Any:
     definition = replace(snapshot.definition, node_compression=snapshot.definition.node_compression or "none")
-    shown = [(spec.name, getattr(definition, spec.name)) for spec in fields(LakehouseDef)]
+    settings = [(spec.name, getattr(definition, spec.name)) for spec in fields(LakehouseDef)]
     clones = tuple(record for record in definition.exports if record.clone_id)
     exports = tuple(record for record in definition.exports if not record.clone_id)
-    known = {record.name for record in clones}
-    others = {name: place for name, place in definition.exported_snapshots.items() if name not in known}
-    own = {"exports": exports, "exported_snapshots": others}
-    shown = [(name, own.get(name, value)) for name, value in shown] + [("clones", clones)]
-    rows = [(name, _setting(value)) for name, value in shown if value not in ({}, (), None, "", b"")]
+    clone_names = {record.name for record in clones}
+    snapshots = {name: root for name, root in definition.exported_snapshots.items() if name not in clone_names}
+    without_clones = {"exports": exports, "exported_snapshots": snapshots}
+    settings = [(name, without_clones.get(name, value)) for name, value in settings] + [("clones", clones)]
+    rows = [(name, _setting(value)) for name, value in settings if value not in ({}, (), None, "", b"")]
     return new_table(
         f"Lakehouse at version {snapshot.version}, {_time(snapshot.created_at)}", "setting", "value", rows=rows
     )
 
 
 def _setting(value: Any) -> object:
-    """Return a setting of a lakehouse as people read it.
-
-    Of a long one only the first parts are shown, and the others counted.
-    """
+    """Return a setting of a lakehouse as text for people. Long lists are cut, and the omitted items counted."""
     if isinstance(value, IntEnum):
         return value.name.lower()
     if isinstance(value, RetentionRules):
@@ -206,7 +203,7 @@ def _part(record: Any) -> str:
         return f"{record.name} (version {record.version}, {where})"
     if isinstance(record, ExpirationBatch):
         return f"{record.versions} ({record.state.name.lower()})"
-    return f"{record.root} at version {record.version}"  # one source
+    return f"{record.root} at version {record.version}"  # a source
 
 
 @click.command(short_help="Draw the tree: levels, fill, buffers, bytes.")
@@ -214,10 +211,9 @@ def _part(record: Any) -> str:
 @json_option
 @pass_session
 def tree(session: Session, version: str | None, timestamp: datetime | int | None, as_json: bool) -> None:
-    """Draw the tree of a version, level by level: nodes, their fill, messages in buffers, bytes.
+    """Draw the tree of a version by level: nodes, their fill, messages in buffers, bytes.
 
-    The command reads all nodes of the tree. Thin nodes and many messages make reads slower. The command compact removes
-    both.
+    The command reads all nodes of the tree. Thin nodes and many messages make reads slower; compact removes both.
 
     Example: trinitylake tree --version 12
     """
@@ -283,8 +279,8 @@ def show(
 ) -> None:
     """Show the lakehouse, a namespace or a table.
 
-    The name of an existing namespace means the namespace. Otherwise each dot is tried as the one between namespace and
-    table, since names may hold dots.
+    The name of an existing namespace selects the namespace. Otherwise each dot is tried as the separator of namespace
+    and table, because names may contain dots.
 
     Example: trinitylake show sales.orders --version 12
     """
@@ -298,7 +294,7 @@ def show(
 
 
 def _is_namespace(snapshot: Snapshot, name: str) -> bool:
-    """Whether to show a name as a namespace. A dotted name may be too long for one and yet name a table."""
+    """Whether a name selects a namespace. A name with dots may be too long for a namespace, but select a table."""
     if "." not in name:
         return True
     try:
@@ -349,23 +345,23 @@ def _show_table(snapshot: Snapshot, namespace: str, table: str, as_json: bool) -
     print_table(new_table("Columns", "id", "name", "type", "nullable", "key", rows=columns))
 
 
-@click.command(short_help="List what differs between two versions.")
+@click.command(short_help="List the differences between two versions.")
 @click.argument("before", metavar="N|NAME")
 @click.argument("after", metavar="N|NAME")
-@click.option("--stat", is_flag=True, help="With rows, files and bytes of tables; reads their metadata, no data.")
+@click.option("--stat", is_flag=True, help="Also show rows, files and bytes of tables. Reads metadata only.")
 @json_option
 @pass_session
 def diff(session: Session, before: str, after: str, stat: bool, as_json: bool) -> None:
     """List the namespaces and tables that differ between two versions or exports.
 
-    With --stat the rows, files and bytes that came and went are shown, too, as the tables' writers counted them. They
-    come from the summaries of Iceberg snapshots.
+    With --stat, rows, files and bytes added and removed are shown, too. They come from the summaries of Iceberg
+    snapshots, as the tables' writers counted them.
 
     Example: trinitylake diff 11 12 --stat
     """
     lake = session.lake()
     if stat:
-        from trinitylake_ops.operations import diff_versions  # with Iceberg
+        from trinitylake_ops.operations import diff_versions  # imports Iceberg
 
         print_shown(diff_versions(lake, lake.snapshot(before), lake.snapshot(after)), as_json)
         return
@@ -375,4 +371,4 @@ def diff(session: Session, before: str, after: str, stat: bool, as_json: bool) -
     elif changes:
         print_table(new_table("", "change", "object", rows=change_rows(changes)))
     else:
-        print_line(f"{before} and {after} hold the same.")
+        print_line(f"{before} and {after} do not differ.")

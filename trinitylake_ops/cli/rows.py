@@ -1,4 +1,4 @@
-"""Commands that show rows of tables: head, count. Rows are untrusted, and no value reaches the terminal raw."""
+"""Commands that show rows of tables: head and count. Rows are untrusted, so values are escaped for the terminal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 
 _MOST_ROWS = 10_000
-#: Characters of a value that are printed outside of JSON, and of a column that a terminal has at least.
+#: The maximum length of a value outside of JSON, and the minimum width of a column on a terminal.
 _MOST_CHARS, _NARROWEST_CHARS = 1_000, 8
 _GAP = "  "
 _CUT = "\N{HORIZONTAL ELLIPSIS}"
@@ -58,23 +58,23 @@ def head(
     timestamp: datetime | int | None,
     as_json: bool,
 ) -> None:
-    """Print rows of a table, those of its oldest data files first. Rows that delete files delete are left out.
+    """Print rows of a table, those of its oldest data files first. Deleted rows are left out.
 
-    On a terminal, values and columns that do not fit are cut. Elsewhere a value has up to 1,000 characters. --json
-    prints whole values, in the forms of Iceberg's JSON.
+    On a terminal, values and columns that do not fit are cut. Otherwise values are cut after 1,000 characters. With
+    --json, values are complete and in Iceberg's JSON form.
 
     Example: trinitylake head sales.orders --limit 5 --columns id,amount
     """
-    from trinitylake_ops.iceberg.read import first_rows  # with Iceberg
+    from trinitylake_ops.iceberg.read import first_rows  # imports Iceberg
 
     snapshot, (namespace, table) = _table_at(session, name, version, timestamp)
     with _reading(session, snapshot, namespace, table) as (metadata, io):
         rows = first_rows(metadata, io, limit, None if columns is None else columns.split(","))
-    values = [[_python(value) for value in rows.column(at)] for at in range(rows.num_columns)]
+    values = [[_to_python(value) for value in rows.column(index)] for index in range(rows.num_columns)]
     if as_json:
         lines = [
-            {field.name: _json_value(column[at]) for field, column in zip(rows.schema, values, strict=True)}
-            for at in range(rows.num_rows)
+            {field.name: _json_value(column[index]) for field, column in zip(rows.schema, values, strict=True)}
+            for index in range(rows.num_rows)
         ]
         print_json({"version": snapshot.version, "namespace": namespace, "table": table, "rows": lines})
         return
@@ -89,13 +89,13 @@ def head(
 @json_option
 @pass_session
 def count(session: Session, name: str, version: str | None, timestamp: datetime | int | None, as_json: bool) -> None:
-    """Print how many rows a table has, without those that delete files delete.
+    """Print the number of rows of a table, without deleted rows.
 
-    The manifests of the table count the rows of each data file. Only data files with delete files are read.
+    The row counts come from the manifests of the table. Only data files with delete files are read.
 
     Example: trinitylake count sales.orders --version 12
     """
-    from trinitylake_ops.iceberg.read import count_rows  # with Iceberg
+    from trinitylake_ops.iceberg.read import count_rows  # imports Iceberg
 
     snapshot, (namespace, table) = _table_at(session, name, version, timestamp)
     with _reading(session, snapshot, namespace, table) as (metadata, io):
@@ -117,7 +117,7 @@ def _table_at(
 def _reading(
     session: Session, snapshot: Snapshot, namespace: str, table: str
 ) -> Iterator[tuple[TableMetadata, StorageFileIO]]:
-    """Return the metadata of a table at a version, and what reads its files."""
+    """Provide the metadata of a table at a version, and the FileIO for its files."""
     from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
     from trinitylake_ops.iceberg.metadata import table_metadata
     from trinitylake_ops.iceberg.read import ReadVersion, reading_at
@@ -126,16 +126,16 @@ def _reading(
     definition = snapshot.table(namespace, table)
     if not definition.is_iceberg:
         raise InvalidInputError(
-            f"the rows of table {namespace}.{table} cannot be read: its format is {definition.table_format!r}; read"
-            " it with an engine for that format"
+            f"cannot read rows of table {namespace}.{table}: its format is {definition.table_format!r}; use an engine"
+            " for that format"
         )
     io = TrinityLakeCatalog.on(SnapshotTarget(snapshot, session.storage_options)).io
     with reading_at(ReadVersion.of(snapshot, io), io):
         yield table_metadata(definition, io), io.for_table(definition)
 
 
-def _python(scalar: pa.Scalar[Any]) -> object:
-    """Return a value as Python has it, and its number or bytes if Python cannot, such as a date after year 9999."""
+def _to_python(scalar: pa.Scalar[Any]) -> object:
+    """Convert a value to Python, or to its raw number or bytes if Python has no such value (a date after year 9999)."""
     try:
         return scalar.as_py()
     except (ValueError, ArithmeticError):  # an OverflowError is an ArithmeticError
@@ -147,7 +147,7 @@ def _python(scalar: pa.Scalar[Any]) -> object:
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value of a row as JSON holds it."""
+    """Convert a value of a row to JSON."""
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -165,7 +165,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _text(value: object) -> str:
-    """Return the beginning of a value as a person reads it."""
+    """Return a value as text for people, cut after 1,000 characters."""
     match value:
         case None:
             text = "NULL"
@@ -189,7 +189,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _print_aligned(names: Sequence[str], columns: Sequence[Sequence[str]], is_number: Sequence[bool]) -> None:
-    """Print columns of visible text, cut to the width of the terminal. Outside of a terminal nothing is cut."""
+    """Print columns of escaped text, cut to the width of the terminal. Without a terminal, nothing is cut."""
     from rich.cells import cell_len
     from rich.console import Console
 
@@ -200,17 +200,17 @@ def _print_aligned(names: Sequence[str], columns: Sequence[Sequence[str]], is_nu
         cells = [_cell(text, width, right) for text, width, right in zip(line, widths, is_number, strict=False)]
         write_output(_GAP.join(cells).rstrip())
     if len(widths) < len(names):
-        print_notice(f"{len(names) - len(widths)} more columns do not fit; choose with --columns, or use --json")
+        print_notice(f"{len(names) - len(widths)} more columns do not fit; select some with --columns, or use --json")
     if not columns or not columns[0]:
         print_notice("No rows.")
 
 
 def fitted_widths(wanted: Sequence[int], total: int) -> list[int]:
-    """Return the widths of the first columns that fit into a line.
+    """Return the widths of the first columns that fit on a line.
 
     Args:
-        wanted: The width in characters that each column needs.
-        total: The width of the line.
+        wanted: The width of the content of each column, in characters.
+        total: The width of the line, in characters.
     """
     widths: list[int] = []
     for want in wanted:
@@ -219,16 +219,16 @@ def fitted_widths(wanted: Sequence[int], total: int) -> list[int]:
             break
         widths.append(width)
     spare = max(0, total - sum(widths) - len(_GAP) * (len(widths) - 1))
-    narrow_first = sorted(range(len(widths)), key=lambda at: wanted[at])
-    for n_done, at in enumerate(narrow_first):
-        added = min(wanted[at] - widths[at], spare // (len(widths) - n_done))
-        widths[at] += added
+    narrow_first = sorted(range(len(widths)), key=lambda index: wanted[index])
+    for n_done, index in enumerate(narrow_first):
+        added = min(wanted[index] - widths[index], spare // (len(widths) - n_done))
+        widths[index] += added
         spare -= added
     return [min(width, total) for width in widths]
 
 
 def _cell(text: str, width: int, right: bool) -> str:
-    """Return text of exactly that width on a terminal."""
+    """Pad or cut a text to an exact width on a terminal."""
     from rich.cells import cell_len, set_cell_size
 
     size = cell_len(text)

@@ -1,4 +1,4 @@
-"""The command that shows the state of a lakehouse on one screen."""
+"""The command that shows the state of a lakehouse."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from trinitylake_ops.cli.context import (
     WholeNumber,
     html_option,
     json_option,
-    page_written,
     pass_session,
     print_json,
+    write_html_page,
     write_output,
 )
 from trinitylake_ops.operations.rendering import cell, new_table, visible
@@ -37,38 +37,39 @@ _WIDEST_CHARS = 10_000
 _MS = 1000
 
 
-@click.command(short_help="Show the state on one screen, and what to run next.")
+@click.command(short_help="Show the state of the lakehouse, and what to run next.")
 @click.option(
     "--watch",
     type=Number(1, 86_400),
     metavar="SECONDS",
-    help="Show it repeatedly, until Ctrl-C. With --json, as one line each time.",
+    help="Show the state repeatedly, until Ctrl-C. With --json, one line each time.",
 )
 @click.option(
     "--last",
     type=WholeNumber(1, 1_000),
     default=LAST_VERSIONS,
     show_default=True,
-    help="How many versions to look at; each is a request.",
+    help="The number of versions to read; each takes a request.",
 )
-@click.option("--verify-every", type=Duration(), default="7d", show_default=True, help="When verify is due again.")
-@click.option("--orphans-every", type=Duration(), default="30d", show_default=True, help="When orphans is due again.")
-@click.option("--export-every", type=Duration(), help="When an export is due again.  [default: never]")
+@click.option("--verify-every", type=Duration(), default="7d", show_default=True, help="The interval of verify.")
+@click.option("--orphans-every", type=Duration(), default="30d", show_default=True, help="The interval of orphans.")
+@click.option("--export-every", type=Duration(), help="The interval of exports.  [default: none]")
 @click.option(
     "--plan-seconds",
     type=Number(0, 86_400),
     default=0,
     metavar="N",
-    help="Count the bytes that can be freed by new plans, for so long at most. They read all kept roots.",
+    help="Count reclaimable bytes with new plans, for at most N seconds. The plans read all kept roots.",
 )
 @html_option
 @json_option
 @pass_session
-def status(session: Session, /, watch: float | None, html: Path | None, as_json: bool, **chosen: Any) -> None:
+def status(session: Session, /, watch: float | None, html: Path | None, as_json: bool, **settings: Any) -> None:
     """Show the state of the lakehouse on one screen, and what to run next.
 
-    The latest version and its age, who commits and how often writers met, what is due, the bytes that can be freed,
-    findings, and commands. It reads the newest versions and at most 48 files more, whatever the lakehouse holds.
+    The screen has the latest version and its age, committers and their conflicts, due operations, reclaimable bytes,
+    findings, and commands. The command reads the newest versions and at most 48 more files, however large the
+    lakehouse is.
 
     Example: trinitylake status --watch 10
     """
@@ -76,29 +77,29 @@ def status(session: Session, /, watch: float | None, html: Path | None, as_json:
     console = Console()
 
     def fetch_status() -> Status:
-        found = operations.lakehouse_status(
+        current = operations.lakehouse_status(
             lake,
-            last=chosen["last"],
-            plan_seconds=chosen["plan_seconds"],
+            last=settings["last"],
+            plan_seconds=settings["plan_seconds"],
             ages=operations.DueAges(
-                verify_ms=_ms(chosen["verify_every"]),
-                orphans_ms=_ms(chosen["orphans_every"]),
-                export_ms=_ms(chosen["export_every"]),
+                verify_ms=_ms(settings["verify_every"]),
+                orphans_ms=_ms(settings["orphans_every"]),
+                export_ms=_ms(settings["export_every"]),
                 unfinished_ms=DEFAULT_AGES.unfinished_ms,
             ),
         )
-        emit_status_metrics(found, found.root)
+        emit_status_metrics(current, current.root)
         if html is not None:
             from trinitylake_ops.reports import status_page
 
-            page_written(html, status_page([("", found)], refresh_seconds=round(watch or 0)))
-        return found
+            write_html_page(html, status_page([("", current)], refresh_seconds=round(watch or 0)))
+        return current
 
-    def show(found: Status) -> None:
+    def show(current: Status) -> None:
         if as_json:
-            print_json(found.to_dict(), is_line=watch is not None)
+            print_json(current.to_dict(), is_line=watch is not None)
         else:
-            _print(console, found)
+            _print(console, current)
 
     if watch is None:
         show(fetch_status())
@@ -118,18 +119,18 @@ def _watch(
     *,
     clears: bool,
 ) -> None:
-    """Show the state again and again. A terminal is cleared, other outputs get one state after the other."""
+    """Show the state repeatedly. A terminal is cleared each time; other outputs get one state after the other."""
     while True:
-        found = fetch_status()
+        status = fetch_status()
         if clears and console.is_terminal:
             console.clear()
-        show(found)
+        show(status)
         time.sleep(seconds)
 
 
-def _print(console: Console, found: Status) -> None:
-    """Print the screen, as wide as the terminal, in colors where it has them."""
-    screen = Group(*_parts(found))
+def _print(console: Console, status: Status) -> None:
+    """Print the screen in the width of the terminal, in colors if it supports them."""
+    screen = Group(*_parts(status))
     if console.is_terminal:
         console.print(screen)
         return
@@ -138,40 +139,43 @@ def _print(console: Console, found: Status) -> None:
     write_output("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
-def _parts(found: Status) -> list[Any]:
-    """Return the parts of the screen, in the order in which they are read."""
-    parts: list[Any] = [Text(visible(found.headline), _STYLES[found.tone]), Text(visible(found.root), "dim")]
-    parts += [_line(name, text) for name, text in _summary_rows(found)]
-    rows = [(one.what, _styled(one.state), one.why, one.command) for one in found.due]
+def _parts(status: Status) -> list[Any]:
+    """Return the parts of the screen in order."""
+    parts: list[Any] = [Text(visible(status.headline), _STYLES[status.tone]), Text(visible(status.root), "dim")]
+    parts += [_line(name, text) for name, text in _summary_rows(status)]
+    rows = [(due.what, _styled(due.state), due.why, due.command) for due in status.due]
     parts += ["", _table("Due", ("what", "state", "why", "command"), rows)]
-    if found.commits.committers:
-        columns = ("who", "versions", "transactions", "lost", "last (UTC)", "operations")
+    if status.commits.committers:
+        columns = ("committer", "versions", "transactions", "conflicts", "last (UTC)", "operations")
         committers = [
-            (one.name, one.versions, one.transactions, one.lost, one.last_at, ", ".join(one.operations))
-            for one in found.commits.committers
+            (
+                *(committer.name, committer.versions, committer.transactions, committer.lost, committer.last_at),
+                ", ".join(committer.operations),
+            )
+            for committer in status.commits.committers
         ]
-        parts += ["", _table("Who commits", columns, committers)]
-    if found.findings:
-        noticed = [(_styled(one.severity), one.message, one.command) for one in found.findings]
-        parts += ["", _table("Findings", ("severity", "what", "command"), noticed)]
-    if found.commands:
-        parts += ["", Text("To run next:"), *(Text(f"  {visible(command)}", "bold") for command in found.commands)]
+        parts += ["", _table("Committers", columns, committers)]
+    if status.findings:
+        findings = [(_styled(finding.severity), finding.message, finding.command) for finding in status.findings]
+        parts += ["", _table("Findings", ("severity", "what", "command"), findings)]
+    if status.commands:
+        parts += ["", Text("Next:"), *(Text(f"  {visible(command)}", "bold") for command in status.commands)]
     return parts
 
 
-def _summary_rows(found: Status) -> list[tuple[str, str]]:
-    commits, space = found.commits, found.space.reclaimable_bytes
-    lost = f"{commits.lost:,} of {commits.attempts:,} attempts lost to others, in the newest {commits.versions:,}"
+def _summary_rows(status: Status) -> list[tuple[str, str]]:
+    commits, space = status.commits, status.space.reclaimable_bytes
+    lost = f"{commits.lost:,} of {commits.attempts:,} attempts of the newest {commits.versions:,} versions"
     reclaimable = "unknown" if space is None else _size(space)
     return [
-        ("versions", f"{found.kept:,} kept, {found.expired:,} wait for a purge"),
-        *(("undone", f"{one.versions} by version {one.by:,}") for one in found.undone),
+        ("versions", f"{status.kept:,} kept, {status.expired:,} expired and not purged"),
+        *(("undone", f"{undone.versions} by version {undone.by:,}") for undone in status.undone),
         ("conflicts", lost),
-        ("reclaimable", f"{reclaimable} ({found.space.note})" if found.space.note else reclaimable),
-        ("exports", f"{found.exports:,}, and {found.clones:,} clones"),
-        ("hint", "unknown" if found.hint is None else found.hint.value),
-        ("deletes now", found.running or "nothing"),
-        ("asked", f"{found.cost.total_requests:,} requests"),
+        ("reclaimable", f"{reclaimable} ({status.space.note})" if status.space.note else reclaimable),
+        ("exports", f"{status.exports:,}, and {status.clones:,} clones"),
+        ("hint", "unknown" if status.hint is None else status.hint.value),
+        ("running", status.running or "nothing"),
+        ("cost", f"{status.cost.total_requests:,} requests"),
     ]
 
 
@@ -192,9 +196,9 @@ def _styled(state: DueState | str) -> Text:
 def _table(title: str, columns: tuple[str, ...], rows: Sequence[Sequence[object]]) -> Any:
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in columns:
-        made.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold")
     for row in new_table("", *columns, rows=rows).rows:
-        made.add_row(*(value if isinstance(value, Text) else cell(value) for value in row))
-    return made
+        table.add_row(*(value if isinstance(value, Text) else cell(value) for value in row))
+    return table

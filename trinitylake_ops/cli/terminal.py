@@ -9,10 +9,10 @@ from typing import TextIO
 from trinitylake_ops.operations.rendering import visible
 from trinitylake_ops.storage.options import redact_assignments
 
-#: No message repeats more characters of an input than this.
+#: The maximum number of characters of an input that a message repeats.
 LONGEST_ECHO_CHARS = 200
 _SHOWN_CHARS = 60
-# An input is quoted, as by repr(), or has no space, as names of tables and paths without quotes.
+# An input is either quoted, as by repr(), or a word without spaces, such as an unquoted table name or path.
 _LONG = re.compile(
     rf"""(?<!\w)(?P<quote>['"])(?:\\.|(?!(?P=quote))[^\\]){{{LONGEST_ECHO_CHARS - 1},}}(?P=quote)(?!\w)"""
     rf"""|\S{{{LONGEST_ECHO_CHARS + 1},}}"""
@@ -20,7 +20,7 @@ _LONG = re.compile(
 
 
 def printable(message: str) -> str:
-    """Return a message in its printed form: one line, invisible characters as escapes, long inputs cut inside."""
+    """Format a message as one line, with invisible characters escaped and long inputs shortened in the middle."""
     return _LONG.sub(_cut, visible(redact_assignments(" ".join(message.splitlines()))))
 
 
@@ -30,7 +30,7 @@ def _cut(long: re.Match[str]) -> str:
 
 
 class OneLineFormatter(logging.Formatter):
-    """Formats warnings as errors are printed: with the message of an exception, and no traceback."""
+    """Formats warnings like errors: with the message of an exception, and without a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         record.message = record.getMessage()
@@ -47,9 +47,9 @@ def log_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Log a library's warning. It replaces ``warnings.showwarning``, which prints it as it is."""
+    """Log a library's warning. Replaces ``warnings.showwarning``, which would print it unformatted."""
     logging.getLogger("py.warnings").warning("%s", message)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came. The process closes the same things on its way out as after an interrupt."""
+    """Raised on SIGTERM, so that the process cleans up in the same way as after an interrupt."""
