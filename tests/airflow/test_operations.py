@@ -69,11 +69,11 @@ def test_a_plan_is_approved_and_applied(lake: Lakehouse) -> None:
 @pytest.mark.parametrize(
     ("operation", "options", "told"),
     [
-        ("export", {}, "name is missing"),
-        ("export", {"name": None}, "name is missing"),
-        ("expire", {"approval": {"approved_by": "ana"}}, "digest is missing"),
-        ("drop_clone", {"name": "x", "approval": {"digest": f"1-{'0' * 64}"}}, "approved_by is missing"),
-        ("rollback", {}, "to is missing"),
+        ("export", {}, "name is required"),
+        ("export", {"name": None}, "name is required"),
+        ("expire", {"approval": {"approved_by": "ana"}}, "digest is required"),
+        ("drop_clone", {"name": "x", "approval": {"digest": f"1-{'0' * 64}"}}, "approved_by is required"),
+        ("rollback", {}, "to is required"),
         ("rollback", {"to": {"version": 1, "export": "x"}}, "exactly one of"),
         ("purge", {"unattended": True}, "the code sets no limits for runs without approval"),
     ],

@@ -36,21 +36,22 @@ def test_a_conflict_is_one_line_and_nothing_changes(cli: Cli, parent: Lakehouse,
     name = conflict(parent, clone)
     before = files(parent), files(clone)
     choice = f"--ours {name} keeps what the parent has, --theirs {name} takes what clone feature has"
-    told = f"1 conflict, nothing was changed: {name}: {CONFLICTS[conflict]}; choose for each, such as: {choice}\n"
+    cause = f"1 conflict, nothing was changed: {name}: {CONFLICTS[conflict]}"
+    message = f"{cause}; choose a side for each, for example: {choice}\n"
     refused = cli("promote", "feature", "--yes")
-    assert_error(refused, 3, told)
-    assert refused.err == f"Error: {told}"
+    assert_error(refused, 3, message)
+    assert refused.err == f"Error: {message}"
     opposite = r"--ours [.\w]+ keeps what clone feature has, --theirs [.\w]+ takes what the parent has\n$"
     refused = cli("refresh", "feature", "--yes")
     assert_error(refused, 3, "1 conflict, nothing was changed: ")
     assert re.search(opposite, refused.err)
     plan = cli("promote", "feature")
     assert (plan.code, CONFLICTS[conflict] in plan.out) == (0, True)
-    assert plan.err == f"Nothing was done: 1 conflict; choose for each, such as: {choice}\n"
+    assert plan.err == f"Nothing was done: 1 conflict; choose a side for each, for example: {choice}\n"
     for command in ("promote", "refresh"):
         steps = cli(command, "feature", "--dry-run")
         assert re.search("^conflict ", steps.out, re.MULTILINE)
-        assert steps.err.startswith("Nothing was done: 1 conflict; choose for each")
+        assert steps.err.startswith("Nothing was done: 1 conflict; choose a side for each")
     assert_error(cli("export", "feature"), 3, "a clone 'feature' of version ", "drop-clone it first")
     assert (files(parent), files(clone)) == before
     assert cli("promote", "feature", "--theirs", name, "--yes").code == 0

@@ -303,7 +303,7 @@ def test_diff(cli: Cli, lake: Lakehouse) -> None:
     assert {"kind": "added", "namespace": "ns", "table": None} in cli("diff", 0, 1, "--json").json
     assert cli("diff", 2, 2, "--json").json == []
     assert cli("diff", 1, 2).out.split() == ["change", "object", "changed", "ns.t"]
-    assert cli("diff", 2, 2).out == "2 and 2 hold the same.\n"
+    assert cli("diff", 2, 2).out == "2 and 2 do not differ.\n"
     operations.plan_export(lake, "old", version=0).execute()
     assert len(cli("diff", "old", 1, "--json").json) == 3
     assert_error(cli("diff", 0, 99), 4, "99")
@@ -569,7 +569,9 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
         steps = cli(command, "feature-x", "--dry-run", "--json").json
         assert {"step": "append", "what": "1 files, 3 rows"}.items() <= steps[1].items()
         assert "changed" in cli(command, "feature-x", "--dry-run").out
-        assert_error(cli(command, "feature-x", "--dry-run", "--yes"), 2, "leave out --apply and --yes")
+        assert_error(
+            cli(command, "feature-x", "--dry-run", "--yes"), 2, "--dry-run cannot be combined with --apply and --yes"
+        )
     assert_error(cli("promote", "feature-x", "--spark-master", "local[1]"), 2, "--engine spark")
     overwrite_rows(Lakehouse.open(target), "ns.filled")
     assert_error(cli("promote", "feature-x", "--yes"), 3, "--theirs ns.filled")
@@ -624,8 +626,8 @@ def test_prune_exports(cli: Cli, lake: Lakehouse) -> None:
     assert "Nothing to do" in cli("prune-exports", "nightly-*", "--keep-last", 2).err
     assert "and no rule keeps it" in cli("prune-exports", "nightly-*", "--keep-last", 1).out
     assert_error(cli("prune-exports", "*"), 2, "all but the newest would be dropped")
-    said = " ".join(cli("prune-exports", "--help").out.split())
-    assert "Keep the last N exports." in said and "Keep what was made no longer ago" in said
+    help_text = " ".join(cli("prune-exports", "--help").out.split())
+    assert "Keep the last N exports." in help_text and "Keep exports created within" in help_text
     assert "Keep the last N versions." in " ".join(cli("expire", "--help").out.split())
 
 
@@ -749,8 +751,8 @@ def test_repair(cli: Cli, lake: Lakehouse) -> None:
     lake.storage.write(root_path(1), b"no arrow")
     for as_json in ((), ("--json",)):
         left = cli("repair", *as_json)
-        said = "1 error is left that repair cannot fix; what you can do is listed\n"
-        assert (left.code, left.err) == (1, said), "a plan without a step is no all-clear"
+        message = "1 error remains that repair cannot fix; the remaining findings say what you can do\n"
+        assert (left.code, left.err) == (1, message), "a plan without steps still fails"
     left = cli("repair", "--to-last-good", "--yes")
     assert (left.code, left.err) == (1, "")
     assert root_path(1) in left.out

@@ -237,7 +237,7 @@ def test_a_trim_names_tables_that_it_cannot_read(run: Run, lake: Lakehouse, cloc
     assert run("trim", "--json").json["unreadable"] == ["ns.b"]
     result = run("trim", "--yes", "--json")
     assert (result.code, result.json["tables"]) == (0, ["ns.a"])
-    assert result.err == "Left as they are, since their metadata cannot be read: ns.b; verify says why\n"
+    assert result.err == "Skipped, because their metadata cannot be read: ns.b; run verify for details\n"
 
 
 def purge_begun(run: Run) -> tuple[int, Result]:

@@ -71,6 +71,6 @@ def test_help_tells_of_each_command_what_the_command_does() -> None:
 def test_help_shows_each_command_once_in_a_group() -> None:
     shown = trinitylake.get_help(trinitylake.make_context("trinitylake", [], resilient_parsing=True))
     titles = re.findall(r"^([A-Z][a-z ]+):$", shown, flags=re.MULTILINE)
-    assert titles == ["Options", "Look", "Change", "Reclaim space", "Exports", "Branches", "Repair", "Serve"]
-    commands = shown.partition("Look:")[2].partition("Examples:")[0]
+    assert titles == ["Options", "Inspect", "Change", "Reclaim space", "Exports", "Branches", "Repair", "Serve"]
+    commands = shown.partition("Inspect:")[2].partition("Examples:")[0]
     assert sorted(re.findall(r"^  ([a-z-]+) ", commands, flags=re.MULTILINE)) == sorted(trinitylake.commands)

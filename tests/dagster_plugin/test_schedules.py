@@ -148,8 +148,8 @@ def test_a_plan_beyond_the_limits_fails_and_deletes_nothing(scheduled: Scheduled
         before = content(lake)
         ran = scheduled.run("expire")
         assert not ran.success
-        assert ran.error.startswith(f"this expire lets go of {files} files of ")
-        assert "nothing was done: run expire for a plan, and approve it" in ran.error
+        assert ran.error.startswith(f"this expire releases {files} files with ")
+        assert "nothing was done; run expire to make a plan, then approve it" in ran.error
         assert (ran.metadata["files"], ran.metadata["versions"], ran.materialized) == (files, "0-2", [])
         assert content(lake) == before
     scheduled.expired()

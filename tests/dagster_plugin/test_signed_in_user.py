@@ -59,11 +59,11 @@ def test_in_dagster_plus_it_is_the_user_who_launched_the_run(jobs: Jobs, monkeyp
     assert said(jobs.apply("Bob", **USER)) == (
         "approved_by='Bob' does not match the signed-in user 'ada@example.com'; leave approved_by out"
     )
-    assert said(jobs.apply("")) == ("approved_by is missing: no user launched this run; write who approves the plan")
+    assert said(jobs.apply("")) == ("approved_by is required: no user launched this run; name the approver")
     assert approver(jobs.apply("Bob")) == "Bob"
 
 
 def test_elsewhere_a_tag_is_nobody(jobs: Jobs) -> None:
     assert approver(jobs.apply("Bob", **USER)) == "Bob"
-    with pytest.raises(dg.DagsterInvalidConfigError, match="approved_by is missing"):
+    with pytest.raises(dg.DagsterInvalidConfigError, match="approved_by is required"):
         jobs.apply("", **USER)

@@ -58,7 +58,7 @@ def test_a_repair_is_planned_and_applied(jobs: Jobs) -> None:
     assert jobs.apply(plan, "repair").success
     left = jobs.run("repair")
     assert not left.success, "there is nothing to do, and it is not in order"
-    assert "1 error is left that repair cannot fix; what you can do is listed" in left.error
+    assert "1 error remains that repair cannot fix; the remaining findings say what you can do" in left.error
     plan = jobs.plan("repair", to_last_good=True)
     assert "| rollback | more.t |" in plan["steps"]
     ran = jobs.apply(plan, "repair")

@@ -68,7 +68,7 @@ def _setting_options(command: Any) -> Any:
     return command
 
 
-@click.command()
+@click.command(short_help="Create an empty lakehouse at the root.")
 @_setting_options
 @click.option(
     "--isolation-level",

@@ -144,7 +144,7 @@ def _remaining_errors(plan: RepairPlan) -> str:
     if not errors:
         return ""
     count = "1 error remains" if errors == 1 else f"{errors} errors remain"
-    return f"{count} that repair cannot fix; the table 'left' lists what you can do"
+    return f"{count} that repair cannot fix; the remaining findings say what you can do"
 
 
 def _to_last_good(run: ReportingContext[RepairOptions], plan: RepairPlan) -> dict[str, Any]:

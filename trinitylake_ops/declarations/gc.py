@@ -219,7 +219,7 @@ EXPIRE: PlanDeclaration[ExpireOptions, ExpirationPlan, ExpirationReport] = PlanD
     options=ExpireOptions,
     plan=_plan_expiration,
     plan_within_limits=lambda run, limits: _expiration_plan(run, limits.policy(run.lake)),
-    verb="expires",
+    verb="releases",
     plan_metadata=_expire_metadata,
     execute=lambda run, plan, digest: plan.execute(digest, progress=run.progress()),
     report=_report_expire,

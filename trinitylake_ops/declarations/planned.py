@@ -112,7 +112,7 @@ class PlannedOptions(Options):
                 f"approved_by={name!r} does not match the signed-in user {user!r}; leave approved_by out"
             )
         if not (name or user):
-            raise InvalidInputError("approved_by is missing: no user launched this run; name the approver")
+            raise InvalidInputError("approved_by is required: no user launched this run; name the approver")
         return user or name
 
 

@@ -278,7 +278,7 @@ class MergePlan(Plan):
         texts = tuple(f"{conflict.name}: {conflict.reason}" for conflict in self.conflicts)
         shown = "; ".join(texts[:_MOST_NAMED]) + ("; ..." if len(texts) > _MOST_NAMED else "")
         return CommitConflictError(
-            f"{count_of(self.conflicts)}, nothing was changed: {shown}; choose for each, such as:"
+            f"{count_of(self.conflicts)}, nothing was changed: {shown}; choose a side for each, for example:"
             f" {self.how_to_choose()}",
             conflicts=texts,
             base_version=self.base_version,
