@@ -109,8 +109,7 @@ def serve(
     """Serve the lakehouse at ROOT, or several, over the Iceberg REST protocol.
 
     Servers are stateless, so any number of them may serve one lakehouse. Without --tokens, only programs on this
-    machine are served, and they may only read. docs/rest-catalog/run.md shows how to connect
-    engines.
+    machine are served, and they may only read. docs/rest-catalog/run.md shows how to connect engines.
 
     Example: trinitylake serve /data/lake
     """
