@@ -9,7 +9,7 @@ import pytest
 
 from trinitylake_ops.operations.repair_steps import _ADVICE, advice_on
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations" / "runbooks.md"
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations" / "verify.md"
 #: The findings that are files which nothing needs.
 LEFT = {"plan-left", "transaction-left", "export-left", "orphans"}
 

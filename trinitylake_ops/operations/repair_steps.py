@@ -246,4 +246,4 @@ _ADVICE = {
 
 def advice_on(code: str) -> str:
     """Return what an operator can do about findings of this code."""
-    return _ADVICE.get(code, "see the findings of verify in docs/operations/runbooks.md")
+    return _ADVICE.get(code, "see the findings of verify in docs/operations/verify.md")
