@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -106,7 +104,7 @@ def publish(lake: Lakehouse, instance: dg.DagsterInstance, asset: dg.AssetsDefin
 
 #: The tests below find each snippet by its language and a part of it.
 FOUND_BY = {
-    "README.md": [("sh", "pip install"), ("python", "Lakehouse.create"), ("", "$ trinitylake"), ("sh", "make demo")],
+    "README.md": [("sh", "pip install"), ("python", "build_publish_asset"), ("", "$ trinitylake"), ("sh", "make demo")],
     "docs/dagster": [
         ("python", 'NAMES = LakehouseNames("lake")'),
         ("python", "limits=ApplyLimits"),
@@ -114,6 +112,7 @@ FOUND_BY = {
         ("python", 'name="hr"'),
         ("python", "sensors=[build_commit_sensor(names=NAMES)]"),
         ("python", "partitions_def=orders.partitions_def"),
+        ("python", '"revenue": revenue'),
         ("python", "def totals"),
         ("python", "report_staged"),
         ("python", "staged_by_pipes"),
@@ -144,6 +143,22 @@ def test_definitions_of_the_page_load() -> None:
     second = run(python("sensors=[build_commit_sensor(names=NAMES)]"))["defs"]
     assert [job.name for job in second.resolve_all_job_defs()] == ["__ASSET_JOB"]
     assert {key.to_user_string() for key in second.resolve_all_asset_keys()} == {"reports/customers"}
+
+
+def test_publish_asset_of_two_tables_publishes_one_version(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    @dg.asset(key=["shop", "orders"], io_manager_key="lake_lakehouse_io_manager")
+    def orders() -> pa.Table:
+        return pa.table({"euros": [20.0, 5.5]})
+
+    @dg.asset(key=["shop", "revenue"], io_manager_key="lake_lakehouse_io_manager")
+    def revenue(orders: pa.Table) -> pa.Table:
+        return orders
+
+    publish_both = run(python('"revenue": revenue'), orders=orders, revenue=revenue)["publish"]
+    assets = [orders, revenue, publish_both]
+    assert dg.materialize(assets, instance=instance, resources=resources(lake), run_config=QUIET).success
+    assert lake.latest_version() == 1
+    assert lake.snapshot().tables("shop") == ["orders", "revenue"]
 
 
 @pytest.fixture
@@ -239,21 +254,6 @@ def test_a_wrong_option_is_refused_in_the_words_of_the_page(lake: Lakehouse) -> 
     with pytest.raises(dg.DagsterInvalidConfigError) as refused:
         jobs.resolve_job_def("export").execute_in_process(run_config=config)
     assert snippet.text.strip() == refused.value.message
-
-
-def test_commands_of_the_readme_run(tmp_path: Path) -> None:
-    (made,) = (one for one in ALL["README.md"] if one.language == "python")
-    root = str(tmp_path / "lake")
-    exec(compile(made.text.replace("/data/lake", root), "README.md", "exec"), {})
-    (console,) = (one for one in ALL["README.md"] if one.language == "")
-    lines = [line.removeprefix("$ ") for line in console.text.splitlines()]
-    assert lines[0] == "export TRINITYLAKE_ROOT=/data/lake"
-    for line in lines[1:]:
-        program, *arguments = shlex.split(line)
-        assert program == "trinitylake"
-        command = [sys.executable, "-m", "trinitylake_ops.cli", *arguments]
-        done = subprocess.run(command, env={**os.environ, "TRINITYLAKE_ROOT": root}, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
 
 
 def test_what_the_readme_installs_and_makes_is_there() -> None:
