@@ -1,0 +1,195 @@
+"""Request budgets: how many storage requests and sequential round trips each operation may send.
+
+``tests/test_request_budgets.py`` measures every row and compares it exactly; the workloads are in
+``tests/request_workloads.py``. Other tests refer to a row by its name with :func:`budget`, so that a number has one
+place. Rows with the name of a work in ``benchmarks/request_counts.py`` measure that work.
+
+Requests that follow in the background, for example the update of the hint after a commit, are not included: no caller
+waits for them. *Cold* is a process that has read nothing, *warm* one that has done the same before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trinitylake_ops.storage import RequestCounts
+
+
+class StorageKind(StrEnum):
+    """The kinds of storage whose requests can differ."""
+
+    #: Files in this process. Requests are sent one after the other.
+    MEMORY = "memory"
+    #: A folder of a local disk, without fsync.
+    FOLDER = "folder"
+    #: High latency, as of a service: the requests of a round trip, and the files of an Iceberg change, go in parallel.
+    SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The exact cost of an operation on one kind of storage."""
+
+    #: Number of requests by kind.
+    requests: Mapping[str, int]
+    #: Number of sequential round trips. Those of several threads are added.
+    rounds: int
+    #: Why the numbers are what they are, unless it is obvious.
+    reason: str = ""
+    #: Bytes that reads return. None: not budgeted.
+    bytes_read: int | None = None
+
+    def cost_of(self, counts: RequestCounts) -> Budget:
+        """Return measured counts as a budget that equals this one if they are within it."""
+        bytes_read = None if self.bytes_read is None else counts.bytes_read
+        return Budget(dict(counts.requests), counts.rounds, self.reason, bytes_read)
+
+
+Row = Mapping[StorageKind, Budget]
+
+
+def _everywhere(requests: Mapping[str, int], rounds: int, reason: str = "", bytes_read: int | None = None) -> Row:
+    """Return a row with the same budget on all kinds of storage."""
+    return dict.fromkeys(StorageKind, Budget(requests, rounds, reason, bytes_read))
+
+
+def _by_kind(memory: Budget, folder: Budget, server: Budget) -> Row:
+    return {StorageKind.MEMORY: memory, StorageKind.FOLDER: folder, StorageKind.SERVER: server}
+
+
+def _server_or_local(server: Budget, local: Budget) -> Row:
+    return _by_kind(memory=local, folder=local, server=server)
+
+
+def _in_memory(requests: Mapping[str, int], rounds: int, reason: str = "") -> Row:
+    """Return a row that is measured in memory only."""
+    return {StorageKind.MEMORY: Budget(requests, rounds, reason)}
+
+
+def budget(operation: str, kind: StorageKind = StorageKind.MEMORY) -> Budget:
+    """Return the budget of an operation on one kind of storage."""
+    return BUDGETS[operation][kind]
+
+
+_LISTED_OPEN = Budget(
+    {"list": 1, "read": 6}, 2, "the hint, its root, the next root and three other namings; the names of version 0"
+)
+
+#: Operation -> kind of storage -> budget.
+BUDGETS: Mapping[str, Row] = {
+    # Opening and beginning
+    "open": _by_kind(
+        memory=_LISTED_OPEN,
+        folder=Budget({"read": 10}, 2, "reads the possible names of version 0, because a listing reads all names"),
+        server=_LISTED_OPEN,
+    ),
+    "open by Lakehouse.open and begin, cold": _by_kind(
+        memory=Budget({"list": 1, "read": 7}, 3, "as open; then the settings"),
+        folder=Budget({"read": 11}, 3, "as open; then the settings"),
+        server=Budget({"list": 1, "read": 7}, 3, "as open; then the settings"),
+    ),
+    "begin right after open": _everywhere({"read": 1}, 1, "the settings; open has just found the latest version"),
+    "begin, cold": _everywhere({"read": 4}, 3, "the hint; its root and the next one; the settings"),
+    "begin, warm": _everywhere(
+        {"read": 3}, 1, "the hint (1 byte), the commit_id of the known root (36), and the next root", bytes_read=37
+    ),
+    "begin, without cache": _everywhere({"read": 3}, 2, "the hint; its root and the next one"),
+    # Finding a version
+    "open version 1, cold": _everywhere({"read": 4}, 2, "the hint; its root, the next one, and the root of version 1"),
+    "open version 1 and its settings, cold": _everywhere({"read": 5}, 3),
+    "open version 1 and its settings, warm": _everywhere({"read": 4}, 1, "begin, with the root of version 1"),
+    "open version 1, cold, after the settings were changed": _everywhere(
+        {"read": 5}, 3, "also the latest settings, which decide whether the version expired"
+    ),
+    "open version 1 and its settings, cold, after they were changed": _everywhere({"read": 6}, 4),
+    "open the latest version by number, cold": _everywhere({"read": 3}, 2, "the hint; its root and the next one"),
+    "open a missing version, cold": _everywhere({"read": 4}, 2),
+    "find the latest version, cold": _everywhere({"read": 3}, 2, "the hint; its root and the next one"),
+    "find the latest version, hint one behind": _everywhere({"read": 5}, 3),
+    "find the latest version, hint 7 behind": _everywhere({"read": 4, "stat": 5}, 8, "a search for the last root"),
+    "find the latest version, hint ahead": _everywhere({"read": 18, "stat": 5}, 9, "the search also tries all namings"),
+    "find the latest version, no hint": _everywhere({"read": 4, "stat": 5}, 8, "a search from version 0"),
+    # Reading a snapshot
+    "look a table up, cold": _everywhere({"read": 5}, 4, "begin; the definition of the table"),
+    "look a table up, warm": _everywhere({"read": 3}, 1, "begin; everything else is cached"),
+    "look a table up, cold (7,000 tables)": _in_memory({"read": 6}, 4, "the first node is read with the settings"),
+    "list the tables, cold": _everywhere({"read": 4}, 3, "begin; the names are in the root"),
+    "list the tables, cold (7,000 tables)": _in_memory({"read": 67}, 3, "begin, with all 63 nodes below the root"),
+    # Committing, without the begin
+    "commit a namespace": _everywhere({"create": 2}, 2, "the definition; the root"),
+    "commit a changed table": _everywhere({"create": 2}, 2),
+    "commit a new table": _everywhere({"create": 2}, 2, "the definition of its namespace is cached"),
+    "commit a new table, namespace not cached": _everywhere(
+        {"create": 2, "read": 1}, 2, "the definition of the namespace is read in parallel to the write"
+    ),
+    "commit a new table with a file": _everywhere({"create": 3}, 2, "the file is in the round trip of the definition"),
+    "commit without changes": _everywhere({}, 0),
+    "commit after a conflict": _server_or_local(
+        local=Budget({"create": 3, "read": 5}, 4, "files; the rejected root; the newer root; the root"),
+        server=Budget({"create": 3, "read": 6}, 4, "a server is also probed for the hint in parallel"),
+    ),
+    "commit while probing": _server_or_local(
+        local=Budget({"create": 2, "read": 4}, 2, "another process committed lately: each write reads two next roots"),
+        server=Budget({"create": 2, "read": 6}, 2, "and the hint"),
+    ),
+    "commit after a repeated conflict": _server_or_local(
+        local=Budget({"create": 2, "read": 4}, 2, "the probe finds the newer root while the files are written"),
+        server=Budget({"create": 2, "read": 6}, 2),
+    ),
+    "commit after three conflicts in a row": _everywhere(
+        {"create": 5, "read": 10}, 5, "files; three rejected roots, each read back with the next one; the root"
+    ),
+    "group commit of 16": _everywhere(
+        {"create": 17}, 17, "16 definitions, written in parallel by their threads; a root"
+    ),
+    "group commit of 3 with a file each": _everywhere({"create": 7}, 4),
+    "update the hint": _everywhere({"write": 1}, 1, "in the background, after a commit"),
+    # Iceberg tables that the catalog has loaded, and to which it has appended
+    "set a table property": _everywhere(
+        {"create": 3, "read": 3}, 3, "begin; the metadata file and the definition; the root"
+    ),
+    "append": _server_or_local(
+        server=Budget({"create": 5, "read": 3, "write": 1}, 4, "data, manifest and manifest list; as a property"),
+        local=Budget({"create": 5, "read": 3, "write": 1}, 6, "files are written one after the other"),
+    ),
+    "overwrite": _server_or_local(
+        server=Budget({"create": 7, "read": 4, "write": 1}, 5, "reads a manifest that another catalog wrote"),
+        local=Budget({"create": 7, "read": 4, "write": 1}, 9),
+    ),
+    "load a table and append": _server_or_local(
+        server=Budget({"create": 5, "read": 6, "write": 1}, 5, "begin; as an append"),
+        local=Budget({"create": 5, "read": 6, "write": 1}, 7),
+    ),
+    "create a table": _everywhere(
+        {"create": 4, "read": 4}, 3, "begin; owner, metadata and definition, with the namespace, because of views; root"
+    ),
+    "create a table and append": _server_or_local(
+        server=Budget({"create": 6, "read": 7, "write": 1}, 6, "as both, with one commit"),
+        local=Budget({"create": 6, "read": 7, "write": 1}, 8),
+    ),
+    "scan, first time": _everywhere({"read": 3}, 3, "manifest list; manifest; data"),
+    "scan again": _everywhere({"read": 1}, 1, "data; the catalog caches the metadata that it read"),
+    "scan after an append": _everywhere({"read": 1}, 1, "data; the catalog caches the metadata that it wrote"),
+    "write a table file": _everywhere({"create": 1}, 1),
+    "read a table file": _everywhere({"read": 1}, 1, "also returns the size"),
+    "list the files of a table after 5 appends": _everywhere(
+        {"read": 11}, 11, "the metadata file, 5 manifest lists, and each of 5 manifests once"
+    ),
+    # Operations on a lakehouse of 8 versions with a flat tree, whose latest version is known
+    "roll back one version": _everywhere({"create": 1, "list": 1, "read": 7}, 8),
+    "verify": _everywhere({"list": 2, "read": 72}, 67),
+    "compact, nothing to do": _everywhere({"list": 1, "read": 4}, 4),
+    "plan the expiration of 6 versions": _everywhere({"list": 2, "read": 17}, 7, "reads each root once"),
+    "expire 6 versions": _everywhere({"create": 3, "read": 10}, 10),
+    "plan the purge of 6 versions": _everywhere({"list": 1, "read": 14, "stat": 1}, 7),
+    "purge 6 versions": _by_kind(
+        memory=Budget(
+            {"create": 5, "delete": 6, "list": 9, "read": 36, "stat": 5, "write": 7}, 42, "deletes in batches of one"
+        ),
+        folder=Budget({"create": 5, "delete": 2, "list": 5, "read": 36, "stat": 1, "write": 7}, 30, "one batch"),
+        server=Budget({"create": 5, "delete": 6, "list": 5, "read": 36, "stat": 1, "write": 7}, 30),
+    ),
+    "export by reference": _everywhere({"create": 5, "read": 16, "stat": 1, "write": 1}, 18),
+}
