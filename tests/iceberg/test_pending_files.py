@@ -21,7 +21,7 @@ from trinitylake_ops.errors import StorageFullError, StoragePermissionError
 from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.iceberg.io.output_file import MAX_PENDING_BYTES, PendingFiles
-from trinitylake_ops.storage import LocalStorage, MemoryStorage, MeteredStorage, Storage, StorageWrapper
+from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper
 
 SCHEMA = pa.schema([("id", pa.int64())])
 #: A part of the name of each file of an append, in the order in which pyiceberg writes them.
@@ -57,41 +57,6 @@ def catalog_on(storage: Storage) -> TrinityLakeCatalog:
 
 def append_two(table: Table) -> None:
     table.append(rows(2))
-
-
-def fill_new(catalog: TrinityLakeCatalog) -> None:
-    with catalog.create_table_transaction("ns.new", SCHEMA) as change:
-        change.append(rows(1))
-
-
-# Rounds are counted on a meter: that of the files on their way, the begin, what names them, the root, and the hint,
-# which tests write at once.
-
-
-@pytest.mark.parametrize(
-    ("change", "requests", "rounds"),
-    [
-        (lambda table: table.transaction().set_properties(a="1").commit_transaction(), {"read": 3, "create": 3}, 3),
-        (append_two, {"read": 3, "create": 5, "write": 1}, 4),
-        # the first manifest is another catalog's
-        (lambda table: table.overwrite(rows(3)), {"read": 4, "create": 7, "write": 1}, 5),
-        (lambda table: table.catalog.load_table("ns.t").append(rows(2)), {"read": 6, "create": 5, "write": 1}, 5),
-        # the definition of the namespace is read while the files are written, since a view may have the name
-        (lambda table: table.catalog.create_table("ns.new", SCHEMA), {"read": 4, "create": 4}, 3),
-        (lambda table: fill_new(table.catalog), {"read": 7, "create": 6, "write": 1}, 6),
-    ],
-    ids=["property", "append", "overwrite", "load and append", "create", "create and fill"],
-)
-def test_a_change_takes_few_rounds(
-    place: Storage, change: Callable[[Table], object], requests: dict[str, int], rounds: int
-) -> None:
-    meter = MeteredStorage(ThreadedStorage(place))
-    table = catalog_on(meter).load_table("ns.t")
-    append_two(table)
-    with meter.measure() as measured:
-        change(table)
-    hint = {"write": requests.get("write", 0) + 1}
-    assert (measured.counts.requests, measured.counts.rounds) == ({**requests, **hint}, rounds + 1)
 
 
 class Meeting(StorageWrapper):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, seal
+from tests.request_budgets import budget
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     CorruptFileError,
@@ -29,16 +30,7 @@ def storage(lakes: Lakes) -> MeteredStorage:
     return MeteredStorage(lake.storage)
 
 
-def test_a_right_hint_takes_two_rounds_and_three_requests(storage: MeteredStorage) -> None:
-    assert storage.read(HINT_PATH) == str(LATEST).encode()
-    with storage.measure() as measured:
-        version, data = find_latest(Roots(storage))
-    assert (version, data) == (LATEST, storage.read(root_path(LATEST)))
-    assert measured.counts.rounds == 2
-    assert measured.counts.requests == {"read": 3}
-
-
-def test_a_version_of_any_age_is_opened_by_four_requests_in_two_rounds(lakes: Lakes) -> None:
+def test_opening_a_version_costs_the_same_at_any_age(lakes: Lakes) -> None:
     lake = lakes.memory()
     for number in range(LATEST):
         with lake.transaction() as txn:
@@ -49,20 +41,16 @@ def test_a_version_of_any_age_is_opened_by_four_requests_in_two_rounds(lakes: La
             snapshot = Lakehouse(storage).snapshot(version)
         assert snapshot.version == version
         assert len(snapshot.namespaces()) == version
-        assert (measured.counts.rounds, measured.counts.requests) == (2, {"read": 4})
-    for version, n_requests in ((LATEST, 3), (str(LATEST), 3), (LATEST + 5, 4), (-1, 3), (MAX_VERSION + 1, 3)):
+        assert measured.counts.requests == budget("open version 1, cold").requests
+    latest, missing = budget("open the latest version by number, cold"), budget("open a missing version, cold")
+    expected = {LATEST: latest, str(LATEST): latest, LATEST + 5: missing, -1: latest, MAX_VERSION + 1: latest}
+    for version, row in expected.items():
         with storage.measure() as measured:
             try:
                 assert Lakehouse(storage).snapshot(version).version == LATEST
             except VersionNotFoundError as error:
                 assert f"version {version} does not exist; the latest is {LATEST}" in str(error)
-        assert (measured.counts.rounds, measured.counts.requests) == (2, {"read": n_requests})
-
-
-def test_an_old_version_is_looked_up_in_the_settings_that_were_changed_since(storage: MeteredStorage) -> None:
-    with storage.measure() as measured:
-        assert Lakehouse(storage).snapshot(5).definition.properties == {"n": "4"}
-    assert measured.counts.requests == {"read": 6}, "hint, two roots, the version's; the latest settings and its own"
+        assert (measured.counts.rounds, measured.counts.requests) == (row.rounds, row.requests)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, left_over_paths, table
+from tests.request_budgets import budget
 from tests.transaction.groups import (
     Hooked,
     Interrupted,
@@ -75,19 +76,6 @@ def test_those_who_wait_go_into_one_version(filled: Lakehouse) -> None:
     ]  # fmt: skip
     assert [one.id for one in info.transactions] == list(info.members)
     assert left_over_paths(filled) == set()
-
-
-def test_a_group_costs_the_requests_of_one_commit(lakes: Lakes) -> None:
-    storage = MeteredStorage(lakes.storage())
-    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
-    with lake.transaction() as txn:
-        txn.create_namespace("ns")
-    transactions = [lake.transaction() for _ in range(16)]
-    for number, txn in enumerate(transactions):
-        txn.create_table("ns", f"t{number}", table())
-    with storage.measure() as measured:
-        assert commit_waiting(lake, transactions) == [2] * 16
-    assert measured.counts.requests == {"create": 16 + 1, "write": 1}
 
 
 def test_what_each_says_about_itself_is_kept(filled: Lakehouse) -> None:
@@ -483,5 +471,5 @@ def test_files_of_a_group_are_written_once(lakes: Lakes) -> None:
 
     with meter.measure() as measured:
         assert commit_together(lake, [work(number) for number in range(3)]) == [2, 2, 2]
-    assert measured.counts.requests["create"] == 3 * 2 + 1
+    assert measured.counts.requests["create"] == budget("group commit of 3 with a file each").requests["create"]
     assert [meter.read(f"tables/t{number}/metadata/0.json") for number in range(3)] == [b"0", b"1", b"2"]

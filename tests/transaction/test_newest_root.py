@@ -8,13 +8,13 @@ import pytest
 
 from tests.foreign import ForeignLake
 from tests.lakes import check_lake, table
+from tests.request_budgets import budget
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import StorageError
-from trinitylake_ops.format.file_names import HINT_PATH, root_naming, root_path
+from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.format.keys import COMMIT_ID
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.storage import (
-    LocalStorage,
     MemoryStorage,
     MeteredStorage,
     Storage,
@@ -49,29 +49,6 @@ def commit(lake: Lakehouse, namespace: str) -> int:
     return txn.committed_version
 
 
-def test_a_warm_begin_takes_one_round_and_a_commit_two(lake: Lakehouse, meter: MeteredStorage) -> None:
-    with meter.measure() as begin:
-        txn = lake.transaction()
-    assert (begin.counts.requests, begin.counts.rounds) == ({"read": 3}, 1)
-    assert begin.counts.bytes_read == len(b"1") + 36, "the hint, and the commit_id of the root that it names"
-    txn.create_namespace("b")
-    with meter.measure() as committing:
-        txn.commit()
-    assert (committing.counts.requests, committing.counts.rounds) == ({"create": 2, "write": 1}, 3), "the hint beside"
-
-
-def test_a_lost_attempt_costs_two_rounds(lake: Lakehouse, meter: MeteredStorage) -> None:
-    """The root that was refused, and one look: at the root that stands there, its successor and the hint."""
-    txn, other = lake.transaction(), Lakehouse(meter)
-    txn.create_namespace("b")
-    commit(other, "of-another")
-    with meter.measure() as committing:
-        txn.commit()
-    assert committing.counts.requests == {"create": 3, "read": 3 + 2, "write": 1}, "a look beside the second root"
-    assert committing.counts.rounds == 1 + 2 + 1 + 1, "files; the lost root and the look; the root; the hint beside"
-    assert lake.snapshot().namespaces() == ["a", "b", "of-another"]
-
-
 def elsewhere(namespace: str) -> int:
     """Commit in another process."""
     return commit(Lakehouse(MemoryStorage(ROOT)), namespace)
@@ -83,18 +60,6 @@ def lose(lake: Lakehouse) -> None:
     txn.create_namespace("lost-once")
     elsewhere("first")
     txn.commit()
-
-
-def test_who_lost_looks_beside_its_files_and_sends_no_root_in_vain(lake: Lakehouse, meter: MeteredStorage) -> None:
-    lose(lake)
-    txn = lake.transaction()
-    txn.create_namespace("b")
-    elsewhere("of-another")
-    with meter.measure() as committing:
-        assert txn.commit() == 5
-    assert committing.counts.requests == {"create": 2, "read": 2 + 2, "write": 1}
-    assert committing.counts.rounds == 1 + 1 + 1, "the files with the look; the root with another; the hint beside"
-    assert lake.snapshot().namespaces() == ["a", "b", "first", "lost-once", "of-another"]
 
 
 def test_a_look_beside_that_fails_costs_an_attempt_at_most(lake: Lakehouse, meter: MeteredStorage) -> None:
@@ -118,39 +83,8 @@ def test_who_meets_nobody_for_some_commits_looks_no_longer(lake: Lakehouse, mete
         with meter.measure() as committing:
             txn.commit()
         reads.append(committing.counts.requests.get("read", 0))
-    assert reads[0] == 2 + 2
-    assert reads[-1] == 0
-
-
-class FirstAtRoots(StorageWrapper):
-    """Another process commits just before each of so many roots is created."""
-
-    def __init__(self, inner: Storage, other: Lakehouse):
-        super().__init__(inner)
-        self.other = other
-        self.times = 0
-        self.concurrency = 1  # the reads beside a root come after it
-
-    def create(self, path: str, data: bytes) -> None:
-        if self.times and root_naming(path) is not None:
-            self.times -= 1
-            commit(self.other, f"first-{self.times}")
-        self.inner.create(path, data)
-
-
-def test_attempts_lost_in_a_row_cost_a_round_each(meter: MeteredStorage) -> None:
-    """The root that was refused is read in the same round, and so is what follows it."""
-    others = MeteredStorage(MemoryStorage(ROOT))
-    racing = FirstAtRoots(meter, Lakehouse.create(ROOT, storage=others))
-    lake = Lakehouse(racing)
-    lose(lake)
-    txn = lake.transaction()
-    txn.create_namespace("b")
-    racing.times = 3
-    with meter.measure() as committing:
-        assert txn.commit() == 2 + 3 + 1
-    assert committing.counts.requests == {"create": 1 + 4, "read": 2 + 4 * 2, "write": 1}
-    assert committing.counts.rounds == 1 + 4 + 1, "the files; three lost roots and ours; the hint beside"
+    assert reads[0] == budget("commit while probing").requests["read"]
+    assert reads[-1] == budget("commit a namespace").requests.get("read", 0)
 
 
 def test_a_look_that_fails_in_part_tells_whose_root_stands(lake: Lakehouse, meter: MeteredStorage) -> None:
@@ -222,7 +156,7 @@ def test_a_root_without_a_commit_id_is_compared_as_a_whole(lake: Lakehouse, mete
     data = meter.read(root_path(version))
     with meter.measure() as begin:
         assert lake.snapshot().version == version
-    assert begin.counts.rounds == 1
+    assert begin.counts.rounds == budget("begin, warm").rounds
     assert begin.counts.bytes_read > len(data)
 
 
@@ -251,7 +185,7 @@ def test_reads_past_the_caches_keep_no_root(lake: Lakehouse, meter: MeteredStora
     for _ in range(2):
         with meter.measure() as begin:
             uncached.snapshot()
-        assert begin.counts.rounds == 2
+        assert begin.counts.rounds == budget("begin, without cache").rounds
         assert begin.counts.bytes_read == len(b"1") + len(meter.inner.read(root_path(1)))
 
 
@@ -264,31 +198,22 @@ def test_who_begins_at_once_after_open_asks_for_nothing(
     monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
     with meter.measure() as opening:
         opened = Lakehouse.open(ROOT, storage=meter)
-    assert opening.counts.rounds == 2
+    assert opening.counts.rounds == budget("open").rounds
     with meter.measure() as begin:
         txn = opened.transaction()
-    assert begin.counts.requests == {"read": 1}, "the settings, by which it is isolated"
+    assert begin.counts.requests == budget("begin right after open").requests
     with meter.measure() as second:
         opened.snapshot()
-    assert second.counts.rounds == 1, "what open found is taken once"
+    assert second.counts.requests == budget("begin, warm").requests
     txn.create_table("a", "t", table())
     assert txn.commit() == 2
-
-
-def test_open_and_a_first_read_take_three_rounds_and_eight_requests(
-    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
-    with meter.measure() as cold:
-        assert Lakehouse.open(ROOT, storage=meter).snapshot().namespaces() == ["a"]
-    assert (sum(cold.counts.requests.values()), cold.counts.rounds) == (8, 3)
 
 
 def test_who_waits_after_open_asks_again(lake: Lakehouse, meter: MeteredStorage) -> None:
     opened = Lakehouse.open(ROOT, storage=meter)
     with meter.measure() as begin:
         opened.snapshot()
-    assert (begin.counts.requests, begin.counts.rounds) == ({"read": 3}, 1)
+    assert begin.counts.requests == budget("begin, warm").requests
 
 
 def test_what_open_found_is_not_new_once_this_process_committed(
@@ -337,12 +262,4 @@ def test_creating_a_root_counts_also_where_its_answer_is_lost(
     assert not create_root(KnownRoot(1, root_path(1), b"another", another), lake.files.roots)
     with meter.measure() as begin:
         opened.snapshot()
-    assert begin.counts.rounds == 1
-
-
-def test_a_local_folder_is_opened_without_a_list(tmp_path: object) -> None:
-    meter = MeteredStorage(LocalStorage(f"file://{tmp_path}/lake/", fsync=False))
-    Lakehouse.create(meter.root, storage=meter)
-    with meter.measure() as opening:
-        Lakehouse.open(meter.root, storage=meter)
-    assert opening.counts.requests == {"read": 10}, "a list would read the names of all roots"
+    assert begin.counts.requests == budget("begin, warm").requests

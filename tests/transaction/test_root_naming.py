@@ -13,6 +13,7 @@ import pytest
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, listed, objects, table
 from tests.older_lakes import copy_renamed
+from tests.request_budgets import budget
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     CorruptFileError,
@@ -106,21 +107,22 @@ def test_a_right_hint_takes_two_rounds_once_the_naming_is_known(other: MemorySto
     meter = MeteredStorage(other)
     with meter.measure() as opening:
         lake = Lakehouse.open(other.root, storage=meter)
-    assert opening.counts.rounds == 2
-    expected = {"read": 6, "list": 1}
-    assert opening.counts.requests == expected, "hint, R(n), R(n+1), three other names; names of R(0)"
+    assert budget("open").cost_of(opening.counts) == budget("open")
     with meter.measure() as begin:
         assert lake.snapshot().definition.properties
-    assert (begin.counts.requests, begin.counts.rounds) == ({"read": 4}, 2), "hint, R(n), R(n+1); then the settings"
+    settings = 1  # read in a round trip of their own
+    assert begin.counts.requests == {"read": budget("begin, warm").requests["read"] + settings}
+    assert begin.counts.rounds == budget("begin, warm").rounds + settings
     fresh = Lakehouse(meter)
     with meter.measure() as first:
         assert fresh.snapshot().definition.properties
-    assert first.counts.rounds == (3 if naming == ROOT_NAMING else 4)
     if naming == ROOT_NAMING:
-        assert first.counts.requests == {"read": 4}, "ours costs nothing more where it is not known"
+        assert budget("begin, cold").cost_of(first.counts) == budget("begin, cold")
+    else:
+        assert first.counts.rounds == budget("begin, cold").rounds + 1, "the naming is detected"
     with meter.measure() as again:
         assert fresh.latest_version() == LATEST
-    assert (again.counts.requests, again.counts.rounds) == ({"read": 3}, 1)
+    assert budget("begin, warm").cost_of(again.counts) == budget("begin, warm")
 
 
 @pytest.mark.parametrize("hint", [None, b"0", b"2", b"6", b"9", b"77"])

@@ -259,24 +259,6 @@ def test_commit_inside_the_block_is_the_end(filled: Lakehouse) -> None:
     assert (version, txn.committed_version, filled.latest_version()) == (2, 2, 2)
 
 
-# Requests
-
-
-def test_requests_and_rounds_of_a_small_commit(lakes: Lakes) -> None:
-    small = lakes.memory()
-    with small.transaction() as first:
-        first.create_namespace("ns")
-    metered = MeteredStorage(small.storage)
-    lake = Lakehouse(metered)
-    txn = lake.transaction()
-    txn.create_table("ns", "c", table())
-    begun = metered.snapshot()
-    assert (begun.rounds, begun.requests) == (3, {"read": 4}), "hint; root and the name after it; definition"
-    txn.commit()
-    committed = metered.snapshot() - begun
-    assert (committed.rounds, committed.requests) == (3, {"create": 2, "read": 1, "write": 1}), "definition; root; hint"
-
-
 # Sizes
 
 

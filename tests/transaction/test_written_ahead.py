@@ -10,6 +10,7 @@ import pytest
 
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, left_over_paths, table
+from tests.request_budgets import StorageKind, budget
 from tests.transaction.groups import (
     LONGEST_WAIT_S,
     Committing,
@@ -215,7 +216,7 @@ def test_where_others_commit_the_latest_version_is_seen_beside_the_files(lakes: 
     n_before = len(storage.log)
     assert roots(txn) == [12]
     requests = Counter(request.kind for request in storage.log[n_before:] if request.path != HINT_PATH)
-    assert requests == {"create": 2, "read": 2 + 2 + 2}, "two looks at two roots each, and what the hint names"
+    assert requests == budget("commit after a repeated conflict", StorageKind.SERVER).requests
 
 
 def test_a_group_takes_nobody_who_leads_by_now(lakes: Lakes) -> None:
