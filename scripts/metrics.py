@@ -1,8 +1,12 @@
-"""Size of the package, and how much of it each everyday operation runs through.
+"""Measure the size of the package, and how much of it each everyday operation runs through.
 
-Run from the project's root: ``make metrics``. It prints files and lines of code by folder, and for each journey how
-many files and functions of the package run. Code lines are lines with a token that is neither comment nor docstring.
-Each journey runs twice in a process of its own and the second run is traced, so that imports and caches do not count.
+Run ``make metrics`` from the root of the project. It prints files and lines of code by folder, and for each journey the
+number of files and functions of the package that run. Code lines are lines with a token that is neither comment nor
+docstring. Each journey runs twice in a separate process and only the second run is traced, so that imports and caches do
+not count.
+
+``scripts/metrics.py --files JOURNEY...`` prints the files of each journey as JSON, in the order in which they first run.
+The pages in docs/internals that walk through a commit, a rollback and a purge are checked against this list.
 """
 
 from __future__ import annotations
@@ -12,14 +16,15 @@ import functools
 import io
 import json
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import tokenize
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from http.client import HTTPConnection
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,12 +40,13 @@ from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.server.app import Application
 from trinitylake_ops.server.run import configuration_of
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings, ServerSettings
+from trinitylake_ops.storage import background
 
 PACKAGE = Path(trinitylake_ops.__file__).parent
 _SKIPPED = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 )
-#: The shortest times that a lakehouse may have, so that versions expire while the program waits.
+#: Settings that let versions expire within seconds.
 _SHORT = {"maximum_version_age_millis": 1, "minimum_versions_to_keep": 1, "txn_ttl_millis": 1_000}
 
 
@@ -65,19 +71,19 @@ def code_lines(file: Path) -> int:
 
 
 def modules() -> list[Path]:
-    """Return the modules of the package that people write."""
+    """Return the modules of the package that are not generated."""
     return sorted(file for file in PACKAGE.rglob("*.py") if "generated" not in file.parts)
 
 
 class Trace:
-    """Counts the functions of the package that run in any thread while it is on."""
+    """Records the functions of the package that run in any thread while it is on."""
 
     def __init__(self) -> None:
-        self.functions: set[tuple[str, int, str]] = set()
+        self.functions: dict[tuple[str, int, str], None] = {}
         self.is_on = False
 
     def install(self) -> None:
-        """Follow this thread, and those that begin from now on."""
+        """Trace this thread and all threads that start later."""
         threading.setprofile(self._called)
         sys.setprofile(self._called)
 
@@ -85,11 +91,12 @@ class Trace:
         if self.is_on and event == "call":
             code = frame.f_code
             if code.co_filename.startswith(str(PACKAGE)) and code.co_name != "<module>":
-                self.functions.add((code.co_filename, code.co_firstlineno, code.co_name))
+                self.functions.setdefault((code.co_filename, code.co_firstlineno, code.co_name))
 
-    def figures(self) -> tuple[int, int]:
-        """Return the number of files and functions."""
-        return len({file for file, _, _ in self.functions}), len(self.functions)
+    def files(self) -> list[str]:
+        """Return the files that ran, relative to the package, in the order in which they first ran."""
+        paths = dict.fromkeys(file for file, _, _ in self.functions)
+        return [Path(path).relative_to(PACKAGE).as_posix() for path in paths]
 
 
 def lakehouse(folder: Path, **fields: Any) -> trinitylake_ops.Lakehouse:
@@ -120,6 +127,18 @@ def append_rows(folder: Path) -> Iterator[Callable[[], object]]:
     rows = pa.table({"id": pa.array([2], pa.int64())})
     for _ in range(2):
         yield lambda: catalog.load_table("ns.t").append(rows)
+
+
+def roll_back(folder: Path) -> Iterator[Callable[[], object]]:
+    """Roll back the whole lakehouse by an approved plan."""
+    lake = lakehouse(folder)
+
+    def rollback(version: str) -> None:
+        plan = operations.plan_rollback(lake, version)
+        plan.execute(plan.digest)
+
+    for version in ("2", "1"):
+        yield functools.partial(rollback, version)
 
 
 def dagster_rollback(folder: Path) -> Iterator[Callable[[], object]]:
@@ -159,7 +178,7 @@ def purge_expired(folder: Path) -> Iterator[Callable[[], object]]:
 
 
 def _add_namespaces(lake: trinitylake_ops.Lakehouse, name: str) -> None:
-    """Make two versions, of which the first may expire."""
+    """Commit two versions, of which the first one may expire."""
     for suffix in ("a", "b"):
         with lake.transaction() as txn:
             txn.create_namespace(name + suffix)
@@ -174,7 +193,7 @@ def verify_lakehouse(folder: Path) -> Iterator[Callable[[], object]]:
 
 
 def rest_commit(folder: Path) -> Iterator[Callable[[], object]]:
-    """Commit properties of a table through the REST server."""
+    """Commit a table property through the REST server."""
     lake = lakehouse(folder)
     settings = ServerSettings({ONLY: LakehouseSettings(lake.root, lake.storage_options)}, port=0, anonymous_writes=True)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -201,11 +220,12 @@ def _post(port: int, body: dict[str, Any]) -> None:
     assert response.status == 200, response.read()
 
 
-#: Journeys by their names. Each yields the same step twice: a warm-up, and the one that is traced.
+#: Journeys by name. Each yields the same step twice: a warm-up, and the run that is traced.
 JOURNEYS: dict[str, Callable[[Path], Iterator[Callable[[], object]]]] = {
     "commit of a namespace": commit_namespace,
     "append through the catalog": append_rows,
     "commit through the REST server": rest_commit,
+    "rollback": roll_back,
     "approved rollback in Dagster": dagster_rollback,
     "expire": expire_versions,
     "purge": purge_expired,
@@ -213,16 +233,24 @@ JOURNEYS: dict[str, Callable[[Path], Iterator[Callable[[], object]]]] = {
 }
 
 
-def trace(name: str) -> tuple[int, int]:
-    """Return how many files and functions of the package a journey runs."""
+def trace(name: str) -> Trace:
+    """Run a journey twice and return the trace of the second run, including its background work."""
     traced = Trace()
     traced.install()
     with tempfile.TemporaryDirectory() as folder:
         for number, step in enumerate(JOURNEYS[name](Path(folder))):
+            background.flush()
             traced.is_on = number > 0
             step()
+            background.flush()
             traced.is_on = False
-    return traced.figures()
+    return traced
+
+
+def counts(name: str) -> tuple[int, int]:
+    """Return how many files and functions of the package a journey runs."""
+    traced = trace(name)
+    return len(traced.files()), len(traced.functions)
 
 
 def sizes() -> Iterator[str]:
@@ -242,15 +270,15 @@ def sizes() -> Iterator[str]:
 
 
 def main() -> None:
-    """Print both tables, or one journey's figures for the process that asks for it."""
+    """Print both tables, or the files of the journeys named after ``--files``."""
     if len(sys.argv) > 1:
-        print(*trace(sys.argv[1]))
+        print(json.dumps({name: trace(name).files() for name in sys.argv[2:]}))
         return
     print("| folder | files | code lines | per file |\n| --- | ---: | ---: | ---: |", *sizes(), sep="\n")
     print("\n| journey | files | functions |\n| --- | ---: | ---: |")
     for name in JOURNEYS:
-        traced = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True, check=True)
-        n_files, n_functions = traced.stdout.split()[-2:]
+        with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+            n_files, n_functions = pool.submit(counts, name).result()
         print(f"| {name} | {n_files} | {n_functions} |", flush=True)
 
 
