@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes sure of the Debian packages that some tests need, and prints the pytest marker expression that
-# selects the tests which can run: everything, or, without them, all but those marked debian_packages.
-# As root they are installed; in CI (CI=true) a missing one is an error. Arguments are further lists of packages.
+# Installs the Debian packages that some tests need, if run as root. Prints the pytest marker expression for the tests
+# that can run: empty for all, or one without tests marked debian_packages if packages are missing.
+# In CI (CI=true) a missing package is an error. Arguments are additional package lists.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 lists=(deploy/debian-packages.txt "$@")
 
-# A package counts as installed, too, where another provides it: the Node.js of others brings its own npm.
+# A package also counts as installed if another one provides it: Node.js packages from other sources include npm.
 missing_packages() {
     local package provided
     provided=$(dpkg-query --show --showformat '${db:Status-Abbrev} ,${Provides},\n' | sed -n 's/^ii *//p' | tr -d ' ')
@@ -22,16 +22,16 @@ if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; the
     export DEBIAN_FRONTEND=noninteractive
     # shellcheck disable=SC2086  # a list of names
     output=$({ apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } </dev/null 2>&1) ||
-        echo "make test: could not install them: $output" >&2
+        echo "make test: installing Debian packages failed: $output" >&2
     missing=$(missing_packages | tr '\n' ' ')
 fi
 
 if [ -z "$missing" ]; then
     echo ""
 elif [ "${CI:-}" = true ]; then
-    echo "make test: in CI every test runs, but Debian packages are missing: $missing" >&2
+    echo "make test: Debian packages are missing: $missing; CI requires all of them" >&2
     exit 1
 else
-    echo "==> left out: tests that need Debian packages; install as root: apt-get install $missing" >&2
+    echo "==> skipping tests that need Debian packages; install them as root: apt-get install $missing" >&2
     echo "not debian_packages"
 fi

@@ -1,34 +1,35 @@
 #!/usr/bin/env bash
-# Makes a Debian with a Python that is not here: debian_python.sh VERSION FOLDER, as root. Prints a program that is this Python.
-# It sees this project and uv's cache at their places, and trusts whom this system trusts. Its mounts end with it.
+# Creates a Debian root file system with a Python version that this system lacks: debian_python.sh VERSION FOLDER, as
+# root. Prints the path of a program that runs this Python. The program can access this project, uv's cache and the
+# system's CA certificates at their usual paths. Its mounts disappear when it ends.
 set -euo pipefail
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 declare -A suites=([3.11]=bookworm [3.13]=trixie [3.14]=forky)
 
-# Binds a file or folder of this system into the Debian, where it is here.
-see() {
+# Bind-mounts a file or folder of this system into the Debian, if it exists.
+bind() {
     [ -e "$2" ] || return 0
     if [ -d "$2" ]; then mkdir -p "$1$2"; else mkdir -p "$1${2%/*}" && touch "$1$2"; fi
     mount --bind "$2" "$1$2"
 }
 
-if [ "$1" = --inside ]; then # in a mount namespace of its own
+if [ "$1" = --inside ]; then # runs in a separate mount namespace
     root=$2
-    for place in /proc /sys /dev /etc/hosts /etc/resolv.conf "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" \
+    for path in /proc /sys /dev /etc/hosts /etc/resolv.conf "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" \
         "$project" "$("$project/.venv/bin/uv" cache dir)"; do
-        see "$root" "$place"
+        bind "$root" "$path"
     done
     exec chroot "$root" /bin/sh -c 'cd "$0" && exec "$@"' "$PWD" "${@:3}"
 fi
 
 suite=${suites[$1]:-}
 if [ -z "$suite" ] || [ "$(id -u)" != 0 ] || ! command -v debootstrap >/dev/null; then
-    echo "debian_python.sh: for Python ${!suites[*]} alone, as root, with the Debian package debootstrap" >&2
+    echo "debian_python.sh: supports Python ${!suites[*]}, and requires root and the Debian package debootstrap" >&2
     exit 1
 fi
 root=$2/debian-$1
 site=$(apt-get indextargets --format '$(SITE)' "Codename: $(. /etc/os-release && echo "$VERSION_CODENAME")" 'Created-By: Packages')
-# The script of sid is that of all suites. A namespace of its own, too: whatever ends it, no mount is left.
+# The debootstrap script of sid works for all suites. In a separate namespace no mount remains, however it ends.
 unshare --mount --propagation private debootstrap --variant=minbase --include="ca-certificates,python$1" "$suite" "$root" \
     "${site%%$'\n'*}" /usr/share/debootstrap/scripts/sid >"$root.log" 2>&1 || { tail -n 3 "$root.log" >&2; exit 1; }
 printf '#!/bin/sh\nexec unshare --mount --propagation private "%s" --inside "%s" "python%s" "$@"\n' \

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the long tests, and then those of the engine once more with their lakehouses on each server: make soak.
-# Arguments go to pytest; with any, only the long tests run. All parts run, whichever fail; these are named at the end.
+# Runs the long tests, then the engine tests again with lakehouses on each server: make soak.
+# Arguments are passed to pytest; with arguments only the long tests run. All parts run even if one fails; the failed
+# parts are listed at the end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,7 +15,7 @@ mkdir -p soak
 log=soak/$(date -u +%Y-%m-%dT%H%M%SZ).log
 failed=()
 
-# Runs pytest for one part, and notes whether it failed.
+# Runs pytest for one part and records a failure.
 run_part() {
     local name=$1
     shift
@@ -23,7 +24,7 @@ run_part() {
 }
 
 run_all() {
-    trap 'exit 130' INT # pytest ends by itself then, and the next part would begin
+    trap 'exit 130' INT # pytest handles the signal itself, and the next part would start
     run_part "long tests" --durations=0 -m "soak${selection:+ and $selection}" "$@"
     if [ $# = 0 ]; then
         run_part "lakehouses on radosgw" --workers 2 --lakes=radosgw "${long_on_radosgw[@]}"

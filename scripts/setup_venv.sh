@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Creates .venv with everything that the project's targets need, pinned by constraints.txt.
-# An argument names one more dependency group, as make bench and make dist do.
-# Done at once when .venv is current: same folder, same pyproject.toml, constraints.txt and script.
+# Creates .venv with everything that the make targets need, pinned by constraints.txt.
+# An argument names an additional dependency group, for make bench and make dist.
+# Does nothing if .venv is current: same folder, pyproject.toml, constraints.txt and script.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,7 +24,7 @@ is_current() {
     [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]
 }
 
-# Debian ships venv without ensurepip unless pythonX.Y-venv is there.
+# Debian ships venv without ensurepip unless pythonX.Y-venv is installed.
 ensure_venv_module() {
     "$python" -c 'import venv, ensurepip; ensurepip.version()' 2>/dev/null && return
     local package output
@@ -33,14 +33,14 @@ ensure_venv_module() {
         echo "==> installing the Debian package $package"
         export DEBIAN_FRONTEND=noninteractive
         output=$({ apt-get update -qq && apt-get install -y -qq --no-install-recommends "$package"; } </dev/null 2>&1) ||
-            fail "could not install $package: $output"
+            fail "installing $package failed: $output"
     else
         fail "$python cannot create virtual environments; install them as root: apt-get install $package"
     fi
 }
 
 create_venv() {
-    # A venv is bound to its folder; one that was moved, half made or made by a removed Python is made anew.
+    # A venv is bound to its folder; one that was moved, is incomplete or has lost its Python is created again.
     if [ "$(cat "$venv/.folder" 2>/dev/null)" = "$PWD" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
         return
     fi
@@ -52,12 +52,12 @@ create_venv() {
 
 install() {
     local pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input -qq)
-    # The build backend comes first, so that packages built here are built by the pinned one.
+    # Install the build backend first, so that packages are built with the pinned version.
     "${pip[@]}" install --constraint constraints.txt pip setuptools uv wheel </dev/null
     echo "==> installing pinned packages (about $([ -n "$1" ] && echo 500 MB || echo 1 GB), a few minutes)"
-    # Most modules are never imported: Python compiles the others at their first import.
+    # Do not compile modules now: most are never imported, and Python compiles the others on first import.
     local what=(--constraint constraints.txt --no-build-isolation --editable ".[$extras]" "${groups[@]/#/--group=}")
-    # uv fetches packages side by side, and links those that it has. It does not know what pip is configured to do.
+    # uv downloads in parallel and links cached packages, but ignores the configuration of pip, which is the fallback.
     "$venv/bin/uv" pip install --quiet --system-certs --python "$venv/bin/python" "${what[@]}" </dev/null 2>/dev/null ||
         "${pip[@]}" install --no-compile "${what[@]}" </dev/null
 }
@@ -72,7 +72,7 @@ command -v "$python" >/dev/null || fail "$python not found; install it as root: 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "$("$python" --version) is too old; set PYTHON to a Python 3.11 or newer"
 
-# Targets that run at the same time wait for one set-up.
+# Targets that run at the same time wait for one setup.
 if command -v flock >/dev/null; then
     exec 9<.
     flock 9

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Keeps the classes that a Spark session loads in an archive, .venv/spark.jsa: each JVM of the tests then starts in half
-# the time. A JVM that the archive does not fit, another Java or other jars, leaves it alone. Prints the JVM's switches.
+# Stores the classes that a Spark session loads in the archive .venv/spark.jsa, which halves the start-up time of each JVM
+# in the tests. A JVM with another Java or other jars ignores the archive. Prints the JVM options.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,8 +10,8 @@ quiet="-Xlog:cds*=off"
 if [ ! -e "$archive" ] || [ "$archive" -ot .venv/.installed ]; then
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
-    # The JVM writes when the program has ended: the pipe waits for both.
-    # Renamed when it is whole: a test run that starts meanwhile finds none, or a whole one.
+    # The JVM writes the archive after the program has ended: the pipe waits for both.
+    # The complete archive is renamed, so that a concurrent test run never reads a partial one.
     SPARK_SUBMIT_OPTS="-XX:ArchiveClassesAtExit=$archive.$$ $quiet" .venv/bin/python - "$work" <<'EOF' 2>&1 | cat >&2
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolves pyproject.toml anew, without constraints, and writes the versions found to constraints.txt.
+# Resolves pyproject.toml without constraints and writes the resolved versions to constraints.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,9 +14,9 @@ import json
 import sys
 
 with open(sys.argv[1]) as report:
-    found = [item["metadata"] for item in json.load(report)["install"]]
-pins = {f"{m['name']}=={m['version']}" for m in found if m["name"] != "trinitylake-ops"}
+    packages = [item["metadata"] for item in json.load(report)["install"]]
+pins = {f"{package['name']}=={package['version']}" for package in packages if package["name"] != "trinitylake-ops"}
 print("\n".join(sorted(pins, key=str.lower)))
 PYTHON
 mv constraints.txt.new constraints.txt
-echo "==> constraints.txt written; make setup installs it"
+echo "==> wrote constraints.txt; run make setup to install it"

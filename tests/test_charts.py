@@ -49,7 +49,7 @@ FULL: dict[str, Any] = {
     "podAnnotations": {"note": "kept"},
     "nodeSelector": {"kubernetes.io/os": "linux"},
     "tolerations": [{"key": "data", "operator": "Exists"}],
-    "upkeep": {"enabled": True, "serviceAccount": {"annotations": ROLE}, "credentials": {"secretName": "lake-upkeep"}},
+    "maintenance": {"enabled": True, "serviceAccount": {"annotations": ROLE}, "credentials": {"secretName": "lake-maintenance"}},
 }
 SMALL: dict[str, Any] = {"lakehouses": LAKEHOUSES, "tokens": {"secretName": "lake-tokens"}}
 LOG = {"schedule": "@daily", "args": ["log"]}
@@ -105,7 +105,7 @@ def test_every_pod_is_restricted_and_has_limits(full: list[dict[str, Any]]) -> N
     assert len(accounts) == 1 + 2 * 5
     assert {*accounts.values()} == {one["metadata"]["name"] for one in of_kind(full, "ServiceAccount")}
     assert accounts["lake-trinitylake"] == "lake-trinitylake"
-    assert accounts["lake-trinitylake-hr-purge"] == "lake-trinitylake-upkeep"
+    assert accounts["lake-trinitylake-hr-purge"] == "lake-trinitylake-maintenance"
 
 
 def test_policies_choose_the_pods_that_there_are(full: list[dict[str, Any]]) -> None:
@@ -116,20 +116,20 @@ def test_policies_choose_the_pods_that_there_are(full: list[dict[str, Any]]) -> 
     chosen = [one["spec"]["podSelector"]["matchLabels"] for one in of_kind(full, "NetworkPolicy")]
     for labels in templates:
         assert sum(wanted.items() <= labels.items() for wanted in chosen) == 1
-    server, upkeep = (one["spec"] for one in of_kind(full, "NetworkPolicy"))
+    server, maintenance = (one["spec"] for one in of_kind(full, "NetworkPolicy"))
     assert server["ingress"] == [{"from": [{"podSelector": {}}], "ports": [{"port": "http", "protocol": "TCP"}]}]
-    assert upkeep["ingress"] == []
+    assert maintenance["ingress"] == []
 
 
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"tokens": {"secretName": "tokens"}}, "lakehouses: name at least one"),
+        ({"tokens": {"secretName": "tokens"}}, "lakehouses: configure at least one"),
         ({"lakehouses": LAKEHOUSES}, "tokens.secretName or issuers"),
         ({**SMALL, "replica": 3}, "replica"),
         ({**SMALL, "lakehouses": {"a b": {"root": "/lake"}}}, "a b"),
         ({**SMALL, "lakehouses": {"a": {"root": "s3://b/l", "storage_options": {"secret_access_key": "x"}}}}, "secret"),
-        ({**SMALL, "upkeep": {"enabled": True, "jobs": {"a" * 40: LOG}}}, "more than 52"),
+        ({**SMALL, "maintenance": {"enabled": True, "jobs": {"a" * 40: LOG}}}, "more than 52"),
         ({**SMALL, "lakehouses": {"a": {"root": "/lakes/a"}}}, "no volume is mounted"),
         ({**SMALL, "lakehouses": {"a": {"root": "file:///lakes/a"}}}, "no volume is mounted"),
         ({**SMALL, "lakehouses": {"a": {"root": "/lakes-b/a"}}, **VOLUME}, "no volume is mounted"),
@@ -145,7 +145,7 @@ def test_wrong_values_are_refused(values: Mapping[str, Any], told: str) -> None:
 
 @pytest.mark.parametrize("root", ["/lakes/sales", "file:///lakes/sales", "/lakes"])
 def test_a_local_root_is_on_a_volume_of_all_pods(root: str) -> None:
-    objects = render({**SMALL, **VOLUME, "lakehouses": {"sales": {"root": root}}, "upkeep": {"enabled": True}})
+    objects = render({**SMALL, **VOLUME, "lakehouses": {"sales": {"root": root}}, "maintenance": {"enabled": True}})
     for one in objects:
         kubernetes_validate.validate(one, KUBERNETES[-1], strict=True)
     for name, pod in pods(objects):
@@ -154,10 +154,10 @@ def test_a_local_root_is_on_a_volume_of_all_pods(root: str) -> None:
         assert VOLUME["volumeMounts"][0] in pod["containers"][0]["volumeMounts"]
 
 
-def test_upkeep_is_off_and_single_jobs_can_be_left_out() -> None:
+def test_maintenance_is_off_and_single_jobs_can_be_left_out() -> None:
     assert of_kind(render(SMALL), "CronJob") == []
     jobs = {"trim": None, "orphans": {"schedule": "10 4 * * 0", "args": ["orphans", "--yes"], "suspend": True}}
-    made = of_kind(render({**SMALL, "upkeep": {"enabled": True, "jobs": jobs}}), "CronJob")
+    made = of_kind(render({**SMALL, "maintenance": {"enabled": True, "jobs": jobs}}), "CronJob")
     suspended = {one["metadata"]["name"].rpartition("-")[2]: one["spec"]["suspend"] for one in made}
     assert suspended == {"expire": False, "orphans": True, "purge": False, "verify": False}
 
@@ -214,7 +214,7 @@ def test_its_jobs_run(tmp_path: Path) -> None:
         **SMALL,
         **volume_at(tmp_path),
         "lakehouses": {"sales": {"root": lake.root}},
-        "upkeep": {"enabled": True},
+        "maintenance": {"enabled": True},
     }
     ended = []
     for one in sorted(of_kind(render(values), "CronJob"), key=lambda one: one["spec"]["schedule"].split()[1]):

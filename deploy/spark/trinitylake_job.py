@@ -1,4 +1,4 @@
-"""For ``spark-submit``: its arguments are those of the command ``trinitylake`` (docs/spark/cluster.md)."""
+"""Program for ``spark-submit``; its arguments are those of the ``trinitylake`` command (docs/spark/cluster.md)."""
 
 from trinitylake_ops.cli import main
 

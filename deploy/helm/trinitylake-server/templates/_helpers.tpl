@@ -26,11 +26,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.serviceAccount.name | default (include "trinitylake.fullname" .) }}
 {{- end -}}
 
-{{- define "trinitylake.upkeepAccount" -}}
-{{ .Values.upkeep.serviceAccount.name | default (printf "%s-upkeep" (include "trinitylake.fullname" .)) }}
+{{- define "trinitylake.maintenanceAccount" -}}
+{{ .Values.maintenance.serviceAccount.name | default (printf "%s-maintenance" (include "trinitylake.fullname" .)) }}
 {{- end -}}
 
-{{- /* Of all pods: who they are, where they run, and that they may write nothing but /tmp. */ -}}
+{{- /* Settings of all pods: user, scheduling, and a writable /tmp only. */ -}}
 {{- define "trinitylake.pod" -}}
 automountServiceAccountToken: false
 {{- with .Values.imagePullSecrets }}
@@ -70,7 +70,7 @@ env: {{- toYaml . | nindent 2 }}
 {{- range $name, $settings := .Values.lakehouses }}
 {{- range $root := prepend ($settings.allowed_roots | default list) $settings.root }}
 {{- if hasPrefix "memory://" $root }}
-{{- fail (printf "lakehouses.%s: the root %s is in the memory of one process; choose a storage that all pods reach" $name $root) }}
+{{- fail (printf "lakehouses.%s: the root %s is in the memory of one process; choose a storage that all pods can access" $name $root) }}
 {{- end }}
 {{- if or (hasPrefix "/" $root) (hasPrefix "file://" $root) }}
 {{- $path := printf "%s/" (clean (trimPrefix "file://" $root)) }}
