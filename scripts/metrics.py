@@ -41,13 +41,27 @@ from trinitylake_ops.server.app import Application
 from trinitylake_ops.server.run import configuration_of
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings, ServerSettings
 from trinitylake_ops.storage import background
+from trinitylake_ops.storage.local.storage import LocalStorage
 
 PACKAGE = Path(trinitylake_ops.__file__).parent
 _SKIPPED = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 )
-#: Settings that let versions expire within seconds.
-_SHORT = {"maximum_version_age_millis": 1, "minimum_versions_to_keep": 1, "txn_ttl_millis": 1_000}
+#: Settings that let all versions but the latest expire after an hour.
+_SHORT = {"maximum_version_age_millis": 1, "minimum_versions_to_keep": 1, "txn_ttl_millis": 60_000}
+_HOUR_MS = 3_600_000
+
+
+class _Clock:
+    """Replaces the clock of local storages, so that versions expire without waiting."""
+
+    def __init__(self) -> None:
+        self._ahead_ms = 0
+        LocalStorage.now_ms = lambda _: time.time_ns() // 1_000_000 + self._ahead_ms  # type: ignore[method-assign]
+
+    def advance(self) -> None:
+        """Move the clock forward by an hour."""
+        self._ahead_ms += _HOUR_MS
 
 
 def code_lines(file: Path) -> int:
@@ -161,20 +175,28 @@ def _must_succeed(job: Any, config: dict[str, Any]) -> None:
 
 def expire_versions(folder: Path) -> Iterator[Callable[[], object]]:
     """Expire old versions."""
+    clock = _Clock()
     lake = lakehouse(folder, **_SHORT)
     for number in range(2):
         _add_namespaces(lake, f"n{number}")
-        yield lambda: operations.plan_expiration(lake).execute()
+        clock.advance()
+        yield lambda: _must_record(operations.plan_expiration(lake).execute())
 
 
 def purge_expired(folder: Path) -> Iterator[Callable[[], object]]:
     """Delete the files of expired versions."""
+    clock = _Clock()
     lake = lakehouse(folder, **_SHORT)
     for number in range(2):
         _add_namespaces(lake, f"n{number}")
-        operations.plan_expiration(lake).execute()
-        time.sleep(2 * _SHORT["txn_ttl_millis"] / 1000)
-        yield lambda: operations.plan_purge(lake).execute()
+        clock.advance()
+        _must_record(operations.plan_expiration(lake).execute())
+        clock.advance()
+        yield lambda: _must_record(operations.plan_purge(lake).execute())
+
+
+def _must_record(report: Any) -> None:
+    assert report.version is not None, "the operation had nothing to do"
 
 
 def _add_namespaces(lake: trinitylake_ops.Lakehouse, name: str) -> None:
@@ -182,7 +204,6 @@ def _add_namespaces(lake: trinitylake_ops.Lakehouse, name: str) -> None:
     for suffix in ("a", "b"):
         with lake.transaction() as txn:
             txn.create_namespace(name + suffix)
-    time.sleep(2 * _SHORT["txn_ttl_millis"] / 1000)
 
 
 def verify_lakehouse(folder: Path) -> Iterator[Callable[[], object]]:
