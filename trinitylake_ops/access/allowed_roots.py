@@ -1,6 +1,6 @@
 """Decide which locations named by lakehouse content may be read.
 
-See docs/internals/protocol.md, "Which places may be read".
+See docs/internals/protocol.md, "Which locations may be read".
 
 Anyone with write access to a lakehouse can put any location into a pointer, a definition or a manifest. Content is
 therefore untrusted and never decides which files are read: every location must be allowed by this module.
