@@ -49,7 +49,11 @@ FULL: dict[str, Any] = {
     "podAnnotations": {"note": "kept"},
     "nodeSelector": {"kubernetes.io/os": "linux"},
     "tolerations": [{"key": "data", "operator": "Exists"}],
-    "maintenance": {"enabled": True, "serviceAccount": {"annotations": ROLE}, "credentials": {"secretName": "lake-maintenance"}},
+    "maintenance": {
+        "enabled": True,
+        "serviceAccount": {"annotations": ROLE},
+        "credentials": {"secretName": "lake-maint"},
+    },
 }
 SMALL: dict[str, Any] = {"lakehouses": LAKEHOUSES, "tokens": {"secretName": "lake-tokens"}}
 LOG = {"schedule": "@daily", "args": ["log"]}
