@@ -2,11 +2,11 @@
 
 Run ``make metrics`` from the root of the project. It prints files and lines of code by folder, and for each journey the
 number of files and functions of the package that run. Code lines are lines with a token that is neither comment nor
-docstring. Each journey runs twice in a separate process and only the second run is traced, so that imports and caches do
-not count.
+docstring. Each journey runs twice in a separate process and only the second run is traced, so that imports and caches
+do not count.
 
-``scripts/metrics.py --files JOURNEY...`` prints the files of each journey as JSON, in the order in which they first run.
-The pages in docs/internals that walk through a commit, a rollback and a purge are checked against this list.
+``scripts/metrics.py --files JOURNEY...`` prints the files of each journey as JSON, in the order in which they first
+run. The pages in docs/internals that walk through a commit, a rollback and a purge are checked against this list.
 """
 
 from __future__ import annotations
