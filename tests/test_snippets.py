@@ -1,4 +1,4 @@
-"""Every snippet of README.md and of the pages about Dagster is run, or compared with what it shows."""
+"""Run every snippet of README.md and of the pages about Dagster, or compare it with what it shows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMPONENT = "trinitylake_ops.dagster_plugin.component.TrinityLakeMaintenanceComp
 
 @dataclass(frozen=True)
 class Snippet:
-    """What stands in a fence of a page, and its language."""
+    """A fenced code block of a page, and its language."""
 
     page: str
     language: str
@@ -46,7 +46,7 @@ class Snippet:
 def snippets(page: str) -> list[Snippet]:
     """Return the snippets of a page, or of all pages of a folder."""
     path = PROJECT / page
-    text = "".join(one.read_text() for one in (sorted(path.glob("*.md")) if path.is_dir() else [path]))
+    text = "".join(file.read_text() for file in (sorted(path.glob("*.md")) if path.is_dir() else [path]))
     fences = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     return [Snippet(page, language, content) for language, content in fences]
 
@@ -56,19 +56,19 @@ DAGSTER = ALL["docs/dagster"]
 
 
 def python(part: str, page: str = "docs/dagster") -> Snippet:
-    (snippet,) = (one for one in ALL[page] if one.language == "python" and one.has(part))
+    (snippet,) = (candidate for candidate in ALL[page] if candidate.language == "python" and candidate.has(part))
     return snippet
 
 
 def names() -> dict[str, Any]:
-    """Return what a reader of the Dagster page has imported."""
-    public = {name: getattr(face, name) for face in (dagster_plugin, iceberg) for name in face.__all__}
-    given = {"dg": dg, "pa": pa, "time": time, "timedelta": timedelta, "Lakehouse": Lakehouse}
-    return {**public, **given, "open_dagster_pipes": open_dagster_pipes}
+    """Return the names that the snippets of the Dagster pages expect to be imported."""
+    public = {name: getattr(module, name) for module in (dagster_plugin, iceberg) for name in module.__all__}
+    imported = {"dg": dg, "pa": pa, "time": time, "timedelta": timedelta, "Lakehouse": Lakehouse}
+    return {**public, **imported, "open_dagster_pipes": open_dagster_pipes}
 
 
-def run(snippet: Snippet, **given: Any) -> dict[str, Any]:
-    scope = {**names(), **given}
+def run(snippet: Snippet, **variables: Any) -> dict[str, Any]:
+    scope = {**names(), **variables}
     exec(compile(snippet.text, snippet.page, "exec", dont_inherit=True), scope)
     return scope
 
@@ -80,8 +80,8 @@ def lake(tmp_path: Path) -> Lakehouse:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
+    with dg.instance_for_test() as test_instance:
+        yield test_instance
 
 
 def resources(lake: Lakehouse) -> dict[str, Any]:
@@ -93,8 +93,10 @@ def resources(lake: Lakehouse) -> dict[str, Any]:
 
 
 def publish(lake: Lakehouse, instance: dg.DagsterInstance, asset: dg.AssetsDefinition) -> dict[str, Any]:
-    """Let a run stage and publish a table; return the metadata of its asset."""
-    published = dagster_plugin.build_publish_asset(key=["publish"], tables={"table": asset}, description="It.")
+    """Stage and publish a table in one run, and return the metadata of its asset."""
+    published = dagster_plugin.build_publish_asset(
+        key=["publish"], tables={"table": asset}, description="Publish the table."
+    )
     result = dg.materialize([asset, published], instance=instance, resources=resources(lake), run_config=QUIET)
     assert result.success
     event = instance.get_latest_materialization_event(asset.key)
@@ -102,7 +104,7 @@ def publish(lake: Lakehouse, instance: dg.DagsterInstance, asset: dg.AssetsDefin
     return plain(event.asset_materialization.metadata)
 
 
-#: The tests below find each snippet by its language and a part of it.
+#: The tests below find each snippet by its language and a part of its text.
 FOUND_BY = {
     "README.md": [("sh", "pip install"), ("python", "build_publish_asset"), ("", "$ trinitylake"), ("sh", "make demo")],
     "docs/dagster": [
@@ -127,17 +129,17 @@ FOUND_BY = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_snippet_is_left_out(page: str) -> None:
+def test_every_snippet_is_tested(page: str) -> None:
     for snippet in ALL[page]:
         matching = [part for language, part in FOUND_BY[page] if language == snippet.language and snippet.has(part)]
         assert len(matching) == 1, f"{page}: no test, or several, for:\n{snippet.text}"
     assert len(ALL[page]) == len(FOUND_BY[page])
 
 
-def test_definitions_of_the_page_load() -> None:
-    one = run(python("limits=ApplyLimits"))["defs"]
-    assert "lake_expire" in {job.name for job in one.resolve_all_job_defs()}
-    assert {"lake_lakehouse", "lake_lakehouse_io_manager"} == set(one.get_repository_def().get_top_level_resources())
+def test_definitions_load() -> None:
+    single = run(python("limits=ApplyLimits"))["defs"]
+    assert "lake_expire" in {job.name for job in single.resolve_all_job_defs()}
+    assert {"lake_lakehouse", "lake_lakehouse_io_manager"} == set(single.get_repository_def().get_top_level_resources())
     both = run(python('name="hr"'))["defs"]
     assert {"sales_verify", "hr_verify"} <= {job.name for job in both.resolve_all_job_defs()}
     second = run(python("sensors=[build_commit_sensor(names=NAMES)]"))["defs"]
@@ -162,28 +164,30 @@ def test_publish_asset_of_two_tables_publishes_one_version(lake: Lakehouse, inst
 
 
 @pytest.fixture
-def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of the page's first code location, as a user saves it, with a root of the test."""
+def first_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the first code location, with the root of the test."""
     code = tmp_path / "definitions.py"
     code.write_text(python('NAMES = LakehouseNames("lake")').text.replace("/data/lake", str(tmp_path / "lake")))
     monkeypatch.chdir(tmp_path)
     return code
 
 
-def commands_of_first(first: Path) -> list[list[str]]:
-    (snippet,) = (one for one in DAGSTER if one.has("dagster dev -f definitions.py"))
-    lines = snippet.text.replace("/data/", f"{first.parent}/").splitlines()
-    assert lines[0] == f"export DAGSTER_HOME={first.parent}/dagster && mkdir -p {first.parent}/dagster"
+def commands_of_first_location(first_location: Path) -> list[list[str]]:
+    (snippet,) = (snippet for snippet in DAGSTER if snippet.has("dagster dev -f definitions.py"))
+    lines = snippet.text.replace("/data/", f"{first_location.parent}/").splitlines()
+    assert (
+        lines[0] == f"export DAGSTER_HOME={first_location.parent}/dagster && mkdir -p {first_location.parent}/dagster"
+    )
     return [shlex.split(line) for line in lines[1:]]
 
 
-def test_the_first_code_location_needs_nothing_else(first: Path, instance: dg.DagsterInstance) -> None:
-    init, materialize, dev = commands_of_first(first)
+def test_first_code_location_runs(first_location: Path, instance: dg.DagsterInstance) -> None:
+    init, materialize, dev = commands_of_first_location(first_location)
     Lakehouse.create(init[2], {"fsync": "false"})
     assert [init[0], init[1], init[3]] == ["trinitylake", "--root", "init"]
-    assert dev == ["dagster", "dev", "-f", first.name]
+    assert dev == ["dagster", "dev", "-f", first_location.name]
     scope: dict[str, Any] = {"__name__": "code"}
-    exec(compile(first.read_text(), str(first), "exec", dont_inherit=True), scope)
+    exec(compile(first_location.read_text(), str(first_location), "exec", dont_inherit=True), scope)
     defs: dg.Definitions = scope["defs"]
     selected = dg.AssetSelection.from_string(materialize[materialize.index("--select") + 1])
     assert selected.resolve(defs.resolve_asset_graph()) == {scope["orders"].key, scope["publish_sales"].key}
@@ -194,23 +198,27 @@ def test_the_first_code_location_needs_nothing_else(first: Path, instance: dg.Da
     assert sorted(rows["day"].to_pylist()) == ["2026-01-01"] * 2 + ["2026-01-02"] * 2
 
 
-def test_options_are_the_same_words_in_yaml() -> None:
+def test_options_in_yaml_equal_options_in_python() -> None:
     resource = eval(python("SecretVariables(").text, names())
-    (snippet,) = (one for one in DAGSTER if one.language == "yaml" and one.has("secret_options_from_env"))
+    (snippet,) = (
+        snippet for snippet in DAGSTER if snippet.language == "yaml" and snippet.has("secret_options_from_env")
+    )
     component = TrinityLakeMaintenanceComponent.resolve_from_yaml(f"name: lake\n{snippet.text}")
     assert component.settings().lakehouse == resource
 
 
 @OF_PIPES
-def test_the_assets_of_the_page_are_published(
+def test_assets_are_published(
     lake: Lakehouse, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = run(python("partitions_def=orders.partitions_def"))
-    dg.Definitions(assets=[made["orders"], made["publish"]], resources=resources(lake)).get_repository_def()
+    partitioned = run(python("partitions_def=orders.partitions_def"))
+    dg.Definitions(
+        assets=[partitioned["orders"], partitioned["publish"]], resources=resources(lake)
+    ).get_repository_def()
     totals = run(python("def totals"))
-    shown = publish(lake, instance, totals["totals"])
-    assert shown["preview"].splitlines()[2] == "| 9.5 |"
-    assert shown["dagster/column_schema"].columns[0].description == "Paid, without tax."
+    metadata = publish(lake, instance, totals["totals"])
+    assert metadata["preview"].splitlines()[2] == "| 9.5 |"
+    assert metadata["dagster/column_schema"].columns[0].description == "Paid, without tax."
     assert totals["observed"].key == dg.AssetKey(["lake", "sales", "prices"])
     program = tmp_path / "load_orders.py"
     imports = (
@@ -220,12 +228,12 @@ def test_the_assets_of_the_page_are_published(
     )
     program.write_text(f"{imports}{python('report_staged').text}main(sys.argv[1])\n")
     snippet = python("staged_by_pipes")
-    started = snippet.text.replace('"spark-submit", "load_orders.py"', f"{sys.executable!r}, {str(program)!r}")
-    orders = run(Snippet(snippet.page, "python", started.replace("s3://bucket/lake", lake.root)))["orders"]
+    code = snippet.text.replace('"spark-submit", "load_orders.py"', f"{sys.executable!r}, {str(program)!r}")
+    orders = run(Snippet(snippet.page, "python", code.replace("s3://bucket/lake", lake.root)))["orders"]
     assert publish(lake, instance, orders)["dagster/row_count"] == 2
 
 
-def test_an_asset_stages_by_any_means_of_pyiceberg(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_asset_stages_changes_made_with_pyiceberg(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     before = pa.table({"sku": ["a", "b"], "euros": [1.0, 3.0]})
     iceberg.publish_once(lake, [stage_arrow(lake, before, "shop", "prices", mode="append")], publication_id("before"))
     publish(lake, instance, run(python("StagingCatalog", "docs/comparison.md"))["prices"])
@@ -233,8 +241,8 @@ def test_an_asset_stages_by_any_means_of_pyiceberg(lake: Lakehouse, instance: dg
     assert [row["euros"] for row in rows] == [3.0]
 
 
-def test_settings_of_pools_are_taken_and_are_those_of_the_deployment() -> None:
-    (snippet,) = (one for one in DAGSTER if one.language == "yaml" and one.has("default_limit"))
+def test_pool_settings_are_those_of_the_deployment() -> None:
+    (snippet,) = (snippet for snippet in DAGSTER if snippet.language == "yaml" and snippet.has("default_limit"))
     given = yaml.safe_load(snippet.text)
     with dg.instance_for_test(overrides=given) as instance:
         assert instance.global_op_concurrency_default_limit == 1
@@ -242,21 +250,21 @@ def test_settings_of_pools_are_taken_and_are_those_of_the_deployment() -> None:
     assert deployed["concurrency"]["pools"].items() >= given["concurrency"]["pools"].items()
 
 
-def test_the_scaffolded_component_is_the_one_that_is_registered() -> None:
-    (snippet,) = (one for one in DAGSTER if one.has("dg scaffold"))
+def test_scaffolded_component_is_registered() -> None:
+    (snippet,) = (snippet for snippet in DAGSTER if snippet.has("dg scaffold"))
     assert shlex.split(snippet.text) == ["dg", "scaffold", "defs", COMPONENT, "sales"]  # run by test_component.py
 
 
-def test_a_wrong_option_is_refused_in_the_words_of_the_page(lake: Lakehouse) -> None:
-    (snippet,) = (one for one in DAGSTER if one.language == "")
+def test_wrong_option_is_rejected_with_the_documented_message(lake: Lakehouse) -> None:
+    (snippet,) = (snippet for snippet in DAGSTER if snippet.language == "")
     jobs = dg.Definitions(jobs=dagster_plugin.build_jobs(), resources=resources(lake))
     config = {"name": "x", "retain_for": "-1d"}
-    with pytest.raises(dg.DagsterInvalidConfigError) as refused:
+    with pytest.raises(dg.DagsterInvalidConfigError) as rejected:
         jobs.resolve_job_def("export").execute_in_process(run_config=config)
-    assert snippet.text.strip() == refused.value.message
+    assert snippet.text.strip() == rejected.value.message
 
 
-def test_what_the_readme_installs_and_makes_is_there() -> None:
+def test_readme_extras_and_make_targets_exist() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     targets = re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), flags=re.MULTILINE)
     for snippet in ALL["README.md"]:
@@ -267,8 +275,8 @@ def test_what_the_readme_installs_and_makes_is_there() -> None:
                     assert set(arguments) <= set(targets)
                 else:
                     assert (program, arguments[0]) == ("pip", "install")
-                    (place,) = arguments[1:]
-                    extras = re.fullmatch(r"\.(?:\[(.*)\])?", place)
+                    (requirement,) = arguments[1:]
+                    extras = re.fullmatch(r"\.(?:\[(.*)\])?", requirement)
                     assert extras is not None
-                    wanted = set((extras[1] or "").split(",")) - {""}
-                    assert wanted <= set(project["project"]["optional-dependencies"])
+                    requested = set((extras[1] or "").split(",")) - {""}
+                    assert requested <= set(project["project"]["optional-dependencies"])

@@ -1,4 +1,4 @@
-"""Pages of the Python interface: for each face of the package, the names that it offers, from their docstrings."""
+"""Pages of the Python API: the public names of each public module, with their docstrings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from inspect import isclass
 
-#: The faces of the package by their pages. All other paths are private.
-FACES: Mapping[str, str] = {
+#: Public modules by page. All other modules are private.
+PUBLIC_MODULES: Mapping[str, str] = {
     "engine": "trinitylake_ops",
     "operations": "trinitylake_ops.operations",
     "iceberg": "trinitylake_ops.iceberg",
@@ -18,18 +18,18 @@ FACES: Mapping[str, str] = {
 
 
 def pages() -> dict[str, str]:
-    """Return the pages by their places on the site."""
-    return {f"api/{page}.md": _page(face) for page, face in FACES.items()}
+    """Return the pages by their paths on the site."""
+    return {f"api/{page}.md": _page(name) for page, name in PUBLIC_MODULES.items()}
 
 
-def _page(face: str) -> str:
-    module = import_module(face)
-    offered = [name for name in module.__all__ if hasattr(getattr(module, name), "__module__")]
-    others = sorted(set(module.__all__) - set(offered))
-    functions = [name for name in offered if not isclass(getattr(module, name))]
-    text = f"# {face}\n\n{module.__doc__}\n\n"
-    if others:
-        text += f"It also offers {', '.join(f'`{name}`' for name in others)}.\n\n"
-    for name in sorted(functions) + sorted(set(offered) - set(functions)):
-        text += f"::: {face}.{name}\n\n"
+def _page(module_name: str) -> str:
+    module = import_module(module_name)
+    documented = [name for name in module.__all__ if hasattr(getattr(module, name), "__module__")]
+    constants = sorted(set(module.__all__) - set(documented))
+    functions = [name for name in documented if not isclass(getattr(module, name))]
+    text = f"# {module_name}\n\n{module.__doc__}\n\n"
+    if constants:
+        text += f"Also public: {', '.join(f'`{name}`' for name in constants)}.\n\n"
+    for name in sorted(functions) + sorted(set(documented) - set(functions)):
+        text += f"::: {module_name}.{name}\n\n"
     return text

@@ -1,4 +1,4 @@
-"""The reference of operations, as they are declared: command, job, task, and options."""
+"""The reference of operations, generated from their declarations: command, job, task and options."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from trinitylake_ops.declarations.specs import OptionSpec, option_specs
 
 _HEAD = """# Operations
 
-This page is made of the code when the site is built. An operation has the same options, with the same names,
-values and defaults, as a command, as a job of Dagster and as a task of Airflow. Names of jobs begin with that of their
-lakehouse, as in `lake_rollback`.
+This page is generated from the code. A command, a Dagster job and an Airflow task of an operation have the same
+options, with the same names, values and defaults. Job names have the name of their lakehouse as prefix, such as
+`lake_rollback`.
 
 - A **duration** is a text such as `30d`, `12h`, `90m` or `45s`.
 - A **time** is ISO 8601, in UTC unless it has an offset, or milliseconds since 1970.
-- Names that end in `_bytes` and `_seconds` are numbers of bytes and of seconds.
+- Options that end in `_bytes` and `_seconds` are numbers of bytes and seconds.
 - **Versions** are numbers and ranges such as `3-90,95`.
-- A list is written as a list in a configuration, and by a flag that is repeated in a command.
-- A run of a job or a task applies a plan with `approval`; a command with `--apply DIGEST`, or at once with `--yes`.
+- A list is a list in a configuration, and a repeated flag in a command.
+- A job or a task applies a plan with `approval`, and a command with `--apply DIGEST`, or immediately with `--yes`.
 
 """
 
 
 def operations() -> str:
-    """Return the page of all operations."""
+    """Return the page with all operations."""
     return _HEAD + "".join(map(_section, sorted(ALL, key=lambda one: one.job)))
 
 
 def blocks_of(text: str) -> str:
-    """Return the help of a command as Markdown. A block that click does not wrap is code."""
+    """Return the help of a command as Markdown. Blocks that click does not wrap become code."""
     markdown = ""
     for block in inspect.cleandoc(text).split("\n\n"):
-        kept = block.replace("\b", "").strip("\n")
+        content = block.replace("\b", "").strip("\n")
         if "\b" in block:
-            markdown += f"```text\n{kept}\n```\n\n"
-        elif kept.startswith("Example: "):
-            markdown += f"```text\n$ {kept.removeprefix('Example: ')}\n```\n\n"
-        elif kept:
-            markdown += f"{kept}\n\n"
+            markdown += f"```text\n{content}\n```\n\n"
+        elif content.startswith("Example: "):
+            markdown += f"```text\n$ {content.removeprefix('Example: ')}\n```\n\n"
+        elif content:
+            markdown += f"{content}\n\n"
     return markdown
 
 
@@ -58,15 +58,15 @@ def _section(operation: Operation[Any]) -> str:
     rows = [("job", code(operation.job)), ("task", code(f'TrinityLakeOperator(operation="{operation.job}")'))]
     if entry.command is not None:
         rows.insert(0, ("command", code(f"trinitylake {entry.command} {_usage(entry.command)}")))
-    text = f"## {operation.job}\n\n{operation.description}\n\n" + table(("as", "name"), rows)
+    text = f"## {operation.job}\n\n{operation.description}\n\n" + table(("Interface", "Name"), rows)
     if operation.is_pooled:
-        text += "It is in the pool of what frees something: one at a time.\n\n"
+        text += "It is in the pool of jobs that reclaim space, which run one at a time.\n\n"
     text += blocks_of(entry.help)
     specs = sorted(option_specs(operation.options), key=lambda spec: spec.name in MODES)
     options = [row for spec in specs for row in _rows(operation, spec)]
     if not options:
         return text + "It has no options.\n\n"
-    return text + table(("option", "in the command", "value", "default", "what it does"), options)
+    return text + table(("Option", "On the command line", "Value", "Default", "Description"), options)
 
 
 def _usage(name: str) -> str:
@@ -78,8 +78,8 @@ def _usage(name: str) -> str:
 def _rows(operation: Operation[Any], spec: OptionSpec, within: str = "") -> Iterator[tuple[str, ...]]:
     """Yield the row of an option, and those of its members."""
     name = f"{within}{spec.name}"
-    is_named_by_its_whole = within == "approval." or (within != "" and spec.name in NAMED_BY_ARGUMENT)
-    flag = "" if is_named_by_its_whole else shown_in_command(operation, spec)
+    is_part_of_flag = within == "approval." or (within != "" and spec.name in NAMED_BY_ARGUMENT)
+    flag = "" if is_part_of_flag else shown_in_command(operation, spec)
     yield code(name), code(flag) if flag else "", spec.kind_text(), _default(spec, within), spec.description
     for member in spec.members:
         yield from _rows(operation, member, f"{name}.")

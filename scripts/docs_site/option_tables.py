@@ -1,4 +1,4 @@
-"""Tables of storage options in hand-written pages, generated from the specifications of the options.
+"""Tables of storage options in manually written pages, generated from the specifications of the options.
 
 ``make docs`` writes them between the comments ``<!-- options of NAME -->`` and ``<!-- end of options -->``, where NAME
 is a scheme, ``every root`` or ``caches``.
@@ -22,12 +22,16 @@ _BLOCK = re.compile(r"(<!-- options of (?P<name>[^>]+) -->\n)(?P<table>.*?)(<!--
 
 
 def updated(text: str) -> str:
-    """Return the text of a page with current tables. Raises KeyError for a name that has no options."""
+    """Return the text of a page with current tables.
+
+    Raises:
+        KeyError: A comment contains a name without options.
+    """
     tables = {name: scheme.options for name, scheme in OWN_SCHEMES.items()} | {
         "every root": tuple(option for option in COMMON_OPTIONS if option not in CACHE_OPTIONS),
         "caches": CACHE_OPTIONS,
     }
-    return _BLOCK.sub(lambda found: f"{found[1]}\n{_table(tables[found['name']])}{found[4]}", text)
+    return _BLOCK.sub(lambda match: f"{match[1]}\n{_table(tables[match['name']])}{match[4]}", text)
 
 
 def write() -> None:
@@ -67,5 +71,5 @@ def _meaning(option: Option) -> str:
 
 
 def _coded(text: str) -> str:
-    """Return a text with its quoted words as code."""
+    """Return a text with quoted words as code."""
     return re.sub(r"(?<!\w)'([^']+)'", r"`\1`", text)

@@ -1,4 +1,4 @@
-"""The reference: every command, job, setting, error and exit code, as the code itself declares them."""
+"""The reference of commands, jobs, settings, errors and exit codes, generated from the code."""
 
 from __future__ import annotations
 
@@ -44,53 +44,53 @@ from trinitylake_ops.storage.delegation import DelegationSettings
 from trinitylake_ops.storage.options import COMMON_OPTIONS, is_secret
 from trinitylake_ops.storage.registry import OWN_SCHEMES
 
-#: What a variable of the environment is for; those of a storage stand on its page.
+#: Environment variables and their meaning. The pages of the storages describe their own variables.
 ENVIRONMENT: Mapping[str, str] = {
     "TRINITYLAKE_ROOT": "the root of the lakehouse, for the command line",
     "TRINITYLAKE_STORAGE_OPTIONS": "options of the storage for the command line and for Spark: `NAME=VALUE,NAME=VALUE`",
-    "TRINITYLAKE_ALLOWED_ROOTS": "further roots that may be read, with spaces between them, for the command line",
-    "TRINITYLAKE_METRICS_FILE": "the file that [metrics](../deploy/monitoring.md) of a process are written to",
-    "TRINITYLAKE_METRICS_PUSH": "the address of the gateway that they are pushed to",
-    "TRINITYLAKE_METRICS_JOB": "the name of the job that they are pushed under",
-    "TRINITYLAKE_OTEL": "1 to tell spans and metrics by OpenTelemetry",
+    "TRINITYLAKE_ALLOWED_ROOTS": "further roots that may be read, separated by spaces, for the command line",
+    "TRINITYLAKE_METRICS_FILE": "the file to which a process writes its [metrics](../deploy/monitoring.md)",
+    "TRINITYLAKE_METRICS_PUSH": "the URL of the Pushgateway to which a process pushes its metrics",
+    "TRINITYLAKE_METRICS_JOB": "the job name of pushed metrics",
+    "TRINITYLAKE_OTEL": "1 to emit spans and metrics with OpenTelemetry",
     "TRINITYLAKE_BRANCH": "the [branch](../operations/clones.md#branch-deployments) of a Dagster process",
 }
 #: Types of Dagster's configuration.
 _KINDS: Mapping[str, str] = {
     "Bool": "true or false", "Float": "number", "Int": "whole number", "String": "text",
 }  # fmt: skip
-#: The page about the storages of a scheme.
+#: The page of each scheme.
 _STORAGE_PAGES: Mapping[str, str] = {
     "abfss": "azure", "az": "azure", "dynamodb": "dynamodb", "file": "local", "gs": "gcs", "hdfs": "hdfs",
     "memory": "local", "redis": "redis", "rediss": "redis", "s3": "s3",
 }  # fmt: skip
-_MADE = "This page is made of the code when the site is built.\n\n"
+_GENERATED = "This page is generated from the code.\n\n"
 
 
 def pages() -> dict[str, str]:
-    """Return the pages of the reference by their places on the site."""
-    made = {
+    """Return the pages of the reference by their paths on the site."""
+    builders = {
         "operations": operations, "commands": commands, "jobs": jobs, "settings": settings, "errors": error_classes,
     }  # fmt: skip
-    return {f"reference/{name}.md": make() for name, make in made.items()}
+    return {f"reference/{name}.md": build() for name, build in builders.items()}
 
 
 def pointers(text: str) -> str:
-    """Return the section of a page that leads to all options of the commands and jobs that the page runs."""
+    """Return a section with links to the options of all commands and jobs on a page, or an empty string."""
     called = re.findall(r"^trinitylake (?:--\S+ \S+ )*([a-z-]+)", text, flags=re.MULTILINE)
     configured = re.findall(r"^```yaml title=\"(\w+)\"", text, flags=re.MULTILINE)
     jobs_of = {entry.command: job for job, entry in INDEX.items()}
     declared = dict.fromkeys([*(jobs_of[name] for name in called if name in jobs_of), *configured])
-    found = [f"[`{job}`](../reference/operations.md#{job})" for job in declared]
-    found += [f"[`{name}`](../reference/commands.md#{name})" for name in dict.fromkeys(called) if name not in jobs_of]
-    return f"\n## All options\n\nOf operations and commands: {', '.join(found)}.\n" if found else ""
+    links = [f"[`{job}`](../reference/operations.md#{job})" for job in declared]
+    links += [f"[`{name}`](../reference/commands.md#{name})" for name in dict.fromkeys(called) if name not in jobs_of]
+    return f"\n## All options\n\nOptions of {', '.join(links)}.\n" if links else ""
 
 
 def commands() -> str:
-    """Return the page of the command line: each command, with its arguments and options unless it is an operation."""
+    """Return the page of the command line. Options of operations are on the page of operations."""
     context = trinitylake.context_class(trinitylake, info_name="trinitylake", **trinitylake.context_settings)
     generated = {entry.command: job for job, entry in INDEX.items()}
-    text = "# Commands\n\n" + _MADE + _help(trinitylake) + _options(trinitylake.params, context)
+    text = "# Commands\n\n" + _GENERATED + _help(trinitylake) + _options(trinitylake.params, context)
     for name in trinitylake.list_commands(context):
         command = trinitylake.get_command(context, name)
         assert command is not None
@@ -99,9 +99,9 @@ def commands() -> str:
         text += f"## {name}\n\n```text\ntrinitylake {name} {usage}\n```\n\n"
         if name in generated:
             job = generated[name]
-            text += f"{INDEX[job].summary} [Its options](operations.md#{job}) are those of the job `{job}`, and:\n\n"
-            declared = {one.name for spec in option_specs(BY_NAME[job].options) for one in (spec, *spec.members)}
-            text += _options([one for one in command.params if one.name not in declared], inner)
+            text += f"{INDEX[job].summary} It has the [options of the operation](operations.md#{job}), and:\n\n"
+            declared = {option.name for spec in option_specs(BY_NAME[job].options) for option in (spec, *spec.members)}
+            text += _options([param for param in command.params if param.name not in declared], inner)
         else:
             text += _help(command) + _options(command.params, inner)
     return text
@@ -117,7 +117,7 @@ def _options(params: Iterable[click.Parameter], context: click.Context) -> str:
         for param in params
         if isinstance(param, click.Option)
     ]
-    return table(("option", "value", "default", "what it does"), rows) if rows else ""
+    return table(("Option", "Value", "Default", "Description"), rows) if rows else ""
 
 
 def _kind(param: click.Option, context: click.Context) -> str:
@@ -125,40 +125,40 @@ def _kind(param: click.Option, context: click.Context) -> str:
 
 
 def _default(param: click.Option, context: click.Context) -> str:
-    given = param.get_default(context)
-    is_enabled = isinstance(given, str | int | float) and not isinstance(given, bool) and given != ""
-    return code(given) if is_enabled else ""
+    default = param.get_default(context)
+    is_shown = isinstance(default, str | int | float) and not isinstance(default, bool) and default != ""
+    return code(default) if is_shown else ""
 
 
 def jobs() -> str:
-    """Return the page of Dagster: jobs with their configuration, schedules, and settings of a code location."""
+    """Return the page of Dagster: jobs, schedules, and settings of a code location."""
     text = (
-        "# Dagster\n\n" + _MADE + "Names of jobs begin with that of their lakehouse, as in `lake_rollback`. The"
-        " configuration of a run is its options, and nothing around them"
-        " ([jobs and approvals](../dagster/jobs.md#operations)).\n\n## Schedules\n\n"
+        "# Dagster\n\n" + _GENERATED + "Job names have the name of their lakehouse as prefix, such as `lake_rollback`."
+        " The configuration of a run consists of the job's options"
+        " ([jobs and approvals](../dagster/jobs.md)).\n\n## Schedules\n\n"
     )
-    text += table(("schedule", "cron"), ((code(f"{name}_schedule"), code(cron)) for name, cron in CRONS.items()))
+    text += table(("Schedule", "Cron"), ((code(f"{name}_schedule"), code(cron)) for name, cron in CRONS.items()))
     for kind in (LakehouseSettings, ApplyLimits, BlackoutWindow, CheckLimits, TrinityLakeResource, TrinityLakeIOManager,
                  SparkResource):  # fmt: skip
         text += _settings_of(kind)
     no_limits = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
-    for job in sorted(build_jobs(operations="all", limits=no_limits), key=lambda one: one.name):
+    for job in sorted(build_jobs(operations="all", limits=no_limits), key=lambda job: job.name):
         text += f"## {job.name}\n\n{job.description}\n\n"
         if any(isinstance(node, dg.OpDefinition) and node.pool for node in job.graph.node_defs):
-            text += "It is in the pool of what frees something: one at a time.\n\n"
+            text += "It is in the pool of jobs that reclaim space, which run one at a time.\n\n"
         if job.name in BY_NAME:
-            text += f"Its options: [{job.name}](operations.md#{job.name}).\n\n"
+            text += f"[Options of {job.name}](operations.md#{job.name}).\n\n"
             continue
         rows = [
             (code(name), _kind_of(field.config_type), _default_of_field(field), field.description)
             for name, field in job_options(job).items()
         ]
-        text += table(("option", "value", "default", "what it does"), rows) if rows else "It has no options.\n\n"
+        text += table(("Option", "Value", "Default", "Description"), rows) if rows else "It has no options.\n\n"
     return text
 
 
 def job_options(job: dg.JobDefinition) -> Mapping[str, dg.Field]:
-    """Return the options of a job's one op, as Dagster's launchpad has them."""
+    """Return the options of a job's single op, as in Dagster's launchpad."""
     (op,) = job.graph.node_defs
     assert isinstance(op, dg.OpDefinition)
     options: Mapping[str, dg.Field] = getattr(op.config_schema.config_type, "fields", {})
@@ -166,7 +166,7 @@ def job_options(job: dg.JobDefinition) -> Mapping[str, dg.Field]:
 
 
 def _kind_of(kind: ConfigType) -> str:
-    """Return a type of Dagster's configuration in words."""
+    """Describe a type of Dagster's configuration."""
     if isinstance(kind, (Array, Noneable)):
         return f"{'list of' if isinstance(kind, Array) else 'null or'} {_kind_of(kind.inner_type)}"
     if isinstance(kind, ConfigEnum):
@@ -179,31 +179,47 @@ def _kind_of(kind: ConfigType) -> str:
 def _default_of_field(field: dg.Field) -> str:
     if field.is_required:
         return "required"
-    return "null" if field.default_value is None else _said(field.default_value)
+    return "null" if field.default_value is None else _default_text(field.default_value)
 
 
 def _settings_of(kind: type[Any]) -> str:
-    """Return the section of a class that holds settings: its docstring, and its fields."""
+    """Return the section of a class of settings: its docstring and its fields."""
     text = f"## {kind.__name__}\n\n{prose(inspect.getdoc(kind))}\n\n"
     if issubclass(kind, BaseModel):
         return text + _fields_of_model(kind)
+    comments = field_comments(kind)
     rows = []
-    for one in fields(kind):
-        default = one.default_factory() if one.default_factory is not MISSING else one.default
-        rows.append((code(one.name), code(_type(one.type)), "required" if default is MISSING else _said(default)))
-    return text + table(("setting", "type", "default"), rows)
+    for field in fields(kind):
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        shown = "required" if default is MISSING else _default_text(default)
+        rows.append((code(field.name), code(_type(field.type)), shown, comments.get(field.name, "")))
+    return text + table(("Setting", "Type", "Default", "Description"), rows)
+
+
+def field_comments(kind: type[Any]) -> Mapping[str, str]:
+    """Return the ``#:`` comments of the fields of a dataclass, by field."""
+    comments: dict[str, str] = {}
+    comment: list[str] = []
+    for line in inspect.getsource(kind).splitlines():
+        if match := re.match(r" +#: ?(.*)", line):
+            comment.append(match[1])
+            continue
+        if comment and (match := re.match(r" +(\w+):", line)):
+            comments[match[1]] = prose(" ".join(comment))
+        comment = []
+    return comments
 
 
 def _fields_of_model(model: type[BaseModel]) -> str:
     rows = [
-        (code(name), code(_type(one.annotation)), _default_of(one), one.description or "")
-        for name, one in model.model_fields.items()
+        (code(name), code(_type(field.annotation)), _default_of(field), field.description or "")
+        for name, field in model.model_fields.items()
     ]
-    return table(("option", "type", "default", "what it does"), rows)
+    return table(("Option", "Type", "Default", "Description"), rows)
 
 
 def _type(annotation: object) -> str:
-    """Return how a type is written, without the modules of its names."""
+    """Return the source form of a type, without module names."""
     is_plain = isinstance(annotation, type) and not getattr(annotation, "__args__", ())
     return re.sub(r"\b(?:\w+\.)+", "", annotation.__name__ if is_plain else str(annotation))
 
@@ -211,11 +227,11 @@ def _type(annotation: object) -> str:
 def _default_of(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    return _said(field.get_default(call_default_factory=True, validated_data={}))
+    return _default_text(field.get_default(call_default_factory=True, validated_data={}))
 
 
-def _said(value: object) -> str:
-    """Return a default in a few words, empty for nothing, and for an object that its own class describes."""
+def _default_text(value: object) -> str:
+    """Return the text of a default, or an empty string for None and for other objects."""
     if isinstance(value, str | int | float | bool):
         return code(value)
     if isinstance(value, timedelta):
@@ -227,35 +243,35 @@ def _said(value: object) -> str:
 
 
 def settings() -> str:
-    """Return the page of settings: of a lakehouse, of storages, of the environment, of the server, of Spark."""
-    text = "# Settings\n\n" + _MADE + "## Of a lakehouse\n\n"
+    """Return the page of settings of a lakehouse, of storages, of the environment, of the server, and of Spark."""
+    text = "# Settings\n\n" + _GENERATED + "## Lakehouse\n\n"
     text += (
-        "`trinitylake init` and `Lakehouse.create` set them, `Lakehouse.alter_definition` changes those that can be"
-        " changed. Sizes are in bytes, ages in milliseconds.\n\n"
+        "Set them with `trinitylake init` or `Lakehouse.create`, and change them with `Lakehouse.alter_definition` if"
+        " they are not fixed. Sizes are in bytes, and ages in milliseconds.\n\n"
     )
-    text += table(("setting", "default", "what it is"), _lakehouse_settings())
+    text += table(("Setting", "Default", "Description"), _lakehouse_settings())
     text += (
-        "`retention_rules`, set by `alter_definition`, keeps more: `last`, `hourly`, `daily`, `weekly`, `monthly`.\n\n"
-        "## Of storages\n\nWhat they mean stands on the page of each storage. Credentials belong into the"
+        "`retention_rules`, set with `alter_definition`, keeps further versions: `last`, `hourly`, `daily`, `weekly`,"
+        " `monthly`.\n\n## Storages\n\nThe page of each storage describes its options. Set credentials in the"
         " environment.\n\n"
     )
-    text += table(("option", "of roots", "credential"), _storage_options())
-    text += "## Of the environment\n\n" + table(("variable", "what it is"), _coded(ENVIRONMENT))
+    text += table(("Option", "Roots", "Credential"), _storage_options())
+    text += "## Environment variables\n\n" + table(("Variable", "Meaning"), _coded(ENVIRONMENT))
     deciding = {f"{name}://": scheme.environment for name, scheme in OWN_SCHEMES.items() if scheme.environment}
-    text += table(("roots", "variables that decide where a root is, and who asks"), _listed(deciding))
-    text += "## Of the server\n\n[REST catalog](../rest-catalog/run.md) shows how to set each.\n\n"
+    text += table(("Roots", "Variables that select the server or the credentials"), _listed(deciding))
+    text += "## Server\n\n[Run the server](../rest-catalog/run.md) shows how to set each.\n\n"
     text += "".join(
         _settings_of(kind).replace("## ", "### ", 1) for kind in (ServerSettings, DelegationSettings, Limits)
     )
-    options = {"Reads by Spark": OPTIONS, "Streams of Spark": STREAM_OPTIONS, "Writes by Spark": WRITE_OPTIONS}
+    options = {"Spark reads": OPTIONS, "Spark streams": STREAM_OPTIONS, "Spark writes": WRITE_OPTIONS}
     for title, of in options.items():
-        text += f"## {title}\n\n" + table(("option", "what it is"), _coded(of))
-    text += "## Extras\n\nThe [Python guide](../python.md#extras) says what each is for.\n\n"
-    return text + table(("extra", "modules that it brings"), _listed(EXTRAS))
+        text += f"## {title}\n\n" + table(("Option", "Meaning"), _coded(of))
+    text += "## Extras\n\nThe [Python guide](../python.md#extras) describes each.\n\n"
+    return text + table(("Extra", "Modules"), _listed(EXTRAS))
 
 
 def _coded(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    return ((code(name), what) for name, what in texts.items())
+    return ((code(name), text) for name, text in texts.items())
 
 
 def _listed(names: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
@@ -266,7 +282,7 @@ def _lakehouse_settings() -> Iterator[tuple[str, str, str]]:
     context = trinitylake.context_class(trinitylake, **trinitylake.context_settings)
     init = trinitylake.get_command(context, "init")
     assert init is not None
-    known = {one.name for one in fields(LakehouseDef)}
+    known = {field.name for field in fields(LakehouseDef)}
     for param in init.params:
         if isinstance(param, click.Option) and param.name in known:
             yield code(param.name), _default(param, context), param.help or ""
@@ -285,35 +301,35 @@ def _storage_options() -> Iterator[tuple[str, str, str]]:
 
 
 def error_classes() -> str:
-    """Return the page of errors: exit codes, and each class with what it means."""
-    text = "# Errors and exit codes\n\n" + _MADE
+    """Return the page of errors: exit codes, and the meaning of each class."""
+    text = "# Errors and exit codes\n\n" + _GENERATED
     text += (
-        "Every error of this package is a `TrinityLakeError`, with the `path` and `version` where it happened, if"
-        " they are known. Programs should match its code, because messages may change. The command line prints one"
-        " line, which is JSON with `--json`, and exits with the exit code of the class.\n\n"
+        "Every error of this package is a `TrinityLakeError`, with the affected `path` and `version` if they"
+        " are known. Match errors by code, because messages may change. The command line prints one line, which is"
+        " JSON with `--json`, and exits with the exit code of the class.\n\n"
     )
-    text += table(("exit code", "what it means"), _exit_codes())
+    text += table(("Exit code", "Meaning"), _exit_codes())
     rows = [
         (code(kind.code), code(kind.__name__), code(above), kind.exit_code, _first_lines(kind))
         for kind, above in _tree()
     ]
-    return text + table(("code", "class", "base", "exit code", "meaning"), rows)
+    return text + table(("Code", "Class", "Base class", "Exit code", "Meaning"), rows)
 
 
 def _exit_codes() -> Iterator[tuple[str, str]]:
-    """Yield what the help of the command line says about them: a code before each text, which may have more lines."""
+    """Yield the exit codes from the help of the command line, with their meaning."""
     block = (trinitylake.epilog or "").partition("Exit codes:\n")[2]
-    for numbers, what in re.findall(r"^  ([\d, ]+?)  (.*(?:\n {5,}.*)*)", block, flags=re.MULTILINE):
-        yield code(numbers), what
+    for numbers, meaning in re.findall(r"^  ([\d, ]+?)  (.*(?:\n {5,}.*)*)", block, flags=re.MULTILINE):
+        yield code(numbers), meaning
 
 
 def _tree(
     kind: type[errors.TrinityLakeError] = errors.TrinityLakeError, above: str = ""
 ) -> Iterator[tuple[type[errors.TrinityLakeError], str]]:
-    """Yield each class with the name of the one above it, from the root down."""
+    """Yield each class with the name of its base class, from the root down."""
     yield kind, above
-    for below in kind.__subclasses__():
-        yield from _tree(below, kind.__name__)
+    for subclass in kind.__subclasses__():
+        yield from _tree(subclass, kind.__name__)
 
 
 def _first_lines(kind: Callable[..., Any]) -> str:

@@ -1,7 +1,7 @@
-"""Which file of the repository becomes which page of the site, and how links between files become links of pages.
+"""Map files of the repository to pages of the site, and links between files to links between pages.
 
-Pages link to each other as files of the repository do, so that they can be read there, too. A file that is linked and
-is no page, such as an example, becomes a page with its text.
+Pages link to files by their paths in the repository, so that links also work there. A linked file that is not a page,
+such as an example, becomes a page with its text.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-#: Pages that stand elsewhere on the site than in the folder ``docs``.
-_PLACES: Mapping[str, str] = {
+#: Paths on the site of pages outside of the folder ``docs``.
+_SITE_PATHS: Mapping[str, str] = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "about.md",
@@ -25,7 +25,7 @@ _MEASURED = "benchmarks/results/"
 _FOLDERS = ("docs/", _MEASURED)
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "bash"}
 
-#: Code first, as a link in it is none.
+#: Code comes first, because a link in code is not a link.
 _CODE_OR_LINK = re.compile(
     r"^(?P<indent> *)```.*?^(?P=indent)```|(?P<ticks>`+).+?(?P=ticks)|\]\((?P<link>[^)\s]+)\)",
     re.MULTILINE | re.DOTALL,
@@ -33,16 +33,16 @@ _CODE_OR_LINK = re.compile(
 
 
 def sources() -> list[str]:
-    """Return the files that are pages and pictures of the site, as paths in the repository."""
-    found = [path for folder in _FOLDERS for path in sorted((PROJECT / folder).rglob("*")) if path.is_file()]
-    names = [path.relative_to(PROJECT).as_posix() for path in found if path.suffix in (".md", ".png", ".svg")]
-    return [*_PLACES, *(name for name in names if name not in _PLACES)]
+    """Return the paths in the repository of the pages and images of the site."""
+    paths = [path for folder in _FOLDERS for path in sorted((PROJECT / folder).rglob("*")) if path.is_file()]
+    names = [path.relative_to(PROJECT).as_posix() for path in paths if path.suffix in (".md", ".png", ".svg")]
+    return [*_SITE_PATHS, *(name for name in names if name not in _SITE_PATHS)]
 
 
-def place(source: str) -> str:
-    """Return where a file of the repository stands on the site. One that is no page becomes a page of its text."""
-    if source in _PLACES:
-        return _PLACES[source]
+def site_path(source: str) -> str:
+    """Return the path on the site of a file in the repository."""
+    if source in _SITE_PATHS:
+        return _SITE_PATHS[source]
     path = PurePosixPath(source)
     if source.startswith("docs/"):
         path = path.relative_to("docs")
@@ -54,14 +54,22 @@ def place(source: str) -> str:
 
 
 def links(text: str) -> Iterator[str]:
-    """Yield the targets of the links of a page, but for those in code."""
-    return (found["link"] for found in _CODE_OR_LINK.finditer(text) if found["link"])
+    """Yield the targets of the links of a page, except links in code."""
+    return (match["link"] for match in _CODE_OR_LINK.finditer(text) if match["link"])
 
 
-def linked(source: str, link: str) -> str | None:
-    """Return the file of the repository that a link of a page leads to, None for an address and for the page itself.
+def link_target(source: str, link: str) -> str | None:
+    """Return the file in the repository that a link points to; for a folder, its README.
 
-    A folder stands for its README. Raises FileNotFoundError for a link that leads nowhere.
+    Args:
+        source: The path in the repository of the page that contains the link.
+        link: The target of the link.
+
+    Returns:
+        A path in the repository, or None for a URL and for an anchor of the same page.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
     """
     path = link.partition("#")[0]
     if not path or re.match(r"[a-z]+:", link):
@@ -69,42 +77,47 @@ def linked(source: str, link: str) -> str | None:
     target = (PROJECT / source).parent.joinpath(path).resolve()
     target = target / "README.md" if target.is_dir() else target
     if not target.is_file():
-        raise FileNotFoundError(f"{source} links to {link}, which is not there")
+        raise FileNotFoundError(f"{source} links to {link}, which does not exist")
     return target.relative_to(PROJECT).as_posix()
 
 
-def placed(source: str, text: str) -> str:
-    """Return the text of a page with its links as they are on the site."""
-    here = PurePosixPath(place(source)).parent
+def with_site_links(source: str, text: str) -> str:
+    """Replace links between files of the repository by links between pages of the site.
 
-    def replaced(found: re.Match[str]) -> str:
-        link = found["link"]
-        target = linked(source, link) if link else None
+    Args:
+        source: The path of the page in the repository.
+        text: The Markdown of the page.
+    """
+    folder = PurePosixPath(site_path(source)).parent
+
+    def site_link(match: re.Match[str]) -> str:
+        link = match["link"]
+        target = link_target(source, link) if link else None
         if target is None:
-            return found[0]
-        there = PurePosixPath(place(target))
-        up = next(n for n in range(len(here.parts) + 1) if there.is_relative_to(_up(here, n)))
+            return match[0]
+        page = PurePosixPath(site_path(target))
+        up = next(n for n in range(len(folder.parts) + 1) if page.is_relative_to(_ancestor(folder, n)))
         _, hash_sign, anchor = link.partition("#")
-        return f"]({'../' * up}{there.relative_to(_up(here, up))}{hash_sign}{anchor})"
+        return f"]({'../' * up}{page.relative_to(_ancestor(folder, up))}{hash_sign}{anchor})"
 
-    return _CODE_OR_LINK.sub(replaced, text)
+    return _CODE_OR_LINK.sub(site_link, text)
 
 
-def _up(path: PurePosixPath, n_levels: int) -> PurePosixPath:
+def _ancestor(path: PurePosixPath, n_levels: int) -> PurePosixPath:
     return PurePosixPath(*path.parts[: len(path.parts) - n_levels])
 
 
 def text_page(source: str) -> str:
-    """Return the page for a file of the repository that is no page itself."""
+    """Return a page with the text of a file in the repository."""
     path = PROJECT / source
     return f"# {path.name}\n\n`{source}`\n\n````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}````\n"
 
 
-def spaced(text: str) -> str:
-    """Return a page with what Python's Markdown needs and others do not: room before lists, and steps of four.
+def to_python_markdown(text: str) -> str:
+    """Convert Markdown of the repository to the dialect of Python-Markdown.
 
-    A bar in code within a table needs no backslash there, and would show it. A word after the language of a fence
-    becomes its title.
+    Lists need an empty line before them and an indentation of four spaces. In tables, a bar in code must not be
+    escaped. A word after the language of a fence becomes its title.
     """
     lines: list[str] = []
     in_code, in_list, steps = False, False, [0]
@@ -122,11 +135,10 @@ def spaced(text: str) -> str:
             if line.strip() and not line.startswith(" ") and not (lines and lines[-1].strip()):
                 in_list, steps = False, [0]
             is_row = line.startswith("|") and not in_code
-            lines.append(re.sub(r"`[^`]*`", lambda found: found[0].replace("\\|", "|"), line) if is_row else line)
+            lines.append(re.sub(r"`[^`]*`", lambda match: match[0].replace("\\|", "|"), line) if is_row else line)
     return "\n".join(lines) + "\n"
 
 
 def _steps(steps: list[int], indent: int) -> list[int]:
-    """Return the indents of the lists around an item, the outermost first, and its own."""
-    around = [step for step in steps if step < indent]
-    return [*around, indent] if around else [indent]
+    """Return the indentations of the enclosing lists of an item, outermost first, and of the item."""
+    return [*(step for step in steps if step < indent), indent]

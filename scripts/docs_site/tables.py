@@ -1,4 +1,4 @@
-"""Tables and words of generated pages."""
+"""Tables and texts of generated pages."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from collections.abc import Iterable, Sequence
 
 
 def cell(text: object) -> str:
-    """Return text for a cell: one line, and no bar that ends it. Bars in code do not."""
+    """Return text for a table cell: on one line, with bars escaped except in code."""
     line = re.sub(r"\s+", " ", str(text)).strip()
     return "".join(part if part.startswith("`") else part.replace("|", "\\|") for part in re.split("(`[^`]*`)", line))
 
 
 def code(text: object) -> str:
-    """Return text as code, empty for none."""
+    """Return text as code, or an empty string for an empty text."""
     return f"`{text}`" if str(text) else ""
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table, with an empty line at its end. Cells are Markdown."""
+    """Return a Markdown table, followed by an empty line.
+
+    Args:
+        heads: The column titles.
+        rows: Rows of Markdown cells.
+    """
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(cell(one) for one in line)} |\n" for line in lines) + "\n"
 
 
 def prose(docstring: str | None) -> str:
-    """Return a docstring as Markdown: roles of Sphinx become code."""
-    text = re.sub(r":\w+:`~?([^`]*)`", lambda found: f"`{found[1].rpartition('.')[2]}`", docstring or "")
+    """Return a docstring as Markdown: Sphinx roles become code, and sections such as ``Raises:`` are omitted."""
+    text = re.sub(r":\w+:`~?([^`]*)`", lambda match: f"`{match[1].rpartition('.')[2]}`", docstring or "")
+    text = re.split(r"\n+(?:Args|Raises|Returns|Yields):\n", text)[0]
     return re.sub(r"``", "`", text)

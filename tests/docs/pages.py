@@ -1,4 +1,4 @@
-"""Pages of the documentation, and what is shown in them: each snippet with its section, language and title."""
+"""Snippets of documentation pages, with their section, language and title."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FENCE = re.compile(
 
 @dataclass(frozen=True)
 class Snippet:
-    """What stands in a fence of a page. ``title`` is the job or the file that it is for, empty for none."""
+    """A fenced code block of a page. ``title`` names its job or file, and is empty without one."""
 
     section: str
     language: str
@@ -27,10 +27,10 @@ class Snippet:
 
 
 def snippets(page: Path) -> Iterator[Snippet]:
-    """Yield the snippets of a page in their order."""
+    """Yield the snippets of a page in order."""
     section = ""
-    for found in _FENCE.finditer(page.read_text()):
-        if found["section"] is not None:
-            section = found["section"]
+    for match in _FENCE.finditer(page.read_text()):
+        if match["section"] is not None:
+            section = match["section"]
         else:
-            yield Snippet(section, found["language"], found["title"] or "", found["text"])
+            yield Snippet(section, match["language"], match["title"] or "", match["text"])

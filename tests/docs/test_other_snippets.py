@@ -1,4 +1,4 @@
-"""Every page with snippets has a test that runs them; here are those of pages without a test of their own."""
+"""Every page with snippets has a test that runs them. This module tests pages without a separate test module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trinitylake_ops.storage.options import Kind, Option
 from trinitylake_ops.storage.registry import Scheme
 from trinitylake_ops.telemetry import spans
 
-#: Which test runs the snippets of a page. Outputs, which have no language, are those of a run.
+#: The test that runs the snippets of each page. Blocks without a language are outputs.
 RUN_BY = {
     "comparison.md": "tests/test_snippets.py",
     "dagster/README.md": "tests/test_snippets.py",
@@ -41,7 +41,7 @@ RUN_BY = {
     "internals/rollback.md": "tests/docs/test_internals.py",
     "operations/clones.md": "tests/docs/test_other_snippets.py",
     "python.md": "tests/test_readme.py",
-    "quickstart.md": "tests/docs/test_start.py",
+    "quickstart.md": "tests/docs/test_quickstart.py",
     "release.md": "tests/test_project.py",
     "rest-catalog/connect.md": "tests/clients/test_clients.py",
     "rest-catalog/run.md": "tests/server/test_page.py",
@@ -52,88 +52,92 @@ RUN_BY = {
 }
 
 
-def test_every_page_with_snippets_has_its_test() -> None:
+def test_every_page_with_snippets_has_a_test() -> None:
     with_snippets = {
         path.relative_to(DOCS).as_posix()
         for path in DOCS.rglob("*.md")
-        if any(one.language not in ("", "text") for one in snippets(path))
+        if any(snippet.language not in ("", "text") for snippet in snippets(path))
     }
-    of_operations = {f"operations/{page.name}" for page in test_operation_pages.PAGES} | {"operations/README.md"}
-    assert with_snippets - of_operations == set(RUN_BY)
+    operation_pages = {f"operations/{page.name}" for page in test_operation_pages.PAGES} | {"operations/README.md"}
+    assert with_snippets - operation_pages == set(RUN_BY)
     for page, test in RUN_BY.items():
         assert (PROJECT / test).is_file(), (page, test)
 
 
-def test_no_file_of_a_page_hides_a_module_of_python() -> None:
-    """``python -m dagster`` looks into the current folder first, and Dagster itself imports the module ``code``."""
+def test_no_file_of_a_page_shadows_a_standard_module() -> None:
+    """``python -m dagster`` imports from the current folder first, and Dagster imports the standard module ``code``."""
     for path in [*DOCS.rglob("*.md"), *(PROJECT / "examples").rglob("*.md"), PROJECT / "README.md"]:
         for name in re.findall(r"(?:`|-f |python |title=\")([a-z_]+)\.py\b", path.read_text()):
             assert name not in sys.stdlib_module_names, f"{path}: {name}.py"
 
 
-def only(page: str, language: str, part: str) -> str:
-    (text,) = (one.text for one in snippets(DOCS / page) if one.language == language and part in one.text)
+def snippet_with(page: str, language: str, part: str) -> str:
+    """Return the text of the only snippet of a page in this language that contains ``part``."""
+    (text,) = (
+        snippet.text for snippet in snippets(DOCS / page) if snippet.language == language and part in snippet.text
+    )
     return text
 
 
-def test_the_resource_of_branches_is_made_as_the_page_says() -> None:
+def test_branch_deployment_snippet_runs() -> None:
     names = {"TrinityLakeResource": TrinityLakeResource, "timedelta": timedelta}
-    exec(only("operations/clones.md", "python", "for_branch_deployment"), names)
-    made = names["lakehouse"]
-    assert isinstance(made, TrinityLakeResource)
-    assert made.root == "s3://bucket/lake"
+    exec(snippet_with("operations/clones.md", "python", "for_branch_deployment"), names)
+    resource = names["lakehouse"]
+    assert isinstance(resource, TrinityLakeResource)
+    assert resource.root == "s3://bucket/lake"
 
 
-def test_the_scheme_of_another_package_is_one() -> None:
+def test_storage_scheme_snippet_runs() -> None:
     names = {"Scheme": Scheme, "Option": Option, "Kind": Kind, "open_shelf": open_storage}
-    exec(only("storages/README.md", "python", "Scheme("), names)
-    made = names["SCHEME"]
-    assert isinstance(made, Scheme) and made.name == "shelf"
+    exec(snippet_with("storages/README.md", "python", "Scheme("), names)
+    scheme = names["SCHEME"]
+    assert isinstance(scheme, Scheme) and scheme.name == "shelf"
 
 
-def test_a_lakehouse_on_two_storages_is_made_as_the_page_says(tmp_path: Path) -> None:
-    """With a storage in memory in place of Redis, and a folder in place of S3."""
-    export, init = only("storages/README.md", "bash", "TRINITYLAKE_STORAGE_OPTIONS").splitlines()
+def test_two_storages_snippet_runs(tmp_path: Path) -> None:
+    """A storage in memory replaces Redis, and a folder replaces S3."""
+    export, init = snippet_with("storages/README.md", "bash", "TRINITYLAKE_STORAGE_OPTIONS").splitlines()
     assert re.fullmatch(r"export TRINITYLAKE_STORAGE_OPTIONS=s3\.endpoint=\S+,s3\.region=\S+", export)
     program, *arguments = shlex.split(init)
     assert program == "trinitylake"
-    there = f"file://{tmp_path}/tables"
-    placed = [
-        "memory://two" if one.startswith("redis:") else there if one.startswith("s3:") else one for one in arguments
-    ]
+    table_root = f"file://{tmp_path}/tables"
+    roots = {"redis:": "memory://two", "s3:": table_root}
+    command = [next((root for scheme, root in roots.items() if word.startswith(scheme)), word) for word in arguments]
     options = {"TRINITYLAKE_STORAGE_OPTIONS": export.partition("OPTIONS=")[2]}
-    ran = CliRunner().invoke(trinitylake, placed, env=options, catch_exceptions=False)
-    assert ran.exit_code == 0, ran.output
-    assert Lakehouse.open("memory://two").snapshot().definition.table_root == there
+    result = CliRunner().invoke(trinitylake, command, env=options, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert Lakehouse.open("memory://two").snapshot().definition.table_root == table_root
     drop_memory_root("memory://two/")
 
 
-def test_a_command_leaves_its_metrics_as_the_page_says(tmp_path: Path) -> None:
-    """With a lakehouse in memory in place of S3."""
-    root, metrics = "memory://told/", tmp_path / "trinitylake.prom"
+def test_metrics_file_snippet_runs(tmp_path: Path) -> None:
+    """A lakehouse in memory replaces S3."""
+    root, metrics = "memory://metrics/", tmp_path / "trinitylake.prom"
     Lakehouse.create(root)
-    program, *arguments = shlex.split(only("deploy/monitoring.md", "sh", "--metrics-file"))
+    program, *arguments = shlex.split(snippet_with("deploy/monitoring.md", "sh", "--metrics-file"))
     assert program == "trinitylake"
-    placed = [root if one.startswith("s3:") else str(metrics) if one.endswith(".prom") else one for one in arguments]
-    ran = CliRunner().invoke(trinitylake, placed, catch_exceptions=False)
-    assert ran.exit_code == 0, ran.output
+    command = [
+        root if word.startswith("s3:") else str(metrics) if word.endswith(".prom") else word for word in arguments
+    ]
+    result = CliRunner().invoke(trinitylake, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
     assert "trinitylake_transactions_total" in metrics.read_text()
     drop_memory_root(root)
 
 
-def test_a_program_sends_spans_as_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exporter in memory replaces the one that sends."""
+def test_span_exporter_snippet_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exporter in memory replaces the OTLP exporter."""
     exporter = InMemorySpanExporter()
     providers: list[TracerProvider] = []
     monkeypatch.setattr(trace_exporter, "OTLPSpanExporter", lambda: exporter)
     monkeypatch.setattr(trace, "set_tracer_provider", providers.append)
-    exec(only("deploy/monitoring.md", "python", "BatchSpanProcessor"), {})
+    exec(snippet_with("deploy/monitoring.md", "python", "BatchSpanProcessor"), {})
     (provider,) = providers
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     with spans.span("commit"):
         pass
     provider.force_flush()
-    assert [one.name for one in exporter.get_finished_spans()] == ["commit"]
+    assert [span.name for span in exporter.get_finished_spans()] == ["commit"]
     provider.shutdown()
 
 
@@ -141,9 +145,9 @@ def test_a_program_sends_spans_as_the_page_shows(monkeypatch: pytest.MonkeyPatch
     ("page", "language", "part"),
     [("python.md", "sh", "make demo"), ("storages/README.md", "bash", "storage.contract")],
 )
-def test_commands_for_other_servers_are_well_formed(page: str, language: str, part: str) -> None:
-    """They are run on emulators, by other words: here each command, module and target is there, with its options."""
-    for line in only(page, language, part).splitlines():
+def test_commands_for_other_servers_are_valid(page: str, language: str, part: str) -> None:
+    """Other tests run such commands on emulators. This test checks that commands, modules and targets exist."""
+    for line in snippet_with(page, language, part).splitlines():
         program, *arguments = shlex.split(line, comments=True)
         if program == "trinitylake":
             assert CliRunner().invoke(trinitylake, [*arguments, "--help"]).exit_code == 0

@@ -1,4 +1,4 @@
-"""The documentation site, as far as it can be looked at without building it: pages, links, pictures, the reference."""
+"""Check pages, links, images and the reference of the documentation site without building it."""
 
 from __future__ import annotations
 
@@ -17,40 +17,42 @@ from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.dagster_plugin import build_jobs
 from trinitylake_ops.storage.registry import OWN_SCHEMES
 
-#: Folders whose pages are reached from an index of theirs.
+#: Folders whose pages are linked from an index page instead of the navigation.
 INDEXED = ("decisions/", "measurements/")
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
+def generated_pages() -> dict[str, str]:
     return {**reference.pages(), **api.pages()}
 
 
 def in_nav(entries: list[Any]) -> Iterator[str]:
     for entry in entries:
-        for below in entry.values():
-            if isinstance(below, str):
-                yield below
+        for value in entry.values():
+            if isinstance(value, str):
+                yield value
             else:
-                yield from in_nav(below)
+                yield from in_nav(value)
 
 
-def test_every_page_is_in_the_navigation_once(made: dict[str, str]) -> None:
+def test_every_page_is_in_the_navigation_once(generated_pages: dict[str, str]) -> None:
     nav = list(in_nav(tomllib.loads((PROJECT / "zensical.toml").read_text())["project"]["nav"]))
-    places = {site_map.place(name) for name in site_map.sources() if name.endswith(".md")}
-    wanted = {place for place in places if not place.startswith(INDEXED)} | made.keys() | {"decisions/index.md"}
+    paths = {site_map.site_path(name) for name in site_map.sources() if name.endswith(".md")}
+    expected = (
+        {path for path in paths if not path.startswith(INDEXED)} | generated_pages.keys() | {"decisions/index.md"}
+    )
     assert len(nav) == len(set(nav))
-    assert set(nav) == wanted
+    assert set(nav) == expected
 
 
-def test_links_of_pages_lead_to_files() -> None:
-    """To anchors, too: for pages of docs in tests/test_readme.py, for all when the site is built."""
+def test_links_of_pages_have_targets() -> None:
+    """tests/test_readme.py and the build of the site also check anchors."""
     for name in site_map.sources():
         if name.endswith(".md"):
-            site_map.placed(name, (PROJECT / name).read_text())
+            site_map.with_site_links(name, (PROJECT / name).read_text())
 
 
-def test_every_fence_is_closed() -> None:
+def test_fences_are_closed() -> None:
     for name in site_map.sources():
         if name.endswith(".md"):
             fences = re.findall(r"^ *```", (PROJECT / name).read_text(), flags=re.MULTILINE)
@@ -58,7 +60,7 @@ def test_every_fence_is_closed() -> None:
 
 
 @pytest.mark.parametrize("name", option_tables.PAGES)
-def test_tables_of_storage_options_are_current(name: str) -> None:
+def test_storage_option_tables_are_current(name: str) -> None:
     """``make docs`` writes them."""
     text = (PROJECT / name).read_text()
     assert "<!-- options of " in text
@@ -67,12 +69,12 @@ def test_tables_of_storage_options_are_current(name: str) -> None:
 
 def test_every_scheme_with_options_has_a_table() -> None:
     pages = "".join((PROJECT / name).read_text() for name in option_tables.PAGES)
-    shown = [scheme.options for scheme in OWN_SCHEMES.values() if f"<!-- options of {scheme.name} -->" in pages]
-    assert [scheme.name for scheme in OWN_SCHEMES.values() if scheme.options not in shown] == ["memory"]
+    documented = [scheme.options for scheme in OWN_SCHEMES.values() if f"<!-- options of {scheme.name} -->" in pages]
+    assert [scheme.name for scheme in OWN_SCHEMES.values() if scheme.options not in documented] == ["memory"]
 
 
-def test_links_are_those_of_the_site() -> None:
-    for source, text, placed in (
+def test_links_are_converted_to_site_paths() -> None:
+    for source, text, converted in (
         ("docs/python.md", "[a](dagster/README.md#one-call)", "[a](dagster/index.md#one-call)"),
         ("docs/versioning.md", "[a](README.md) [b](operations/README.md)", "[a](index.md) [b](operations/index.md)"),
         ("docs/release.md", "[a](../examples/README.md)", "[a](examples.md)"),
@@ -82,47 +84,49 @@ def test_links_are_those_of_the_site() -> None:
         ("docs/dagster/README.md", "[a](https://example.com/) [b](#c)", "[a](https://example.com/) [b](#c)"),
         ("benchmarks/results/peers.md", "![a](peers.png)", "![a](peers.png)"),
     ):
-        assert site_map.placed(source, text) == placed
+        assert site_map.with_site_links(source, text) == converted
     with pytest.raises(FileNotFoundError, match=r"links to nowhere\.md"):
-        site_map.placed("docs/quickstart.md", "[a](nowhere.md)")
+        site_map.with_site_links("docs/quickstart.md", "[a](nowhere.md)")
 
 
-def test_lists_get_the_room_that_they_need() -> None:
+def test_lists_get_empty_lines_and_indentation() -> None:
     text = "Words:\n- a\n  more\n- b\n   - c\n     more\n1. d\n\nWords.\n```\nx\n- no item\n```\n"
-    assert site_map.spaced(text) == (
+    assert site_map.to_python_markdown(text) == (
         "Words:\n\n- a\n  more\n- b\n    - c\n     more\n1. d\n\nWords.\n```\nx\n- no item\n```\n"
     )
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures_of_concepts_are_those_that_are_drawn(name: str) -> None:
+def test_concept_images_are_current(name: str) -> None:
     assert (DOCS / "images" / name).read_text() == PICTURES[name](), "run: python -m scripts.draw_concepts"
 
 
-def test_every_picture_is_shown_on_a_page() -> None:
+def test_every_image_is_on_a_page() -> None:
     texts = [(PROJECT / name).read_text() for name in site_map.sources() if name.endswith(".md")]
-    shown = {Path(link).name for text in texts for link in site_map.links(text)}
-    assert {path.name for path in (DOCS / "images").iterdir()} - shown == set()
+    linked = {Path(link).name for text in texts for link in site_map.links(text)}
+    assert {path.name for path in (DOCS / "images").iterdir()} - linked == set()
 
 
-def test_the_reference_has_every_command_job_option_and_error(made: dict[str, str]) -> None:
-    assert set(re.findall(r"^## (.*)$", made["reference/commands.md"], flags=re.MULTILINE)) == set(trinitylake.commands)
-    jobs, operations = made["reference/jobs.md"], made["reference/operations.md"]
+def test_reference_has_every_command_job_option_and_error(generated_pages: dict[str, str]) -> None:
+    assert set(re.findall(r"^## (.*)$", generated_pages["reference/commands.md"], flags=re.MULTILINE)) == set(
+        trinitylake.commands
+    )
+    jobs, operations = generated_pages["reference/jobs.md"], generated_pages["reference/operations.md"]
     for job in build_jobs(operations="all"):
         assert f"## {job.name}\n" in jobs
         section = operations.partition(f"## {job.name}\n")[2].partition("\n## ")[0]
         assert set(re.findall(r"^\| `(\w+)`", section, flags=re.MULTILINE)) == set(reference.job_options(job)), job.name
     options = {option.name for scheme in OWN_SCHEMES.values() for option in scheme.options}
-    assert options <= set(re.findall(r"^\| `(\w+)`", made["reference/settings.md"], flags=re.MULTILINE))
+    assert options <= set(re.findall(r"^\| `(\w+)`", generated_pages["reference/settings.md"], flags=re.MULTILINE))
     errors = (PROJECT / "trinitylake_ops" / "errors.py").read_text()
     assert set(re.findall(r"^class (\w+)", errors, flags=re.MULTILINE)) <= set(
-        re.findall(r"^\| `[a-z-]+` \| `(\w+Error)` \|", made["reference/errors.md"], flags=re.MULTILINE)
+        re.findall(r"^\| `[a-z-]+` \| `(\w+Error)` \|", generated_pages["reference/errors.md"], flags=re.MULTILINE)
     )
 
 
-def test_the_reference_describes_what_it_lists(made: dict[str, str]) -> None:
+def test_reference_describes_every_entry(generated_pages: dict[str, str]) -> None:
     for name in ("reference/commands.md", "reference/errors.md"):
-        undescribed = re.findall(r"^\|.*\|  \|$", made[name], flags=re.MULTILINE)
+        undescribed = re.findall(r"^\|.*\|  \|$", generated_pages[name], flags=re.MULTILINE)
         assert undescribed == [], name
     code = "\n".join(path.read_text() for path in (PROJECT / "trinitylake_ops").rglob("*.py"))
     assert set(re.findall(r'"(TRINITYLAKE_[A-Z_]+)"', code)) == reference.ENVIRONMENT.keys()
@@ -130,5 +134,5 @@ def test_the_reference_describes_what_it_lists(made: dict[str, str]) -> None:
         re.findall(r"^    exit_code = (\d+)", (PROJECT / "trinitylake_ops/errors.py").read_text(), re.MULTILINE)
     )
     assert {"0", "1", "130, 143", *codes} == set(
-        re.findall(r"^\| `([\d, ]+)` \|", made["reference/errors.md"], flags=re.MULTILINE)
+        re.findall(r"^\| `([\d, ]+)` \|", generated_pages["reference/errors.md"], flags=re.MULTILINE)
     )

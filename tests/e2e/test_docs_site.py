@@ -1,4 +1,4 @@
-"""The documentation site as `make docs` builds it, in a browser that reaches nobody but a server of the test."""
+"""Test the documentation site, as built by `make docs`, in a browser that only reaches the server of the test."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def built() -> Path:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "scripts.docs_site"], cwd=PROJECT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     return HTML
 
 
@@ -49,7 +49,7 @@ def address(built: Path) -> Iterator[str]:
 
 
 class _PageParser(HTMLParser):
-    """The anchors and the links of a page."""
+    """Collects the anchors and links of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,33 +57,33 @@ class _PageParser(HTMLParser):
         self.links: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.anchors |= {value for name in ("id", "name") if (value := given.get(name))}
-        self.links |= {value for name in ("href", "src") if (value := given.get(name))}
+        attributes = dict(attrs)
+        self.anchors |= {value for name in ("id", "name") if (value := attributes.get(name))}
+        self.links |= {value for name in ("href", "src") if (value := attributes.get(name))}
 
 
-def test_every_link_of_the_built_pages_leads_somewhere(built: Path, record_property: pytest.RecordProperty) -> None:
-    """Beside Zensical, as that looks at Markdown: also the links of the navigation, and those of docstrings."""
-    looked = {}
+def test_links_of_built_pages_have_targets(built: Path, record_property: pytest.RecordProperty) -> None:
+    """Zensical checks links in Markdown. This also checks the navigation and docstrings."""
+    parsers = {}
     for path in sorted(built.rglob("*.html")):
-        looked[path] = _PageParser()
-        looked[path].feed(path.read_text())
+        parsers[path] = _PageParser()
+        parsers[path].feed(path.read_text())
     dead, n_links = [], 0
-    for path, page in looked.items():
+    for path, page in parsers.items():
         for link in page.links:
             if re.match(r"[a-z]+:|/", link) or path.name == "404.html":
                 continue
             n_links += 1
             name, _, anchor = link.partition("#")
             target = (path.parent / name).resolve() if name else path
-            if not target.exists() or (anchor and target in looked and anchor not in looked[target].anchors):
+            if not target.exists() or (anchor and target in parsers and anchor not in parsers[target].anchors):
                 dead.append(f"{path.relative_to(built)}: {link}")
-    record_property(SHOWN, f"{len(looked)} pages, {n_links:,} links, {len(dead)} dead")
+    record_property(SHOWN, f"{len(parsers)} pages, {n_links:,} links, {len(dead)} dead")
     assert dead == []
 
 
-def test_lists_and_tables_are_drawn(built: Path) -> None:
-    """What Markdown did not take for a list or table stands in a paragraph as it was typed."""
+def test_lists_and_tables_are_rendered(built: Path) -> None:
+    """Lists and tables that Markdown does not recognize remain in paragraphs as raw text."""
     for path in built.rglob("*.html"):
         text = re.sub(r"<(pre|code)\b.*?</\1>", "", path.read_text(), flags=re.DOTALL)
         for paragraph in re.findall(r"<p>(.*?)</p>", text, flags=re.DOTALL):
@@ -92,29 +92,29 @@ def test_lists_and_tables_are_drawn(built: Path) -> None:
 
 @pytest.fixture
 def page(address: str) -> Iterator[Page]:
-    asked: list[str] = []
-    failed: list[str] = []
+    external_requests: list[str] = []
+    page_errors: list[str] = []
     with opened_page() as opened:
 
         def note(request: Request) -> None:
             if not request.url.startswith((address, "data:", "blob:")):
-                asked.append(request.url)
+                external_requests.append(request.url)
 
         opened.on("request", note)
-        opened.on("pageerror", lambda error: failed.append(str(error)))
+        opened.on("pageerror", lambda error: page_errors.append(str(error)))
         yield opened
-    assert (asked, failed) == ([], [])
+    assert (external_requests, page_errors) == ([], [])
 
 
-def test_a_reader_finds_the_way(page: Page, address: str) -> None:
+def test_start_page_leads_to_concepts(page: Page, address: str) -> None:
     page.goto(address)
-    expect(page.get_by_role("heading", level=1)).to_contain_text("Start in five minutes")
-    page.get_by_role("link", name="how a commit works", exact=True).click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("How a commit works")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Documentation")
+    page.locator("article").get_by_role("link", name="concepts", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Concepts")
     picture = page.locator("article img").first
     assert picture.evaluate("image => image.complete && image.naturalWidth") == 900
     page.goto(f"{address}operations/rollback.html")
-    expect(page.locator("article table").first).to_contain_text("what to do")
+    expect(page.locator("article table").first).to_contain_text("What to do")
     page.goto(f"{address}api/operations.html#trinitylake_ops.operations.plan_rollback")
     expect(page.locator("article")).to_contain_text("plan_rollback")
 

@@ -1,4 +1,4 @@
-"""The first page of the documentation: what it shows is done as a new user does it, in a fresh folder."""
+"""Run the quickstart like a new user, in a fresh folder."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ from trinitylake_ops.iceberg import catalog_at
 
 PAGE = DOCS / "quickstart.md"
 ALL = list(snippets(PAGE))
-FIRST, TOGETHER = (one.text for one in ALL if one.title == "definitions.py")
-(READ,) = (one.text for one in ALL if one.title == "read.py")
-COMMANDS = [line for one in ALL if one.language == "sh" for line in one.text.splitlines()]
+SEPARATE, TOGETHER = (snippet.text for snippet in ALL if snippet.title == "definitions.py")
+(READ,) = (snippet.text for snippet in ALL if snippet.title == "read.py")
+COMMANDS = [line for snippet in ALL if snippet.language == "sh" for line in snippet.text.splitlines()]
 
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
 
 
 def command(folder: Path, line: str) -> str:
-    """Run a command of the page in this process, and return what it prints."""
+    """Run a command of the page in this process, and return its output."""
     program, *arguments = shlex.split(line.replace("$LAKE_ROOT", str(folder / "lake")))
     assert program == "trinitylake"
-    ran = CliRunner().invoke(trinitylake, arguments, catch_exceptions=False)
-    assert ran.exit_code == 0, ran.output
-    return ran.output
+    result = CliRunner().invoke(trinitylake, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def definitions(folder: Path, text: str) -> dg.Definitions:
-    """Save the file of the page, and load it as Dagster does."""
+    """Save the file of the page and load it like Dagster."""
     path = folder / "definitions.py"
     path.write_text(text)
     spec = importlib.util.spec_from_file_location("start_definitions", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: dg.Definitions = module.defs
-    return found
+    loaded: dg.Definitions = module.defs
+    return loaded
 
 
 def execute(definitions: dg.Definitions, instance: dg.DagsterInstance) -> bool:
-    """Run the job of the page, as its command does."""
+    """Run the job of the page like its command."""
     (name,) = re.findall(r"^dagster job execute -f definitions\.py -j (\w+)$", "\n".join(COMMANDS), flags=re.MULTILINE)
     return definitions.resolve_job_def(name).execute_in_process(instance=instance, raise_on_error=False).success
 
 
 def materialize(definitions: dg.Definitions, instance: dg.DagsterInstance) -> bool:
-    """Materialize the selection of the page, as its command does."""
+    """Materialize the selection of the page like its command."""
     (selection,) = re.findall(r"^dagster asset materialize .* --select '(.*)'$", "\n".join(COMMANDS), re.MULTILINE)
     keys = dg.AssetSelection.from_string(selection).resolve(definitions.resolve_asset_graph())
     job = definitions.resolve_implicit_global_asset_job_def()
@@ -66,7 +66,7 @@ def materialize(definitions: dg.Definitions, instance: dg.DagsterInstance) -> bo
 
 
 def check_names(loaded: dg.Definitions) -> None:
-    """Assert that jobs and assets that the page names are there."""
+    """Assert that the jobs and assets that the page names exist."""
     jobs = {job.name for job in loaded.resolve_all_job_defs()}
     keys = {key.to_user_string() for key in loaded.resolve_asset_graph().get_all_asset_keys()}
     named = re.findall(r"`(\w+(?:/\w+)?)`", PAGE.read_text())
@@ -74,13 +74,13 @@ def check_names(loaded: dg.Definitions) -> None:
     assert {name for name in named if "/" in name} <= keys
 
 
-def test_the_page_is_done_as_it_stands(
+def test_quickstart_runs(
     tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
     init, log, head, plan, apply = (line for line in COMMANDS if line.startswith("trinitylake "))
     assert "Created a lakehouse at file://" in command(tmp_path, init)
-    assert materialize(definitions(tmp_path, FIRST), instance)
+    assert materialize(definitions(tmp_path, SEPARATE), instance)
     assert "publish" in command(tmp_path, log)
     assert re.search(r"^Ann +25\.5$", command(tmp_path, head), flags=re.MULTILINE)
     exec(compile(READ, "read.py", "exec"), {})
@@ -107,8 +107,8 @@ def test_the_page_is_done_as_it_stands(
     command(tmp_path, "trinitylake --root $LAKE_ROOT show shop.orders --version 4")
 
 
-def test_nothing_on_the_page_is_left_out() -> None:
-    assert {(one.language, one.title) for one in ALL} == {
+def test_every_snippet_is_tested() -> None:
+    assert {(snippet.language, snippet.title) for snippet in ALL} == {
         ("sh", ""), ("python", "definitions.py"), ("python", "read.py"),
     }  # fmt: skip
     assert [line.split()[0].partition("=")[0] for line in COMMANDS] == [
