@@ -1,9 +1,9 @@
-"""Compile the catalog of Spark's SQL against PySpark's jars and pack it, with the same bytes each time.
+"""Build the jar of the Spark SQL catalog reproducibly, against PySpark's jars.
 
     python scripts/build_catalog_jar.py [TARGET]
 
-It needs the javac of Debian's openjdk-17-jdk-headless, on the path or named by ``JAVAC``. Nothing else needs it, as the
-jar is part of the repository.
+It needs the javac of Debian's openjdk-17-jdk-headless, on the path or in ``JAVAC``. Nothing else needs javac, because
+the jar is part of the repository.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trinitylake_ops.spark.catalog.registration import CATALOG_JAR, MANIFEST, SO
 
 _JARS = Path(pyspark.__file__).parent / "jars"
 _RELEASE = "17"
-#: The oldest time that a zip file can tell.
+#: The earliest time that a zip file can contain.
 _TIME = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o644 << 16
 
@@ -29,13 +29,13 @@ _MODE = 0o644 << 16
 def main(target: Path) -> int:
     """Write the jar. Returns the exit code of javac."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [os.environ.get("JAVAC", "javac"), "--release", _RELEASE, "-proc:none"]
-        words += ["-Xlint:all,-path,-deprecation", "-XDsuppressNotes", "-Werror"]
-        words += ["-classpath", f"{_JARS}/*", "-d", folder, *(str(SOURCES / name) for name in source_files())]
-        compiled = subprocess.run(words, check=False)
+        command = [os.environ.get("JAVAC", "javac"), "--release", _RELEASE, "-proc:none"]
+        command += ["-Xlint:all,-path,-deprecation", "-XDsuppressNotes", "-Werror"]
+        command += ["-classpath", f"{_JARS}/*", "-d", folder, *(str(SOURCES / name) for name in source_files())]
+        compiled = subprocess.run(command, check=False)
         if compiled.returncode:
             return compiled.returncode
-        # Bytes of a compressed file depend on the version of zlib.
+        # Compressed bytes would depend on the version of zlib.
         with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as jar:
             _add(jar, MANIFEST, manifest().encode())
             for path in sorted(Path(folder).rglob("*.class")):

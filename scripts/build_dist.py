@@ -1,7 +1,7 @@
-"""Builds the sdist and the wheel: the same bytes from the same files, wherever and whenever. Run by `make dist`.
+"""Build the sdist and the wheel reproducibly. Run by `make dist`.
 
-Files under version control are copied, with one time and plain modes. The wheel is built from the sdist, as whoever
-has only the sdist builds it. ``SOURCE_DATE_EPOCH`` is the time, by default that of the last commit.
+Files under version control are copied with one timestamp and normalized modes. The wheel is built from the sdist, as
+users of the sdist build it. ``SOURCE_DATE_EPOCH`` is the timestamp, by default that of the last commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ _FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE
 
 
 def build(folder: Path, epoch_s: int) -> tuple[Path, Path]:
-    """Build both into a folder; returns the paths of sdist and wheel. ``epoch_s`` is the time of all files in them."""
+    """Build sdist and wheel in a folder and return their paths.
+
+    Args:
+        folder: The folder to write to.
+        epoch_s: The timestamp of all files in the archives, in seconds since the epoch.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         source, built = Path(name) / "source", Path(name) / "built"
@@ -39,9 +44,8 @@ def build(folder: Path, epoch_s: int) -> tuple[Path, Path]:
 
 
 def epoch() -> int:
-    """Return the time that all files get, in seconds since the epoch."""
-    given = os.environ.get("SOURCE_DATE_EPOCH")
-    return int(given or _git("log", "-1", "--format=%ct"))
+    """Return the timestamp of all files, in seconds since the epoch."""
+    return int(os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct"))
 
 
 def _tracked() -> Iterator[Path]:
@@ -63,25 +67,27 @@ def _write_plain(path: Path, data: bytes, epoch_s: int) -> None:
 
 
 def _backend(source: Path, kind: str, folder: Path, epoch_s: int) -> str:
-    """Let the build backend build from a folder; returns the name of what it built."""
+    """Run the build backend on a folder and return the name of the archive that it built."""
     code = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch_s), "PYTHONHASHSEED": "0", "TZ": "UTC"}
     before = set(folder.iterdir())
     command = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
-    ran = subprocess.run(command, cwd=source, env=environment, umask=0o022, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        raise RuntimeError(f"{kind}: {ran.stderr[-4_000:]}")
+    result = subprocess.run(
+        command, cwd=source, env=environment, umask=0o022, capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        raise RuntimeError(f"building the {kind} failed: {result.stderr[-4_000:]}")
     suffix = ".whl" if kind == "wheel" else ".tar.gz"
-    (made,) = {path for path in folder.iterdir() if path.name.endswith(suffix)} - before
-    return made.name
+    (archive,) = {path for path in folder.iterdir() if path.name.endswith(suffix)} - before
+    return archive.name
 
 
 def _plain_archive(data: bytes, epoch_s: int) -> bytes:
-    """Return an archive with sorted members that tell no time, user or mode of the machine that made it."""
-    made = io.BytesIO()
+    """Return an archive with sorted members, without times, users and modes of this machine."""
+    output = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(data)) as archive,
-        gzip.GzipFile(filename="", mode="wb", fileobj=made, mtime=epoch_s) as packed,
+        gzip.GzipFile(filename="", mode="wb", fileobj=output, mtime=epoch_s) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as plain,
     ):
         for member in sorted(archive.getmembers(), key=lambda member: member.name):
@@ -89,11 +95,11 @@ def _plain_archive(data: bytes, epoch_s: int) -> bytes:
             entry.type, entry.size, entry.mtime = member.type, member.size, epoch_s
             entry.mode = 0o755 if member.isdir() else 0o644
             plain.addfile(entry, archive.extractfile(member))
-    return made.getvalue()
+    return output.getvalue()
 
 
 def main() -> None:
-    """Build into the folder that the command line names, over what is there."""
+    """Build into the folder given on the command line, replacing earlier archives."""
     folder = Path(sys.argv[1]).resolve()
     for old in (*folder.glob("trinitylake_ops-*.tar.gz"), *folder.glob("trinitylake_ops-*.whl")):
         old.unlink()

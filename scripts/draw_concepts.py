@@ -16,7 +16,7 @@ _NEW, _OLD, _GONE, _WARN = "#bbf7d0", "#dbeafe", "#e5e7eb", "#fed7aa"
 
 
 class Drawing:
-    """An SVG of boxes, arrows and words, on paper of its own, so that it can be read on any background."""
+    """An SVG of boxes, arrows and text with its own background, so that it is readable in any theme."""
 
     def __init__(self, width: int, height: int, title: str):
         self._parts = [
@@ -29,7 +29,7 @@ class Drawing:
         ]
 
     def box(self, x: float, y: float, text: str, fill: str = _OLD, width: float = 76, height: float = 34) -> None:
-        """Draw a box with its middle at a point, and text in it."""
+        """Draw a box centered at a point, with text in it."""
         self._parts.append(
             f'<rect x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width:g}" height="{height:g}" rx="6"'
             f' fill="{fill}" stroke="{_INK}"/>'
@@ -37,7 +37,7 @@ class Drawing:
         self.words(x, y + 5, text)
 
     def words(self, x: float, y: float, text: str, anchor: str = "middle", fill: str = _INK, weight: str = "") -> None:
-        """Write a line."""
+        """Write a line of text."""
         bold = f' font-weight="{weight}"' if weight else ""
         self._parts.append(
             f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{fill}"{bold}>{escape(text)}</text>'
@@ -97,7 +97,7 @@ def commit() -> str:
 
 
 def expiry() -> str:
-    """Draw versions from old to new: purged, expired, and those that a rule keeps."""
+    """Draw versions from old to new: purged, expired, and kept by a rule."""
     drawing = Drawing(
         900, 300, "What expires: versions that no rule keeps; a purge deletes the files that only they need"
     )

@@ -1,4 +1,4 @@
-"""Draws a Grafana dashboard from its JSON and Prometheus's answers to its own queries. It is not drawn by Grafana.
+"""Draw a Grafana dashboard from its JSON and Prometheus's responses to its queries, without Grafana.
 
 Panels have their places, titles, legends, units, thresholds and stacking from the JSON. Colors are Grafana's.
 """
@@ -63,7 +63,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Window:
-    """The times that are shown, and how often Prometheus reads, in seconds. Variables are set as Grafana does it."""
+    """The time range of the dashboard and Prometheus's scrape interval, in seconds. Sets variables like Grafana."""
 
     begin: float
     end: float
@@ -72,17 +72,17 @@ class Window:
 
     @property
     def step(self) -> float:
-        """The time between two points."""
+        """The time between two points, in seconds."""
         return max(1.0, (self.end - self.begin) / self.points)
 
     def filled(self, expression: str) -> str:
-        """Return an expression with Grafana's variables set: all lakehouses."""
+        """Return an expression with Grafana's variables replaced, for all lakehouses."""
         rate = max(self.step + self.scrape, 4 * self.scrape)
         return expression.replace("$__rate_interval", f"{math.ceil(rate)}s").replace("$lakehouse", ".*")
 
 
 def _free_port() -> int:
-    """Return a port that nobody listens at."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -90,7 +90,7 @@ def _free_port() -> int:
 
 @contextmanager
 def prometheus(folder: Path, target: str, scrape_s: int) -> Iterator[str]:
-    """Run a Prometheus that reads a server again and again; yields its address."""
+    """Run a Prometheus that scrapes a server, and yield its URL."""
     program = shutil.which("prometheus")
     if program is None:
         raise SystemExit("prometheus is not installed")
@@ -109,7 +109,7 @@ def prometheus(folder: Path, target: str, scrape_s: int) -> Iterator[str]:
 
 
 def answered(url: str, window: Window, target: Mapping[str, Any]) -> list[Series]:
-    """Ask a Prometheus for the series of a panel's query."""
+    """Query Prometheus for the series of a panel."""
     times = {"start": window.begin, "end": window.end, "step": window.step}
     query = urllib.parse.urlencode({"query": window.filled(target["expr"]), **times})
     with urllib.request.urlopen(f"{url}/api/v1/query_range?{query}", timeout=30) as answer:
@@ -122,12 +122,12 @@ def answered(url: str, window: Window, target: Mapping[str, Any]) -> list[Series
 
 
 def legend(form: str, labels: Mapping[str, str]) -> str:
-    """Return a name made of labels, as ``{{lakehouse}} {{what}}`` says; of none, Grafana's word for it."""
+    """Return the name of a series from a template such as ``{{lakehouse}} {{what}}``, or Grafana's default."""
     return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda found: labels.get(found[1], ""), form).strip() or "Value"
 
 
 def shown(value: float, unit: str) -> str:
-    """Return a value with its unit, of three digits."""
+    """Return a value with three digits and its unit."""
     if math.isinf(value) or math.isnan(value):
         return "∞" if value > 0 else "-"
     _, divisor, name = next(one for one in _UNITS[unit] if abs(value) >= one[0] or one is _UNITS[unit][-1])
@@ -142,7 +142,7 @@ def draw(
     note: str,
     path: Path,
 ) -> int:
-    """Draw all panels into a PNG file; ``ask`` answers a query. Returns how many of them have data."""
+    """Draw all panels into a PNG file and return how many have data. ``ask`` executes a query."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -178,7 +178,7 @@ def draw(
 
 
 def _frame(figure: Figure, title: str, box: tuple[float, float, float, float], total: float) -> Axes:
-    """Return what is drawn in within the frame of a panel, below its title."""
+    """Return the axes within the frame of a panel, below its title."""
     from matplotlib.patches import FancyBboxPatch
 
     left, bottom, width, height = box
@@ -193,7 +193,7 @@ def _frame(figure: Figure, title: str, box: tuple[float, float, float, float], t
 
 
 def _stat(axes: Axes, found: Sequence[Series], unit: str, steps: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the last value, in the color of its threshold, over the line of all values."""
+    """Draw the last value in the color of its threshold, above the line of all values."""
     series = found[0]
     last = series.values[-1][1]
     passed = [step["color"] for step in steps if step["value"] is None or last >= step["value"]]
@@ -210,7 +210,7 @@ def _stat(axes: Axes, found: Sequence[Series], unit: str, steps: Sequence[Mappin
 
 
 def _lines(axes: Axes, found: Sequence[Series], unit: str, window: Window, *, is_stacked: bool) -> None:
-    """Draw lines over time with their legend below."""
+    """Draw lines over time with a legend below."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -245,7 +245,7 @@ def _lines(axes: Axes, found: Sequence[Series], unit: str, window: Window, *, is
 
 
 def _legend(axes: Axes, room: int) -> None:
-    """Put the legend below what is drawn, in a room of so many characters, and make place for it."""
+    """Draw the legend below the axes with the given width in characters, and shrink the axes accordingly."""
     handles, names = axes.get_legend_handles_labels()
     longest = max(map(len, names))
     n_columns = max(1, min(len(names), room // (longest + _BETWEEN)))

@@ -7,7 +7,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 PROJECT = Path(__file__).resolve().parent.parent
-# The file's name as protoc sees it decides the module's name, which pickled messages carry.
+# protoc derives the name of the module from the name of the file, and pickled messages contain it.
 VIRTUAL_FOLDER = "trinitylake_ops/format"
 
 

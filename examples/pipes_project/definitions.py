@@ -1,7 +1,7 @@
-"""A table that a program outside of Dagster stages, here by spark-submit, and that is published with the run.
+"""Publish a table that a program outside of Dagster stages, here with spark-submit.
 
-``LAKE_ROOT`` is the root of the lakehouse. ``SUBMIT`` is the command that starts the program, ``spark-submit`` if it is
-not given.
+``LAKE_ROOT`` is the root of the lakehouse. ``SUBMIT`` is the command that starts the program, by default
+``spark-submit``.
 """
 
 import os
@@ -27,13 +27,15 @@ PROGRAM = Path(__file__).with_name("load_orders.py")
 
 @dg.asset(key=["shop", "orders"], io_manager_key=SHOP.io_manager_key)
 def orders(context: dg.AssetExecutionContext, submit: dg.PipesSubprocessClient) -> dg.Output[StagedTable]:
-    """The orders, as the program staged them. A step that uses Pipes returns Outputs."""
+    """Run the program and return the table that it staged. A step that uses Pipes returns Outputs."""
     command = [*shlex.split(os.environ.get("SUBMIT", "spark-submit")), str(PROGRAM), ROOT]
     completed = submit.run(command=command, context=context)
     return dg.Output(staged_by_pipes(completed, "shop.orders"))
 
 
-publish = build_publish_asset(key=["publish", "shop"], tables={"orders": orders}, description="The shop.", names=SHOP)
+publish = build_publish_asset(
+    key=["publish", "shop"], tables={"orders": orders}, description="Publishes the shop.", names=SHOP
+)
 
 defs = dg.Definitions.merge(
     dg.Definitions(assets=[orders, publish], resources={"submit": dg.PipesSubprocessClient()}),

@@ -1,6 +1,6 @@
-"""A program of its own, such as one for spark-submit: it stages a table, and tells the run that started it.
+"""A program for spark-submit that stages a table and reports it to the Dagster run that started it.
 
-It takes the root of the lakehouse. It needs this package with its extra ``spark``, and ``dagster-pipes``.
+Its argument is the root of the lakehouse. It needs this package with its extra ``spark``, and ``dagster-pipes``.
 """
 
 import sys
@@ -13,7 +13,7 @@ from trinitylake_ops.spark import session_scope, stage_dataframe
 
 
 def main(root: str) -> None:
-    """Stage the orders of today's file. Nothing is published by it."""
+    """Stage today's orders without publishing them."""
     with open_dagster_pipes() as pipes, session_scope("load-orders", master=None) as spark:
         orders = spark.createDataFrame([(1, 20.0), (2, 5.5)], "customer int, euros double")
         staged = stage_dataframe(Lakehouse.open(root), orders, "shop", "orders", mode="replace_table")

@@ -1,6 +1,6 @@
-"""Two lakehouses in one code location, with an asset that reads a table of the one and publishes into the other.
+"""Two lakehouses in one code location, with an asset that reads a table of one and publishes to the other.
 
-``SALES_ROOT`` and ``MARTS_ROOT`` are their roots. Names of jobs, schedules, sensors and assets begin with ``sales``
+``SALES_ROOT`` and ``MARTS_ROOT`` are their roots. Names of jobs, schedules, sensors and assets start with ``sales``
 and ``marts``.
 """
 
@@ -29,12 +29,15 @@ LIMITS = ApplyLimits(max_files=10_000, max_bytes=10 * 1024**3, min_age=timedelta
     io_manager_key=MARTS.io_manager_key,
 )
 def revenue(orders: pa.Table) -> pa.Table:
-    """What each customer paid."""
+    """Compute the revenue of each customer."""
     return orders.group_by("customer").aggregate([("euros", "sum")])
 
 
 publish = build_publish_asset(
-    key=["marts", "publish"], tables={"revenue": revenue.key}, description="The reports, one version.", names=MARTS
+    key=["marts", "publish"],
+    tables={"revenue": revenue.key},
+    description="Publishes the reports as one version.",
+    names=MARTS,
 )
 
 defs = dg.Definitions.merge(

@@ -1,1 +1,1 @@
-"""A project of Dagster's dg: its lakehouses are YAML files below defs."""
+"""A project for Dagster's dg, with a YAML file below defs for each lakehouse."""

@@ -1,4 +1,4 @@
-"""What Dagster loads: everything below defs."""
+"""Load all definitions below defs."""
 
 from pathlib import Path
 
