@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/concepts: ``.venv/bin/python -m scripts.draw_concepts``. It needs nothing else.
+"""Draw the pictures of docs/concepts.md: ``.venv/bin/python -m scripts.draw_concepts``.
 
-A test compares them with what this draws.
+A test compares the committed pictures with the output of this script.
 """
 
 from __future__ import annotations

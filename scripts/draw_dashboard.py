@@ -37,10 +37,10 @@ _COLORS = (
 )
 _NAMED = {"green": "#56a64b", "red": "#e02f44"}
 _PAPER, _EDGE, _INK, _FAINT = "#f4f5f5", "#d8d9da", "#24292e", "#6e7780"
-#: Of a legend: how many characters are as wide as the picture, what a name takes beside itself, and the most rows.
+#: Legends: the width of the picture and the space between names, in characters, and the maximum number of rows.
 _CHARACTERS, _BETWEEN, _LEGEND_ROWS = 290, 4, 3
 _SCALE_WIDTH = 0.033
-#: Steps of units: from how much on, what it is divided by, and how it is called.
+#: Steps of units: the smallest value of a step, its divisor and its suffix.
 _UNITS: Mapping[str, Sequence[tuple[float, float, str]]] = {
     "s": ((86_400, 86_400, " d"), (3_600, 3_600, " h"), (60, 60, " min"), (1, 1, " s"), (0, 1e-3, " ms")),
     "bytes": ((2**30, 2**30, " GiB"), (2**20, 2**20, " MiB"), (2**10, 2**10, " KiB"), (0, 1, " B")),
