@@ -1,11 +1,11 @@
-"""What Dagster loads: the flights pipeline and the operations of one lakehouse, set by the environment.
+"""Dagster definitions of the demo: the flights pipeline and the operations of its lakehouse.
 
-``TRINITYLAKE_ROOT``             root URI of the lakehouse (default: .demo/lakehouse beside this file)
-``TRINITYLAKE_STORAGE_OPTIONS``  options of its storage, ``K=V,K=V``, such as ``endpoint=https://s3.example.com``
+``TRINITYLAKE_ROOT``             root URI of the lakehouse (default: .demo/lakehouse next to this file)
+``TRINITYLAKE_STORAGE_OPTIONS``  options of its storage as ``NAME=VALUE,NAME=VALUE``, such as ``endpoint=https://s3.example.com``
 ``SPARK_MASTER``                 Spark master URL (default: local[2])
 
-Credentials are not among these, as Dagster shows options. Each process takes them from its own environment, from
-``AWS_ACCESS_KEY_ID``, ``AZURE_STORAGE_ACCOUNT_KEY``, ``REDIS_PASSWORD`` and so on, or from its role.
+Do not put credentials into the options, because Dagster shows them. Each process gets credentials from variables such
+as ``AWS_ACCESS_KEY_ID``, ``AZURE_STORAGE_ACCOUNT_KEY`` and ``REDIS_PASSWORD``, or from its role.
 """
 
 import os
@@ -29,21 +29,21 @@ SPARK = SparkResource(master=os.environ.get("SPARK_MASTER", "local[2]"))
 
 defs = dg.Definitions.merge(
     flights_definitions(),
-    # Its schedules and sensors are off until a person turns them on.
+    # Schedules and sensors are off until they are turned on in the UI.
     build_trinitylake_definitions(
         LakehouseSettings(
-            name="",  # one lakehouse, whose jobs have their plain names
+            name="",  # a single lakehouse, so job names need no prefix
             lakehouse=TrinityLakeResource(root=ROOT, storage_options=StorageSettings.from_environment()),
             published_by=[REFERENCE_PUBLISHED, MONTH_PUBLISHED],
-            operations=["repair_hint"],  # beyond the common ones: the demo breaks the hint
-            # Limits within which runs may free something without approval.
+            operations=["repair_hint"],  # in addition to the default jobs, because the demo breaks the hint
+            # Limits for runs that reclaim space without approval.
             limits=ApplyLimits(max_files=100_000, max_bytes=100 * 1024**3, min_age=timedelta(days=7)),
             spark=SPARK,
         )
     ),
     dg.Definitions(
         resources={"spark": SPARK},
-        # One process a run, so that its steps share one Spark session.
+        # One process per run, so that its steps share one Spark session.
         executor=dg.in_process_executor,
     ),
 )

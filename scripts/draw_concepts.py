@@ -60,13 +60,13 @@ class Drawing:
 
 def commit() -> str:
     """Draw two versions that share files, and two writers of which one creates the next root."""
-    drawing = Drawing(900, 400, "How a commit works: new files, then one root that is created if absent")
-    for x, what in ((30, "roots"), (30, "nodes"), (30, "definitions"), (30, "files of tables")):
-        y = {"roots": 105, "nodes": 195, "definitions": 285, "files of tables": 365}[what]
+    drawing = Drawing(900, 400, "How a commit works: new files, then a root file that is created if absent")
+    for x, what in ((30, "roots"), (30, "nodes"), (30, "definitions"), (30, "table files")):
+        y = {"roots": 105, "nodes": 195, "definitions": 285, "table files": 365}[what]
         drawing.words(x, y, what, "start", _QUIET)
     drawing.words(240, 40, "version 41", weight="bold")
     drawing.words(440, 40, "version 42", weight="bold")
-    drawing.words(720, 40, "two writers, one name", weight="bold")
+    drawing.words(720, 40, "two writers, one file name", weight="bold")
     for x1, y1, x2, y2 in (
         (240, 117, 200, 173), (240, 117, 300, 173), (440, 117, 210, 174), (440, 117, 440, 173),
         (200, 207, 200, 263), (300, 207, 300, 263), (440, 207, 310, 264), (440, 207, 440, 263),
@@ -76,7 +76,7 @@ def commit() -> str:
     for x, y, text, fill in (
         (240, 100, "R(41)", _OLD), (440, 100, "R(42)", _NEW), (200, 190, "n1", _OLD), (300, 190, "n2", _OLD),
         (440, 190, "n3", _NEW), (200, 280, "d1", _OLD), (300, 280, "d2", _OLD), (440, 280, "d3", _NEW),
-        (200, 360, "t1", _OLD), (300, 360, "t2", _OLD), (440, 360, "t2, more", _NEW),
+        (200, 360, "t1", _OLD), (300, 360, "t2", _OLD), (440, 360, "t3", _NEW),
     ):  # fmt: skip
         drawing.box(x, y, text, fill)
     drawing.box(640, 180, "writer A", _OLD, 90)
@@ -86,25 +86,25 @@ def commit() -> str:
     drawing.arrow(795, 162, 750, 119, is_dashed=True)
     drawing.words(640, 220, "created:")
     drawing.words(640, 240, "committed")
-    drawing.words(800, 220, "it is there:")
-    drawing.words(800, 240, "look what changed,")
-    drawing.words(800, 260, "try R(43)")
+    drawing.words(800, 220, "exists:")
+    drawing.words(800, 240, "check for conflicts,")
+    drawing.words(800, 260, "retry as R(43)")
     drawing.box(600, 320, "", _NEW, 24, 18)
     drawing.words(620, 325, "new in version 42", "start")
     drawing.box(600, 352, "", _OLD, 24, 18)
-    drawing.words(620, 357, "there before, and never changed", "start")
+    drawing.words(620, 357, "from earlier versions, unchanged", "start")
     return drawing.text()
 
 
 def expiry() -> str:
     """Draw versions from old to new: purged, expired, and kept by a rule."""
     drawing = Drawing(
-        900, 300, "What expires: versions that no rule keeps; a purge deletes the files that only they need"
+        900, 300, "What expires: versions that no rule keeps. A purge deletes the files that only they need."
     )
     states = [
         ("1", _GONE, "purged"), ("2", _GONE, "purged"), ("3", _WARN, "expired"), ("4", _WARN, "expired"),
-        ("5", _NEW, "an export"), ("6", _WARN, "expires"), ("7", _WARN, "expires"), ("8", _NEW, "young"),
-        ("9", _NEW, "young"), ("10", _NEW, "the latest"),
+        ("5", _NEW, "an export"), ("6", _WARN, "expires"), ("7", _WARN, "expires"), ("8", _NEW, "recent"),
+        ("9", _NEW, "recent"), ("10", _NEW, "the latest"),
     ]  # fmt: skip
     for place, (name, fill, why) in enumerate(states):
         x = 60 + 82 * place
@@ -114,19 +114,19 @@ def expiry() -> str:
             drawing.arrow(x - 52, 120, x - 32, 120)
     for first, last, text in (
         (0, 1, "files are deleted"),
-        (2, 3, "can come back"),
+        (2, 3, "can be undeleted"),
         (7, 9, "kept by a rule"),
     ):
         x1, x2 = 30 + 82 * first, 90 + 82 * last
         drawing.arrow(x1, 82, x2, 82, has_tip=False)
         drawing.words((x1 + x2) / 2, 70, text)
-    drawing.words(60 + 82 * 4, 70, "by name")
+    drawing.words(60 + 82 * 4, 70, "kept by name")
     drawing.words(60 + 82 * 5.5, 70, "next to expire")
     drawing.words(30, 34, "older", "start", _QUIET)
     drawing.words(868, 34, "newer", "end", _QUIET)
     for place, (name, what) in enumerate(
-        (("trim", "drops old snapshots"), ("expire", "lets versions go"), ("purge", "deletes their files"),
-         ("orphans", "deletes lost files"))
+        (("trim", "expires snapshots"), ("expire", "expires versions"), ("purge", "deletes their files"),
+         ("orphans", "deletes orphans"))
     ):  # fmt: skip
         x = 110 + 214 * place
         drawing.box(x, 226, name, _OLD, 92)
@@ -138,7 +138,7 @@ def expiry() -> str:
 
 def branches() -> str:
     """Draw a lakehouse and a clone of it: cloned, refreshed, promoted."""
-    drawing = Drawing(900, 270, "Branches: a clone begins as a version of its parent, and is promoted as one version")
+    drawing = Drawing(900, 270, "Branches: a clone starts as a version of its parent and is promoted as one version")
     drawing.words(30, 65, "parent", "start", weight="bold")
     drawing.words(30, 85, "s3://bucket/lake", "start", _QUIET)
     drawing.words(30, 205, "clone", "start", weight="bold")
@@ -156,7 +156,7 @@ def branches() -> str:
     drawing.words(616, 150, "refresh", "end")
     drawing.arrow(662, 192, 748, 94)
     drawing.words(716, 160, "promote: one version", "start")
-    drawing.words(440, 255, "green: made in the clone; no file of a table was copied to begin it", fill=_QUIET)
+    drawing.words(440, 255, "green: committed in the clone; creating the clone copied no table files", fill=_QUIET)
     return drawing.text()
 
 

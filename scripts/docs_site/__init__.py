@@ -1,1 +1,1 @@
-"""The documentation site: pages of the repository, the reference made of the code, and Zensical that draws them."""
+"""Build the documentation site from pages of the repository and a reference that is generated from the code."""
