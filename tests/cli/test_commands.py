@@ -362,7 +362,7 @@ def assert_planned(cli: Cli, lake: Lakehouse, *arguments: object) -> dict[str, A
     assert (text.code, plan["digest"] in text.err) == (0, True)
     assert "\n" in text.out
     for stale in ("", "nonsense", plan["digest"].replace("-", "-0")):
-        assert_error(cli(*arguments, "--apply", stale), 3, "look at the plan again")
+        assert_error(cli(*arguments, "--apply", stale), 3, "review the new plan")
     assert content(lake) == before
     return plan
 
@@ -491,7 +491,7 @@ def test_exports(cli: Cli, lake: Lakehouse) -> None:
     assert len(cli("exports", "--json").json) == 2, "a plan drops nothing"
     dropped = cli("drop-export", "first", "--apply", plan["digest"], "--json").json
     assert dropped == {"version": 7, "name": "first"}
-    assert_error(cli("drop-export", "second", "--apply", plan["digest"]), 3, "look at the plan again")
+    assert_error(cli("drop-export", "second", "--apply", plan["digest"]), 3, "review the new plan")
     assert cli("drop-export", "second", "--yes").out == "Dropped export second: version 8\n"
     assert_error(cli("drop-export", "first"), 4, "'first'")
     cli("export", "third")
@@ -580,7 +580,7 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     assert cli("refresh", "feature-x", "--yes", "--json").json["changed"] == 0
     plan = cli("drop-clone", "feature-x", "--delete-files", "--json").json
     assert plan["files"] > 0
-    assert_error(cli("drop-clone", "feature-x", "--apply", plan["digest"]), 3, "look at the plan again")
+    assert_error(cli("drop-clone", "feature-x", "--apply", plan["digest"]), 3, "review the new plan")
     done = cli("drop-clone", "feature-x", "--delete-files", "--apply", plan["digest"], "--json").json
     assert (done["files"], done["failures"]) == (plan["files"], {})
     assert cli("clones", "--json").json == []
@@ -684,7 +684,7 @@ def test_compact_tables(cli: Cli, lake: Lakehouse) -> None:
     shown = cli("compact-tables", "ns.rows")
     assert "5 of 5" in shown.out and f"--apply {plan['digest']}" in shown.err
     assert "5 files" not in cli("compact-tables", "--min-input-files", 6).out
-    assert_error(cli("compact-tables", "ns.rows", "--apply", f"{version}-{'0' * 64}"), 3, "look at the plan again")
+    assert_error(cli("compact-tables", "ns.rows", "--apply", f"{version}-{'0' * 64}"), 3, "review the new plan")
     assert lake.latest_version() == version
     report = cli("compact-tables", "--apply", plan["digest"], "--run-id", "r", "--message", "nightly", "--json").json
     assert (report["version"], report["tables"][0]["files_after"]) == (version + 1, 1)

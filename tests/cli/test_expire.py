@@ -159,13 +159,13 @@ def test_a_digest_of_an_older_plan_is_refused(run: Run, lake: Lakehouse, clock: 
     trim, expire = (run(command, "--json").json["digest"] for command in ("trim", "expire"))
     overwrite_rows(lake, "ns.a")
     clock.forward()
-    assert_error(run("trim", "--apply", trim), 3, trim, "look at the plan again")
+    assert_error(run("trim", "--apply", trim), 3, trim, "review the new plan")
     expired(run, clock)
     purge = run("purge", "--json").json["digest"]
     assert run.apply("purge")["failures"] == {}
     before = content(lake)
     for command, digest in (("expire", expire), ("purge", purge), ("orphans", purge), ("purge", expire)):
-        assert_error(run(command, "--apply", digest), 3, "look at the plan again")
+        assert_error(run(command, "--apply", digest), 3, "review the new plan")
         assert_error(run(command, "--apply", digest, "--json"), 3)
     assert content(lake) == before
 
@@ -186,7 +186,7 @@ def test_rules_that_are_given_replace_the_lakehouses_own_for_one_run(run: Run, l
         plan = run("expire", f"--keep-{period}", 1, "--max-age", "1m", "--json").json
         assert plan["versions"] == "0-3", "the newest of the period is the latest"
     digest = run("expire", "--keep-last", 2, "--json").json["digest"]
-    assert_error(run("expire", "--apply", digest), 3, "look at the plan again")
+    assert_error(run("expire", "--apply", digest), 3, "review the new plan")
     assert_error(run("expire", "--keep-last", 1, "--apply", digest), 3)
     assert run("expire", "--keep-last", 2, "--apply", digest, "--json").json["versions"] == "0-2"
     assert lake.snapshot().definition.minimum_versions_to_keep == 1, "no setting changed"

@@ -175,7 +175,7 @@ def test_a_stale_digest_is_refused_in_one_line(jobs: Jobs) -> None:
     for name, digest in (("trim", trim), ("expire", expire), ("purge", purge), ("orphans", expire)):
         ran = jobs.apply_digest(name, digest)
         assert not ran.success
-        assert ran.error.endswith("look at the plan again")
+        assert ran.error.endswith("review the new plan")
         assert "\n" not in ran.error
         assert (ran.metadata["error_code"], ran.materialized) == ("plan-changed", [])
     assert content(jobs.lake) == before
@@ -187,7 +187,7 @@ def test_rules_of_the_configuration(jobs: Jobs) -> None:
     plan = jobs.plan("expire", min_versions=2)
     assert plan["versions"] == "0-1"
     other = jobs.apply_digest("expire", plan["digest"])
-    assert "look at the plan again" in other.error, "without the options of the plan"
+    assert "review the new plan" in other.error, "without the options of the plan"
     assert jobs.apply(plan, "expire").metadata["versions"] == "0-1"
     empty = jobs.run("expire", max_age="0d", min_versions=0)
     assert empty.error.startswith("the retention policy is empty")

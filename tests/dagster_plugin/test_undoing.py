@@ -79,7 +79,7 @@ def test_a_rollback_by_time_is_applied_to_the_version_that_was_found(jobs: Jobs)
     assert not stale.success
     assert stale.metadata["error_code"] == "plan-changed"
     assert f"on version {plan['base_version']}, and" in stale.error
-    assert stale.error.endswith(f"on version {jobs.lake.latest_version()} now; look at the plan again")
+    assert stale.error.endswith(f"on version {jobs.lake.latest_version()} ; review the new plan")
     assert jobs.must_apply("rollback", to={"timestamp": moment}).metadata["rolled_back_to"] == "1"
     assert objects(jobs.lake.snapshot()) == objects(jobs.lake.snapshot(1))
 
@@ -167,7 +167,7 @@ def test_of_two_operators_with_the_same_plan_one_acts(jobs: Jobs) -> None:
         ran = list(pool.map(lambda _: jobs.apply(plan, "rollback"), range(2)))
     (done,), (refused,) = [[one for one in ran if one.success is is_done] for is_done in (True, False)]
     assert (done.metadata["rows_before"], done.metadata["rows_after"]) == (6, 3)
-    assert "look at the plan again" in refused.error or "was committed after version" in refused.error, refused.error
+    assert "review the new plan" in refused.error or "was committed after version" in refused.error, refused.error
     assert sum(info.operation == "rollback" for info in jobs.lake.history()) == 1
     assert objects(jobs.lake.snapshot()) == objects(jobs.lake.snapshot(first))
 

@@ -71,4 +71,4 @@ def test_a_repair_is_planned_and_applied(jobs: Jobs) -> None:
     assert jobs.lake.snapshot().table("more", "t").properties == {}
     refused = jobs.apply_digest("repair", plan["digest"], to_last_good=True)
     assert not refused.success
-    assert "look at the plan again" in refused.error
+    assert "review the new plan" in refused.error

@@ -153,7 +153,7 @@ def test_an_expiry_needs_the_digest_of_its_plan_and_one_that_is_stale_lets_nothi
     sales.alter_definition(maximum_version_age_millis=1_000 * DAY_MS)
     approved = {**rules, "approval": {"digest": digest, "approved_by": APPROVER}}
     stale = pages.launch("sales_expire", approved, "Failure")
-    expect(pages.page.get_by_text("look at the plan again").first).to_be_visible()
+    expect(pages.page.get_by_text("review the new plan").first).to_be_visible()
     assert states(sales) == []
     assert run_config(topology, stale) == approved
 

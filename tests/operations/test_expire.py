@@ -108,11 +108,11 @@ def test_a_wrong_digest_is_refused(aging: Aging, lake: Lakehouse) -> None:
     for digest, reason in (
         ("x", "is not the digest"),
         (plan.digest[:-1], "is not the digest"),
-        (plan.digest[:-1] + ("1" if plan.digest[-1] == "0" else "0"), "look at the plan again"),
-        (f"4-{plan.now_ms}-{digits}", "look at the plan again"),
+        (plan.digest[:-1] + ("1" if plan.digest[-1] == "0" else "0"), "review the new plan"),
+        (f"4-{plan.now_ms}-{digits}", "review the new plan"),
         (f"77-{plan.now_ms}-{digits}", "cannot be read any more"),
         (later.digest, "still to come"),
-        (operations.plan_expiration(lake, keeping(3)).digest, "look at the plan again"),
+        (operations.plan_expiration(lake, keeping(3)).digest, "review the new plan"),
     ):
         with pytest.raises(PlanChangedError, match=reason):
             plan.execute(digest)

@@ -1,4 +1,4 @@
-"""Operations on a whole lakehouse. Each that destroys or rolls back is a plan first: look, then execute."""
+"""Operations on a whole lakehouse. Operations that destroy or roll back make a plan first, which is then executed."""
 
 from __future__ import annotations
 

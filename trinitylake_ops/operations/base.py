@@ -1,8 +1,8 @@
-"""Plans and operations: read-only until they are executed, with telemetry and the cost of each.
+"""Base classes of operations and their plans, with the cost and the telemetry of each run.
 
-A digest is ``<base version>-<sha256>`` over the base version and all effects of the plan. So an approval binds exactly
-these effects. Plans that depend on the time have it in their digest, too. They are made again at the version and time
-of their approval.
+A plan only reads. Its digest is ``<base version>-<sha256>`` over the base version and all effects, so an approval
+covers exactly these effects. If the effects depend on the time, the digest contains the time, too, and the plan is made
+again for the version and the time of the approved digest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def operation_span(operation: str) -> Iterator[None]:
-    """Report a block to telemetry as an operation: a span, a log line, its outcome and its duration."""
+    """Report a block to telemetry as an operation: a span, a log line, its outcome and its duration in seconds."""
     begun_s, outcome = time.monotonic(), "failed"
     run_id = acting_run()
     attributes = {"trinitylake.operation": operation, **({"trinitylake.run": run_id} if run_id else {})}
@@ -54,7 +54,7 @@ def operation_span(operation: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What an operation asked of its storage: requests by kind, sequential rounds, bytes, and how long it took."""
+    """The storage usage of an operation: requests by kind, sequential round trips, bytes, and the duration."""
 
     requests: Mapping[str, int]
     rounds: int
@@ -64,24 +64,32 @@ class Cost:
 
     @property
     def total_requests(self) -> int:
-        """Requests of all kinds."""
+        """The number of requests of all kinds."""
         return sum(self.requests.values())
 
 
 def uncached(lake: Lakehouse) -> Lakehouse:
-    """Return a lakehouse that asks its storage for every file: caches could hide that one is gone."""
+    """Return a lakehouse without caches, because a cache could hide that a file is missing."""
     return uncached_on(lake.storage, lake.storage_options)
 
 
 def uncached_on(storage: Storage, storage_options: Mapping[str, str] | None) -> Lakehouse:
-    """Return the lakehouse on a storage, as :func:`uncached` does."""
+    """Return the lakehouse on a storage without caches.
+
+    Args:
+        storage: The storage.
+        storage_options: The options that the storage was opened with.
+    """
     return Lakehouse(storage, storage_options, cache="off")
 
 
 class MeteredLakehouse:
-    """A lakehouse whose requests are counted, and the time since it was opened.
+    """A lakehouse whose requests and time are measured, for the cost of an operation.
 
-    It reads past all caches; with ``keeps_cache`` by those of the lakehouse, for operations that delete no files.
+    Args:
+        lake: The lakehouse.
+        spending: The budget that requests are charged to.
+        keeps_cache: Whether to use the caches of the lakehouse, for operations that delete no files.
     """
 
     def __init__(self, lake: Lakehouse, spending: Spending | None = None, *, keeps_cache: bool = False):
@@ -91,12 +99,12 @@ class MeteredLakehouse:
         self.lake = lake.on(self._storage) if keeps_cache else uncached_on(self._storage, lake.storage_options)
 
     def also(self, storage: Storage) -> Storage:
-        """Return another storage whose requests are counted, too."""
+        """Return another storage whose requests are counted as well."""
         self._others.append(MeteredStorage(storage))
         return self._others[-1]
 
     def cost(self) -> Cost:
-        """Return what was asked of the storage so far."""
+        """Return the cost so far."""
         counted = [storage.snapshot() for storage in (self._storage, *self._others)]
         requests: Counter[str] = Counter()
         for counts in counted:
@@ -115,62 +123,59 @@ _DIGEST = re.compile(r"(\d{1,10})-(\d{1,15})-[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Document):
-    """Base of plans: frozen dataclasses of data, which say what would be done.
-
-    ``operation`` made the plan and executes it; it is no part of the content.
-    """
+    """Base of plans: frozen dataclasses that describe what an operation would do."""
 
     base_version: int
-    #: Identifies the content of the base version (:func:`base_id_of`), because two lakehouses have equal numbers.
+    #: Identifies the content of the base version (:func:`base_id_of`), because version numbers are not unique.
     base_id: str = field(repr=False, compare=False)
+    #: The operation that made the plan and executes it. Not part of the content.
     operation: PlannedOperation[Any, Any] = field(repr=False, compare=False)
 
     @property
     @abstractmethod
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` of what the plan would do."""
+        """Return ``<base version>-<sha256>`` of the effects."""
 
     @property
     @abstractmethod
     def is_empty(self) -> bool:
-        """Whether nothing would change."""
+        """Whether the plan has no effects."""
 
     @abstractmethod
     def execute(self) -> Document:
-        """Execute the plan. Each kind takes an ``approved_digest`` and further options, and documents its errors."""
+        """Execute the plan. Subclasses add ``approved_digest`` and other options, and document their errors."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content as values of JSON, and the digest, which is None if there is nothing to approve."""
+        """Return the content as JSON values, and the digest, which is None if there is nothing to approve."""
         return {**super().to_dict(), "digest": None if self.is_empty else self.digest}
 
     def check_approved(self, approved_digest: str) -> None:
-        """Raise PlanChangedError when this is not the plan that was approved."""
+        """Raise PlanChangedError if this is not the approved plan."""
         if approved_digest != self.digest:
             made_on = approved_digest.partition("-")[0]
-            cause = "the options, or the files that it is about, are not those that it was made with"
+            cause = "the options, or the files to change, differ"
             if made_on.isascii() and made_on.isdecimal() and made_on != str(self.base_version):
-                cause = f"it was made on version {made_on}, and a plan is made on version {self.base_version} now"
-            raise PlanChangedError(f"plan {approved_digest!r} is out of date: {cause}; look at the plan again")
+                cause = f"it was made on version {made_on}, and the new plan on version {self.base_version}"
+            raise PlanChangedError(f"plan {approved_digest!r} is out of date: {cause}; review the new plan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommitReport(Document):
-    """The result of one commit. ``version`` has it; it is ``base_version`` if there was nothing to do.
-
-    ``changed`` counts the objects, or exports, that the plan named. ``damaged`` are tables whose files cannot all be
-    read, with the reason: a rollback brought them back so, and other operations left them out.
-    """
+    """The result of an operation that makes one commit."""
 
     operation: str
     base_version: int
+    #: The committed version; ``base_version`` if there was nothing to do.
     version: int
+    #: The number of objects or exports of the plan.
     changed: int
+    #: Tables whose files cannot all be read, with the reason. A rollback restored them; other operations skipped them.
     damaged: Mapping[str, str] = field(default_factory=dict)
     cost: Cost
 
     @property
     def is_complete(self) -> bool:
-        """Whether no damaged table was left out or brought back."""
+        """Whether no damaged table was restored or skipped."""
         return not self.damaged
 
     @property
@@ -179,16 +184,16 @@ class CommitReport(Document):
         return self.version != self.base_version
 
     def table(self) -> Table:
-        """Return one row: what was done, the version, how much changed, and what it cost."""
+        """Return one row: the operation, the version, the number of changes, and the cost."""
         row = (self.operation, self.version, self.changed, self.cost.total_requests, self.cost.duration_ms)
         title = f"Commit; damaged tables: {', '.join(self.damaged)}" if self.damaged else "Commit"
         return new_table(title, "operation", "version", "changed", "requests", "ms", rows=[row])
 
 
 def base_id_of(base: Snapshot) -> str:
-    """Return what identifies a version beyond its number: the id of its commit, or else its lakehouse definition.
+    """Return an identifier of the content of a version: the id of its commit, or else its lakehouse definition.
 
-    A digest contains it, so that a plan approved for one lakehouse applies to no other lakehouse.
+    Digests contain it, so that an approval for one lakehouse does not apply to another.
     """
     return base.root.system.get(COMMIT_ID) or base.definition_location
 
@@ -199,22 +204,29 @@ def digest_of(base_version: int, base_id: str, *content: object) -> str:
     Args:
         base_version: The version that the plan was made on.
         base_id: The identifier of that version, from :func:`base_id_of`.
-        content: The effects of the plan, as values of JSON.
+        *content: The effects of the plan, as JSON values.
     """
     text = json.dumps([base_version, base_id, *content], sort_keys=True, separators=(",", ":"))
     return f"{base_version}-{hashlib.sha256(text.encode('ascii')).hexdigest()}"
 
 
 def timed_digest(base_version: int, now_ms: int, *content: object) -> str:
-    """Return ``<base version>-<time in ms>-<sha256>`` over both and the content, which is made of values of JSON."""
+    """Return the digest ``<base version>-<time in ms>-<sha256>`` of a plan that depends on the time.
+
+    Args:
+        base_version: The version that the plan was made on.
+        now_ms: The time of the plan by the storage's clock, in milliseconds since the epoch.
+        *content: The effects of the plan, as JSON values.
+    """
     text = json.dumps([base_version, now_ms, *content], sort_keys=True, separators=(",", ":"))
     return f"{base_version}-{now_ms}-{hashlib.sha256(text.encode('ascii')).hexdigest()}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedPlan(Plan):
-    """Base of plans for a version and a time; ``now_ms`` is the storage's clock, in milliseconds since the epoch."""
+    """Base of plans that depend on the time."""
 
+    #: The time of the plan by the storage's clock, in milliseconds since the epoch.
     now_ms: int
 
 
@@ -225,9 +237,9 @@ ReportT = TypeVar("ReportT", bound=Document)
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedOperation(ABC, Generic[PlannedT, ReportT]):
-    """Base of the operations: plans and executes one verb on a lakehouse.
+    """Base of operations, which make and execute plans on a lakehouse.
 
-    The fields are the lakehouse, the options of the operation and of its execution, and what planning opened.
+    Fields of subclasses are the options of planning and execution, and what planning has opened.
     """
 
     #: The name of the operation in spans, metrics and the log.
@@ -237,29 +249,35 @@ class PlannedOperation(ABC, Generic[PlannedT, ReportT]):
 
     @abstractmethod
     def plan(self) -> PlannedT:
-        """Make the plan, on the latest version unless a base was read; only reads."""
+        """Make a plan on the latest version, without writing."""
 
     @abstractmethod
     def run(self, plan: PlannedT, approved_digest: str | None) -> ReportT:
-        """Apply a plan, as ``execute`` of the plan documents it."""
+        """Apply a plan, as documented by the ``execute`` method of the plan."""
 
     def execute(self, plan: PlannedT, approved_digest: str | None = None) -> ReportT:
         """Run a plan, and report the run to telemetry.
 
         Args:
-            plan: The plan, made by this operation.
-            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            plan: A plan of this operation.
+            approved_digest: The digest of the approved plan; None to apply the plan without an approval.
 
         Raises:
-            TrinityLakeError: The errors that ``execute`` of the plan documents.
+            TrinityLakeError: As documented by the ``execute`` method of the plan.
         """
         with operation_span(self.telemetry_name):
             return self.run(plan, approved_digest)
 
     def checked(self, plan: PlannedT, approved_digest: str | None) -> PlannedT:
-        """Return the plan, made again by this operation if a digest was approved.
+        """Return the plan, or a new plan if a digest was approved.
 
-        Raises PlanChangedError when the plan of now is not the approved one, and what ``plan`` raises.
+        Args:
+            plan: The plan.
+            approved_digest: The digest of the approved plan, if any.
+
+        Raises:
+            PlanChangedError: The new plan is not the approved one.
+            TrinityLakeError: Planning failed.
         """
         if approved_digest is None:
             return plan
@@ -270,31 +288,36 @@ class PlannedOperation(ABC, Generic[PlannedT, ReportT]):
 
 @dataclass(frozen=True, kw_only=True)
 class TimedOperation(PlannedOperation[TimedT, ReportT]):
-    """Base of operations whose plans are for a version and a time."""
+    """Base of operations whose plans depend on the time."""
 
     @abstractmethod
     def plan_at(self, base: Snapshot, now_ms: int) -> TimedT:
-        """Return the plan for a version and a time, in milliseconds since the epoch."""
+        """Make the plan for a version and a time in milliseconds since the epoch."""
 
     def as_approved(self, plan: TimedT, approved_digest: str | None) -> TimedT:
-        """Return the plan of a digest, made again. It is this one if no digest was given, or its own.
+        """Return the approved plan, made again for the version and the time in its digest.
 
-        Raises PlanChangedError when that is not the approved plan, or no plan can be made there any more.
+        Args:
+            plan: The plan to return if no digest was approved, or its own digest.
+            approved_digest: The digest of the approved plan, if any.
+
+        Raises:
+            PlanChangedError: The new plan is not the approved one, or can no longer be made.
         """
         if approved_digest in (None, plan.digest):
             return plan
         match = _DIGEST.fullmatch(str(approved_digest))
         if match is None:
-            raise PlanChangedError(f"{approved_digest!r} is not the digest of such a plan: look at the plan again")
+            raise PlanChangedError(f"{approved_digest!r} is not a digest of such a plan; review the new plan")
         base_version, now_ms = int(match[1]), int(match[2])
         if now_ms > self.lake.storage.now_ms():
-            raise PlanChangedError("the approved plan bears a time that is still to come: look at the plan again")
+            raise PlanChangedError("the time of the approved plan is in the future; review the new plan")
         try:
             base = self.lake.snapshot(base_version)
         except NotFoundError as error:
             raise PlanChangedError(
-                f"the approved plan was made at version {base_version}, which cannot be read any more: look at the plan"
-                " again"
+                f"the approved plan was made on version {base_version}, which can no longer be read; review the new"
+                " plan"
             ) from error
         try:
             then = self.plan_at(base, now_ms)
@@ -302,8 +325,8 @@ class TimedOperation(PlannedOperation[TimedT, ReportT]):
             if self.lake.latest_version() == base_version:
                 raise
             raise PlanChangedError(
-                f"the approved plan was made at version {base_version}; what it was made of is gone since, such as an"
-                " export that was dropped: look at the plan again"
+                f"the approved plan was made on version {base_version}, and a file that it was made from was deleted"
+                " since, for example by dropping an export; review the new plan"
             ) from error
         then.check_approved(str(approved_digest))
         return then

@@ -1,4 +1,4 @@
-"""What an operation may ask of the storage, and what it has used of that: all that it does counts, planning too."""
+"""Budgets of operations: limits on requests and time, which include planning, and their usage."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _LISTED_BETWEEN_CHECKS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much an operation that deletes, or verify, may ask of the storage; None is no limit.
+    """Limits of an operation that deletes files, or of verify. None means no limit.
 
-    ``max_requests`` and ``max_seconds`` end it early: what is left is done by running it again. They count all that it
-    does: planning, marking, sealing, deleting and recording. What has begun ends tidily, so that a lease that is given
-    back and a commit may go a few requests beyond. A listing is one request. ``requests_per_second`` limits the
-    deletes it sends. Raises InvalidInputError for what is no positive number.
+    An operation that reaches ``max_requests`` or ``max_seconds`` stops early, and continues in the next run. The limits
+    cover all of its requests: planning, marking, sealing, deleting and recording. A started step is completed, so
+    releasing a lease or committing may exceed the limit by a few requests. A listing counts as one request. Raises
+    InvalidInputError for numbers that are not positive.
     """
 
     max_requests: int | None = None
     max_seconds: float | None = None
+    #: The maximum rate of delete requests.
     requests_per_second: float | None = None
 
     def __post_init__(self) -> None:
@@ -34,7 +35,7 @@ class Budget:
             number = getattr(self, name)
             if number is not None and (type(number) not in (int, float) or not 0 < number < math.inf):
                 raise InvalidInputError(
-                    f"{name} is {number!r}, it must be a finite number above 0; leave it out for no limit"
+                    f"{name} is {number!r}; it must be a finite number above 0, or None for no limit"
                 )
 
 
@@ -42,7 +43,7 @@ NO_LIMITS = Budget()
 
 
 class BudgetSpentError(BaseException):
-    """The limits of a run are reached. As with an interrupt, nobody on the way takes it for a damaged file."""
+    """A limit of a run was reached. Not an Exception, so that no handler mistakes it for a damaged file."""
 
     def __init__(self, message: str):
         super().__init__(message)
@@ -50,7 +51,7 @@ class BudgetSpentError(BaseException):
 
 
 class BudgetSpentBeforeError(TrinityLakeError):
-    """The limits of an operation were reached before it knew what to do, so it deleted nothing."""
+    """A limit was reached during planning, so nothing was deleted."""
 
     code = "budget-spent"
 
@@ -61,21 +62,22 @@ def _now_s() -> float:
 
 @dataclass(slots=True)
 class Spending:
-    """What a run has used of its budget: the time since it began, by the monotonic clock in seconds, and requests."""
+    """The usage of a budget by a run."""
 
     budget: Budget = NO_LIMITS
+    #: When the run began, by the monotonic clock, in seconds.
     begun_s: float = field(default_factory=_now_s)
     requests: int = 0
-    _refuses: bool = False
+    _rejects_requests: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def of(cls, budget: Budget | Spending) -> Spending:
-        """Return what is spent so far; a budget alone begins now."""
+        """Return the usage so far. For a budget alone, usage starts now."""
         return budget if isinstance(budget, Spending) else cls(budget)
 
     def exhausted(self) -> str | None:
-        """Return which limit is reached, None where none is."""
+        """Return which limit was reached, or None."""
         budget = self.budget
         if budget.max_requests is not None and self.requests >= budget.max_requests:
             return f"the budget of {budget.max_requests} requests is spent"
@@ -88,63 +90,75 @@ class Spending:
         return None
 
     def within(self, most: int) -> int:
-        """Return how many requests of so many may be sent at once: 1 where the budget is spent."""
+        """Return how many of ``most`` requests may be sent at once, at least 1."""
         limit = self.budget.max_requests
         return most if limit is None else max(1, min(most, limit - self.requests))
 
     def check(self) -> None:
-        """Raise BudgetSpentError where a limit is reached."""
+        """Raise BudgetSpentError if a limit was reached."""
         if (spent := self.exhausted()) is not None:
             raise BudgetSpentError(spent)
 
     def spend(self, requests: int) -> None:
-        """Count requests. While something is planned they are refused beyond the limits, by BudgetSpentError."""
+        """Count requests. During planning, raises BudgetSpentError if a limit was reached."""
         with self._lock:
-            if self._refuses:
+            if self._rejects_requests:
                 self.check()
             self.requests += requests
 
     def check_time(self) -> None:
-        """Raise BudgetSpentError where the time is over, for what goes on long within one request."""
+        """Raise BudgetSpentError if the time is over, for long work within one request."""
         if (spent := self._overdue()) is not None:
             raise BudgetSpentError(spent)
 
     def listed(self, listing: Iterator[FileInfo], *, always: bool = False) -> Iterator[FileInfo]:
-        """Yield a listing, which ends when the time is over: while something is planned, or ``always``."""
+        """Yield a listing, and raise BudgetSpentError once the time is over.
+
+        Args:
+            listing: The listed files.
+            always: Whether to check the time also after planning.
+        """
         for number, info in enumerate(listing, start=1):
             yield info
-            if number % _LISTED_BETWEEN_CHECKS == 0 and (always or self._refuses):
+            if number % _LISTED_BETWEEN_CHECKS == 0 and (always or self._rejects_requests):
                 self.check_time()
 
     @contextmanager
     def planning(self, progress: Callable[[str, int, int], None]) -> Iterator[Callable[[str, int, int], None]]:
-        """End what is planned in the block when the budget is spent; gives the progress to use in it.
+        """Enforce the budget while the block plans.
 
-        Raises BudgetSpentBeforeError, which says how far it came.
+        Args:
+            progress: Called with the counted thing, the number done, and the total.
+
+        Yields:
+            The progress callback to use in the block.
+
+        Raises:
+            BudgetSpentBeforeError: A limit was reached.
         """
-        came = ""
+        reached = ""
 
         def report_progress(what: str, done: int, total: int) -> None:
-            nonlocal came
-            came = f" ({what}: {done} of {total})"
+            nonlocal reached
+            reached = f" ({what}: {done} of {total})"
             progress(what, done, total)
             if done < total:
                 self.check_time()
 
-        self._refuses = True
+        self._rejects_requests = True
         try:
             yield report_progress
         except BudgetSpentError as spent:
             raise BudgetSpentBeforeError(
-                f"{spent.message} while planning{came}; nothing was deleted by this run, and running it again begins"
-                " anew: give it more"
+                f"{spent.message} while planning{reached}, so nothing was deleted; a new run starts over, so raise the"
+                " limit"
             ) from spent
         finally:
-            self._refuses = False
+            self._rejects_requests = False
 
 
 class CountingStorage(MeteredStorage):
-    """Counts requests as a MeteredStorage, and takes them from a budget."""
+    """Counts requests, and charges them to a budget."""
 
     def __init__(self, inner: Storage, spending: Spending):
         self.spending = spending
@@ -163,19 +177,29 @@ class CountingStorage(MeteredStorage):
 
 
 def counting(storage: Storage, spending: Spending) -> CountingStorage:
-    """Return a storage whose requests are taken from a budget: itself where they are already."""
+    """Return a storage whose requests are charged to a budget, or the storage itself if they already are.
+
+    Args:
+        storage: The storage.
+        spending: The budget and its usage.
+    """
     if isinstance(storage, CountingStorage) and storage.spending is spending:
         return storage
     return CountingStorage(storage, spending)
 
 
 def counted_with(storage: Storage, other: Storage) -> Storage:
-    """Return another storage, whose requests are taken from the budget of the first, if it has one."""
+    """Return another storage whose requests are charged to the budget of the first one, if it has one.
+
+    Args:
+        storage: The storage that may have a budget.
+        other: The other storage.
+    """
     return counting(other, storage.spending) if isinstance(storage, CountingStorage) else other
 
 
 class LimitedStorage(StorageWrapper):
-    """Refuses requests beyond a budget with BudgetSpentError; ``inner`` counts them."""
+    """Raises BudgetSpentError for requests beyond a budget. ``inner`` counts the requests."""
 
     def __init__(self, inner: Storage, spending: Spending):
         super().__init__(inner)

@@ -27,15 +27,15 @@ def commit_on_latest(
     *,
     may_succeed: Callable[[], bool] = lambda: True,
 ) -> T:
-    """Plan on the latest version and commit, again each time that another commit conflicted.
+    """Plan on the latest version and commit, and retry after conflicts with other commits.
 
     Args:
-        attempt: Plans, commits, and returns the result. It gets the number of the attempt, from 1 on.
-        max_attempts: The number of attempts.
+        attempt: Plans, commits, and returns the result. Receives the number of the attempt, starting at 1.
+        max_attempts: The maximum number of attempts.
         may_succeed: Whether another attempt can succeed after a conflict.
 
     Raises:
-        CommitConflictError: If the last attempt conflicted.
+        CommitConflictError: The last attempt conflicted.
     """
     for number in itertools.count(1):
         try:
@@ -48,16 +48,14 @@ def commit_on_latest(
 
 @dataclass(frozen=True)
 class DefinitionChange:
-    """A version with the same tree and a definition that follows from the one before (commit.Committable).
-
-    ``change`` returns the definition to record on a base. It is the same one if only the commit itself matters, and
-    None if nothing is left to do. It checks its preconditions each time and raises typed errors. ``rebased`` is called
-    before it when other commits came between.
-    """
+    """A commit that changes the lakehouse definition but no object (implements commit.Committable)."""
 
     operation: str
     message: str
+    #: Returns the definition to record on a base: the same one if only the commit itself matters, or None if nothing is
+    #: left to do. Checks its preconditions each time, and raises typed errors.
     change: Callable[[Snapshot], LakehouseDef | None]
+    #: Called with the old and the new base before ``change``, after other commits.
     rebased: Callable[[Snapshot, Snapshot], None] = lambda _base, _latest: None
     counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -75,9 +73,18 @@ class DefinitionChange:
         self.rebased(base, latest)
 
     def commit(self, lake: Lakehouse, base: Snapshot, *, written_since_ms: int | None = None) -> int:
-        """Commit on a base or later. Returns the version, or the base's if nothing was left to do.
+        """Commit on a base or on a later version.
 
-        ``written_since_ms`` is the time when a file was written that the definition names. Raises the errors of
-        ``change`` and ``rebased``, and those of :meth:`Lakehouse.commit`.
+        Args:
+            lake: The lakehouse.
+            base: The version that the change was planned on.
+            written_since_ms: When the oldest file that the definition names was written, in milliseconds since the
+                epoch, if the definition names files.
+
+        Returns:
+            The committed version, or the version of the base if nothing was left to do.
+
+        Raises:
+            TrinityLakeError: ``change`` or ``rebased`` raised it, or the commit failed (:meth:`Lakehouse.commit`).
         """
         return lake.commit(self, base, written_since_ms=written_since_ms)

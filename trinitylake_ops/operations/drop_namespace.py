@@ -1,4 +1,4 @@
-"""Dropping a namespace with its tables, as a plan to look at first."""
+"""Drop a namespace with its tables, by a plan and its execution."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONGEST_MESSAGE_CHARS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class DropNamespacePlan(Plan):
-    """The namespace and tables that would be dropped; older versions keep them."""
+    """The namespace and the tables to drop. Older versions keep them."""
 
     base_version: int
     namespace: str
@@ -37,7 +37,7 @@ class DropNamespacePlan(Plan):
 
     @property
     def is_empty(self) -> bool:
-        """Never: the namespace itself is dropped."""
+        """False, because the namespace itself is always dropped."""
         return False
 
     def table(self) -> Table:
@@ -46,18 +46,22 @@ class DropNamespacePlan(Plan):
         return new_table(f"Drop of namespace {self.namespace}", "change", "object", rows=rows)
 
     def execute(self, approved_digest: str | None = None) -> CommitReport:
-        """Drop them in one commit.
+        """Drop the namespace and its tables in one commit.
 
-        It is planned again first. Raises PlanChangedError when an approved digest is not that of the new plan, or when
-        the namespace has other tables by now. Raises CommitConflictError when a concurrent commit touched it,
-        NamespaceNotFoundError.
+        Args:
+            approved_digest: The digest of the approved plan, if any.
+
+        Raises:
+            PlanChangedError: The new plan is not the approved one, or the tables of the namespace have changed.
+            CommitConflictError: A concurrent commit changed the namespace.
+            NamespaceNotFoundError: The namespace was dropped.
         """
         return self.operation.execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
-    """The drop of a namespace; one that holds tables needs ``cascade``."""
+    """Drops a namespace. One that contains tables needs ``cascade``."""
 
     telemetry_name = "drop-namespace"
 
@@ -65,13 +69,13 @@ class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
     cascade: bool
 
     def plan(self) -> DropNamespacePlan:
-        """Plan on the latest version. Raises what :func:`plan_drop_namespace` raises."""
+        """Make a plan on the latest version. Raises the errors of :func:`plan_drop_namespace`."""
         latest = self.lake.snapshot()
         check_no_gap(self.lake.files.roots, latest.version)
         tables = tuple(latest.tables(self.namespace))
         if tables and not self.cascade:
             raise NamespaceNotEmptyError(
-                f"namespace {self.namespace!r} holds {len(tables)} tables; drop them first, or cascade"
+                f"namespace {self.namespace!r} contains {len(tables)} tables; drop them first, or use cascade"
             )
         return DropNamespacePlan(
             base_version=latest.version,
@@ -82,12 +86,12 @@ class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
         )
 
     def run(self, plan: DropNamespacePlan, approved_digest: str | None) -> CommitReport:
-        """Drop them in one commit."""
+        """Drop the namespace and its tables in one commit."""
         metered = MeteredLakehouse(self.lake, keeps_cache=True)
         replace(self, lake=metered.lake, cascade=True).checked(plan, approved_digest)
         with metered.lake.transaction(message=self.namespace[:_LONGEST_MESSAGE_CHARS], operation=_OPERATION) as txn:
             if tuple(txn.tables(self.namespace)) != plan.tables:
-                raise PlanChangedError(f"namespace {self.namespace!r} has other tables by now; look at the plan again")
+                raise PlanChangedError(f"the tables of namespace {self.namespace!r} have changed; review the new plan")
             txn.drop_namespace(self.namespace, cascade=True)
         assert txn.committed_version is not None
         return CommitReport(
@@ -100,8 +104,16 @@ class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
 
 
 def plan_drop_namespace(lake: Lakehouse, namespace: str, cascade: bool = False) -> DropNamespacePlan:
-    """Plan to drop a namespace; one that holds tables needs ``cascade``. Reads only.
+    """Plan to drop a namespace, without writing.
 
-    Raises NamespaceNotFoundError, NamespaceNotEmptyError, InvalidNameError.
+    Args:
+        lake: The lakehouse.
+        namespace: The name of the namespace.
+        cascade: Whether to drop its tables as well.
+
+    Raises:
+        NamespaceNotFoundError: The namespace does not exist.
+        NamespaceNotEmptyError: The namespace contains tables, and ``cascade`` is not set.
+        InvalidNameError: The name is invalid.
     """
     return DropNamespace(lake=lake, namespace=namespace, cascade=cascade).plan()

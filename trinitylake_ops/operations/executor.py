@@ -1,8 +1,8 @@
-"""Executors carry out the bulk of an operation's requests, by threads of this process or elsewhere.
+"""Executors send the per-file requests of an operation, from threads of this process or from Spark tasks.
 
-The decisions of an operation stay in its own process: plans, leases, marks, commits. Its requests to the storage for
-each of many files - to read, copy, check or delete it - go through an :class:`Executor`. They are work on batches of
-things. Every executor runs the same work, so plans and reports are the same (docs/spark/cluster.md).
+Decisions stay in the process of the operation: plans, leases, marks and commits. Requests that read, copy, check or
+delete many files go through an :class:`Executor`, as :class:`Work` on batches of items. All executors run the same
+work, so plans and reports do not depend on the executor (docs/spark/cluster.md).
 """
 
 from __future__ import annotations
@@ -24,109 +24,137 @@ T = TypeVar("T")
 
 
 class Weight(Enum):
-    """The kind of one thing of work. An executor decides by it how many things go into one batch."""
+    """The kind of an item of work, which determines how many items go into a batch."""
 
-    ANSWER = auto()  # a small file, or whether one stands
-    DEFINITION = auto()  # a definition, and what its table's metadata says
+    ANSWER = auto()  # a small file, or whether a file exists
+    DEFINITION = auto()  # a definition, and the metadata of its table
     ROOT = auto()
     NODE = auto()
-    TABLE = auto()  # all metadata, lists and manifests of one
+    TABLE = auto()  # all metadata files, manifest lists and manifests of a table
     FILE = auto()  # a whole file of any size; the work itself bounds the bytes in flight
     FOLDER = auto()  # the listing of a prefix
-    INVENTORY = auto()  # one of the files of an inventory
+    INVENTORY = auto()  # one file of an inventory
 
 
 class Work(Protocol[A_contra, T_co]):
-    """Work on many things: a walker, a copier, a checker or a lister.
+    """Work on many items, for example to read, copy, check or list files.
 
-    It pickles, with the storages that it asks. To do it twice, or late, is as good as to do it once. Its threads are
-    those of the storage's ``*_many`` methods. An error that it raises ends the operation.
+    It must pickle together with its storages, and be safe to run twice or late. It uses the threads of the storage's
+    ``*_many`` methods. An exception ends the operation.
     """
 
     @property
     def weight(self) -> Weight:
-        """The kind of each thing."""
+        """The kind of each item."""
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """The storages that it asks, whose requests are counted."""
+        """The storages that the work uses, whose requests are counted."""
 
     def __call__(self, things: Sequence[A_contra], /) -> Sequence[T_co]:
-        """Return the result of each thing of a batch, in order."""
+        """Return the result of each item of a batch, in order."""
 
 
 class Guard(Protocol):
-    """A further condition of deletes, which pickles: whether files may be deleted at a place at all."""
+    """A further condition of deletions, which must pickle: whether files at a location may be deleted at all."""
 
     @property
     def storage(self) -> Storage:
-        """The storage that it asks."""
+        """The storage that the check uses."""
 
     def check(self) -> None:
-        """Raise MaintenanceBlockedError where nothing may be deleted any more. Raises StorageError."""
+        """Raise MaintenanceBlockedError if nothing may be deleted any more. Raises StorageError."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeletionFence:
-    """The conditions under which a batch of deletes is safe, as they were seen just before.
+    """Conditions that were satisfied just before a batch of deletions, and must stay satisfied while it is sent.
 
-    The lease of number ``lease`` is held until ``until_ms`` by the clock of ``storage``, that of the lakehouse.
-    ``next_root`` is the path of the version after the marked ones. Nothing more may be sent if there is a larger lease
-    or that version, if the time is over, or if a ``guard`` forbids it. What is deleted may stand on another storage.
+    No request may be sent once a newer lease or the version at ``next_root`` exists, the time is over, or the guard
+    raises.
     """
 
+    #: The storage of the lakehouse. The files to delete may be on another storage.
     storage: Storage
+    #: The number of the lease that the operation holds.
     lease: int
+    #: When the lease expires, by the clock of ``storage``, in milliseconds since the epoch.
     until_ms: int
+    #: The path of the root of the version after the marked ones.
     next_root: str
     guard: Guard | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteOutcome:
-    """The outcome of a delete: failures by path, and ``held_back`` files, which may still be there."""
+    """The outcome of a deletion: failures by path, and ``held_back`` files, which may still exist."""
 
     failures: Mapping[str, StorageError]
     held_back: frozenset[str] = field(default_factory=frozenset)
 
 
 class Listing(Protocol):
-    """Files to list: in one go, or cut into parts."""
+    """Files to list, as a whole or in parts."""
 
     def whole(self) -> Iterator[FileInfo]:
-        """Yield all files in one go, and perhaps others beside them. Raises StorageError."""
+        """Yield all files, possibly with additional ones. Raises StorageError."""
 
     def parts(self) -> tuple[Work[Any, Sequence[FileInfo]], Sequence[Any]]:
-        """Return the work that lists parts, and the parts."""
+        """Return the work that lists a part, and the parts."""
 
 
 class Executor(Protocol):
-    """Carries out work on many things. Callers never ask for its kind: it handles all differences itself."""
+    """Runs work on many items. Callers do not depend on its kind."""
 
     @property
     def window(self) -> int:
-        """The number of things to gather before the next work on them begins."""
+        """The number of items to collect before work on them starts."""
 
     def map(self, work: Work[A, T], things: Sequence[A]) -> Iterator[T]:
-        """Yield the result of each thing, in order, done in batches by its weight. Raises the errors of the work."""
+        """Run work on items, in batches by weight.
+
+        Args:
+            work: The work. Its exceptions are raised.
+            things: The items.
+
+        Yields:
+            The result of each item, in order.
+        """
 
     def listed(self, listing: Listing) -> Iterator[FileInfo]:
-        """Yield the listed files, in no set order. Raises StorageError."""
+        """Yield the listed files in any order. Raises StorageError."""
 
     def prefetch(self, read: Callable[[], None]) -> None:
-        """Read files ahead if that is cheaper here than later; else do nothing."""
+        """Read files ahead, if that is cheaper than later reads; otherwise do nothing."""
 
     def limited(self, storage: Storage, spending: Spending) -> Storage:
-        """Return a storage that keeps a run within its budget. Raises InvalidInputError if that is impossible."""
+        """Return a storage that enforces the budget of a run.
+
+        Args:
+            storage: The storage.
+            spending: The budget and its usage.
+
+        Raises:
+            InvalidInputError: The executor cannot enforce a budget.
+        """
 
     def batches_between_checks(self, storage: Storage) -> int:
-        """Return how many deletes are sent between two looks at the fence."""
+        """Return how many delete requests are sent between two checks of the fence."""
 
     def delete(self, storage: Storage, paths: Sequence[str], fence: DeletionFence | None) -> DeleteOutcome:
-        """Delete files. Nothing is sent once the fence does not hold, and nothing is under way at the end."""
+        """Delete files while the fence allows it, and wait for all requests.
+
+        Args:
+            storage: The storage of the files.
+            paths: The files to delete.
+            fence: The conditions of the deletion; None if there are none.
+
+        Returns:
+            The failures, and the files that were not sent.
+        """
 
 
-#: The largest batches by weight, which bound the memory that they take. Other things go all at once.
+#: The maximum batch sizes by weight, which bound memory. Items of other weights form one batch.
 _BATCH = MappingProxyType(
     {
         Weight.DEFINITION: 256,
@@ -140,37 +168,56 @@ _BATCH = MappingProxyType(
 
 
 class LocalExecutor:
-    """The threads of this process."""
+    """Runs work in threads of this process."""
 
-    #: Gathered things are held in this process's memory, and the same threads walk them at once.
+    #: Collected items are held in memory.
     window = _BATCH[Weight.DEFINITION]
 
     def map(self, work: Work[A, T], things: Sequence[A]) -> Iterator[T]:
-        """Yield the result of each thing, batch after batch. Raises the errors of the work."""
+        """Yield the result of each item, batch by batch. Raises the errors of the work.
+
+        Args:
+            work: The work.
+            things: The items.
+        """
         batch = _BATCH.get(work.weight, max(1, len(things)))
         for start in range(0, len(things), batch):
             yield from work(things[start : start + batch])
 
     def listed(self, listing: Listing) -> Iterator[FileInfo]:
-        """Yield the files of a whole listing as they come. Raises StorageError."""
+        """Yield the files of the whole listing. Raises StorageError."""
         return listing.whole()
 
     def prefetch(self, read: Callable[[], None]) -> None:
-        """Do nothing: later reads ask the same storage by the same threads."""
+        """Do nothing, because later reads use the same threads."""
 
     def limited(self, storage: Storage, spending: Spending) -> Storage:
-        """Return a storage that refuses requests beyond the budget."""
+        """Return a storage that rejects requests beyond the budget.
+
+        Args:
+            storage: The storage.
+            spending: The budget and its usage.
+        """
         return LimitedStorage(storage, spending)
 
     def batches_between_checks(self, storage: Storage) -> int:
-        """Return the requests that run in parallel."""
+        """Return the number of parallel requests."""
         return storage.concurrency
 
     def delete(self, storage: Storage, paths: Sequence[str], fence: DeletionFence | None) -> DeleteOutcome:
-        """Delete files at once: the caller has just seen that the fence holds."""
+        """Delete files at once, because the caller has just checked the fence.
+
+        Args:
+            storage: The storage of the files.
+            paths: The files to delete.
+            fence: Not used.
+
+        Returns:
+            The failures.
+        """
         del fence
         return DeleteOutcome(storage.delete_many(paths))
 
 
-#: The executor of operations that are given no other.
+#: The default executor.
 LOCAL = LocalExecutor()

@@ -1,7 +1,4 @@
-"""The hint file: its check and repair (FORMAT.md, L10).
-
-A wrong hint never makes a read fail. It costs every reader requests.
-"""
+"""Check and repair of the hint file (FORMAT.md, L10). A wrong hint never fails a read, but costs readers requests."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from trinitylake_ops.versions.roots import Roots, find_latest
 from trinitylake_ops.versions.snapshot import is_sealed_root
 
 _MOST_PROBES = 20
-_PAUSE_S = 0.1  # beside the reads: mostly longer than a writer takes from its root to its hint
+_PAUSE_S = 0.1  # usually longer than a writer takes between its root and the hint
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +31,16 @@ class HintState(StrEnum):
     AHEAD = "ahead"
     MISSING = "missing"
     GARBAGE = "garbage"
-    #: It names a version that was purged: readers lose time, other programs may fail at its root.
+    #: It names a purged version: reads are slower, and other programs may fail at its root.
     SEALED = "sealed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HintReport(Document):
-    """The content of the hint (``hinted``: None if it named no version), and whether it was repaired."""
+    """The state of the hint before a repair."""
 
     state: HintState
+    #: The version that the hint named, if any.
     hinted: int | None
     latest: int
     repaired: bool = False
@@ -54,44 +52,44 @@ class HintReport(Document):
         return self.repaired or self.state == HintState.RIGHT
 
     def table(self) -> Table:
-        """Return one row: the state found, both versions, and what was done."""
+        """Return one row: the state, both versions, and whether the hint was repaired."""
         row = (self.state, self.hinted, self.latest, "set to the latest" if self.repaired else "nothing")
         return new_table("Hint", "state", "hinted", "latest", "done", rows=[row])
 
 
 def inspect_hint(lake: Lakehouse) -> HintReport:
     """Compare the hint with the latest version. Raises LakehouseNotFoundError, StorageError."""
-    background.flush()  # of commits of this process
+    background.flush()  # pending hints of commits of this process
     metered = MeteredLakehouse(lake)
     state, hinted, latest = _state(metered.lake.files.roots)
     for _ in range(_MOST_PROBES):
         if state != HintState.BEHIND:
             break
-        # A commit between the two reads looks like that; its writer sets the hint after the root.
+        # A writer sets the hint after the root, so a commit between the two reads looks like a late hint.
         before = hinted
         time.sleep(_PAUSE_S)
         state, hinted, latest = _state(metered.lake.files.roots)
         if hinted == before:
-            break  # no writer is about to set it
+            break  # no writer is updating it
     return HintReport(state=state, hinted=hinted, latest=latest, cost=metered.cost())
 
 
 def repair_hint(lake: Lakehouse) -> HintReport:
-    """Let the hint name the latest version. Returns its former state. A right one is left alone.
+    """Write the latest version to the hint unless it is right, and return its former state.
 
     Raises LakehouseNotFoundError, StorageError.
     """
     with operation_span("repair-hint"):
         metered = MeteredLakehouse(lake)
-        found = inspect_hint(metered.lake)
-        if found.state == HintState.RIGHT:
-            return replace(found, cost=metered.cost())
-        storage, roots, latest = metered.lake.storage, metered.lake.files.roots, found.latest
+        report = inspect_hint(metered.lake)
+        if report.state == HintState.RIGHT:
+            return replace(report, cost=metered.cost())
+        storage, roots, latest = metered.lake.storage, metered.lake.files.roots, report.latest
         while True:
             storage.write(HINT_PATH, str(latest).encode("ascii"))
-            # A commit since may have set the hint before us; never leave it behind that one.
+            # A later commit may have set the hint first, so do not leave an older version in it.
             if latest == MAX_VERSION or not storage.exists(roots.path(latest + 1)):
-                return replace(found, latest=latest, repaired=True, cost=metered.cost())
+                return replace(report, latest=latest, repaired=True, cost=metered.cost())
             latest = find_latest(roots)[0]
 
 
@@ -101,7 +99,7 @@ def _state(roots: Roots) -> tuple[HintState, int | None, int]:
     except FileMissingError:
         data = None
     except StorageError as error:
-        logger.warning("the hint cannot be read: %s", error)
+        logger.warning("cannot read the hint: %s", error)
         data = b""
     latest = find_latest(roots)[0]
     if data is None:

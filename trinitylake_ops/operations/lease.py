@@ -1,8 +1,8 @@
-"""One operation that deletes at a time: a lease in numbered files (docs/internals/protocol.md, "Expiry").
+"""The lease that lets one operation delete at a time (docs/internals/protocol.md, "Expiry").
 
-The lease is the file ``_ops/lease-<k>.json`` with the largest k. An operation that wants it creates k + 1 if absent,
-once that lease ended, and deletes those before. Its holder looks for a larger one before each batch. The lease saves
-work. Operations that overlap because a holder slept delete no needed file.
+The lease is the file ``_ops/lease-<k>.json`` with the largest k. To acquire it, an operation creates k + 1 if absent,
+once lease k has ended, and deletes the older ones. The holder checks for a larger number before each batch. The lease
+only saves work: operations that overlap because a holder was suspended delete no needed file.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Lease:
     expires_at_ms: int
 
     def check(self) -> None:
-        """Go on holding the lease, renewing it in time.
+        """Check that this process still holds the lease, and renew it in time.
 
-        Raises MaintenanceBlockedError once another operation has it.
+        Raises MaintenanceBlockedError if another operation has acquired it.
         """
         newest = max(_existing_leases(self.storage), default=0)
         if newest > self.number:
             raise MaintenanceBlockedError(
-                f"another operation took over the lease of this {self.operation}, which was silent for too long;"
-                " what is missing is done by running it again",
+                f"another operation took over the lease of this {self.operation}, which did not renew it in time;"
+                " run it again to continue",
                 path=lease_path(newest),
             )
         now_ms = self.storage.now_ms()
@@ -54,11 +54,11 @@ class Lease:
             self._write(now_ms + DURATION_MS)
 
     def release(self) -> None:
-        """End the lease, best effort. Otherwise it ends by itself, later."""
+        """End the lease, best effort. If that fails, it expires later."""
         try:
             self._write(0)
         except StorageError as error:
-            logger.warning("the lease of this %s could not be ended, it ends by itself: %s", self.operation, error)
+            logger.warning("the lease of this %s was not released and will expire: %s", self.operation, error)
 
     def _write(self, expires_at_ms: int) -> None:
         self.expires_at_ms = expires_at_ms
@@ -71,17 +71,23 @@ class Lease:
 def lease(storage: Storage, operation: str) -> Iterator[Lease]:
     """Hold the lease of a lakehouse while the block runs.
 
-    Raises MaintenanceBlockedError when another operation has it, StorageError.
+    Args:
+        storage: The storage of the lakehouse.
+        operation: The name of the operation, for messages.
+
+    Raises:
+        MaintenanceBlockedError: Another operation holds the lease.
+        StorageError: The storage failed.
     """
-    taken = _take(storage, operation)
+    acquired = _acquire(storage, operation)
     try:
-        yield taken
+        yield acquired
     finally:
-        taken.release()
+        acquired.release()
 
 
 def describe_lease(storage: Storage) -> str | None:
-    """Return a sentence that says which operation has the lease, None where none has. Lists, and reads one file.
+    """Return a sentence about the operation that holds the lease, or None. Takes a listing and one read.
 
     Raises StorageError.
     """
@@ -95,7 +101,7 @@ def describe_lease(storage: Storage) -> str | None:
     return None
 
 
-def _take(storage: Storage, operation: str) -> Lease:
+def _acquire(storage: Storage, operation: str) -> Lease:
     existing = _existing_leases(storage)
     newest = max(existing, default=0)
     now_ms = storage.now_ms()
@@ -103,51 +109,52 @@ def _take(storage: Storage, operation: str) -> Lease:
         _check_ended(storage, existing[newest], now_ms)
     if parse_lease_path(lease_path(newest + 1)) is None:
         raise MaintenanceBlockedError(
-            f"lease {newest} is the last that there can be, and none of ours; when no operation runs, remove the file",
+            f"lease {newest} has the largest possible number, and was not written by this package; when no operation"
+            " runs, delete the file",
             path=lease_path(newest),
         )
     holder = str(uuid.uuid4())
-    taken = Lease(storage, newest + 1, holder, operation, now_ms + DURATION_MS)
-    data = _content(lease_path(taken.number), holder, operation, taken.expires_at_ms)
-    if not create_settled(storage, lease_path(taken.number), data, is_ours=lambda found: found == data):
-        raise _lease_taken_error(lease_path(taken.number))
-    storage.delete_many([info.path for info in existing.values()])  # never the newest: numbers are given once
-    return taken
+    acquired = Lease(storage, newest + 1, holder, operation, now_ms + DURATION_MS)
+    data = _content(lease_path(acquired.number), holder, operation, acquired.expires_at_ms)
+    if not create_settled(storage, lease_path(acquired.number), data, is_ours=lambda existing: existing == data):
+        raise _lease_taken_error(lease_path(acquired.number))
+    storage.delete_many([info.path for info in existing.values()])  # never the newest, so numbers are never reused
+    return acquired
 
 
 def _existing_leases(storage: Storage) -> dict[int, FileInfo]:
-    """Return the existing leases, by number."""
-    found = {parse_lease_path(info.path): info for info in storage.list(LEASE_PREFIX)}
-    return {number: info for number, info in found.items() if number is not None}
+    """Return the existing leases by number."""
+    infos = {parse_lease_path(info.path): info for info in storage.list(LEASE_PREFIX)}
+    return {number: info for number, info in infos.items() if number is not None}
 
 
 def _check_ended(storage: Storage, info: FileInfo, now_ms: int) -> None:
-    """Raise MaintenanceBlockedError unless a lease has ended. A lease that cannot be read ends by its age."""
+    """Raise MaintenanceBlockedError unless a lease has ended. An unreadable lease ends by its age."""
     try:
         content = decode_sealed_json(storage.read(info.path, limit_bytes=MAX_NOTE_BYTES), info.path)
         expires_at_ms, operation = int(content["expires_at_ms"]), str(content["operation"])
     except FileMissingError:
-        raise _lease_taken_error(info.path) from None  # with a newer one there, it was deleted
+        raise _lease_taken_error(info.path) from None  # deleted by the holder of a newer lease
     except (CorruptFileError, ValueError, KeyError, TypeError, OverflowError):
         expires_at_ms, operation = info.last_modified_ms + DURATION_MS, "an operation"
-    if expires_at_ms > now_ms + 2 * DURATION_MS:  # no operation asks for so long
+    if expires_at_ms > now_ms + 2 * DURATION_MS:  # longer than any operation requests
         expires_at_ms = info.last_modified_ms + DURATION_MS
     if expires_at_ms > now_ms + 2 * DURATION_MS:
         raise MaintenanceBlockedError(
-            f"{operation} has a lease whose times are still to come, because a clock was wrong; when no operation runs,"
-            " remove the file",
+            f"{operation} holds a lease from the future, because a clock was wrong; when no operation runs, delete the"
+            " file",
             path=info.path,
         )
     if now_ms < expires_at_ms:
         raise MaintenanceBlockedError(
             f"{operation} is running; wait until it ends, or until {utc_of(expires_at_ms):%Y-%m-%d %H:%M:%S} UTC if it"
-            " was cut off",
+            " was interrupted",
             path=info.path,
         )
 
 
 def _lease_taken_error(path: str) -> MaintenanceBlockedError:
-    return MaintenanceBlockedError("another operation took the lease at this moment; wait until it ends", path=path)
+    return MaintenanceBlockedError("another operation acquired the lease first; wait until it ends", path=path)
 
 
 def _content(path: str, holder: str, operation: str, expires_at_ms: int) -> bytes:

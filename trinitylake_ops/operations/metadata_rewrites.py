@@ -1,4 +1,4 @@
-"""Commits that point tables to metadata that was written anew for them: trimming, relocating."""
+"""Commits that point tables to rewritten metadata, for trimming and relocating."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ logger = logging.getLogger(__name__)
 
 
 class PlannedTable(Protocol):
-    """A table as a plan found it."""
+    """A table in a plan."""
 
     @property
     def namespace(self) -> str:
-        """Its namespace."""
+        """The namespace of the table."""
 
     @property
     def table(self) -> str:
-        """Its name there."""
+        """The name of the table in its namespace."""
 
     @property
     def definition_location(self) -> str:
-        """The location of its definition."""
+        """The location of the definition that the plan was made from."""
 
 
 T = TypeVar("T", bound=PlannedTable)
@@ -40,14 +40,14 @@ T = TypeVar("T", bound=PlannedTable)
 
 @contextmanager
 def discarded_on_failure(io: StorageFileIO) -> Iterator[list[str]]:
-    """Yield a list for the locations of written files. These are deleted, best effort, when nothing was committed."""
+    """Yield a list for the locations of written files, which are deleted, best effort, if nothing was committed."""
     written: list[str] = []
     try:
         yield written
     except CommitOutcomeUnknownError:
         raise
     except TrinityLakeError:
-        # Typed errors say that nothing was committed, so no version names these files.
+        # A typed error means that nothing was committed, so no version names these files.
         discard(io.storage, [location for location in written if not is_uri(location)])
         for uri in filter(is_uri, written):
             try:
@@ -58,14 +58,21 @@ def discarded_on_failure(io: StorageFileIO) -> Iterator[list[str]]:
 
 
 def check_tables(txn: Transaction, tables: Sequence[PlannedTable], planned: str, remedy: str = "") -> None:
-    """Raise CommitConflictError when a table is not as in the plan, which ``planned`` names.
+    """Check that tables have not changed since the plan.
 
-    ``remedy`` ends the message.
+    Args:
+        txn: The transaction.
+        tables: The tables of the plan.
+        planned: The name of the operation, for the message.
+        remedy: The end of the message.
+
+    Raises:
+        CommitConflictError: A table has changed.
     """
     changed = [
-        f"{one.namespace}.{one.table}"
-        for one in tables
-        if txn.base.entry(txn.keys.table_key(one.namespace, one.table)) != one.definition_location
+        f"{table.namespace}.{table.table}"
+        for table in tables
+        if txn.base.entry(txn.keys.table_key(table.namespace, table.table)) != table.definition_location
     ]
     if changed:
         raise CommitConflictError(
@@ -76,7 +83,14 @@ def check_tables(txn: Transaction, tables: Sequence[PlannedTable], planned: str,
 
 
 def alter_tables(txn: Transaction, storage: Storage, tables: Sequence[T], write: Callable[[T], TableDef]) -> None:
-    """Write the metadata of tables in parallel and point to it. Raises the errors of ``write``."""
+    """Write the metadata of tables in parallel, and point the tables to it.
+
+    Args:
+        txn: The transaction.
+        storage: The storage of the lakehouse.
+        tables: The tables.
+        write: Writes the metadata of a table, and returns its new definition. Its errors are raised.
+    """
     definitions = run_parallel(in_one_round_trip(write), tables, storage.concurrency)
-    for one, definition in zip(tables, definitions, strict=True):
-        txn.alter_table(one.namespace, one.table, definition)
+    for table, definition in zip(tables, definitions, strict=True):
+        txn.alter_table(table.namespace, table.table, definition)

@@ -1,4 +1,4 @@
-"""The forms of plans and reports: JSON, and tables for people. It loads nothing that a table does not need."""
+"""Plans and reports as JSON, and as tables for people. Imports only what a table needs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     from trinitylake_ops.versions.history import Change
 
-_WIDEST_TABLE_CHARS = 100_000  # text outside a terminal is never cut or folded
+_WIDEST_TABLE_CHARS = 100_000  # wide enough that nothing is cut or folded without a terminal
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-#: The most rows of a table that a plan shows.
+#: The maximum number of sample rows of a table in a plan.
 MOST_SAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table for people: a title, the names of its columns, and rows of values. It prints as text; rich draws it."""
+    """A table for people. It prints as text, or is drawn by rich."""
 
     title: str
     columns: tuple[str, ...]
@@ -41,14 +41,11 @@ class Table:
 
 
 class Document(ABC):
-    """Base of plans and reports, which are frozen dataclasses.
-
-    Fields declared with ``repr=False`` are not part of what is shown.
-    """
+    """Base of plans and reports, which are frozen dataclasses. Fields with ``repr=False`` are not shown."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content as values of JSON."""
-        return _shown_fields(self)
+        """Return the content as JSON values."""
+        return _content(self)
 
     def to_json(self) -> str:
         """Return the content as one JSON object."""
@@ -66,12 +63,12 @@ class Document(ABC):
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value as JSON holds it: dataclasses as objects, times as ISO 8601, enums by their lower-case names.
+    """Convert a value to JSON values: dataclasses to objects, times to ISO 8601, enums to their lower-case names.
 
-    Unknown fields of definitions are bytes: base64, and omitted if there are none.
+    Unknown fields of definitions, which are bytes, become base64, and are omitted if empty.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        return _shown_fields(value)
+        return _content(value)
     if isinstance(value, Enum):
         return value.name.lower() if isinstance(value, IntEnum) else value.value
     if isinstance(value, datetime):
@@ -85,17 +82,22 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def _shown_fields(value: Any) -> dict[str, Any]:
-    shown = ((spec.name, getattr(value, spec.name)) for spec in fields(value) if spec.repr)
-    return {name: jsonable(content) for name, content in shown if not (name == "unknown_fields" and not content)}
+def _content(value: Any) -> dict[str, Any]:
+    values = ((spec.name, getattr(value, spec.name)) for spec in fields(value) if spec.repr)
+    return {name: jsonable(content) for name, content in values if not (name == "unknown_fields" and not content)}
 
 
 # Tables for people
 
 
 def table_text(table: Table, width_chars: int) -> str:
-    """Return a table as text of that width, its title as a line of its own, without trailing spaces."""
-    from rich.console import Console  # code that prints JSON does not need it
+    """Return a table as text of a given width, with its title on a separate line.
+
+    Args:
+        table: The table.
+        width_chars: The width, in characters.
+    """
+    from rich.console import Console  # not needed for JSON
 
     title = visible(table.title)
     if title and not table.rows:
@@ -108,7 +110,13 @@ def table_text(table: Table, width_chars: int) -> str:
 
 
 def new_table(title: str, *columns: str, rows: Iterable[Sequence[object]] = ()) -> Table:
-    """Return a table whose cells show their values as they are, nothing cut."""
+    """Return a table whose cells show their values in full.
+
+    Args:
+        title: The title, or an empty text.
+        *columns: The names of the columns.
+        rows: The rows of values.
+    """
     return Table(title, columns, tuple(map(tuple, rows)))
 
 
@@ -116,17 +124,17 @@ def _rich_table(table: Table, title: str | None) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = None if title is None else Text(visible(title))
-    made = RichTable(title=shown, title_justify="left", box=None, pad_edge=False)
+    title_text = None if title is None else Text(visible(title))
+    rich_table = RichTable(title=title_text, title_justify="left", box=None, pad_edge=False)
     for column in table.columns:
-        made.add_column(Text(column), overflow="fold")
+        rich_table.add_column(Text(column), overflow="fold")
     for row in table.rows:
-        made.add_row(*map(cell, row))
-    return made
+        rich_table.add_row(*map(cell, row))
+    return rich_table
 
 
 def cell(value: object) -> Text:
-    """Return a value as one line of literal text: no markup, control characters as escapes."""
+    """Return a value as one line of literal text, without markup and with control characters escaped."""
     from rich.text import Text
 
     if value is None:
@@ -137,7 +145,7 @@ def cell(value: object) -> Text:
 
 
 def visible(text: str) -> str:
-    """Return text with control and other invisible characters as escapes, so that no terminal obeys them."""
+    """Escape control and other invisible characters, so that they cannot control a terminal."""
     return "".join(
         char.encode("unicode_escape").decode("ascii") if unicodedata.category(char) in _INVISIBLE else char
         for char in text
@@ -145,7 +153,7 @@ def visible(text: str) -> str:
 
 
 def change_rows(changes: Iterable[Change]) -> list[tuple[str, str]]:
-    """Return changes as rows: what happened, and to which namespace or table."""
+    """Return changes as rows: the kind, and the namespace or table."""
     return [
         (change.kind, f"namespace {change.namespace}" if change.table is None else f"{change.namespace}.{change.table}")
         for change in changes

@@ -181,7 +181,7 @@ class Repair(PlannedOperation[RepairPlan, RepairReport]):
         version = plan.base_version
         if plan.steps and metered.lake.latest_version() != version:
             raise PlanChangedError(
-                f"a version was committed after version {version}: verify, and look at the plan again"
+                f"a version was committed after version {version}: verify, and review the new plan"
             )
         for step in plan.to_take:
             version = step.take(metered.lake, version)

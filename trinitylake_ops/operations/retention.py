@@ -1,8 +1,8 @@
 """Decides which versions to keep, and why (docs/internals/protocol.md, "Expiry").
 
-One pure function of versions, a policy and the time decides. A version is kept when any rule keeps it, so another rule
-never expires more. Ages count from the moment when a version was superseded, not from its creation. The latest version
-of a lakehouse that nobody changed for a year was in use until yesterday.
+The decision is a pure function of the versions, a policy and the time. A version is kept if any rule keeps it, so an
+additional rule never expires more. The age of a version starts when it was superseded, not when it was created: the
+latest version of a lakehouse that has not changed for a year was in use until yesterday.
 """
 
 from __future__ import annotations
@@ -19,25 +19,23 @@ from trinitylake_ops.versions.snapshot import utc_datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionAge:
-    """The facts that decide about a version: when it was made and superseded, and its pins.
-
-    Times are in milliseconds since the epoch. Nothing supersedes the latest version (None). ``pins`` say, for people,
-    what needs the version in any case.
-    """
+    """The facts that decide about a version. Times are in milliseconds since the epoch."""
 
     version: int
     created_at_ms: int
+    #: None for the latest version.
     superseded_at_ms: int | None
+    #: What needs the version in any case, for people.
     pins: tuple[str, ...] = ()
 
     def settled(self, reset_ms: int, now_ms: int) -> VersionAge:
-        """Return the age of a version before one that set the clock back.
+        """Return the age of a version before a clock reset.
 
-        Times that are still to come are replaced by that of the later version, as this one was superseded by then.
+        Times in the future are replaced by the time of the reset, because the version was superseded by then.
 
         Args:
-            reset_ms: The time of the version that set the clock back.
-            now_ms: The storage's time.
+            reset_ms: The time of the version that set the clock back, in milliseconds since the epoch.
+            now_ms: The storage's time, in milliseconds since the epoch.
         """
         superseded_ms = self.superseded_at_ms
         if superseded_ms is None or max(self.created_at_ms, superseded_ms) <= now_ms:
@@ -49,20 +47,20 @@ class VersionAge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """The rules by which versions are kept; each keeps on its own.
+    """Retention rules. A version is kept if any of them keeps it."""
 
-    ``maximum_age_ms`` keeps versions that were superseded no longer ago than that. ``age_overrides`` replace it for
-    single versions. ``minimum_versions`` and ``keep_last`` keep so many of the newest. ``keep_hourly`` to
-    ``keep_monthly`` keep the newest version of each of the last periods with versions: hours, days, weeks (from Monday)
-    and months (UTC). ``protected_ms`` protects versions that were superseded less long ago, whatever else is asked for,
-    as transactions may be based on them.
-    """
-
+    #: Keeps versions that were superseded within this time.
     maximum_age_ms: int
+    #: Keeps this number of the newest versions.
     minimum_versions: int
+    #: Protects versions that were superseded within this time in any case, because transactions may be based on them.
     protected_ms: int
+    #: Replaces ``maximum_age_ms`` for single versions.
     age_overrides: Mapping[int, int] = field(default_factory=dict)
+    #: Keeps this number of the newest versions.
     keep_last: int = 0
+    #: Keeps the newest version of each of the last N hours (UTC) that have one. The following rules do the same for
+    #: days, weeks (from Monday) and months.
     keep_hourly: int = 0
     keep_daily: int = 0
     keep_weekly: int = 0
@@ -72,11 +70,11 @@ class RetentionPolicy:
         for name in ("maximum_age_ms", "minimum_versions", "protected_ms", "keep_last", *_PERIODS):
             number = getattr(self, name)
             if type(number) is not int or number < 0:
-                raise InvalidInputError(f"{name} of a retention policy is {number!r}, it must be a number, at least 0")
+                raise InvalidInputError(f"{name} of a retention policy is {number!r}; it must be an int of at least 0")
 
     @classmethod
     def of(cls, definition: LakehouseDef) -> RetentionPolicy:
-        """Return the policy of a lakehouse's settings."""
+        """Return the policy that the settings of a lakehouse define."""
         rules = definition.retention_rules or RetentionRules()
         return cls(
             maximum_age_ms=definition.maximum_version_age_millis,
@@ -92,7 +90,7 @@ class RetentionPolicy:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no rule keeps anything beyond the latest version."""
+        """Whether the rules keep nothing except the latest version."""
         rules = (
             self.maximum_age_ms,
             self.minimum_versions,
@@ -103,22 +101,38 @@ class RetentionPolicy:
 
 
 def duration_ms(duration: timedelta | int, name: str) -> int:
-    """Return a duration in milliseconds, from a timedelta or milliseconds. Raises InvalidInputError below 0."""
-    found_ms = duration // timedelta(milliseconds=1) if isinstance(duration, timedelta) else duration
-    if type(found_ms) is not int:
-        raise InvalidInputError(f"{name} is {duration!r}; give a timedelta, or milliseconds as an int")
-    if found_ms < 0:
-        raise InvalidInputError(f"{name} is {found_ms} ms, it must be at least 0")
-    return found_ms
+    """Convert a duration to milliseconds.
+
+    Args:
+        duration: A timedelta, or milliseconds.
+        name: The name of the duration, for messages.
+
+    Raises:
+        InvalidInputError: The duration has another type, or is negative.
+    """
+    duration_in_ms = duration // timedelta(milliseconds=1) if isinstance(duration, timedelta) else duration
+    if type(duration_in_ms) is not int:
+        raise InvalidInputError(f"{name} is {duration!r}; pass a timedelta, or milliseconds as an int")
+    if duration_in_ms < 0:
+        raise InvalidInputError(f"{name} is {duration_in_ms} ms; it must be at least 0")
+    return duration_in_ms
 
 
 def protected_ms(definition: LakehouseDef) -> int:
-    """Return how long files must stay on which a transaction may rely: its time to live and a margin for clocks."""
+    """Return how long a transaction may rely on files: its time to live plus a margin for clocks, in milliseconds."""
     return definition.txn_ttl_millis + CLOCK_MARGIN_MS
 
 
 def barred_before_ms(now_ms: int, age_ms: int) -> int:
-    """Return the moment before which transactions must have begun that may have written files as old as ``age_ms``."""
+    """Return the time before which transactions are barred, because they may have written files of this age.
+
+    Args:
+        now_ms: The time of the plan, in milliseconds since the epoch.
+        age_ms: The age of the youngest file to delete, in milliseconds.
+
+    Returns:
+        A time in milliseconds since the epoch.
+    """
     return now_ms - age_ms + CLOCK_MARGIN_MS
 
 
@@ -132,19 +146,29 @@ class Verdict:
 
 
 def judge(versions: Sequence[VersionAge], policy: RetentionPolicy, now_ms: int) -> tuple[Verdict, ...]:
-    """Return a verdict for each version, in their order.
+    """Decide which versions expire. The result does not depend on the order of rules.
 
-    ``versions`` are all that are neither expired nor sealed, the latest included. The latest is always kept. So are
-    pinned versions, versions with a future time, and those superseded less than ``policy.protected_ms`` ago. Raises
-    InvalidInputError for a policy without any rule.
+    The latest version is always kept, and so are pinned versions, versions from the future, and those superseded within
+    ``policy.protected_ms``.
+
+    Args:
+        versions: All versions that are neither expired nor sealed, including the latest.
+        policy: The rules.
+        now_ms: The storage's time, in milliseconds since the epoch.
+
+    Returns:
+        A verdict for each version, in the same order.
+
+    Raises:
+        InvalidInputError: The policy has no rule.
     """
     if policy.is_empty:
         raise InvalidInputError(
-            "the retention policy is empty: all versions but the latest would expire; give a maximum age, a minimum"
-            " number of versions or a rule that keeps some"
+            "the retention policy is empty, so all versions but the latest would expire; set a maximum age, a minimum"
+            " number of versions, or another rule"
         )
     newest_first = sorted(versions, key=lambda age: age.version, reverse=True)
-    # A version of the future replaces no other. Its time may be a wrong clock's, and it is kept in any case.
+    # Versions from the future are kept in any case, and must not count as the newest: a clock may have been wrong.
     past = [age for age in newest_first if age.created_at_ms <= now_ms]
     by_rule = _retained_by_count(past, policy) | _retained_by_period(past, policy)
     return tuple(_verdict(age, policy, now_ms, by_rule.get(age.version)) for age in versions)
@@ -159,7 +183,7 @@ def _verdict(age: VersionAge, policy: RetentionPolicy, now_ms: int, rule: str | 
     if age.pins:
         return kept(f"pinned by {', '.join(age.pins)}")
     if max(age.created_at_ms, age.superseded_at_ms) > now_ms:
-        return kept("its time is still to come")
+        return kept("its time is in the future")
     superseded_ms = now_ms - age.superseded_at_ms
     if superseded_ms <= policy.protected_ms:
         return kept(
@@ -199,7 +223,7 @@ _PERIODS: Mapping[str, Callable[[datetime], tuple[int, ...]]] = {
 
 
 def _retained_by_period(newest_first: Sequence[VersionAge], policy: RetentionPolicy) -> dict[int, str]:
-    """Return the newest version of each of the last periods that have one, with the rule that keeps it."""
+    """Return the versions kept by period: the newest version of each of the last periods, with the rule."""
     kept: dict[int, str] = {}
     for name, period_of in _PERIODS.items():
         wanted: int = getattr(policy, name)
@@ -216,7 +240,7 @@ def _retained_by_period(newest_first: Sequence[VersionAge], policy: RetentionPol
 
 
 def span_text(duration_ms: int) -> str:
-    """Return a duration as people say it: 3 d 4 h."""
+    """Format a duration for people, for example as 3 d 4 h."""
     rest = duration_ms // 1000
     parts = []
     for name, seconds in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):

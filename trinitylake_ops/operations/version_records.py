@@ -14,28 +14,32 @@ _LONGEST_TEXT_CHARS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
-    """One version by its root. Values that its writer did not record are None, and so is the time of an unread root.
-
-    ``rollback_from`` is the version before a rollback. ``rollback_to`` is the one, ``rollback_to`` the one whose
-    content came back. Long texts are cut.
-    """
+    """A version, as its root describes it. Fields that its writer did not record are None. Long texts are cut."""
 
     version: int
+    #: In milliseconds since the epoch; None if the root was not read.
     created_at_ms: int | None = None
     operation: str | None = None
     message: str | None = None
     commit_id: str | None = None
+    #: For a rollback, the version before it.
     rollback_from: int | None = None
+    #: For a rollback, the version whose content was restored.
     rollback_to: int | None = None
     is_sealed: bool = False
     is_readable: bool = True
 
     @classmethod
     def of(cls, version: int, system: Mapping[str, str]) -> VersionRecord:
-        """Return the record in the system rows of a root."""
+        """Read the record from the system rows of a root.
+
+        Args:
+            version: The number of the version.
+            system: The system rows.
+        """
         info = decode_commit_info(system)
         operation, message = (_text(info.get(name)) for name in ("operation", "message"))
-        made = cls(
+        record = cls(
             version=version,
             created_at_ms=int(system[CREATED_AT_MILLIS]),
             operation=operation,
@@ -43,10 +47,15 @@ class VersionRecord:
             commit_id=system.get(COMMIT_ID),
             is_sealed=SEALED_AT_MILLIS in system,
         )
-        return made.with_rollback(rollback_from(version, system), info.get("properties"))
+        return record.with_rollback(rollback_from(version, system), info.get("properties"))
 
     def with_rollback(self, rollback_from: int | None, properties: object) -> VersionRecord:
-        """Return the record of a rollback, where ``rollback_from`` is the version before."""
+        """Return the record with the versions of a rollback.
+
+        Args:
+            rollback_from: The version before the rollback; None if the version is no rollback.
+            properties: The properties of the commit, as its writer recorded them.
+        """
         if rollback_from is None:
             return self
         to = rolled_back_to(self.version, self.message, properties)
@@ -54,5 +63,5 @@ class VersionRecord:
 
 
 def _text(value: object) -> str | None:
-    """Return a text of ``commit_info``, cut. None if another program wrote another type."""
+    """Return a text of ``commit_info``, cut; None if its writer recorded another type."""
     return value[:_LONGEST_TEXT_CHARS] if isinstance(value, str) and value else None

@@ -231,7 +231,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
         def check_unchanged() -> None:
             if storage.exists(naming.path(following)):
                 raise CommitConflictError(
-                    f"somebody committed to the clone {plan.name!r} since its drop was planned; look at the plan again",
+                    f"somebody committed to the clone {plan.name!r} since its drop was planned; review the new plan",
                     conflicts=(f"version {following} of {plan.root}",),
                     base_version=plan.clone_version,
                 )

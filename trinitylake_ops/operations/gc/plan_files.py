@@ -17,7 +17,7 @@ from trinitylake_ops.storage.conditional_create import create_fresh
 
 @dataclass(frozen=True)
 class PlanFile:
-    """Expiring versions and exports, and the files, with their sizes in bytes, that nothing else reached then."""
+    """The versions and exports of an expiration, and the files that only they reached, with sizes in bytes."""
 
     operation: str
     base_version: int
@@ -28,12 +28,12 @@ class PlanFile:
 
     @property
     def digest(self) -> str:
-        """Return the digest of all of it."""
+        """Return the digest of the content."""
         files = sorted(self.sizes_bytes.items())
         return timed_digest(self.base_version, self.now_ms, self.operation, self.versions, list(self.exports), files)
 
     def to_bytes(self, path: str) -> bytes:
-        """Return the file for ``path``, JSON."""
+        """Encode the plan as JSON for a path."""
         content = {
             "operation": self.operation,
             "base_version": self.base_version,
@@ -46,7 +46,15 @@ class PlanFile:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> PlanFile:
-        """Read a file. Raises CorruptFileError."""
+        """Decode a plan.
+
+        Args:
+            data: The content of the file.
+            path: The path of the file, which its checksum covers.
+
+        Raises:
+            CorruptFileError: The file is not a plan.
+        """
         try:
             content = decode_sealed_json(data, path)
             return cls(
@@ -58,21 +66,38 @@ class PlanFile:
                 {str(file): int(size_bytes) for file, size_bytes in content["files"]},
             )
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise CorruptFileError(f"{path!r} is no plan", path=path) from error
+            raise CorruptFileError(f"{path!r} is not a plan file", path=path) from error
 
 
 def write_plan_file(storage: Storage, plan: PlanFile) -> str:
-    """Write a plan under a fresh name and return its path. Raises StorageError."""
+    """Write a plan under a new name, and return its path.
+
+    Args:
+        storage: The storage of the lakehouse.
+        plan: The plan.
+
+    Raises:
+        StorageError: The storage failed.
+    """
     path = new_plan_path()
     create_fresh(storage, {path: plan.to_bytes(path)})
     return path
 
 
 def read_plan_file(storage: Storage, batch: ExpirationBatch) -> PlanFile:
-    """Read the plan of a batch. Raises CorruptFileError if it is not the one that was recorded, StorageError."""
+    """Read the plan of a batch.
+
+    Args:
+        storage: The storage of the lakehouse.
+        batch: The batch.
+
+    Raises:
+        CorruptFileError: The file is not the recorded plan.
+        StorageError: The storage failed.
+    """
     plan = PlanFile.from_bytes(storage.read(batch.plan_path, limit_bytes=MAX_FILE_LIST_BYTES), batch.plan_path)
     if plan.digest != batch.digest:
         raise CorruptFileError(
-            f"the plan {batch.plan_path!r} is not the one that expired versions {batch.versions}", path=batch.plan_path
+            f"{batch.plan_path!r} is not the plan that expired versions {batch.versions}", path=batch.plan_path
         )
     return plan
