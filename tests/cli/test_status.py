@@ -59,7 +59,7 @@ def test_as_json_and_as_a_page(cli: Cli, lake: Lakehouse, tmp_path: Path) -> Non
     path = tmp_path / "status.html"
     result = cli("status", "--json", "--html", path, "--last", 1, "--export-every", "1d", "--plan-seconds", 60)
     assert (result.json["version"], result.json["commits"]["versions"]) == (2, 1)
-    assert result.json["space"]["note"] == "by plans of now"
+    assert result.json["space"]["note"] == "from new plans"
     assert f"Page: {path}\n" in result.err
     page = parsed(path.read_text())
     assert page.headline.startswith("Version 2, ")

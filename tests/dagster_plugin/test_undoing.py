@@ -79,7 +79,7 @@ def test_a_rollback_by_time_is_applied_to_the_version_that_was_found(jobs: Jobs)
     assert not stale.success
     assert stale.metadata["error_code"] == "plan-changed"
     assert f"on version {plan['base_version']}, and" in stale.error
-    assert stale.error.endswith(f"on version {jobs.lake.latest_version()} ; review the new plan")
+    assert stale.error.endswith(f"on version {jobs.lake.latest_version()}; review the new plan")
     assert jobs.must_apply("rollback", to={"timestamp": moment}).metadata["rolled_back_to"] == "1"
     assert objects(jobs.lake.snapshot()) == objects(jobs.lake.snapshot(1))
 

@@ -180,9 +180,7 @@ class Repair(PlannedOperation[RepairPlan, RepairReport]):
         metered = MeteredLakehouse(self.lake)
         version = plan.base_version
         if plan.steps and metered.lake.latest_version() != version:
-            raise PlanChangedError(
-                f"a version was committed after version {version}: verify, and review the new plan"
-            )
+            raise PlanChangedError(f"a version was committed after version {version}: verify, and review the new plan")
         for step in plan.to_take:
             version = step.take(metered.lake, version)
         return RepairReport(

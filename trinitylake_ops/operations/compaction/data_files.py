@@ -1,4 +1,4 @@
-"""Numbers and sizes of data files, and the result of a compaction."""
+"""Figures of data files, and the report of a compaction of tables."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFileCounts:
-    """The files of a table's current Iceberg snapshot, as its writer counted them. ``bytes`` has delete files, too."""
+    """The files of a table's current Iceberg snapshot, as its writer counted them."""
 
     namespace: str
     table: str
     data_files: int
+    #: Includes delete files.
     bytes: int
 
     @property
@@ -39,54 +40,58 @@ class TableFileCounts:
 
     @property
     def mean_bytes(self) -> float:
-        """Bytes of a data file on average, 0 where there is none."""
+        """The average size of a data file, 0 if there is none."""
         return self.bytes / self.data_files if self.data_files else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFileSurvey:
-    """The files of the managed Iceberg tables of a version.
-
-    ``uncounted`` are tables whose writer left no counts. ``unreadable`` are those whose metadata file is missing or
-    corrupt. Each is given as ``namespace.table``. ``not_looked_at`` is the number of tables for which the time did not
-    suffice.
-    """
+    """The data files of the managed Iceberg tables of a version. Tables are named as ``namespace.table``."""
 
     tables: tuple[TableFileCounts, ...]
+    #: Tables whose writer recorded no counts.
     uncounted: tuple[str, ...]
+    #: Tables whose metadata file is missing or corrupt.
     unreadable: tuple[str, ...]
+    #: The number of tables that were not read in time.
     not_looked_at: int
 
 
 def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) -> DataFileSurvey:
     """Read the metadata file of each managed Iceberg table of a version, until the time is over.
 
-    A table without a snapshot has no files. Raises StorageError.
+    Args:
+        lake: The lakehouse.
+        version: The version.
+        max_seconds: The time limit, checked after each batch of tables.
+
+    Raises:
+        StorageError: The storage failed.
     """
     end_s = time.monotonic() + max_seconds
     io = reading_io(lake)
-    found: list[TableFileCounts] = []
+    counted_tables: list[TableFileCounts] = []
     uncounted: list[str] = []
     unreadable: list[str] = []
     tables = tables_of(version)
     n_seen = 0
     for batch in defined(version, tables):
         n_seen += len(batch)
-        ours = [(name, definition) for name, _, definition in batch if is_trimmable(definition, io)]
+        managed = [(name, definition) for name, _, definition in batch if is_trimmable(definition, io)]
         counts = run_parallel(
             in_one_round_trip(lambda definition: _counts(definition, io)),
-            [definition for _, definition in ours],
+            [definition for _, definition in managed],
             lake.storage.concurrency,
         )
-        for (name, _), counted in zip(ours, counts, strict=True):
+        for (name, _), counted in zip(managed, counts, strict=True):
             if isinstance(counted, tuple):
-                found.append(_table_files(name, *counted))
+                counted_tables.append(_table_files(name, *counted))
             else:
                 (uncounted if counted is None else unreadable).append(str(name))
         if time.monotonic() > end_s:
             break
     return DataFileSurvey(
-        tables=tuple(found),
+        tables=tuple(counted_tables),
         uncounted=tuple(uncounted),
         unreadable=tuple(unreadable),
         not_looked_at=len(tables) - n_seen,
@@ -98,7 +103,7 @@ def _table_files(name: ObjectName, data_files: int, n_bytes: int) -> TableFileCo
 
 
 def _counts(definition: TableDef, io: StorageFileIO) -> tuple[int, int] | Exception | None:
-    """Return data files and bytes, None if the writer did not count, or the error if the metadata cannot be read."""
+    """Return data files and bytes, None if the writer recorded none, or the error if the metadata is unreadable."""
     try:
         snapshot = table_metadata(definition, io).current_snapshot()
     except (FileMissingError, CorruptFileError) as error:
@@ -109,7 +114,7 @@ def _counts(definition: TableDef, io: StorageFileIO) -> tuple[int, int] | Except
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedTable:
-    """The result for one table."""
+    """The compaction of one table."""
 
     table: str
     files_before: int
@@ -121,35 +126,34 @@ class CompactedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class CompactTablesReport(Document):
-    """The compacted tables.
+    """The result of a compaction of tables."""
 
-    ``version`` holds the compacted tables. If there was nothing to do, it is the latest version at that time. With
-    ``was_done`` an earlier start of the same run committed it. ``left`` names tables of the plan that others changed
-    meanwhile or whose files are damaged, and how. ``cost`` is that of this process, without writing in others.
-    """
-
+    #: The version with the compacted tables; the latest version if there was nothing to do.
     version: int
+    #: Whether an earlier attempt of the same run committed the version.
     was_done: bool
     tables: tuple[CompactedTable, ...]
+    #: Skipped tables, with the reason: a concurrent commit changed them, or their files are damaged.
     left: Mapping[str, str]
     attempts: int
+    #: The cost of this process, without other processes that wrote data files.
     cost: Cost
 
     def table(self) -> Table:
         """Return one row for each table."""
         rows: list[tuple[object, ...]] = [
-            (one.table, f"{one.files_before:,}", f"{one.files_after:,}", f"{one.bytes_after:,}", "")
-            for one in self.tables
+            (table.table, f"{table.files_before:,}", f"{table.files_after:,}", f"{table.bytes_after:,}", "")
+            for table in self.tables
         ]
         rows += [(name, "", "", "", reason) for name, reason in self.left.items()]
         done = f"committed as version {self.version}" if self.tables else f"nothing to do, version {self.version}"
         if self.was_done:
-            done = f"this run had committed version {self.version} before"
+            done = f"this run already committed version {self.version}"
         title = (
-            f"Compaction of tables, {done}: {sum(one.files_before for one in self.tables):,} files became"
-            f" {sum(one.files_after for one in self.tables):,}; {self.cost.duration_ms / 1000:.1f} s"
+            f"Compaction of tables, {done}: {sum(table.files_before for table in self.tables):,} files became"
+            f" {sum(table.files_after for table in self.tables):,}; {self.cost.duration_ms / 1000:.1f} s"
         )
-        return new_table(title, "table", "files", "became", "bytes", "left as it is", rows=rows)
+        return new_table(title, "table", "files", "became", "bytes", "skipped because", rows=rows)
 
 
 def report_of(
@@ -159,7 +163,15 @@ def report_of(
     attempts: int,
     cost: Cost,
 ) -> CompactTablesReport:
-    """Return the report of what was published."""
+    """Build the report of a publication.
+
+    Args:
+        publication: The publication.
+        staged: The compacted tables, by name.
+        left: The skipped tables, with the reason.
+        attempts: The number of attempts to commit.
+        cost: The cost of the operation.
+    """
     return CompactTablesReport(
         version=publication.version,
         was_done=publication.was_published,

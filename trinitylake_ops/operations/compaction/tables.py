@@ -1,9 +1,9 @@
-"""Compaction of tables: their small data files become fewer, in one version for all tables. No row changes.
+"""Compaction of tables: merges small data files into fewer, in one version for all tables, without changing rows.
 
-Files of which delete files delete rows are written anew, too, without these rows. Their delete files go.
+Data files with deleted rows are rewritten without these rows, and their delete files are dropped.
 
-Nothing is deleted. Older versions read the old files, which are freed when those versions are expired and purged. A
-commit of others in between is no conflict as long as the old files are still the table's. Their appended rows stay.
+Nothing is deleted. Older versions still read the old files, which are reclaimed when those versions are expired and
+purged. A concurrent commit does not conflict while the table still has the old files, and rows that it appended stay.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import pinned_version
 
 _OPERATION = "compact-tables"
-#: Failures of a table whose files are damaged or are not its own: the other tables are compacted.
+#: Errors that concern one table, because its files are damaged or not its own. The other tables are compacted.
 _OF_ONE_TABLE = (InvalidDefinitionError, *DAMAGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCompaction:
-    """The plan for one table: ``files`` of ``data_files`` become about ``groups``."""
+    """The plan for one table, which replaces ``files`` of its ``data_files`` by about ``groups`` files."""
 
     namespace: str
     table: str
@@ -67,7 +67,7 @@ class TableCompaction:
     partitions: int
     rows: int
     bytes: int
-    found: tuple[FileGroup, ...] = field(repr=False, compare=False)
+    file_groups: tuple[FileGroup, ...] = field(repr=False, compare=False)
     metadata: TableMetadata = field(repr=False, compare=False)
 
     @property
@@ -78,23 +78,22 @@ class TableCompaction:
 
 @dataclass(frozen=True, kw_only=True)
 class CompactTablesPlan(Plan):
-    """The tables with data files that are worth writing anew.
-
-    ``left`` names MANAGED Iceberg tables that are left as they are, with the reasons. ``older_spec_files`` names tables
-    with files of an older partition spec that are left, and their number.
-    """
+    """The tables with data files to rewrite."""
 
     base_version: int
     tables: tuple[TableCompaction, ...]
+    #: MANAGED Iceberg tables that are skipped, with the reason.
     left: Mapping[str, str]
+    #: The number of files of an older partition spec that stay, by table.
     older_spec_files: Mapping[str, int]
     operation: CompactTables = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` over all tables and the files that each would have written anew."""
+        """Return ``<base version>-<sha256>`` over all tables and the files to rewrite."""
         content = [
-            [one.namespace, one.table, one.table_id, [_paths(group) for group in one.found]] for one in self.tables
+            [table.namespace, table.table, table.table_id, [_paths(group) for group in table.file_groups]]
+            for table in self.tables
         ]
         return digest_of(self.base_version, self.base_id, _OPERATION, content)
 
@@ -105,24 +104,31 @@ class CompactTablesPlan(Plan):
 
     @property
     def files(self) -> int:
-        """How many files would be written anew, of all tables."""
-        return sum(one.files for one in self.tables)
+        """The number of files to rewrite, of all tables."""
+        return sum(table.files for table in self.tables)
 
     def table(self) -> Table:
         """Return one row for each table."""
         rows: list[tuple[object, ...]] = [
-            (one.name, f"{one.files:,} of {one.data_files:,}", f"{one.groups:,}", one.partitions, f"{one.bytes:,}", "")
-            for one in self.tables
+            (
+                table.name,
+                f"{table.files:,} of {table.data_files:,}",
+                f"{table.groups:,}",
+                table.partitions,
+                f"{table.bytes:,}",
+                "",
+            )
+            for table in self.tables
         ]
         rows += [(name, "", "", "", "", reason) for name, reason in self.left.items()]
         rows += [
-            (name, "", "", "", "", f"{number:,} files of an older partition spec stay, unless repartition is chosen")
+            (name, "", "", "", "", f"{number:,} files of an older partition spec stay; use repartition to rewrite them")
             for name, number in self.older_spec_files.items()
         ]
         title = (
             f"Compaction of tables of version {self.base_version}: {self.files:,} files of {len(self.tables):,} tables"
         )
-        return new_table(title, "table", "files", "become", "partitions", "bytes", "left as it is", rows=rows)
+        return new_table(title, "table", "files", "become", "partitions", "bytes", "skipped because", rows=rows)
 
     def execute(
         self,
@@ -132,17 +138,23 @@ class CompactTablesPlan(Plan):
         approved_digest: str | None = None,
         message: str | None = None,
     ) -> CompactTablesReport:
-        """Write the files of the plan anew and commit one version in which they replace the old ones.
+        """Write the new files, and commit one version in which they replace the old ones.
 
-        ``write`` writes the groups: in this process, or by Spark (``spark_jobs.group_writer``). A run with a ``run_id``
-        commits once, however often it is started, within the lakehouse's ``txn_ttl_millis``. If others changed a table
-        so that its new files no longer fit, it is left. Rows that others appended stay in any case.
+        A table is skipped if a concurrent commit changed it so that its new files no longer fit, if its files are
+        damaged, or if its number of rows changed. Appended rows are always kept. New files of skipped tables are
+        deleted, best effort.
 
-        A table whose files are damaged, or whose number of rows changed, is left. Raises PlanChangedError when an
-        approved digest is not that of the present plan. Raises CommitConflictError when no table could be compacted, or
-        after MAX_ATTEMPTS. Raises ContentChangedError if the new files of any table hold other rows than the old ones.
-        Raises the errors of ``write`` and of a commit, and the error of a damaged table if no other table could be
-        compacted. New files are deleted then, best effort, and nothing is lost.
+        Args:
+            write: Writes groups of files: in this process, or with Spark (``spark.write_groups_on``).
+            run_id: The id of the run, which commits at most once within the lakehouse's ``txn_ttl_millis``.
+            approved_digest: The digest of the approved plan, if any.
+            message: The message of the commit.
+
+        Raises:
+            PlanChangedError: The new plan is not the approved table.
+            CommitConflictError: No table could be compacted, or the attempts are exhausted.
+            ContentChangedError: New files contain other rows than the old ones.
+            TrinityLakeError: Writing or committing failed, or all tables are damaged.
         """
         operation = replace(self.operation, write=write, run_id=run_id, message=message)
         return operation.execute(self, approved_digest)
@@ -150,26 +162,27 @@ class CompactTablesPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
-    """The compaction of tables by rules. ``only`` names them as ``namespace.table``, None for all."""
+    """Compacts tables by rules."""
 
     telemetry_name = "compact-tables"
 
     rules: RewriteRules
+    #: The tables as ``namespace.table``; None for all.
     only: tuple[str, ...] | None
     write: GroupWriter = rewrite_in_process
     run_id: str | None = None
     message: str | None = None
 
     def plan(self) -> CompactTablesPlan:
-        """Plan on the latest version. Raises what :func:`plan_compact_tables` raises."""
+        """Make a plan on the latest version. Raises the errors of :func:`plan_compact_tables`."""
         base, io = self.lake.snapshot(), reading_io(self.lake)
-        found: list[TableCompaction] = []
+        compactions: list[TableCompaction] = []
         left: dict[str, str] = {}
         older: dict[str, int] = {}
 
         def inspect_item(item: tuple[ObjectName, TableDef]) -> tuple[TableCompaction, int] | str | None:
             if not _is_candidate(item[1]):
-                return None if self.only is None else "only MANAGED Iceberg tables can be"
+                return None if self.only is None else "only MANAGED Iceberg tables can be compacted"
             try:
                 return _inspect_table(item[0], item[1], io, self.rules)
             except _OF_ONE_TABLE as error:
@@ -185,7 +198,7 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
                     continue
                 compaction, older_files = seen
                 if compaction.groups:
-                    found.append(compaction)
+                    compactions.append(compaction)
                 if older_files and not self.rules.repartition:
                     older[str(table)] = older_files
         if self.only is not None and left:
@@ -194,14 +207,14 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
         return CompactTablesPlan(
             base_version=base.version,
             base_id=base_id_of(base),
-            tables=tuple(found),
+            tables=tuple(compactions),
             left=left,
             older_spec_files=older,
             operation=self,
         )
 
     def run(self, plan: CompactTablesPlan, approved_digest: str | None) -> CompactTablesReport:
-        """Rewrite the data files of a plan and commit."""
+        """Rewrite the data files of a plan, and commit."""
         metered = MeteredLakehouse(self.lake)
         lake = metered.lake
         base = lake.snapshot()
@@ -214,20 +227,20 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
         replace(self, lake=lake).checked(plan, approved_digest)
         if plan.is_empty:
             return report_of(Publication(base.version, was_published=False), {}, {}, 0, metered.cost())
-        work = _Work(lake, plan, writing_io(self.lake), lake.storage.now_ms())
+        work = _Rewrite(lake, plan, writing_io(self.lake), lake.storage.now_ms())
         work.write(self.write)
         try:
             published, left, attempts = work.commit(publication, since, self.run_id, self.message)
         except CommitOutcomeUnknownError:
             raise
         except TrinityLakeError:
-            # Typed errors say that nothing was committed, so no version names these files.
+            # A typed error means that nothing was committed, so no version names these files.
             work.discard(plan.tables)
             raise
-        if published.was_published:  # another process with the same run id was faster: only its files count
+        if published.was_published:  # another process with the same run id committed first, and only its files count
             work.discard(plan.tables)
             return report_of(published, {}, {}, attempts, metered.cost())
-        work.discard([one for one in plan.tables if one.name in left])
+        work.discard([table for table in plan.tables if table.name in left])
         return report_of(published, work.staged, left, attempts, metered.cost())
 
 
@@ -239,27 +252,34 @@ def plan_compact_tables(
     min_input_files: int = 5,
     repartition: bool = False,
 ) -> CompactTablesPlan:
-    """Plan to write small data files of managed Iceberg tables anew as fewer. Only reads.
+    """Plan to merge small data files of managed Iceberg tables, without writing.
 
-    Files of one partition below three quarters of the target are merged, up to the target. There must be
-    ``min_input_files`` of them, or enough to fill a file. The target is ``target_file_size_bytes``, else the table's
-    property ``write.target-file-size-bytes``, else 128 MiB. A file of which delete files delete rows is written anew,
-    too, whatever its size, without these rows. With ``repartition`` all files of older partition specs are written by
-    the current one. ``tables``, as ``namespace.table``, limit it.
+    Files of a partition that are smaller than three quarters of the target size are merged. Data files with deleted
+    rows are rewritten whatever their size. Tables that cannot be compacted are skipped.
 
-    Tables that cannot be compacted are left, with the reason. Raises TableNotFoundError, CorruptFileError and other
-    StorageErrors. Raises InvalidInputError for numbers out of range and for a named table that cannot be compacted.
+    Args:
+        lake: The lakehouse.
+        tables: The tables to compact, as ``namespace.table``; by default all managed tables.
+        target_file_size_bytes: The target size; by default the table's property ``write.target-file-size-bytes``,
+            otherwise 128 MiB.
+        min_input_files: The minimum number of files to merge, unless they fill a file.
+        repartition: Whether to rewrite all files of older partition specs with the current table.
+
+    Raises:
+        TableNotFoundError: A named table does not exist.
+        InvalidInputError: A number is out of range, or a named table cannot be compacted.
+        StorageError: A file cannot be read.
     """
     if target_file_size_bytes is not None and target_file_size_bytes < 1:
-        raise InvalidInputError(f"target_file_size_bytes is {target_file_size_bytes}, it must be at least 1")
+        raise InvalidInputError(f"target_file_size_bytes is {target_file_size_bytes}; it must be at least 1")
     if min_input_files < 2:
-        raise InvalidInputError(f"min_input_files is {min_input_files}, it must be at least 2")
+        raise InvalidInputError(f"min_input_files is {min_input_files}; it must be at least 2")
     rules = RewriteRules(target_file_size_bytes, min_input_files, repartition)
     return CompactTables(lake=lake, rules=rules, only=None if tables is None else tuple(tables)).plan()
 
 
 def _paths(group: FileGroup) -> list[str]:
-    deletes = {file.file_path for found in group.deletes.values() for file in found}
+    deletes = {file.file_path for files in group.deletes.values() for file in files}
     return [*(file.file_path for file in group.files), *sorted(deletes)]
 
 
@@ -271,51 +291,51 @@ def _inspect_table(
     name: ObjectName, definition: TableDef, io: StorageFileIO, rules: RewriteRules
 ) -> tuple[TableCompaction, int]:
     metadata = table_metadata(definition, io)
-    found = find_groups(metadata, io.for_table(definition), rules)
+    search = find_groups(metadata, io.for_table(definition), rules)
     compaction = TableCompaction(
         namespace=name.namespace,
         table=name.table or "",
         table_id=definition.id,
         metadata_location=definition.format_properties[METADATA_LOCATION],
-        data_files=found.data_files,
-        files=sum(len(group.files) for group in found.groups),
-        groups=len(found.groups),
-        partitions=len({group.partition for group in found.groups}),
-        rows=sum(group.rows for group in found.groups),
-        bytes=sum(group.bytes for group in found.groups),
-        found=found.groups,
+        data_files=search.data_files,
+        files=sum(len(group.files) for group in search.groups),
+        groups=len(search.groups),
+        partitions=len({group.partition for group in search.groups}),
+        rows=sum(group.rows for group in search.groups),
+        bytes=sum(group.bytes for group in search.groups),
+        file_groups=search.groups,
         metadata=metadata,
     )
-    return compaction, found.older_spec_files
+    return compaction, search.older_spec_files
 
 
-class _Work:
-    """The files that were written for a plan, until they are committed or deleted."""
+class _Rewrite:
+    """The new files of a plan, until they are committed or deleted."""
 
     def __init__(self, lake: Lakehouse, plan: CompactTablesPlan, io: StorageFileIO, begun_at_ms: int):
         self._lake = lake
         self._tables = plan.tables
         self._begun_at_ms = begun_at_ms
-        # Other processes write by this storage, too: it is not counted.
+        # Not metered, because other processes write with this storage, too.
         self._io = io
         self._rules = plan.operation.rules
-        self._written: dict[str, list[DataFile]] = {one.name: [] for one in plan.tables}
+        self._written: dict[str, list[DataFile]] = {table.name: [] for table in plan.tables}
         self._damaged: dict[str, str] = {}
         self.staged: dict[str, StagedTable] = {}
 
     def write(self, write: GroupWriter) -> None:
-        """Write the groups of all tables, or of each table by itself if one of them cannot be read.
+        """Write the groups of all tables, or of each table separately if one of them cannot be read.
 
-        Raises what ``write`` raises if no table can be read.
+        Raises the errors of ``write`` if no table can be read.
         """
         try:
             self._write(write, self._tables)
         except _OF_ONE_TABLE as error:
-            for one in self._tables:
+            for table in self._tables:
                 try:
-                    self._write(write, [one])
+                    self._write(write, [table])
                 except _OF_ONE_TABLE as damage:
-                    self._damaged[one.name] = str(damage)
+                    self._damaged[table.name] = str(damage)
                 except BaseException:
                     self.discard(self._tables)
                     raise
@@ -325,19 +345,26 @@ class _Work:
     def _write(self, write: GroupWriter, tables: Sequence[TableCompaction]) -> None:
         groups: list[tuple[Rewriting, FileGroup]] = []
         names: list[str] = []
-        for one in tables:
-            rewriting = rewriting_of(one.metadata, self._io.for_managed(one.table_id), self._rules, one.name)
-            groups += [(rewriting, group) for group in one.found]
-            names += [one.name] * len(one.found)
+        for table in tables:
+            rewriting = rewriting_of(table.metadata, self._io.for_managed(table.table_id), self._rules, table.name)
+            groups += [(rewriting, group) for group in table.file_groups]
+            names += [table.name] * len(table.file_groups)
         for name, files in zip(names, write(groups), strict=True):
             self._written[name] += files
 
     def commit(
         self, publication: str, since: int, run_id: str | None, message: str | None
     ) -> tuple[Publication, dict[str, str], int]:
-        """Stage the files that still fit and publish them.
+        """Stage the files that still fit, and publish them.
 
-        Returns the publication, tables that were left, and attempts.
+        Args:
+            publication: The id of the publication.
+            since: The first version that may contain an earlier publication with this id.
+            run_id: The id of the run, if any.
+            message: The message of the commit.
+
+        Returns:
+            The publication, the skipped tables with the reasons, and the number of attempts.
         """
         self._count_from_first_file()
 
@@ -354,9 +381,9 @@ class _Work:
         return commit_on_latest(attempt, may_succeed=lambda: bool(self.staged))
 
     def _count_from_first_file(self) -> None:
-        """Let the commit age from its first file, if reading and writing took longer than files may age.
+        """Measure the age of the commit from its first file, if reading and writing took longer than files may age.
 
-        Raises TransactionExpiredError if one of the files is gone.
+        Raises TransactionExpiredError if one of the files was deleted.
         """
         age_ms = self._lake.storage.now_ms() - self._begun_at_ms
         if age_ms > self._lake.snapshot().definition.txn_ttl_millis:
@@ -364,7 +391,7 @@ class _Work:
             self._begun_at_ms = oldest_of(lambda: written, self._io)
 
     def _publish(self, publication: str, since: int, run_id: str | None, message: str | None) -> Publication:
-        files = sum(one.files for one in self._tables if one.name in self.staged)
+        files = sum(table.files for table in self._tables if table.name in self.staged)
         return publish_once(
             self._lake,
             list(self.staged.values()),
@@ -379,25 +406,25 @@ class _Work:
         self.staged = {}
         conflicts: dict[str, TrinityLakeError] = {}
         damaged: dict[str, TrinityLakeError] = {}
-        for one in (one for one in self._tables if one.name not in self._damaged):
+        for table in (table for table in self._tables if table.name not in self._damaged):
             try:
-                self.staged[one.name] = stage_rewritten(
+                self.staged[table.name] = stage_rewritten(
                     self._lake,
-                    (one.namespace, one.table),
-                    one.metadata,
-                    one.found,
-                    self._written[one.name],
+                    (table.namespace, table.table),
+                    table.metadata,
+                    table.file_groups,
+                    self._written[table.name],
                     begun_at_ms=self._begun_at_ms,
                 )
             except CommitConflictError as error:
-                conflicts[one.name] = error
+                conflicts[table.name] = error
             except _OF_ONE_TABLE as error:
-                damaged[one.name] = error
+                damaged[table.name] = error
         if not self.staged:
             raise next(iter((conflicts or damaged).values()))
         return self._damaged | {name: str(error) for name, error in (conflicts | damaged).items()}
 
     def discard(self, tables: Sequence[TableCompaction]) -> None:
-        """Delete the new files of tables, which no version names, best effort."""
-        for one in tables:
-            delete_data_files(self._io, self._written[one.name])
+        """Delete the new files of tables, best effort. No version names them."""
+        for table in tables:
+            delete_data_files(self._io, self._written[table.name])

@@ -1,4 +1,4 @@
-"""Compaction: a commit that changes no object, only how the tree holds them."""
+"""Compaction of the tree: a commit that changes its nodes, but no object."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ _OPERATION = "compact"
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionReport(Document):
-    """The tree before and after, and what was written.
-
-    ``version`` holds the compacted tree. It is ``base_version`` when the tree was in order and nothing was committed.
-    """
+    """The tree before and after a compaction."""
 
     base_version: int
+    #: The version with the compacted tree; ``base_version`` if nothing was committed.
     version: int
     nodes_written: int
     before: TreeShape
@@ -45,7 +43,7 @@ class CompactionReport(Document):
         return self.version != self.base_version
 
     def table(self) -> Table:
-        """Return one row for each figure of the tree: before and after. Without a change the title is all."""
+        """Return one row for each figure of the tree, before and after, or only a title if nothing changed."""
         before, after = self.before, self.after
         rows = [
             ("levels", len(before.levels), len(after.levels)),
@@ -53,12 +51,12 @@ class CompactionReport(Document):
             ("fill of the leaves", f"{before.leaf_fill:.0%}", f"{after.leaf_fill:.0%}"),
             ("messages in buffers", f"{before.messages:,}", f"{after.messages:,}"),
             ("bytes", f"{before.file_bytes:,}", f"{after.file_bytes:,}"),
-            ("nodes written, the root apart", "", f"{self.nodes_written:,}"),
+            ("nodes written, except the root", "", f"{self.nodes_written:,}"),
         ]
         title = (
             f"Compaction of version {self.base_version}, committed as version {self.version}"
             if self.has_changed
-            else f"Compaction: nothing to do, version {self.version} is in order"
+            else f"Compaction: nothing to do, version {self.version} needs no compaction"
         )
         title += f"; {self.cost.total_requests:,} requests, {self.cost.duration_ms / 1000:.1f} s"
         return new_table(title, "", "before", "after", rows=rows) if self.has_changed else new_table(title)
@@ -66,7 +64,7 @@ class CompactionReport(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionPlan(Plan):
-    """The tree as it is, and the nodes that a compaction would write, the root apart, with their bytes."""
+    """The current tree, and the nodes that a compaction would write, except the root, with their bytes."""
 
     base_version: int
     nodes_written: int
@@ -77,16 +75,16 @@ class CompactionPlan(Plan):
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` of what would be written. Bytes may differ by the names of the nodes."""
+        """Return ``<base version>-<sha256>`` of the nodes to write. Their bytes may differ by the names of nodes."""
         return digest_of(self.base_version, self.base_id, _OPERATION, self.is_needed, self.nodes_written)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the tree is in order."""
+        """Whether the tree needs no compaction."""
         return not self.is_needed
 
     def table(self) -> Table:
-        """Return one row for each figure of the tree as it is. If there is nothing to do, the title is all."""
+        """Return one row for each figure of the current tree, or only a title if there is nothing to do."""
         before = self.before
         rows = [
             ("levels", len(before.levels)),
@@ -95,28 +93,28 @@ class CompactionPlan(Plan):
             ("messages in buffers", f"{before.messages:,}"),
             ("bytes", f"{before.file_bytes:,}"),
         ]
-        to_do = f"it writes {self.nodes_written:,} nodes of {self.bytes_written:,} bytes, the root apart"
-        title = f"Compaction of version {self.base_version}: {'the tree is in order' if self.is_empty else to_do}"
+        effect = f"it writes {self.nodes_written:,} nodes with {self.bytes_written:,} bytes, except the root"
+        title = f"Compaction of version {self.base_version}: {'not needed' if self.is_empty else effect}"
         return new_table(title) if self.is_empty else new_table(title, "", "now", rows=rows)
 
     def execute(self, approved_digest: str | None = None) -> CompactionReport:
-        """Compact, as :func:`compact` does.
+        """Compact the tree, as :func:`compact` does.
 
-        Raises PlanChangedError when an approved digest is not that of the plan made again now.
+        Raises PlanChangedError if the new plan is not the approved one.
         """
         return self.operation.execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compact(PlannedOperation[CompactionPlan, CompactionReport]):
-    """The compaction of the latest tree."""
+    """Compacts the tree of the latest version."""
 
     telemetry_name = "compact"
 
     message: str | None = None
 
     def plan(self) -> CompactionPlan:
-        """Plan on the latest version. Raises CorruptFileError, StorageError."""
+        """Make a plan on the latest version. Raises CorruptFileError, StorageError."""
         base = self.lake.snapshot()
         check_no_gap(self.lake.files.roots, base.version)
         tree = compacted_tree(
@@ -140,7 +138,7 @@ class Compact(PlannedOperation[CompactionPlan, CompactionReport]):
 
 
 def plan_compact(lake: Lakehouse, message: str | None = None) -> CompactionPlan:
-    """Plan a compaction of the tree; reads all of its nodes, and only reads.
+    """Plan a compaction of the tree. Reads all of its nodes, and writes nothing.
 
     Args:
         lake: The lakehouse.
@@ -154,12 +152,19 @@ def plan_compact(lake: Lakehouse, message: str | None = None) -> CompactionPlan:
 
 
 def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
-    """Flush all buffers down and merge thin nodes, as a commit of its own.
+    """Flush all buffers and merge thin nodes, in a separate commit.
 
-    No object changes, so it conflicts with no other commit. Commits in between are kept, and the tree that they leave
-    is compacted instead. Reads every node to compact it, and once more before and after for the report, as far as they
-    are not cached. Raises CommitAttemptsExhaustedError, TransactionExpiredError, CommitOutcomeUnknownError,
-    LakehouseNotFoundError, CorruptFileError, StorageError.
+    No object changes, so the commit does not conflict with others: after a concurrent commit, the new tree is compacted
+    instead. Reads all nodes to compact them, and again before and after for the report, unless they are cached.
+
+    Args:
+        lake: The lakehouse.
+        message: The message of the commit.
+
+    Raises:
+        CommitAttemptsExhaustedError: Too many concurrent commits.
+        CommitOutcomeUnknownError: The outcome of the commit is unknown.
+        TrinityLakeError: The lakehouse cannot be read, or the commit failed.
     """
     with operation_span(Compact.telemetry_name):
         return _compact(lake, message)
@@ -185,7 +190,7 @@ def _compact(lake: Lakehouse, message: str | None) -> CompactionReport:
 
 
 class _Compaction:
-    """The same objects in a tree in order (transaction.commit.Committable)."""
+    """The same objects in a compacted tree (implements transaction.commit.Committable)."""
 
     def __init__(self, info: CommitInfo):
         self._info = info
@@ -202,4 +207,4 @@ class _Compaction:
         return Draft(system, self._info, tree, {}, base.definition)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        """Do nothing: commits of others cannot conflict, as this change holds no object."""
+        """Do nothing, because this change contains no object that could conflict."""

@@ -1,7 +1,7 @@
-"""Count how the rows of tables differ between two states, by their content and whatever files hold them.
+"""Count how the rows of a table differ between two states, by content, in whatever files they are.
 
-Files that both states have with the same deletes are not read. The rows of the others are compared by 64-bit hashes of
-all columns that both states have. Rows are then read once more for the minima and maxima of columns that differ.
+Files that both states contain with the same deletes are not read. The other rows are compared by 64-bit hashes of all
+common columns. Differing rows are then read again for the minima and maxima of columns that differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trinitylake_ops.iceberg.read import file_batches
 from trinitylake_ops.operations.diff.versions import TableState
 from trinitylake_ops.operations.rendering import MOST_SAMPLES
 
-#: The limits of one plan, over all its tables: the bytes of files and the rows to compare, and the time.
+#: The limits of one plan for all its tables: bytes of files, rows to compare, and seconds.
 MOST_BYTES = 128 << 20
 MOST_ROWS = 5_000_000
 MOST_SECONDS = 20.0
@@ -41,7 +41,7 @@ _LONGEST_VALUE_CHARS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnRange:
-    """The minima and maxima of a column over the rows that differ, before and after; empty texts without a value."""
+    """The minima and maxima of a column over differing rows, before and after; empty texts if there is no value."""
 
     column: str
     before: tuple[str, str]
@@ -50,42 +50,44 @@ class ColumnRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChanges:
-    """The rows of a table that differ between two states.
+    """The rows of a table that differ between two states."""
 
-    Numbers are None where the rows were not counted; ``note`` states the reason. ``changed`` is None for a table
-    without primary key: its changed rows count as removed and added. ``samples`` are rows as texts, the ones of the
-    state before first; the first value says which state.
-    """
-
+    #: None if the rows were not counted.
     added: int | None = None
     removed: int | None = None
+    #: None for a table without primary key, whose changed rows count as removed and added.
     changed: int | None = None
     ranges: tuple[ColumnRange, ...] = ()
     sample_columns: tuple[str, ...] = ()
+    #: Rows as texts, those of the earlier state first. The first value names the state.
     samples: tuple[tuple[str, ...], ...] = ()
+    #: Why the rows were not counted.
     note: str = ""
 
 
 @dataclass
 class RowCounter:
-    """Counts differing rows of tables within limits that all tables share.
-
-    ``samples`` is how many differing rows of each table are shown, at most MOST_SAMPLES. Without any, texts and bytes
-    also have no minima and maxima, because these are values of single rows.
-    """
+    """Counts differing rows of tables, within limits that all tables share."""
 
     io: StorageFileIO
+    #: The number of differing rows to return for each table, at most MOST_SAMPLES. With 0, there are no minima and
+    #: maxima of texts and bytes either, because these are values of single rows.
     samples: int = 0
     bytes_left: int = MOST_BYTES
     rows_left: int = MOST_ROWS
     ends_s: float = field(default_factory=lambda: time.monotonic() + MOST_SECONDS)
 
     def count(self, before: TableState | None, after: TableState | None) -> RowChanges:
-        """Return how the rows of a table differ. What cannot be read or exceeds the limits is not counted."""
+        """Compare the rows of a table. Tables that cannot be read or exceed the limits are not counted.
+
+        Args:
+            before: The first state; None if there is none.
+            after: The second state; None if there is none.
+        """
         if before is None or after is None or before.metadata is None or after.metadata is None:
-            return RowChanges(note="not counted: only one version has readable rows of this table")
+            return RowChanges(note="not counted: only one version has a readable state of this table")
         if before.definition.id != after.definition.id:
-            return RowChanges(note="not counted: it is another table of the same name")
+            return RowChanges(note="not counted: another table has the same name")
         try:
             return self._count(before.metadata, after.metadata)
         except _OverLimitError as error:
@@ -96,12 +98,13 @@ class RowCounter:
     def _count(self, before: TableMetadata, after: TableMetadata) -> RowChanges:
         schema = common_schema(before.schema(), after.schema())
         if not schema.fields:
-            return RowChanges(note="not counted: the versions have no column in common")
+            return RowChanges(note="not counted: the versions have no common column")
         tasks = [planned_tasks(state, self.io, AlwaysTrue()) for state in (before, after)]
-        own = _differing(*tasks)
-        self._take(own)
+        differing = _differing(*tasks)
+        self._charge(differing)
         sides = [
-            _Side(state, schema, self.io, files, self.ends_s) for state, files in zip((before, after), own, strict=True)
+            _Side(state, schema, self.io, files, self.ends_s)
+            for state, files in zip((before, after), differing, strict=True)
         ]
         surplus = _surplus(*(side.hashes() for side in sides))
         removed, added = (pc.sum(counts, min_count=0).as_py() for _, counts in surplus)
@@ -120,27 +123,27 @@ class RowCounter:
             samples=(*_named("before", sides[0].samples), *_named("after", sides[1].samples)) if self.samples else (),
         )
 
-    def _take(self, own: Sequence[Sequence[FileScanTask]]) -> None:
-        """Take the files of both sides from the limits. Raises _OverLimitError."""
+    def _charge(self, differing: Sequence[Sequence[FileScanTask]]) -> None:
+        """Charge the files of both sides to the limits. Raises _OverLimitError."""
         sizes = {}
-        for task in (task for tasks in own for task in tasks):
+        for task in (task for tasks in differing for task in tasks):
             for file in (task.file, *task.delete_files):
                 sizes[file.file_path] = file.file_size_in_bytes
-        rows = sum(task.file.record_count for tasks in own for task in tasks)
+        rows = sum(task.file.record_count for tasks in differing for task in tasks)
         if sum(sizes.values()) > self.bytes_left:
-            raise _OverLimitError(f"its rows take more than the {MOST_BYTES >> 20} MiB that a plan reads")
+            raise _OverLimitError(f"its files exceed the {MOST_BYTES >> 20} MiB that a plan reads")
         if rows > self.rows_left:
-            raise _OverLimitError(f"more than the {MOST_ROWS:,} rows that a plan compares")
+            raise _OverLimitError(f"it exceeds the {MOST_ROWS:,} rows that a plan compares")
         self.bytes_left -= sum(sizes.values())
         self.rows_left -= rows
 
 
 class _OverLimitError(Exception):
-    """A limit of the plan is reached."""
+    """A limit of the plan was reached."""
 
 
 class _Side:
-    """The rows of one state that are in files of its own."""
+    """The rows of one state in files that the other state does not contain."""
 
     def __init__(
         self, metadata: TableMetadata, schema: Schema, io: StorageFileIO, tasks: Sequence[FileScanTask], ends_s: float
@@ -149,7 +152,7 @@ class _Side:
         self.digest = ContentDigest(schema)
         self.ranges: dict[str, list[Any]] = {column.name: [] for column in schema.fields}
         self.samples: list[tuple[str, ...]] = []
-        #: Hashes of the keys of rows that the other state does not have.
+        #: The hashes of the keys of rows that the other state does not contain.
         self.keys: set[int] = set()
         self._metadata = metadata
         self._io = io
@@ -163,7 +166,13 @@ class _Side:
         return pa.chunked_array([*parts], pa.uint64())
 
     def read_surplus(self, values: pa.Array, keys: set[int], n_samples: int) -> None:
-        """Read the rows with these hashes again: their columns' ranges, keys and the first of them."""
+        """Read rows with these hashes again, for ranges, keys and samples.
+
+        Args:
+            values: The hashes of the rows.
+            keys: The ids of the key columns.
+            n_samples: The number of samples.
+        """
         of_keys = Schema(*(column for column in self.schema.fields if column.field_id in keys))
         hashed, key_digest = ContentDigest(self.schema), ContentDigest(of_keys)
         for batch in self._batches():
@@ -174,13 +183,13 @@ class _Side:
                 self.digest.add(rows, self.schema, {})
                 for _, key_hashes in key_digest.hashed(rows, of_keys, {}) if keys else ():
                     self.keys.update(key_hashes.to_pylist())
-                self._note(rows, n_samples)
+                self._record(rows, n_samples)
 
-    def _note(self, rows: pa.RecordBatch, n_samples: int) -> None:
+    def _record(self, rows: pa.RecordBatch, n_samples: int) -> None:
         for name, values in self.ranges.items():
             try:
                 ends = pc.min_max(rows.column(name)).as_py()
-            except pa.ArrowNotImplementedError:  # of nested values
+            except pa.ArrowNotImplementedError:  # nested values
                 continue
             values += [end for end in (ends["min"], ends["max"]) if end is not None and not _is_nan(end)]
             values[:] = [min(values), max(values)] if values else []
@@ -190,7 +199,7 @@ class _Side:
             self.samples.append(tuple(_short(row[name]) for name in names))
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
+        from pyiceberg.io.pyarrow import ArrowScan  # importing it imports pandas
 
         listed = {file.file_path: file for task in self._tasks for file in (task.file, *task.delete_files)}
         io = CheckedFileIO.like(self._io, {path: file.file_size_in_bytes for path, file in listed.items()})
@@ -202,7 +211,12 @@ class _Side:
 
 
 def common_schema(before: Schema, after: Schema) -> Schema:
-    """Return the columns that two states have, by their ids, each with the wider type and its name after."""
+    """Return the columns that both schemas contain, by id, with the wider type and the later name.
+
+    Args:
+        before: The first schema.
+        after: The second schema.
+    """
     others = {column.field_id: column for column in before.fields}
     pairs = ((others[column.field_id], column) for column in after.fields if column.field_id in others)
     wider = ((column, _wider(other.field_type, column.field_type)) for other, column in pairs)
@@ -211,11 +225,11 @@ def common_schema(before: Schema, after: Schema) -> Schema:
     )
 
 
-def _wider(one: IcebergType, other: IcebergType) -> IcebergType | None:
-    """Return the type that values of both types can have, None if there is none."""
-    if one == other:
-        return one
-    for narrow, wide in ((one, other), (other, one)):
+def _wider(first: IcebergType, second: IcebergType) -> IcebergType | None:
+    """Return the type that can represent values of both types, or None."""
+    if first == second:
+        return first
+    for narrow, wide in ((first, second), (second, first)):
         try:
             return promote(narrow, wide)
         except ResolveError:
@@ -224,21 +238,21 @@ def _wider(one: IcebergType, other: IcebergType) -> IcebergType | None:
 
 
 def _differing(*sides: Sequence[FileScanTask]) -> list[list[FileScanTask]]:
-    """Return the files of each side that the other does not have with the same deletes."""
+    """Return the files of each side that the other side does not contain with the same deletes."""
     keyed = [
         {(task.file.file_path, frozenset(file.file_path for file in task.delete_files)): task for task in tasks}
         for tasks in sides
     ]
-    return [[task for key, task in tasks.items() if key not in keyed[1 - at]] for at, tasks in enumerate(keyed)]
+    return [[task for key, task in tasks.items() if key not in keyed[1 - side]] for side, tasks in enumerate(keyed)]
 
 
 def _surplus(
-    one: pa.ChunkedArray, other: pa.ChunkedArray
+    first: pa.ChunkedArray, second: pa.ChunkedArray
 ) -> tuple[tuple[pa.Array, pa.Array], tuple[pa.Array, pa.Array]]:
-    """Return for each side the values that it has more often than the other, and how much more often."""
-    signs = [pa.repeat(pa.scalar(sign, pa.int64()), len(side)) for side, sign in ((one, 1), (other, -1))]
+    """Return the values that each side contains more often than the other, and how much more often."""
+    signs = [pa.repeat(pa.scalar(sign, pa.int64()), len(side)) for side, sign in ((first, 1), (second, -1))]
     both = pa.table(
-        {"value": pa.chunked_array([*one.chunks, *other.chunks], pa.uint64()), "sign": pa.chunked_array(signs)}
+        {"value": pa.chunked_array([*first.chunks, *second.chunks], pa.uint64()), "sign": pa.chunked_array(signs)}
     )
     summed = both.group_by("value").aggregate([("sign", "sum")]).combine_chunks()
     values, counts = (summed.column(name).combine_chunks() for name in ("value", "sign_sum"))

@@ -1,8 +1,6 @@
 """The differences between versions, with rows, files and bytes of tables.
 
-A table takes the reads of its two definitions and its two Iceberg metadata files. No file of data is read.
-
-No file of data is read, and no manifest.
+For a table, its two definitions and its two Iceberg metadata files are read, but no manifests and no data.
 """
 
 from __future__ import annotations
@@ -37,10 +35,9 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDelta:
-    """How one side changed a table: rows, data files and bytes that came and went, and columns.
+    """How a table changed: rows, data files and bytes added and removed, and columns.
 
-    Numbers are those of the snapshots' summaries, None where those in between are gone. ``schema`` has a text for each
-    change of a column.
+    The numbers come from the summaries of snapshots; None if snapshots in between were dropped.
     """
 
     rows_added: int | None = None
@@ -49,18 +46,18 @@ class TableDelta:
     files_removed: int | None = None
     bytes_added: int | None = None
     bytes_removed: int | None = None
+    #: A text for each changed column.
     schema: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A table at one version: its definition, and its Iceberg metadata, None where there is none.
-
-    ``is_counted`` is False for a table of another format, and for one whose metadata cannot be read.
-    """
+    """A table at one version."""
 
     definition: TableDef
+    #: The Iceberg metadata; None if there is none.
     metadata: TableMetadata | None
+    #: False for a table of another format, and for a table whose metadata cannot be read.
     is_counted: bool = True
 
     @property
@@ -72,7 +69,7 @@ class TableState:
 
     @property
     def counted(self) -> _Counts:
-        """The totals as counts. What nobody counted is 0."""
+        """The totals as numbers; unknown numbers are 0."""
         totals = self.totals
         return totals.rows or 0, totals.files or 0, totals.bytes or 0
 
@@ -81,11 +78,13 @@ _Counts = tuple[int, int, int]
 
 
 def table_delta(before: TableState | None, after: TableState | None) -> TableDelta:
-    """Return what came and what went from one state of a table to another, either of which may be the later one.
+    """Return what was added and removed between two states of a table, either of which may be the newer one.
 
-    None stands for no table.
+    Args:
+        before: The first state; None if the table did not exist.
+        after: The second state; None if the table does not exist.
     """
-    added, removed = _came_and_went(before, after)
+    added, removed = _added_and_removed(before, after)
     rows, files, size = added or (None, None, None)
     rows_gone, files_gone, size_gone = removed or (None, None, None)
     return TableDelta(
@@ -101,30 +100,33 @@ def table_delta(before: TableState | None, after: TableState | None) -> TableDel
     )
 
 
-def _came_and_went(before: TableState | None, after: TableState | None) -> tuple[_Counts | None, _Counts | None]:
+def _added_and_removed(before: TableState | None, after: TableState | None) -> tuple[_Counts | None, _Counts | None]:
     if any(state is not None and not state.is_counted for state in (before, after)):
         return None, None
     if before is None or after is None or before.definition.id != after.definition.id:
         nothing = (0, 0, 0)
         return (nothing if after is None else after.counted), (nothing if before is None else before.counted)
-    forth = _between(before.metadata, after.metadata)
-    if forth is not None:
-        return _sums(forth)
-    back = _between(after.metadata, before.metadata)
-    return (None, None) if back is None else _sums(back)[::-1]
+    forward = _between(before.metadata, after.metadata)
+    if forward is not None:
+        return _sums(forward)
+    backward = _between(after.metadata, before.metadata)
+    return (None, None) if backward is None else _sums(backward)[::-1]
 
 
 def _sums(between: Sequence[TableSnapshot]) -> tuple[_Counts, _Counts]:
     """Return what snapshots added, and what they removed."""
-    added = [_numbers(one, "added-records", "added-data-files", "added-files-size") for one in between]
-    removed = [(rows_removed(one), *_numbers(one, "deleted-data-files", "removed-files-size")) for one in between]
+    added = [_numbers(snapshot, "added-records", "added-data-files", "added-files-size") for snapshot in between]
+    removed = [
+        (rows_removed(snapshot), *_numbers(snapshot, "deleted-data-files", "removed-files-size"))
+        for snapshot in between
+    ]
     return _sum(added), _sum(removed)
 
 
 def _between(base: TableMetadata | None, side: TableMetadata | None) -> list[TableSnapshot] | None:
-    """Return the snapshots after that of ``base`` up to that of ``side``, None where some are gone."""
+    """Return the snapshots after that of ``base`` up to that of ``side``; None if some of them were dropped."""
     end = None if base is None else base.current_snapshot_id
-    found: list[TableSnapshot] = []
+    snapshots: list[TableSnapshot] = []
     number = None if side is None else side.current_snapshot_id
     seen: set[int] = set()
     while number is not None and number != end and side is not None:
@@ -132,13 +134,13 @@ def _between(base: TableMetadata | None, side: TableMetadata | None) -> list[Tab
         if snapshot is None or number in seen:
             return None
         seen.add(number)
-        found.append(snapshot)
+        snapshots.append(snapshot)
         number = snapshot.parent_snapshot_id
-    return found if number == end and not (number is None and found and not is_first(found[-1])) else None
+    return snapshots if number == end and not (number is None and snapshots and not is_first(snapshots[-1])) else None
 
 
 def _numbers(snapshot: TableSnapshot, *names: str) -> Any:
-    """Return entries of a summary as numbers; what another writer left out, or wrote as no number, counts as 0."""
+    """Return entries of a summary as numbers. Missing and invalid entries count as 0."""
     return tuple(count_in(snapshot, name) or 0 for name in names)
 
 
@@ -148,28 +150,33 @@ def _sum(counts: Sequence[_Counts]) -> _Counts:
 
 
 def column_changes(before: Schema, after: Schema) -> tuple[str, ...]:
-    """Return what changed between two lists of columns, one line for each change, by the ids of columns."""
+    """Return the changes between two schemas, one line each. Columns are matched by id.
+
+    Args:
+        before: The first schema.
+        after: The second schema.
+    """
     old, new = ({column.id: column for column in schema.columns} for schema in (before, after))
-    lines = [f"dropped {old[at].name}" for at in old if at not in new]
-    lines += [f"added {new[at].name} {new[at].type_name}" for at in new if at not in old]
-    for at in [at for at in old if at in new]:
-        lines += _changes_of(old[at], new[at])
+    lines = [f"dropped {old[column_id].name}" for column_id in old if column_id not in new]
+    lines += [f"added {new[column_id].name} {new[column_id].type_name}" for column_id in new if column_id not in old]
+    for column_id in [column_id for column_id in old if column_id in new]:
+        lines += _changes_of(old[column_id], new[column_id])
     return tuple(lines)
 
 
 def _changes_of(was: Column, now: Column) -> list[str]:
-    found = []
+    changes = []
     if was.name != now.name:
-        found.append(f"renamed {was.name} to {now.name}")
+        changes.append(f"renamed {was.name} to {now.name}")
     if was.type_name != now.type_name:
-        found.append(f"{now.name} was {was.type_name}, is {now.type_name}")
+        changes.append(f"{now.name} was {was.type_name}, is {now.type_name}")
     elif _parts(was) != _parts(now):
-        found.append(f"{now.name} has other parts")
+        changes.append(f"{now.name} has other fields")
     if was.nullable != now.nullable:
-        found.append(f"{now.name} {'may be null' if now.nullable else 'is never null'}")
-    if not found and was != now:
-        found.append(f"{now.name} is described otherwise")
-    return found
+        changes.append(f"{now.name} {'may be null' if now.nullable else 'is never null'}")
+    if not changes and was != now:
+        changes.append(f"{now.name} has another description")
+    return changes
 
 
 def _parts(column: Column) -> tuple[object, ...]:
@@ -177,30 +184,32 @@ def _parts(column: Column) -> tuple[object, ...]:
 
 
 def signed(added: int | None, removed: int | None) -> str:
-    """Return what came and went as people read it, a question mark where nobody knows."""
+    """Format what was added and removed, or a question mark if unknown.
+
+    Args:
+        added: The number added, if known.
+        removed: The number removed, if known.
+    """
     return "?" if added is None or removed is None else f"+{added:,} -{removed:,}"
 
 
-#: Beyond so many changed tables, the others of a version are named, and not counted.
+#: The maximum number of changed tables of a version that are counted. The others are only named.
 MOST_COUNTED = 100
 
-# A table's file with one of these has no numbers. Verify says why.
+# Errors of a table's files after which the table has no numbers. Verify reports them.
 _UNREADABLE = (CorruptFileError, FileMissingError, InvalidDefinitionError, InvalidLocationError, StoragePermissionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedObject:
-    """A namespace, or a table with its totals on both sides, and what came and went from the first to the second.
-
-    Numbers are None where a writer left no counts, or metadata cannot be read. ``delta`` is None for a namespace, and
-    for a table that was not looked at.
-    """
+    """A namespace or table that differs. Numbers are None if they are unknown."""
 
     kind: Literal["added", "changed", "removed"]
     namespace: str
     table: str | None = None
     before: TableTotals | None = None
     after: TableTotals | None = None
+    #: None for a namespace, and for a table that was not counted.
     delta: TableDelta | None = None
 
     @property
@@ -211,21 +220,22 @@ class ChangedObject:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionDiff(Document):
-    """What leads from version ``before`` to ``after``. ``uncounted`` tables were too many to be looked at."""
+    """The differences from version ``before`` to version ``after``."""
 
     before: int
     after: int
     objects: tuple[ChangedObject, ...]
+    #: The number of differing tables that were not counted, because there were too many.
     uncounted: int = 0
 
     @property
     def tables(self) -> tuple[ChangedObject, ...]:
         """The tables that differ."""
-        return tuple(one for one in self.objects if one.table is not None)
+        return tuple(changed for changed in self.objects if changed.table is not None)
 
     @property
     def sums(self) -> TableDelta:
-        """What came and went in all tables together, None where a table's numbers are not known."""
+        """The changes of all tables together; None for numbers that are unknown for a table."""
         return TableDelta(
             rows_added=self._sum("rows_added"),
             rows_removed=self._sum("rows_removed"),
@@ -236,7 +246,7 @@ class VersionDiff(Document):
         )
 
     def _sum(self, name: str) -> int | None:
-        return sum_of(None if one.delta is None else getattr(one.delta, name) for one in self.tables)
+        return sum_of(None if table.delta is None else getattr(table.delta, name) for table in self.tables)
 
     def table(self) -> Table:
         """Return one row for each namespace and table that differs."""
@@ -247,7 +257,7 @@ class VersionDiff(Document):
 
 
 def sum_of(numbers: Iterable[int | None]) -> int | None:
-    """Return a sum, None where a part of it is not known."""
+    """Return a sum, or None if an item is unknown."""
     total = 0
     for number in numbers:
         if number is None:
@@ -256,16 +266,23 @@ def sum_of(numbers: Iterable[int | None]) -> int | None:
     return total
 
 
-def _row(one: ChangedObject) -> tuple[object, ...]:
-    if one.table is None:
-        return one.kind, f"namespace {one.namespace}", "", "", "", "", ""
-    shown = delta_texts(one.delta)
-    now = "" if one.after is None or one.after.rows is None else f"{one.after.rows:,}"
-    return one.kind, one.name, shown[0], now, *shown[1:], "; ".join(one.delta.schema) if one.delta else ""
+def _row(changed: ChangedObject) -> tuple[object, ...]:
+    if changed.table is None:
+        return changed.kind, f"namespace {changed.namespace}", "", "", "", "", ""
+    shown = delta_texts(changed.delta)
+    now = "" if changed.after is None or changed.after.rows is None else f"{changed.after.rows:,}"
+    return (
+        changed.kind,
+        changed.name,
+        shown[0],
+        now,
+        *shown[1:],
+        "; ".join(changed.delta.schema) if changed.delta else "",
+    )
 
 
 def delta_texts(delta: TableDelta | None) -> tuple[str, str, str]:
-    """Return rows, files and bytes that came and went as people read them."""
+    """Format the rows, files and bytes added and removed."""
     if delta is None:
         return "?", "?", "?"
     return (
@@ -276,23 +293,39 @@ def delta_texts(delta: TableDelta | None) -> tuple[str, str, str]:
 
 
 def diff_versions(lake: Lakehouse, before: Snapshot, after: Snapshot) -> VersionDiff:
-    """Return what differs between two versions of a lakehouse, with the numbers of its first MOST_COUNTED tables.
+    """Return the differences between two versions, with the numbers of the first MOST_COUNTED tables.
 
-    The tables of an export at another root are not counted. Raises CorruptFileError, StorageError for a damaged tree.
+    Tables of an export at another root are not counted.
+
+    Args:
+        lake: The lakehouse.
+        before: The first version.
+        after: The second version.
+
+    Raises:
+        CorruptFileError: The tree of a version is damaged.
+        StorageError: The storage failed.
     """
     return count_changes(lake, before, after, diff_snapshots(before, after))
 
 
 def count_changes(lake: Lakehouse, before: Snapshot, after: Snapshot, changes: Sequence[Change]) -> VersionDiff:
-    """Return known changes from one version to another, with the numbers of the first MOST_COUNTED tables."""
+    """Return known differences between two versions, with the numbers of the first MOST_COUNTED tables.
+
+    Args:
+        lake: The lakehouse.
+        before: The first version.
+        after: The second version.
+        changes: The differences.
+    """
     are_here = before.files is lake.files and after.files is lake.files
     tables = [change for change in changes if change.table is not None]
     counted = tables[:MOST_COUNTED] if are_here else []
     states = TableStates(lake)
-    found = run_parallel(
+    counts = run_parallel(
         in_one_round_trip(lambda change: states.changed(before, after, change)), counted, lake.storage.concurrency
     )
-    by_name = {(one.namespace, one.table): one for one in found}
+    by_name = {(table.namespace, table.table): table for table in counts}
     objects = [
         by_name.get((change.namespace, change.table))
         or ChangedObject(kind=change.kind, namespace=change.namespace, table=change.table)
@@ -304,20 +337,32 @@ def count_changes(lake: Lakehouse, before: Snapshot, after: Snapshot, changes: S
 
 
 class TableStates:
-    """Reads tables of versions of one lakehouse, as far as they can be read."""
+    """Reads the states of tables of one lakehouse, as far as possible."""
 
     def __init__(self, lake: Lakehouse):
         self.io = reading_io(lake)
 
     def changed(self, before: Snapshot, after: Snapshot, change: Change) -> ChangedObject:
-        """Return a changed table with its numbers."""
+        """Return a changed table with its numbers.
+
+        Args:
+            before: The first version.
+            after: The second version.
+            change: The change of a table between them.
+        """
         assert change.table is not None
         was = None if change.kind == "added" else self.of(before, change.namespace, change.table)
         now = None if change.kind == "removed" else self.of(after, change.namespace, change.table)
         return changed_table(change, was, now)
 
     def of(self, version: Snapshot, namespace: str, table: str) -> TableState | None:
-        """Return a table of a version, None where its definition cannot be read or is not there."""
+        """Return a table of a version, or None if it does not exist or its definition cannot be read.
+
+        Args:
+            version: The version.
+            namespace: The namespace.
+            table: The name of the table.
+        """
         try:
             definition = version.table(namespace, table)
         except (NotFoundError, *_UNREADABLE):
@@ -333,7 +378,13 @@ class TableStates:
 
 
 def changed_table(change: Change, was: TableState | None, now: TableState | None) -> ChangedObject:
-    """Return a changed table with its numbers. A state of None on a side that has the table cannot be read."""
+    """Return a changed table with its numbers.
+
+    Args:
+        change: The change of the table.
+        was: The first state; None if the table did not exist or cannot be read.
+        now: The second state; None if the table does not exist or cannot be read.
+    """
     is_known = (was is not None or change.kind == "added") and (now is not None or change.kind == "removed")
     return ChangedObject(
         kind=change.kind,
@@ -348,9 +399,16 @@ def changed_table(change: Change, was: TableState | None, now: TableState | None
 def diffs_of(
     lake: Lakehouse, versions: Sequence[int], latest: Snapshot, *, is_over: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[int, VersionDiff | None]]:
-    """Yield each of some versions with what it changed of the version before it.
+    """Compare versions with their predecessors.
 
-    None stands for a version where that cannot be told: one of both expired or is damaged, or the time is over.
+    Args:
+        lake: The lakehouse.
+        versions: The numbers of the versions.
+        latest: The latest version.
+        is_over: Whether the time is over.
+
+    Yields:
+        Each version with its differences; None if a version expired or is damaged, or the time was over.
     """
     opened: dict[int, Snapshot | None] = {latest.version: latest}
     for version in versions:
@@ -360,14 +418,14 @@ def diffs_of(
         if is_over():
             yield version, None
             continue
-        ends = [_opened(lake, one, latest, opened) for one in (version - 1, version)]
-        for known in [one for one in opened if one not in (version - 1, version, latest.version)]:
+        ends = [_opened(lake, number, latest, opened) for number in (version - 1, version)]
+        for known in [number for number in opened if number not in (version - 1, version, latest.version)]:
             del opened[known]
         yield version, _diff(lake, *ends)
 
 
 def _opened(lake: Lakehouse, version: int, latest: Snapshot, opened: dict[int, Snapshot | None]) -> Snapshot | None:
-    """Return a version, None where it cannot be read."""
+    """Return a version, or None if it cannot be read."""
     if version not in opened:
         try:
             opened[version] = lake.snapshot(version, latest=latest)

@@ -1,4 +1,4 @@
-"""Who committed the newest versions, and how many bytes can be reclaimed."""
+"""Recent committers, and the bytes that can be reclaimed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _MS_PER_SECOND = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committer:
-    """Who committed: a user at a host, or the client of a server, with the engine. ``lost`` attempts met others."""
+    """A committer: a user at a host, or a client of a server, with its engine."""
 
     name: str
     engine: str | None
     versions: int
     transactions: int
+    #: The number of attempts that conflicted with other commits.
     lost: int
     last_at: datetime
     operations: tuple[str, ...]
@@ -40,32 +41,42 @@ class Committer:
 
 @dataclass(frozen=True, kw_only=True)
 class Commits:
-    """The newest versions together. ``lost`` counts attempts that met other commits and were made again.
-
-    ``foreign`` versions were written by other programs. ``infos`` are the versions, newest first.
-    """
+    """A summary of the newest versions."""
 
     versions: int = 0
     transactions: int = 0
     attempts: int = 0
+    #: The number of attempts that conflicted with other commits and were retried.
     lost: int = 0
     since: datetime | None = None
     committers: tuple[Committer, ...] = ()
+    #: Versions that other programs wrote.
     foreign: tuple[int, ...] = ()
+    #: Versions that are not younger than their predecessor.
     backwards: tuple[int, ...] = ()
+    #: The versions, newest first.
     infos: tuple[VersionInfo, ...] = field(default=(), repr=False)
 
     @property
     def newest(self) -> VersionInfo | None:
-        """The latest version, None if it was not read."""
+        """The latest version, or None if it was not read."""
         return self.infos[0] if self.infos else None
 
 
 def commits_of(latest: Snapshot, last: int) -> Commits:
-    """Return who committed the newest ``last`` versions. Reads as many roots. Raises CorruptFileError, StorageError."""
+    """Summarize the newest versions. Reads one root for each.
+
+    Args:
+        latest: The latest version.
+        last: The number of versions.
+
+    Raises:
+        CorruptFileError: A root is damaged or missing.
+        StorageError: The storage failed.
+    """
     infos = tuple(history(latest.files, last, latest))
     if not infos:
-        raise CorruptFileError("no root of the newest versions is there", path=latest.location)
+        raise CorruptFileError("the roots of the newest versions are missing", path=latest.location)
     attempts = sum(info.cost.get("attempts", 1) for info in infos)
     return Commits(
         versions=len(infos),
@@ -95,18 +106,18 @@ def _name(info: VersionInfo) -> str:
 
 
 def _committers(infos: Sequence[VersionInfo]) -> tuple[Committer, ...]:
-    """Return who committed most, in this order; the others together."""
+    """Return the most frequent committers in order, and the others together."""
     by_name: dict[tuple[str, str | None], list[VersionInfo]] = {}
     for info in infos:
         by_name.setdefault((_name(info), info.engine), []).append(info)
-    found = [_committer(name, engine, own) for (name, engine), own in by_name.items()]
-    found.sort(key=lambda one: (-one.versions, one.name))
-    if len(found) <= _MOST_COMMITTERS:
-        return tuple(found)
-    kept = {(one.name, one.engine) for one in found[: _MOST_COMMITTERS - 1]}
+    committers = [_committer(name, engine, versions) for (name, engine), versions in by_name.items()]
+    committers.sort(key=lambda committer: (-committer.versions, committer.name))
+    if len(committers) <= _MOST_COMMITTERS:
+        return tuple(committers)
+    kept = {(committer.name, committer.engine) for committer in committers[: _MOST_COMMITTERS - 1]}
     rest = [info for info in infos if (_name(info), info.engine) not in kept]
-    others = _committer(f"{len(found) - len(kept)} others", None, rest)
-    return (*found[: _MOST_COMMITTERS - 1], others)
+    others = _committer(f"{len(committers) - len(kept)} others", None, rest)
+    return (*committers[: _MOST_COMMITTERS - 1], others)
 
 
 def _committer(name: str, engine: str | None, infos: Sequence[VersionInfo]) -> Committer:
@@ -123,13 +134,13 @@ def _committer(name: str, engine: str | None, infos: Sequence[VersionInfo]) -> C
 
 
 def _operations(info: VersionInfo) -> Iterable[str]:
-    names = [one.operation for one in info.transactions] or [info.operation]
+    names = [member.operation for member in info.transactions] or [info.operation]
     return [name[:_LONGEST_NAME_CHARS] for name in names if name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """How many seconds ago something happened last, None if it never did, or nobody recorded it."""
+    """The seconds since the last activity of each kind; None if there was none, or it was not recorded."""
 
     commit_seconds: float | None = None
     verify_seconds: float | None = None
@@ -139,11 +150,18 @@ class Activity:
 
     @classmethod
     def of(cls, definition: LakehouseDef, verified_ms: int | None, now_ms: int, committed_ms: int) -> Activity:
-        """Return the ages by the settings of a version, and by the newest record of a verification."""
+        """Compute the ages.
+
+        Args:
+            definition: The lakehouse definition.
+            verified_ms: When the newest record of a verification was written, if any.
+            now_ms: The storage's time.
+            committed_ms: When the latest version was committed. All times are in milliseconds since the epoch.
+        """
         exports = [
-            one.created_at_millis
-            for one in definition.exports
-            if one.state == ExportState.COMPLETE and not one.clone_id
+            record.created_at_millis
+            for record in definition.exports
+            if record.state == ExportState.COMPLETE and not record.clone_id
         ]
         removed_ms = definition.orphans_removed_before_millis
 
@@ -159,47 +177,53 @@ class Activity:
         )
 
 
-#: The oldest batches, whose plans are read; and how large a plan may be for that.
+#: The number of oldest batches whose plans are read, and the maximum size of such a plan.
 _MOST_BATCHES = 16
 _MOST_PLAN_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The bytes that can be freed, None where nobody counted them. ``note`` says by what, or why not.
-
-    ``batches`` are those of expired versions that no purge has finished.
-    """
+    """The reclaimable bytes; None if they were not counted."""
 
     expirable_bytes: int | None = None
     purgeable_bytes: int | None = None
+    #: The source of the figures, or why there are none.
     note: str = ""
+    #: The batches of expired versions whose purge is not finished.
     batches: tuple[PurgeBatch, ...] = field(default=(), repr=False)
 
     @property
     def reclaimable_bytes(self) -> int | None:
-        """All of them together, as far as they are known."""
-        known = [one for one in (self.expirable_bytes, self.purgeable_bytes) if one is not None]
+        """The sum of the known figures."""
+        known = [size for size in (self.expirable_bytes, self.purgeable_bytes) if size is not None]
         return sum(known) if known else None
 
 
 class _TooLongError(Exception):
-    """The plans take longer than they may."""
+    """The plans took too long."""
 
 
 def recorded_space(latest: Snapshot, now_ms: int) -> Space:
-    """Return what a purge would free by the recorded plans. Reads one file for each of at most 16 batches.
+    """Return the bytes that a purge would reclaim according to the recorded plans. Reads at most 16 files.
 
-    It is what those plans said: what has been needed again since stays. Raises StorageError.
+    Files that became needed again since the plan are included.
+
+    Args:
+        latest: The latest version.
+        now_ms: The storage's time, in milliseconds since the epoch.
+
+    Raises:
+        StorageError: The storage failed.
     """
-    unpurged = [one for one in latest.definition.expirations if one.state != ExpirationState.PURGED]
+    unpurged = [batch for batch in latest.definition.expirations if batch.state != ExpirationState.PURGED]
     grace_ms, storage = protected_ms(latest.definition), latest.files.roots.storage
     sizes_bytes: dict[str, int] = {}
     batches, n_unknown = [], max(0, len(unpurged) - _MOST_BATCHES)
     for batch in unpurged[:_MOST_BATCHES]:
-        found = _planned(storage, batch)
-        sizes_bytes |= found or {}
-        n_unknown += found is None
+        planned = _planned_sizes(storage, batch)
+        sizes_bytes |= planned or {}
+        n_unknown += planned is None
         purgeable_ms = batch.expired_at_millis + grace_ms
         batches.append(
             PurgeBatch(
@@ -208,17 +232,17 @@ def recorded_space(latest: Snapshot, now_ms: int) -> Space:
                 state=batch.state.name.lower(),
                 purgeable_at=utc_of(purgeable_ms),
                 is_due=batch.state == ExpirationState.PURGING or purgeable_ms <= now_ms,
-                has_plan=found is not None,
+                has_plan=planned is not None,
             )
         )
     if not unpurged:
-        return Space(purgeable_bytes=0, note="no expired version waits for a purge")
-    note = "by the plans of the expiries" + (f"; {n_unknown} of them were not read" if n_unknown else "")
+        return Space(purgeable_bytes=0, note="no expired version is waiting for a purge")
+    note = "from the plans of expirations" + (f"; {n_unknown} of them were not read" if n_unknown else "")
     return Space(purgeable_bytes=sum(sizes_bytes.values()), note=note, batches=tuple(batches))
 
 
-def _planned(storage: Storage, batch: ExpirationBatch) -> dict[str, int] | None:
-    """Return the files of a batch's plan, None if it is lost, too large for a look, or another one."""
+def _planned_sizes(storage: Storage, batch: ExpirationBatch) -> dict[str, int] | None:
+    """Return the files of a batch's plan; None if it is missing, too large, or not the recorded one."""
     try:
         data = storage.read(batch.plan_path, limit_bytes=_MOST_PLAN_BYTES) if batch.plan_path else b""
         plan = PlanFile.from_bytes(data, batch.plan_path)
@@ -228,12 +252,16 @@ def _planned(storage: Storage, batch: ExpirationBatch) -> dict[str, int] | None:
 
 
 def planned_space(lake: Lakehouse, max_seconds: float) -> Space:
-    """Return the bytes that an expiry by the lakehouse's settings and a purge would free, counted apart.
+    """Count the bytes that an expiration by the lakehouse's settings, and a purge, would reclaim.
 
-    For this, all roots that were not purged are read, and the nodes that they reach. If it takes more than
-    ``max_seconds``, a file is damaged, or the lakehouse waits for a reconcile, the note says so instead.
+    Reads all unpurged roots, and the nodes that they reach. If that takes too long, a file is damaged, or the
+    lakehouse needs a reconcile, the note says so.
+
+    Args:
+        lake: The lakehouse.
+        max_seconds: The time limit.
     """
-    from trinitylake_ops.operations.gc.expire import plan_expiration  # with Iceberg
+    from trinitylake_ops.operations.gc.expire import plan_expiration  # imports Iceberg
     from trinitylake_ops.operations.gc.purge import plan_purge
 
     end_s = time.monotonic() + max_seconds
@@ -249,4 +277,4 @@ def planned_space(lake: Lakehouse, max_seconds: float) -> Space:
         return Space(note=f"not counted: it takes more than {max_seconds:g} seconds")
     except (MaintenanceBlockedError, CorruptFileError, FileMissingError) as error:
         return Space(note=f"not counted: {error}")
-    return Space(expirable_bytes=expirable, purgeable_bytes=purgeable, note="by plans of now")
+    return Space(expirable_bytes=expirable, purgeable_bytes=purgeable, note="from new plans")

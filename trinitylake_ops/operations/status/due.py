@@ -1,4 +1,4 @@
-"""What is due in a lakehouse, and what is wrong in what the status has read."""
+"""Which operations are due, and problems in what the status has read."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from trinitylake_ops.versions.lookup import clones_of
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms, utc_of
 
 _DAY_MS = 86_400_000
-#: So many of the oldest versions that nothing pins are looked at.
+#: The number of oldest unpinned versions that are read.
 _OLDEST = 2
 _MOST_NAMES = 3
 
 
 class DueState(StrEnum):
-    """Whether something has to be done."""
+    """Whether an operation is due."""
 
     DUE = "due"
-    #: Only a look tells, which reads much: a look that finds nothing leaves no record.
+    #: Due if a plan finds something; plans that find nothing leave no record.
     LOOK = "look"
     LATER = "later"
     FINE = "fine"
@@ -38,21 +38,20 @@ class DueState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """One thing that may be due, why, and the command for it, without the root; it only plans, where there is a plan.
-
-    ``since_seconds`` is how long ago it became due.
-    """
+    """An operation that may be due."""
 
     what: str
     state: DueState
     why: str
+    #: The command to run, without the root. It only makes a plan, if the operation has one.
     command: str
+    #: How long ago the operation became due.
     since_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueAges:
-    """After how many milliseconds something is due again. None for what this lakehouse does not use."""
+    """The intervals after which operations are due again, in milliseconds; None for operations that are not used."""
 
     verify_ms: int | None = 7 * _DAY_MS
     orphans_ms: int | None = 30 * _DAY_MS
@@ -65,19 +64,32 @@ DEFAULT_AGES = DueAges()
 
 @dataclass(frozen=True, kw_only=True)
 class MaintenanceInputs:
-    """What the rules need beside the settings: the oldest versions, the first one, and the newest verification."""
+    """The inputs of the rules, besides the settings."""
 
+    #: The oldest versions that are neither expired nor pinned.
     oldest: tuple[VersionInfo, ...] = ()
+    #: When version 0 was created, in milliseconds since the epoch.
     first_ms: int | None = None
+    #: When the newest record of a verification was written, in milliseconds since the epoch.
     verified_ms: int | None = None
 
     @classmethod
     def of(cls, latest: Snapshot, commits: Commits, now_ms: int) -> MaintenanceInputs:
-        """Read them: three roots and one list. Raises CorruptFileError, StorageError."""
+        """Read the inputs with at most three roots and one listing.
+
+        Args:
+            latest: The latest version.
+            commits: The summary of the newest versions.
+            now_ms: The storage's time, in milliseconds since the epoch.
+
+        Raises:
+            CorruptFileError: A root is damaged.
+            StorageError: The storage failed.
+        """
         definition = latest.definition
         pinned = {record.version for record in definition.exports if not is_lapsed(record, now_ms)}
-        gone = expired_versions(definition) | VersionRanges.of(pinned)
-        live = (VersionRanges(((0, latest.version),)) - gone).ranges
+        excluded = expired_versions(definition) | VersionRanges.of(pinned)
+        live = (VersionRanges(((0, latest.version),)) - excluded).ranges
         start = live[0][0] if live else latest.version
         wanted = sorted({0, *range(start, min(start + _OLDEST, latest.version + 1))})
         known = {info.version: info for info in commits.infos}
@@ -99,7 +111,16 @@ def due_of(
     ages: DueAges,
     now_ms: int,
 ) -> tuple[Due, ...]:
-    """Return what is due, what will be, and what is not, in the order in which it is done."""
+    """Return all operations with their states, in the order in which they should run.
+
+    Args:
+        definition: The lakehouse definition.
+        inputs: What was read for the rules.
+        commits: The summary of the newest versions.
+        batches: The unpurged batches of expired versions.
+        ages: The intervals of operations.
+        now_ms: The storage's time, in milliseconds since the epoch.
+    """
     return (
         _expiry(definition, inputs, commits, now_ms),
         _purge(batches, now_ms),
@@ -111,12 +132,12 @@ def due_of(
 
 
 def _superseded_at_ms(info: VersionInfo, successor: VersionInfo | None) -> int | None:
-    """Return when the next version was committed, None if that is not known."""
+    """Return when the next version was committed, or None if unknown."""
     return None if successor is None else epoch_ms(max(info.created_at, successor.created_at))
 
 
 def _expiry(definition: LakehouseDef, inputs: MaintenanceInputs, commits: Commits, now_ms: int) -> Due:
-    """Judge the versions that were read by the lakehouse's own rules. Fewer versions never let more expire."""
+    """Apply the retention rules to the versions that were read. Reading fewer versions never expires more of them."""
     infos = {info.version: info for info in (*commits.infos, *inputs.oldest) if info.state == "live"}
     pinned = {record.version for record in definition.exports if not is_lapsed(record, now_ms)}
     versions = [
@@ -134,9 +155,9 @@ def _expiry(definition: LakehouseDef, inputs: MaintenanceInputs, commits: Commit
     ]
     policy = RetentionPolicy.of(definition)
     if policy.is_empty or not versions:
-        why = "no version could be read" if not versions else "the settings have no rule that keeps any version"
+        why = "no version could be read" if not versions else "the settings contain no retention rule"
         return Due(what="expiry", state=DueState.LOOK, why=why, command="expire")
-    expiring = [one.version for one in judge(versions, policy, now_ms) if one.expires]
+    expiring = [verdict.version for verdict in judge(versions, policy, now_ms) if verdict.expires]
     if not expiring:
         return Due(what="expiry", state=DueState.FINE, why="no version is old enough", command="")
     oldest = min((age for age in versions if age.version in expiring), key=lambda age: age.version)
@@ -144,7 +165,7 @@ def _expiry(definition: LakehouseDef, inputs: MaintenanceInputs, commits: Commit
     return Due(
         what="expiry",
         state=DueState.DUE,
-        why=f"version {oldest.version} may go since {span_text(max(0, waited_ms))}",
+        why=f"version {oldest.version} can expire since {span_text(max(0, waited_ms))}",
         command="expire",
         since_seconds=max(0, waited_ms) / 1000,
     )
@@ -152,28 +173,28 @@ def _expiry(definition: LakehouseDef, inputs: MaintenanceInputs, commits: Commit
 
 def _purge(batches: Sequence[PurgeBatch], now_ms: int) -> Due:
     if not batches:
-        return Due(what="purge", state=DueState.FINE, why="no expired version waits for it", command="")
+        return Due(what="purge", state=DueState.FINE, why="no expired version is waiting for it", command="")
     due = [batch for batch in batches if batch.is_due]
     if not due:
         next_ms = min(epoch_ms(batch.purgeable_at) for batch in batches)
-        why = f"expired versions may still come back; in {span_text(next_ms - now_ms)}"
+        why = f"expired versions can be purged in {span_text(next_ms - now_ms)}"
         return Due(what="purge", state=DueState.LATER, why=why, command="purge")
     waited_ms = now_ms - min(epoch_ms(batch.purgeable_at) for batch in due)
     shown = ",".join(batch.versions for batch in due)
-    why = f"versions {_clipped(shown)} may be purged since {span_text(max(0, waited_ms))}"
+    why = f"versions {_clipped(shown)} can be purged since {span_text(max(0, waited_ms))}"
     since_seconds = max(0, waited_ms) / 1000
     return Due(what="purge", state=DueState.DUE, why=why, command="purge", since_seconds=since_seconds)
 
 
 def _orphans(definition: LakehouseDef, inputs: MaintenanceInputs, ages: DueAges, now_ms: int) -> Due:
-    """Say to which age orphans were removed. Whether there are any, nobody knows without a list of all files."""
+    """Return up to which age orphans were removed. Whether there are new ones is unknown without a listing."""
     removed_ms = definition.orphans_removed_before_millis or None
-    # A removal records which files it looked at, not when it was.
-    template = "files older than {} were tidied up"
-    found = _by_age("orphans", "orphans", removed_ms, inputs, ages.orphans_ms, now_ms, template)
-    if found.state != DueState.DUE:
-        return found
-    return replace(found, state=DueState.LOOK, why=found.why.replace("one is wanted", "a look is wanted"))
+    # A removal records the age of the files that it checked, not the time of the removal.
+    template = "files older than {} were checked"
+    due = _by_age("orphans", "orphans", removed_ms, inputs, ages.orphans_ms, now_ms, template)
+    if due.state != DueState.DUE:
+        return due
+    return replace(due, state=DueState.LOOK, why=due.why.replace("due every", "check due every"))
 
 
 def _by_age(
@@ -185,31 +206,31 @@ def _by_age(
     now_ms: int,
     template: str = "the last was {} ago",
 ) -> Due:
-    """Say whether something is due again that happened last at ``last_ms``, or never."""
+    """Return whether an operation is due again that was last run at ``last_ms``, or never."""
     begun_ms = last_ms if last_ms is not None else inputs.first_ms
     age_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
     happened = "" if last_ms is None or age_ms is None else template.format(span_text(age_ms))
     if most_ms is None:
         return Due(what=what, state=DueState.FINE, why=happened or "none so far", command="")
-    every = f"one is wanted every {span_text(most_ms)}"
+    every = f"due every {span_text(most_ms)}"
     if age_ms is not None and age_ms <= most_ms:
-        return Due(what=what, state=DueState.FINE, why=f"{happened or 'the lakehouse is young'}; {every}", command="")
+        return Due(what=what, state=DueState.FINE, why=f"{happened or 'the lakehouse is new'}; {every}", command="")
     since_seconds = None if age_ms is None else (age_ms - most_ms) / 1000
-    why = f"{happened or 'none is recorded'}; {every}"
+    why = f"{happened or 'none so far'}; {every}"
     return Due(what=what, state=DueState.DUE, why=why, command=command, since_seconds=since_seconds)
 
 
 def _exports(definition: LakehouseDef, inputs: MaintenanceInputs, ages: DueAges, now_ms: int) -> Due:
-    own = [record for record in definition.exports if not record.clone_id]
-    overdue = [record.name for record in own if is_past(record, now_ms)]
+    exports = [record for record in definition.exports if not record.clone_id]
+    overdue = [record.name for record in exports if is_past(record, now_ms)]
     if overdue:
-        why = f"the time of {_named(overdue)} is past"
+        why = f"{_named(overdue)} is overdue"
         return Due(what="exports", state=DueState.DUE, why=why, command="prune-exports")
-    cut_off = list(_cut_off(own, ages, now_ms))
-    if cut_off:
-        why = f"{_named(cut_off)} was begun and is not finished"
+    interrupted = list(_interrupted(exports, ages, now_ms))
+    if interrupted:
+        why = f"{_named(interrupted)} was started and is not finished"
         return Due(what="exports", state=DueState.DUE, why=why, command="exports")
-    complete = [record.created_at_millis for record in own if record.state == ExportState.COMPLETE]
+    complete = [record.created_at_millis for record in exports if record.state == ExportState.COMPLETE]
     name = f"kept-{utc_of(now_ms):%Y-%m-%d}"
     return _by_age("exports", f"export {name}", max(complete, default=None), inputs, ages.export_ms, now_ms)
 
@@ -218,16 +239,19 @@ def _clones(definition: LakehouseDef, ages: DueAges, now_ms: int) -> Due:
     clones = clones_of(definition)
     overdue = [record.name for record in clones if is_past(record, now_ms)]
     if overdue:
-        why, command = f"the time of {_named(overdue)} is past", f"drop-clone {shlex.quote(overdue[0])}"
+        why, command = f"{_named(overdue)} is overdue", f"drop-clone {shlex.quote(overdue[0])}"
         return Due(what="clones", state=DueState.DUE, why=why, command=command)
-    cut_off = list(_cut_off(clones, ages, now_ms))
-    if cut_off:
-        why, command = f"{_named(cut_off)} was begun and is not finished", f"drop-clone {shlex.quote(cut_off[0])}"
+    interrupted = list(_interrupted(clones, ages, now_ms))
+    if interrupted:
+        why, command = (
+            f"{_named(interrupted)} was started and is not finished",
+            f"drop-clone {shlex.quote(interrupted[0])}",
+        )
         return Due(what="clones", state=DueState.DUE, why=why, command=command)
     return Due(what="clones", state=DueState.FINE, why=f"{len(clones) or 'no'} clones", command="")
 
 
-def _cut_off(records: Sequence[ExportRecord], ages: DueAges, now_ms: int) -> Iterator[str]:
+def _interrupted(records: Sequence[ExportRecord], ages: DueAges, now_ms: int) -> Iterator[str]:
     for record in records:
         if record.state == ExportState.COPYING and now_ms - record.created_at_millis > ages.unfinished_ms:
             yield record.name
@@ -247,32 +271,42 @@ _FUTURE_MS = 5 * 60 * 1000
 
 @dataclass(frozen=True, slots=True)
 class StatusFinding:
-    """Something wrong: error or warning, what, and the command that mends it or tells more, without the root."""
+    """A problem, with its severity (error or warning)."""
 
     severity: str
     message: str
+    #: The command that fixes or explains the problem, without the root.
     command: str
 
 
 def status_findings(
     definition: LakehouseDef, commits: Commits, hint: HintState | None, now_ms: int
 ) -> tuple[StatusFinding, ...]:
-    """Return what is wrong with the hint and the newest versions. Versions that an operator knows of are left out."""
+    """Return problems of the hint and of the newest versions, except those that an operator acknowledged.
+
+    Args:
+        definition: The lakehouse definition.
+        commits: The summary of the newest versions.
+        hint: The state of the hint; None if it could not be read.
+        now_ms: The storage's time, in milliseconds since the epoch.
+    """
     known = acknowledged_versions(definition)
-    found = []
+    findings = []
     if hint not in (None, HintState.RIGHT):
-        found.append(StatusFinding("warning", f"the hint is {hint.value}, which costs readers requests", "repair-hint"))
+        findings.append(
+            StatusFinding("warning", f"the hint is {hint.value}, which costs readers requests", "repair-hint")
+        )
     for version in commits.backwards:
         if version not in known:
-            message = f"version {version} is not younger than the one before"
-            found.append(StatusFinding("warning", message, f"reconcile --acknowledge {version}"))
+            message = f"version {version} is not younger than its predecessor"
+            findings.append(StatusFinding("warning", message, f"reconcile --acknowledge {version}"))
     foreign = [version for version in commits.foreign if version not in known]
     if foreign:
-        message = f"another program committed {len(foreign)} of the newest versions, such as {foreign[0]}"
-        found.append(StatusFinding("warning", message, "log"))
+        message = f"another program committed {len(foreign)} of the newest versions, for example {foreign[0]}"
+        findings.append(StatusFinding("warning", message, "log"))
     newest = commits.newest
     if newest is not None and newest.created_at.timestamp() * 1000 > now_ms + _FUTURE_MS:
-        found.append(
-            StatusFinding("warning", "the latest version is of the future: a clock of a writer is wrong", "log")
+        findings.append(
+            StatusFinding("warning", "the latest version is from the future, because a writer's clock is wrong", "log")
         )
-    return tuple(found)
+    return tuple(findings)

@@ -1,7 +1,7 @@
 """The state of a lakehouse as data.
 
-One function makes it, within a bounded number of requests: ``versions_looked_at`` roots and at most
-``MOST_OTHER_REQUESTS`` more. Neither tables nor nodes of the tree are read. What cannot be read becomes a finding.
+Reading it takes a bounded number of requests: one root for each of the newest versions, and at most
+``MOST_OTHER_REQUESTS`` more. Tables and nodes of the tree are not read. Files that cannot be read become findings.
 """
 
 from __future__ import annotations
@@ -41,17 +41,16 @@ from trinitylake_ops.operations.status.due import (
     status_findings,
 )
 from trinitylake_ops.telemetry import hub
-from trinitylake_ops.telemetry import hub as named
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.lookup import clones_of
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms, utc_of
 from trinitylake_ops.versions.undone import Undone, find_undone
 
-#: How many of the newest versions are looked at, unless told otherwise.
+#: The default number of newest versions to read.
 LAST_VERSIONS = 20
-#: The most requests beside those for the newest versions, where no plan is asked for.
+#: The maximum number of requests besides those for the newest versions, without plans.
 MOST_OTHER_REQUESTS = 48
-#: How many of them prove rollbacks among the newest versions.
+#: How many of these requests verify rollbacks among the newest versions.
 _ROLLBACK_REQUESTS = 8
 _UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
 
@@ -68,26 +67,27 @@ class UndoneVersions:
 
 @dataclass(frozen=True, kw_only=True)
 class Status(Document):
-    """The state of a lakehouse at ``now``, by the storage's clock.
-
-    ``commits`` are those of the newest versions, and ``undone`` those of them that later rollbacks undid. ``kept``
-    versions can be opened, ``expired`` ones wait for a purge. ``running`` says which operation deletes now. Ages are
-    None for what never happened, or is not recorded.
-    """
+    """The state of a lakehouse."""
 
     root: str
     version: int
     created_at: datetime
+    #: The storage's time.
     now: datetime
     operation: str | None
     message: str | None
+    #: A summary of the newest versions.
     commits: Commits
+    #: Those of the newest versions that later rollbacks undid.
     undone: tuple[UndoneVersions, ...]
+    #: The number of versions that can be read.
     kept: int
+    #: The number of expired versions that are not purged.
     expired: int
     exports: int
     clones: int
     hint: HintState | None
+    #: The operation that holds the lease, if any.
     running: str | None
     due: tuple[Due, ...]
     space: Space
@@ -97,45 +97,45 @@ class Status(Document):
 
     @property
     def age_seconds(self) -> float:
-        """How old the latest version is."""
+        """The age of the latest version."""
         return max(0.0, (self.now - self.created_at).total_seconds())
 
     @property
     def tone(self) -> str:
-        """Return good, warn or bad, for the color of the headline."""
-        if any(one.severity == "error" for one in self.findings):
+        """The tone of the headline: good, warn or bad."""
+        if any(finding.severity == "error" for finding in self.findings):
             return "bad"
         return "warn" if self.findings or self.is_due else "good"
 
     @property
     def is_due(self) -> tuple[Due, ...]:
-        """Return what is due now."""
-        return tuple(one for one in self.due if one.state == DueState.DUE)
+        """The operations that are due now."""
+        return tuple(due for due in self.due if due.state == DueState.DUE)
 
     @property
     def headline(self) -> str:
-        """Return the state in a sentence."""
-        due, found = len(self.is_due), len(self.findings)
-        words = [f"{found} finding{'s' if found > 1 else ''}"] if found else []
-        words += [f"{', '.join(one.what for one in self.is_due)} due"] if due else []
+        """The state in one sentence."""
+        n_due, n_findings = len(self.is_due), len(self.findings)
+        parts = [f"{n_findings} finding{'s' if n_findings > 1 else ''}"] if n_findings else []
+        parts += [f"{', '.join(due.what for due in self.is_due)} due"] if n_due else []
         age = span_text(round(self.age_seconds * 1000))
-        return f"Version {self.version:,}, {age} old: {' and '.join(words) or 'nothing to do'}"
+        return f"Version {self.version:,}, {age} old: {' and '.join(parts) or 'nothing to do'}"
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """Return what to run next, in this order, for this root."""
-        wanted = [*(one.command for one in self.findings), *(one.command for one in self.is_due)]
+        """The commands to run next, in order, with the root."""
+        commands = [*(finding.command for finding in self.findings), *(due.command for due in self.is_due)]
         prefix = f"trinitylake --root {shlex.quote(self.root)}"
-        return tuple(f"{prefix} {command}" for command in dict.fromkeys(filter(None, wanted)))
+        return tuple(f"{prefix} {command}" for command in dict.fromkeys(filter(None, commands)))
 
     def to_dict(self) -> dict[str, object]:
-        """Return the content as values of JSON, with the headline and the commands."""
+        """Return the content as JSON values, with the headline and the commands."""
         document = {"headline": self.headline, "age_seconds": round(self.age_seconds, 3), "next": list(self.commands)}
         return {**document, **super().to_dict()}
 
     def table(self) -> Table:
-        """Return a row for each thing that may be due."""
-        rows = [(one.what, one.state, one.why, one.command) for one in self.due]
+        """Return one row for each operation that may be due."""
+        rows = [(due.what, due.state, due.why, due.command) for due in self.due]
         return new_table(self.headline, "what", "state", "why", "command", rows=rows)
 
 
@@ -146,11 +146,19 @@ def lakehouse_status(
     ages: DueAges = DEFAULT_AGES,
     plan_seconds: float = 0,
 ) -> Status:
-    """Return the state of a lakehouse. ``last`` is how many of the newest versions are looked at.
+    """Read the state of a lakehouse.
 
-    ``ages`` say when a verification and so on is due. For at most ``plan_seconds`` the bytes that can be freed are
-    counted by plans, which read all kept roots. With 0 they are those of the plans that expiries recorded. Raises
-    LakehouseNotFoundError, StorageError, and CorruptFileError if the latest version cannot be read.
+    Args:
+        lake: The lakehouse.
+        last: The number of newest versions to read.
+        ages: The intervals of operations.
+        plan_seconds: The time in which reclaimable bytes are counted by plans, which read all kept roots. With 0 they
+            come from the recorded plans of expirations.
+
+    Raises:
+        LakehouseNotFoundError: There is no lakehouse at the root.
+        CorruptFileError: The latest version cannot be read.
+        StorageError: The storage failed.
     """
     metered = MeteredLakehouse(lake)
     reading = _Reading(metered.lake)
@@ -160,15 +168,17 @@ def lakehouse_status(
     undone = reading.attempt(
         "the rollbacks", lambda: find_undone(latest.files, commits.infos, most_requests=_ROLLBACK_REQUESTS), Undone()
     )
-    recorded = reading.attempt("the plans of expiries", lambda: recorded_space(latest, now_ms), Space(note="unknown"))
-    facts = reading.attempt("what is due", lambda: MaintenanceInputs.of(latest, commits, now_ms), MaintenanceInputs())
+    recorded = reading.attempt(
+        "the plans of expirations", lambda: recorded_space(latest, now_ms), Space(note="unknown")
+    )
+    inputs = reading.attempt("what is due", lambda: MaintenanceInputs.of(latest, commits, now_ms), MaintenanceInputs())
     running = reading.attempt("the lease", lambda: describe_lease(latest.files.roots.storage), None)
     hint = reading.attempt("the hint", lambda: inspect_hint(metered.lake).state, None)
     space = recorded if plan_seconds <= 0 else planned_space(lake, plan_seconds)
     due = reading.attempt(
-        "the rules", lambda: due_of(definition, facts, commits, recorded.batches, ages, now_ms), tuple[Due, ...]()
+        "the rules", lambda: due_of(definition, inputs, commits, recorded.batches, ages, now_ms), tuple[Due, ...]()
     )
-    gone, expired = reading.attempt(
+    unreadable, expired = reading.attempt(
         "the expired versions",
         lambda: (expired_versions(definition), expired_versions(definition, _UNPURGED)),
         (VersionRanges(), VersionRanges()),
@@ -183,7 +193,7 @@ def lakehouse_status(
         message=commits.newest.message if commits.newest else None,
         commits=commits,
         undone=_undone_versions(undone.everything),
-        kept=latest.version + 1 - len(gone),
+        kept=latest.version + 1 - len(unreadable),
         expired=len(expired),
         exports=_n_exports(definition),
         clones=len(clones),
@@ -192,13 +202,13 @@ def lakehouse_status(
         due=due,
         space=space,
         findings=(*reading.failures, *status_findings(definition, commits, hint, now_ms)),
-        ages=Activity.of(definition, facts.verified_ms, now_ms, epoch_ms(latest.created_at)),
+        ages=Activity.of(definition, inputs.verified_ms, now_ms, epoch_ms(latest.created_at)),
         cost=metered.cost(),
     )
 
 
 def _undone_versions(undone: Mapping[int, int]) -> tuple[UndoneVersions, ...]:
-    """Return undone versions by the rollbacks that undid them, the newest rollback first."""
+    """Return undone versions grouped by the rollback that undid them, the newest rollback first."""
     by_rollback: dict[int, list[int]] = {}
     for version, rollback in undone.items():
         by_rollback.setdefault(rollback, []).append(version)
@@ -214,14 +224,23 @@ def _n_exports(definition: LakehouseDef) -> int:
 
 
 class _Reading:
-    """Reads parts one after the other. A part that cannot be read becomes a finding, and the others are told."""
+    """Reads parts of the state. A part that cannot be read becomes a finding, and the others are still reported."""
 
     def __init__(self, lake: Lakehouse):
         self.latest: Snapshot = lake.snapshot()
         self.failures: list[StatusFinding] = []
 
     def attempt(self, what: str, read: Callable[[], T], otherwise: T) -> T:
-        """Return a part, or ``otherwise`` with a finding. Raises LakehouseNotFoundError."""
+        """Read a part, or record a finding and return ``otherwise``.
+
+        Args:
+            what: The name of the part, for the finding.
+            read: Reads the part.
+            otherwise: The value if it cannot be read.
+
+        Raises:
+            LakehouseNotFoundError: There is no lakehouse at the root.
+        """
         try:
             return read()
         except LakehouseNotFoundError:
@@ -232,12 +251,17 @@ class _Reading:
 
 
 _SEVERITIES = ("error", "warning")
-#: What is due without a known moment is due since a second: the gauge must not say that it is not.
+#: The value for operations that are due since an unknown time; 0 would mean that they are not due.
 _UNKNOWN_SINCE = 1.0
 
 
 def emit_status_metrics(status: Status, lakehouse: str) -> None:
-    """Set the gauges of a lakehouse, by the name that an operator gave it. What never happened is +Inf ago."""
+    """Set the gauges of a lakehouse. Activities that never happened have an age of +Inf.
+
+    Args:
+        status: The state.
+        lakehouse: The name of the lakehouse in the metrics.
+    """
     ages = status.ages
     ages_by_kind = {
         "commit": ages.commit_seconds,
@@ -246,18 +270,18 @@ def emit_status_metrics(status: Status, lakehouse: str) -> None:
         "expiry": ages.expiry_seconds,
         "orphans": ages.orphans_seconds,
     }
-    for of, seconds in ages_by_kind.items():
-        hub.put(named.AGE_SECONDS, math.inf if seconds is None else seconds, lakehouse=lakehouse, of=of)
-    for one in status.due:
-        since = (one.since_seconds or _UNKNOWN_SINCE) if one.state == DueState.DUE else 0.0
-        hub.put(named.DUE_SECONDS, since, lakehouse=lakehouse, what=one.what)
+    for kind, seconds in ages_by_kind.items():
+        hub.put(hub.AGE_SECONDS, math.inf if seconds is None else seconds, lakehouse=lakehouse, of=kind)
+    for due in status.due:
+        since = (due.since_seconds or _UNKNOWN_SINCE) if due.state == DueState.DUE else 0.0
+        hub.put(hub.DUE_SECONDS, since, lakehouse=lakehouse, what=due.what)
     for severity in _SEVERITIES:
-        count = sum(one.severity == severity for one in status.findings)
-        hub.put(named.FINDINGS, count, lakehouse=lakehouse, severity=severity)
+        count = sum(finding.severity == severity for finding in status.findings)
+        hub.put(hub.FINDINGS, count, lakehouse=lakehouse, severity=severity)
     reclaimable = status.space.reclaimable_bytes
     if reclaimable is not None:
-        hub.put(named.RECLAIMABLE_BYTES, reclaimable, lakehouse=lakehouse)
-    hub.put(named.VERSION, status.version, lakehouse=lakehouse)
-    hub.put(named.RECENT_ATTEMPTS, status.commits.attempts, lakehouse=lakehouse)
-    hub.put(named.RECENT_LOST, status.commits.lost, lakehouse=lakehouse)
-    hub.put(named.READ_AT, status.now.timestamp(), lakehouse=lakehouse)
+        hub.put(hub.RECLAIMABLE_BYTES, reclaimable, lakehouse=lakehouse)
+    hub.put(hub.VERSION, status.version, lakehouse=lakehouse)
+    hub.put(hub.RECENT_ATTEMPTS, status.commits.attempts, lakehouse=lakehouse)
+    hub.put(hub.RECENT_LOST, status.commits.lost, lakehouse=lakehouse)
+    hub.put(hub.READ_AT, status.now.timestamp(), lakehouse=lakehouse)
