@@ -338,7 +338,7 @@ def test_one_loop_commits_on_the_latest_version() -> None:
             for one in ast.walk(loop)
         )
     ]
-    assert loops == ["compaction/tables.py", "records.py"]  # the first stages one table after the other
+    assert loops == ["compaction/tables.py", "definition_commits.py"]  # the first stages one table after the other
 
 
 def test_a_digest_approves_nothing_in_another_lakehouse(lakes: Lakes) -> None:

@@ -122,4 +122,4 @@ def test_a_file_that_cannot_be_read_is_stated(lake: Lakehouse) -> None:
         if info.path.endswith(".parquet"):
             lake.storage.delete(info.path)
     assert count(lake, first, last).note.startswith("not counted: ")
-    assert count(lake, 0, last).note == "not counted: only one version has readable rows of this table"
+    assert count(lake, 0, last).note == "not counted: only one version has a readable state of this table"

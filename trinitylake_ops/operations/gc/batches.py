@@ -1,4 +1,4 @@
-"""The batches of expired versions: what they are to a purge, and the files that their plans free."""
+"""The batches of expired versions: their state, and the files that their plans list."""
 
 from __future__ import annotations
 
@@ -17,20 +17,28 @@ from trinitylake_ops.versions.snapshot import utc_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PurgeBatch:
-    """A batch of expired versions: its state, when it may be purged, and whether its plan can be read."""
+    """A batch of expired versions, as a purge sees it."""
 
     id: str
     versions: str
     state: str
     purgeable_at: datetime
     is_due: bool
+    #: Whether the plan of the batch can be read.
     has_plan: bool
 
 
 def unpurged_batches(
     lake: Lakehouse, definition: LakehouseDef, now_ms: int, grace_ms: int
 ) -> tuple[tuple[PurgeBatch, ...], VersionRanges, dict[str, int]]:
-    """Return the batches that are not purged, and of those that are due the versions and the planned files."""
+    """Return all unpurged batches, and the versions and planned files of those that are due.
+
+    Args:
+        lake: The lakehouse.
+        definition: The lakehouse definition.
+        now_ms: The storage's time, in milliseconds since the epoch.
+        grace_ms: The grace period after the expiration, in milliseconds.
+    """
     versions = VersionRanges()
     planned: dict[str, int] = {}
     shown: list[PurgeBatch] = []
@@ -57,7 +65,7 @@ def unpurged_batches(
 
 
 def _expired_at_ms(lake: Lakehouse, batch: ExpirationBatch) -> int:
-    """Return when a batch expired: the later of the time in its record and the time of the root that has it."""
+    """Return when a batch expired: the later of the recorded time and the time of the root that recorded it."""
     try:
         written_ms = lake.storage.stat(lake.files.roots.path(batch.expired_at_version)).last_modified_ms
     except FileMissingError:
@@ -66,7 +74,7 @@ def _expired_at_ms(lake: Lakehouse, batch: ExpirationBatch) -> int:
 
 
 def _planned_files(lake: Lakehouse, batch: ExpirationBatch) -> dict[str, int] | None:
-    """Return the files that a batch's plan frees, None if the plan is lost."""
+    """Return the files in a batch's plan, or None if the plan cannot be read."""
     try:
         return dict(read_plan_file(lake.storage, batch).sizes_bytes)
     except (FileMissingError, CorruptFileError):
@@ -74,7 +82,12 @@ def _planned_files(lake: Lakehouse, batch: ExpirationBatch) -> dict[str, int] | 
 
 
 def with_purged(batches: Iterable[ExpirationBatch], finished: Iterable[str]) -> tuple[ExpirationBatch, ...]:
-    """Return batches of which some are finished. One record holds the versions of all that were ever purged."""
+    """Mark batches as purged. All purged versions are recorded in one batch.
+
+    Args:
+        batches: All batches.
+        finished: The ids of the batches whose purge is complete.
+    """
     finished = set(finished)
     done = [batch for batch in batches if batch.state == ExpirationState.PURGED or batch.id in finished]
     left = tuple(batch for batch in batches if batch not in done)

@@ -1,7 +1,7 @@
-"""Deletes files of a lakehouse: many in batches, within budgets, at a bounded rate, and only while it is allowed.
+"""Deletes files of a lakehouse in batches, within a budget, at a bounded rate, and only while a fence allows it.
 
-It is the only module of the operations that deletes existing files. A failed operation discards the files that it wrote
-itself (``transaction.commit.discard``).
+This is the only module of operations that deletes existing files. Files that a failed operation wrote itself are
+discarded by ``transaction.commit.discard``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trinitylake_ops.telemetry.hub import FREED_BYTES, FREED_FILES
 
 logger = logging.getLogger(__name__)
 
-_PASSING = (ThrottledError, TransientError, AmbiguousWriteError)
+_TRANSIENT = (ThrottledError, TransientError, AmbiguousWriteError)
 _TRIES = 4
 _MOST_IDLE_ROUNDS = 4
 _FIRST_PAUSE_SECONDS = 1.0
@@ -44,26 +44,32 @@ _LONGEST_PAUSE_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Deletion:
-    """The result of a deletion: number and bytes of files, failures by path, and why it ended early, if it did.
-
-    ``throttled`` counts the times when the storage asked for a slower pace, ``spared`` the files that stay.
-    """
+    """The result of a deletion."""
 
     files: int = 0
     bytes: int = 0
+    #: The number of files that were kept.
     spared: int = 0
     requests: int = 0
+    #: How often the storage asked for a slower pace.
     throttled: int = 0
+    #: Failures by path.
     failures: dict[str, StorageError] = field(default_factory=dict)
+    #: Why the deletion ended early, if it did.
     stopped: str | None = None
 
     @property
     def is_complete(self) -> bool:
-        """Whether all files are gone."""
+        """Whether all files were deleted or kept."""
         return self.stopped is None and not self.failures
 
     def add(self, other: Deletion, root: str = "") -> None:
-        """Add what was done after it. ``root`` is that of the other files, where it is another one."""
+        """Add the result of a later deletion.
+
+        Args:
+            other: The later result.
+            root: The root of its files, if it differs.
+        """
         for name in ("files", "bytes", "spared", "requests", "throttled"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.failures |= {f"{root}{path}": error for path, error in other.failures.items()}
@@ -72,27 +78,37 @@ class Deletion:
 
 @dataclass(frozen=True, kw_only=True)
 class DeletionReport(Document):
-    """Base of the reports of operations that delete. ``files`` and ``bytes`` are those that were deleted.
+    """Base of the reports of operations that delete files."""
 
-    ``version`` recorded the operation, if any. ``still_needed`` files of the plan were reached by then and stay.
-    ``throttled`` counts the times when the storage asked for a slower pace. ``stopped`` says why it ended early,
-    ``failures`` which files could not be deleted, with the reason. ``damaged`` are tables whose files cannot all be
-    read, by their metadata files, with the reason: all files in their folders stay.
-    """
-
+    #: The version that recorded the operation, if any.
     version: int | None
+    #: The number of deleted files.
     files: int
+    #: The size of the deleted files.
     bytes: int
+    #: The number of files of the plan that were kept, because they had become needed.
     still_needed: int
+    #: How often the storage asked for a slower pace.
     throttled: int
+    #: The files that could not be deleted, with the reason.
     failures: Mapping[str, str]
+    #: Why the operation ended early, if it did.
     stopped: str | None
     cost: Cost
+    #: Why files of tables cannot be read, by the location of the metadata file. The folders of these tables are kept.
     damaged: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, deletion: Deletion, *, version: int | None, still_needed: int, cost: Cost, **own: Any) -> Self:
-        """Return the report of a deletion. ``own`` are the fields of the kind of report."""
+        """Build the report of a deletion.
+
+        Args:
+            deletion: The result.
+            version: The version that recorded the operation, if any.
+            still_needed: The number of files of the plan that were kept.
+            cost: The cost of the operation.
+            **own: The other fields of the subclass.
+        """
         return cls(
             version=version,
             files=deletion.files,
@@ -111,7 +127,7 @@ class DeletionReport(Document):
         return self.stopped is None and not self.failures
 
     def failure_rows(self, n_columns: int) -> list[Sequence[object]]:
-        """Return a row for each failure, in the last of so many columns."""
+        """Return one row for each failure, in the last of ``n_columns`` columns."""
         blanks = [""] * (n_columns - 1)
         return [(*blanks, f"{path}: {reason}") for path, reason in sorted(self.failures.items())]
 
@@ -126,14 +142,22 @@ def delete_files(
     progress: Progress = no_progress,
     executor: Executor = LOCAL,
 ) -> Deletion:
-    """Delete files, given with their sizes, and return the result.
+    """Delete files.
 
-    ``before_batch`` runs before each send of a batch. It may raise to stop, or add to ``spared``, which stay. Executors
-    elsewhere look at the fence that it returns before each of their requests. If the storage repeatedly fails this in
-    passing, the deletion stops there. If a storage throttles or fails in passing, the rest of the batch is sent again
-    more slowly, a few times. After the first refusal under a prefix nothing more is tried there.
+    After transient failures and throttling, the rest of a batch is retried a few times, more slowly. After the first
+    permission error under a prefix, its other files are not tried.
+
+    Args:
+        storage: The storage of the files.
+        sizes_bytes: The files with their sizes.
+        budget: The budget of the run.
+        before_batch: Called before each batch. It may raise to stop, add to ``spared``, or return the fence that other
+            processes check before each request. If it repeatedly fails transiently, the deletion ends early.
+        spared: Files to keep.
+        progress: Called with the counted thing, the number done, and the total.
+        executor: Deletes the files.
     """
-    done = _Deleting(storage, sizes_bytes, budget, before_batch, spared, progress, executor).run()
+    done = _Run(storage, sizes_bytes, budget, before_batch, spared, progress, executor).run()
     hub.add(FREED_FILES, done.files)
     hub.add(FREED_BYTES, done.bytes)
     return done
@@ -142,7 +166,7 @@ def delete_files(
 def delete_operation_files(storage: Storage, paths: Sequence[str]) -> None:
     """Delete files of operations, such as plans and manifests, that no definition names any more.
 
-    A file that cannot be deleted stays, and a removal of orphans deletes it.
+    A file that cannot be deleted stays until the next orphan removal.
 
     Args:
         storage: The storage of the lakehouse.
@@ -152,10 +176,12 @@ def delete_operation_files(storage: Storage, paths: Sequence[str]) -> None:
         StorageError: If the request fails as a whole.
     """
     for path, error in storage.delete_many(paths).items():
-        logger.warning("file %r, which no definition names any more, could not be deleted: %s", path, error)
+        logger.warning("could not delete %r, which no definition names any more: %s", path, error)
 
 
-class _Deleting:
+class _Run:
+    """One run of a deletion."""
+
     def __init__(
         self,
         storage: Storage,
@@ -176,10 +202,10 @@ class _Deleting:
         self._executor = executor
         self._held_back: frozenset[str] = frozenset()
         self._idle_rounds = 0
-        # The pace is that of deletes: time for planning is no credit for a burst.
+        # The rate limit starts now, so that the time for planning does not allow a burst.
         self._begun_s = 0.0 if self._budget.requests_per_second is None else time.monotonic()
         self._refused: dict[str, StorageError] = {}
-        self._unseen: StorageError | None = None
+        self._check_failure: StorageError | None = None
         self._done = Deletion()
 
     def run(self) -> Deletion:
@@ -194,21 +220,23 @@ class _Deleting:
         return self._done
 
     def _batch_files(self) -> int:
-        """Return how many files are sent together: a round of parallel requests, fewer when the budget ends."""
+        """Return the size of a batch: one round of parallel requests, or fewer at the end of the budget."""
         requests = self._spending.within(self._executor.batches_between_checks(self._storage))
         if self._budget.requests_per_second is not None:
             requests = min(requests, max(1, int(self._budget.requests_per_second)))
         return max(1, requests) * self._storage.delete_batch_size
 
     def _put_back(self, left: deque[str], batch: Collection[str]) -> None:
-        """Put back files that executors held back. Ends the deletion if they repeatedly made no progress."""
+        """Put back files that executors held back, and end the deletion if they repeatedly make no progress."""
         left.extendleft(sorted(self._held_back, reverse=True))
         self._idle_rounds = self._idle_rounds + 1 if len(self._held_back) == len(batch) else 0
         if self._idle_rounds == _MOST_IDLE_ROUNDS:
-            self._done.stopped = f"executors deleted nothing in {_MOST_IDLE_ROUNDS} rounds: they were lost or late"
+            self._done.stopped = (
+                f"executors deleted nothing in {_MOST_IDLE_ROUNDS} rounds, because they were lost or late"
+            )
 
     def _allowed(self, batch: Iterable[str]) -> list[str]:
-        """Return the files of a batch under prefixes where deleting was not refused; the others have failed, too."""
+        """Return the files of a batch to try. Files under a prefix with a permission error fail without a request."""
         allowed = []
         for path in batch:
             refusal = self._refused.get(_prefix_of(path))
@@ -216,20 +244,20 @@ class _Deleting:
                 allowed.append(path)
             else:
                 self._done.failures[path] = StoragePermissionError(
-                    f"not tried, as the storage refused to delete another file of {_prefix_of(path) or 'the catalog'}:"
-                    f" {refusal.message}",
+                    f"not tried, because the storage refused to delete another file of"
+                    f" {_prefix_of(path) or 'the catalog'}: {refusal.message}",
                     path=path,
                 )
         return allowed
 
     def _delete(self, paths: list[str]) -> None:
-        """Delete files of one batch. Files that failed in passing are sent again after a pause."""
+        """Delete the files of one batch. Files that failed transiently are retried after a pause."""
         remaining = paths
         self._held_back = frozenset()
 
         def attempt() -> None:
             nonlocal remaining
-            self._keep_pace()  # before the check: the batch that it allows is sent at once
+            self._keep_pace()  # before the check, because the batch must be sent right after it
             fence = self._check_fence()
             for path in [path for path in remaining if path in self._spared]:
                 remaining.remove(path)
@@ -253,42 +281,42 @@ class _Deleting:
                 if isinstance(error, StoragePermissionError):
                     self._refused.setdefault(_prefix_of(path), error)
             self._done.throttled += any(isinstance(error, ThrottledError) for error in failed.values())
-            remaining = [path for path, error in failed.items() if isinstance(error, _PASSING)] + unsent
+            remaining = [path for path, error in failed.items() if isinstance(error, _TRANSIENT)] + unsent
             if remaining and self._spending.exhausted() is None:
                 raise self._done.failures[remaining[0]]
 
         if not paths:
             return
         again = Retrying(
-            retry=retry_if_exception_type(_PASSING),
+            retry=retry_if_exception_type(_TRANSIENT),
             stop=stop_after_attempt(_TRIES),
             wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
             sleep=time.sleep,
             retry_error_callback=lambda _: None,  # final failures are in the report
         )
         again(attempt)
-        if self._unseen is not None:
-            self._done.stopped = f"it could not be seen whether more may be deleted: {self._unseen.message}"
+        if self._check_failure is not None:
+            self._done.stopped = f"it could not be checked whether more may be deleted: {self._check_failure.message}"
 
     def _check_fence(self) -> DeletionFence | None:
-        """Check that the batch may be sent. Remembers a passing failure, and raises it to be tried again."""
+        """Check that the batch may be sent. A transient failure is recorded, and raised to be retried."""
         try:
             fence = self._before_batch()
-        except _PASSING as error:
-            self._unseen = error
+        except _TRANSIENT as error:
+            self._check_failure = error
             raise
-        self._unseen = None
+        self._check_failure = None
         return fence
 
     def _keep_pace(self) -> None:
-        """Wait until the next batch may be sent, by the limit of requests per second over the whole run."""
+        """Wait until the rate limit, over the whole run, allows the next batch."""
         if self._budget.requests_per_second is not None:
             due_s = self._begun_s + self._done.requests / self._budget.requests_per_second
             time.sleep(max(0.0, due_s - time.monotonic()))
 
 
 def _prefix_of(path: str) -> str:
-    """Return the prefix to which permissions apply: a table's, that of operations, or the catalog's files."""
+    """Return the prefix that permissions apply to: a table's folder, that of operations, or empty for the catalog."""
     table_id = table_id_in(path)
     if table_id is not None:
         return f"{TABLES_PREFIX}{table_id}/"
@@ -297,28 +325,28 @@ def _prefix_of(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DeletingOperation(TimedOperation[TimedT, ReportT]):
-    """Base of operations that delete files: with an executor, and with the spending and the progress of the run."""
+    """Base of operations that delete files."""
 
     executor: Executor
     spending: Spending = field(default_factory=Spending)
     progress: Progress = no_progress
 
     def plan(self) -> TimedT:
-        """Plan on the latest version. Raises BudgetSpentBeforeError, and the errors of ``plan_`` of its kind."""
+        """Make a plan on the latest version. Raises BudgetSpentBeforeError, and the errors of :meth:`plan_at`."""
         lake = MeteredLakehouse(self.lake, self.spending).lake
         with self.spending.planning(self.progress) as progress:
             here = replace(self, lake=lake, progress=progress)
-            made = on_latest(lake, lambda base: here.plan_at(base, lake.storage.now_ms()))
-        operation = cast(Self, made.operation)
-        own = replace(operation, lake=uncached(self.lake), spending=Spending(), progress=no_progress)
-        return replace(made, operation=own)
+            plan = on_latest(lake, lambda base: here.plan_at(base, lake.storage.now_ms()))
+        operation = cast(Self, plan.operation)
+        fresh = replace(operation, lake=uncached(self.lake), spending=Spending(), progress=no_progress)
+        return replace(plan, operation=fresh)
 
     def prepared(self, plan: TimedT, approved_digest: str | None) -> tuple[Self, MeteredLakehouse, TimedT]:
-        """Return this operation on a metered lakehouse, that lakehouse, and the plan that was approved.
+        """Return this operation on a metered lakehouse, the lakehouse, and the approved plan.
 
         Args:
             plan: The plan to execute.
-            approved_digest: The digest of the approved plan, None if ``plan`` was not approved.
+            approved_digest: The digest of the approved plan, if any.
 
         Raises:
             PlanChangedError: If the approved plan cannot be made again.

@@ -1,7 +1,7 @@
-"""Expires versions.
+"""Expire and undelete versions.
 
-From then on nobody can open them, and a purge may free the files that only they need (docs/internals/protocol.md).
-Nothing is deleted here. Until the purge begins, undelete brings expired versions back.
+Expired versions cannot be opened, and a purge may delete the files that only they need (docs/internals/protocol.md).
+Expiring deletes nothing, and undelete restores expired versions until their purge begins.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 _OPERATION = "expire"
 _MAX_PLANS = 20
 _ROOTS_AT_ONCE = 64
-#: The basis of verdicts besides versions and time.
+#: The settings that verdicts depend on.
 _DECIDING_SETTINGS = (
     "expirations",
     "exports",
@@ -57,7 +57,7 @@ _DECIDING_SETTINGS = (
     "maximum_version_age_millis",
     "maximum_version_age_millis_overrides",
     "minimum_versions_to_keep",
-    "orphans_removed_before_millis",  # lost where another program went back: to be reconciled first
+    "orphans_removed_before_millis",  # if another program lost it, a reconcile is needed first
     "retention_rules",
     "txn_ttl_millis",
 )
@@ -65,22 +65,23 @@ _DECIDING_SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ExpirationReport(Document):
-    """Versions that expired, and the files that a purge will free. ``version`` recorded it, None if nothing expired.
+    """The expired versions, and what a purge will reclaim."""
 
-    ``spared`` are versions of the approved plan that are kept now. ``files`` are those that only expired versions
-    reach, ``bytes`` their sizes. ``purgeable_at_ms`` is when a purge may begin, in milliseconds since the epoch. All
-    files in the folders of ``damaged`` tables stay.
-    """
-
+    #: The version that recorded the expiration; None if nothing expired.
     version: int | None
     batch: str | None
     versions: str
+    #: Versions of the approved plan that were kept.
     spared: str
     exports: tuple[str, ...]
+    #: The number of files that only expired versions reach.
     files: int
+    #: The size of these files.
     bytes: int
     plan_path: str | None
+    #: When a purge may begin, in milliseconds since the epoch.
     purgeable_at_ms: int | None
+    #: Tables with unreadable files, whose folders are kept, with the reason.
     damaged: Mapping[str, str]
     cost: Cost
 
@@ -88,7 +89,7 @@ class ExpirationReport(Document):
         """Return one row."""
         if self.version is None:
             return new_table("Nothing expired")
-        title = f"Expired in version {self.version}; undelete brings them back until the purge begins"
+        title = f"Expired in version {self.version}; undelete restores the versions until their purge begins"
         title += damaged_tables(self.damaged)
         until = None if self.purgeable_at_ms is None else utc_of(self.purgeable_at_ms)
         row = (self.versions, ", ".join(self.exports), self.files, self.bytes, until)
@@ -97,22 +98,23 @@ class ExpirationReport(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpirationPlan(TimedPlan):
-    """The versions that would expire, and the reasons, at a version and time.
-
-    ``exports`` are the names of exports that are past their time. ``files`` counts the files that only these versions
-    and exports reach, by kind, and ``bytes`` their sizes. A purge frees them. All files in the folders of ``damaged``
-    tables stay. ``records`` are those of all versions' roots, ascending, those of the past included.
-    """
+    """The versions and exports to expire, with the reasons."""
 
     base_version: int
     now_ms: int
     versions: str
+    #: The names of exports whose retention is over.
     exports: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
+    #: The number of files that only these versions and exports reach, by kind.
     files: Mapping[str, int]
+    #: The size of these files.
     bytes: int
+    #: Tables with unreadable files, whose folders are kept, with the reason.
     damaged: Mapping[str, str] = field(compare=False)
+    #: The files that a purge may delete.
     freed: ReclaimedFiles = field(repr=False, compare=False)
+    #: The records of all versions, in ascending order.
     records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
     operation: Expiration = field(repr=False, compare=False)
 
@@ -123,7 +125,7 @@ class ExpirationPlan(TimedPlan):
 
     @property
     def base(self) -> Snapshot:
-        """The version at which it was planned, read past all caches."""
+        """The version that the plan was made on, without caches."""
         assert self.operation.base is not None
         return self.operation.base
 
@@ -133,12 +135,12 @@ class ExpirationPlan(TimedPlan):
         return not self.versions and not self.exports
 
     def plan_file(self) -> PlanFile:
-        """Return the files that a purge will be allowed to delete."""
+        """Return the plan file, which lists the files that a purge may delete."""
         sizes_bytes = self.freed.sizes_bytes
         return PlanFile(_OPERATION, self.base_version, self.now_ms, self.versions, self.exports, sizes_bytes)
 
     def table(self) -> Table:
-        """Return one row for each version, what happens to it and why. An empty plan has its reason in the title."""
+        """Return one row for each version with its verdict. The title of an empty plan has the reason."""
         title = (
             f"At version {self.base_version}: {len(VersionRanges.parse(self.versions))} of {len(self.verdicts)}"
             f" versions expire, with {len(self.freed.sizes_bytes)} files of {self.bytes} bytes{self._why_empty()}"
@@ -149,48 +151,63 @@ class ExpirationPlan(TimedPlan):
         rows: list[tuple[object, ...]] = [
             (verdict.version, "expires" if verdict.expires else "kept", verdict.reason) for verdict in self.verdicts
         ]
-        rows += [(f"export {name}", "ends", "it is past the time for which it is retained") for name in self.exports]
+        rows += [(f"export {name}", "ends", "its retention is over") for name in self.exports]
         return new_table(title, "version", "verdict", "why", rows=rows)
 
     def _why_empty(self) -> str:
-        """Say of an empty plan why the oldest version is kept, or that there is but one."""
+        """Return why the oldest version is kept, for an empty plan."""
         if not self.is_empty or not self.verdicts:
             return ""
         oldest = min(self.verdicts, key=lambda verdict: verdict.version)
         return f": the oldest one, version {oldest.version}, is kept: {oldest.reason}"
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExpirationReport:
-        """Record the expiry in one commit. Versions that are kept by now are spared, and none is added.
+        """Record the expiration in one commit. Versions that must be kept now are left out, and none is added.
 
-        Raises PlanChangedError when the approved plan cannot be made again, MaintenanceBlockedError before a
-        reconcile, CommitConflictError, StorageError.
+        Args:
+            approved_digest: The digest of the approved plan, if any.
+            progress: Called with the counted thing, the number done, and the total.
+
+        Raises:
+            PlanChangedError: The approved plan can no longer be made.
+            MaintenanceBlockedError: A reconcile is needed.
+            CommitConflictError: A concurrent commit changed the settings, or the attempts are exhausted.
+            StorageError: The storage failed.
         """
         return replace(self.operation, progress=progress).execute(self, approved_digest)
 
     def within(self, freed: ReclaimedFiles) -> Self:
-        """Return this plan with those of its files that others have, too."""
+        """Return this plan with only those files that ``freed`` contains, too."""
         within = self.freed.within(freed)
         return replace(self, freed=within, bytes=within.bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
-    """The expiry of versions by a policy, None for the lakehouse's own. ``base`` is where a plan was made."""
+    """Expires versions by a policy."""
 
     telemetry_name = "expiration"
 
+    #: The policy; None for the lakehouse's own settings.
     policy: RetentionPolicy | None
     executor: Executor
+    #: The version that a plan was made on.
     base: Snapshot | None = None
     progress: Progress = no_progress
 
     def plan(self) -> ExpirationPlan:
-        """Plan on the latest version. Raises what :func:`plan_expiration` raises."""
-        made = on_latest(self.lake, lambda base: self.plan_at(base, self.lake.storage.now_ms()))
-        return replace(made, operation=replace(made.operation, progress=no_progress))
+        """Make a plan on the latest version. Raises the errors of :func:`plan_expiration`."""
+        plan = on_latest(self.lake, lambda base: self.plan_at(base, self.lake.storage.now_ms()))
+        return replace(plan, operation=replace(plan.operation, progress=no_progress))
 
     def plan_at(self, base: Snapshot, now_ms: int, *, within: ExpirationPlan | None = None) -> ExpirationPlan:
-        """Plan at a version and time. ``within`` limits it to what another plan lets expire."""
+        """Make a plan for a version and a time.
+
+        Args:
+            base: The version.
+            now_ms: The time, in milliseconds since the epoch.
+            within: A plan whose versions and exports limit the new plan.
+        """
         survey = survey_versions(self.lake, base, self.progress, executor=self.executor)
         survey.check_reconciled()
         policy = own_policy = RetentionPolicy.of(base.definition)
@@ -220,7 +237,7 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
         )
 
     def run(self, plan: ExpirationPlan, approved_digest: str | None) -> ExpirationReport:
-        """Record the expiry in one commit."""
+        """Record the expiration in one commit."""
         metered = MeteredLakehouse(self.lake)
         here = replace(self, lake=metered.lake)
         approved = here.as_approved(plan, approved_digest)
@@ -234,7 +251,7 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
         return commit_on_latest(attempt, _MAX_PLANS)
 
     def _on(self, latest: Snapshot, approved: ExpirationPlan) -> ExpirationPlan:
-        """Return a plan on its or a later version: without versions kept there, and never with more."""
+        """Return the approved plan, or one for a newer version, with at most the same versions and files."""
         if latest.version == approved.base_version:
             return approved
         return self.plan_at(latest, approved.now_ms, within=approved).within(approved.freed)
@@ -246,7 +263,7 @@ def _commit(
     lake = metered.lake
     written_since_ms = lake.storage.now_ms()
     plan_path = write_plan_file(lake.storage, plan.plan_file())
-    digest = plan.plan_file().digest  # of the file, which a purge compares
+    digest = plan.plan_file().digest  # a purge compares it with the file
     batch = ExpirationBatch(id=str(uuid.uuid4()), versions=plan.versions, plan_path=plan_path, digest=digest)
 
     def expired(base: Snapshot) -> LakehouseDef:
@@ -302,15 +319,15 @@ def _report(
 
 
 def _check_same_settings(base: Snapshot, latest: Snapshot) -> None:
-    """Raise CommitConflictError if a commit in between changed the basis of verdicts.
+    """Raise CommitConflictError if a concurrent commit changed settings that verdicts depend on.
 
-    Further versions never make a version expire less, but other settings, exports and expirations do.
+    New versions do not change verdicts, but settings, exports and expirations do.
     """
     if latest.definition_location != base.definition_location:
         for name in _DECIDING_SETTINGS:
             if getattr(base.definition, name) != getattr(latest.definition, name):
                 raise CommitConflictError(
-                    f"nothing expired: version {latest.version} changed {name} of the lakehouse; run it again",
+                    f"nothing expired: version {latest.version} changed {name} of the lakehouse; run expire again",
                     conflicts=(f"settings of the lakehouse: {name} changed since the plan",),
                     base_version=base.version,
                     latest_version=latest.version,
@@ -324,30 +341,49 @@ def plan_expiration(
     progress: Progress = no_progress,
     executor: Executor = LOCAL,
 ) -> ExpirationPlan:
-    """Plan which versions expire by a policy, by default the lakehouse's own settings. Only reads.
+    """Plan which versions expire, without writing.
 
-    An executor reads all unpurged roots, the nodes that kept versions reach, and further nodes of expiring ones. Raises
-    InvalidInputError for an empty policy, MaintenanceBlockedError before a reconcile, StorageError. Raises
-    CorruptFileError and FileMissingError for a kept root or node that cannot be read.
+    Reads all unpurged roots, the nodes that kept versions reach, and other nodes of expiring versions.
+
+    Args:
+        lake: The lakehouse.
+        policy: The policy; by default the lakehouse's own settings.
+        progress: Called with the counted thing, the number done, and the total.
+        executor: Reads the files.
+
+    Raises:
+        InvalidInputError: The policy is empty.
+        MaintenanceBlockedError: A reconcile is needed.
+        CorruptFileError: A kept root or node is damaged.
+        FileMissingError: A kept root or node is missing.
+        StorageError: The storage failed.
     """
     return Expiration(lake=uncached(lake), policy=policy, executor=executor, progress=progress).plan()
 
 
 def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
-    """Bring expired versions back, given as ``3-90,95``, a number or numbers. Returns the version that records it.
+    """Restore expired versions. The next expiration expires them again, unless an export or a setting keeps them.
 
-    They expire again by the next expiry unless an export pins them or a setting keeps them. Raises
-    VersionExpiredError where their purge has begun, InvalidInputError for versions that are not expired,
-    MaintenanceBlockedError before a reconcile.
+    Args:
+        lake: The lakehouse.
+        versions: The versions as ``3-90,95``, as a number, or as numbers.
+
+    Returns:
+        The version that recorded it.
+
+    Raises:
+        VersionExpiredError: The purge of a version has begun.
+        InvalidInputError: A version is not expired.
+        MaintenanceBlockedError: A reconcile is needed.
     """
     with operation_span("undelete"):
         wanted = _ranges(versions)
         if not len(wanted):
-            raise InvalidInputError("undelete which versions? Write them as 3-90,95")
+            raise InvalidInputError("versions must not be empty; use a format such as 3-90,95")
 
         lake = uncached(lake)
         survey = survey_versions(lake)
-        survey.check_reconciled()  # another program's definition may say EXPIRED of versions that a purge is sealing
+        survey.check_reconciled()  # a foreign definition may list versions as EXPIRED that a purge is sealing
 
         def undeleted(base: Snapshot) -> LakehouseDef:
             if base.version != survey.base.version:
@@ -360,42 +396,42 @@ def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
 
 
 def _check_not_sealed(lake: Lakehouse, versions: VersionRanges) -> None:
-    """Raise VersionExpiredError for sealed roots, even if the lakehouse definition has forgotten that.
+    """Raise VersionExpiredError for sealed roots.
 
-    This can happen after another program went back to an older one.
+    The lakehouse definition may not record the purge, if another program went back to an older definition.
     """
     roots = lake.files.roots
     for version, data in read_roots(roots, list(versions), _ROOTS_AT_ONCE):
         if data is None or SEALED_AT_MILLIS in decode_system_rows(data, roots.path(version)):
             raise VersionExpiredError(
-                f"version {version} cannot come back: it was purged", path=roots.path(version), version=version
+                f"version {version} cannot be undeleted: it was purged", path=roots.path(version), version=version
             )
 
 
 def _ranges(versions: str | int | Iterable[int]) -> VersionRanges:
     if isinstance(versions, str):
         return VersionRanges.parse(versions)
-    given: list[object] = list(versions) if isinstance(versions, Iterable) else [versions]
-    numbers = [version for version in given if type(version) is int and version >= 0]
-    if len(numbers) < len(given):
-        raise InvalidInputError("versions are given as 3-90,95, as a number, or as numbers")
+    values: list[object] = list(versions) if isinstance(versions, Iterable) else [versions]
+    numbers = [version for version in values if type(version) is int and version >= 0]
+    if len(numbers) < len(values):
+        raise InvalidInputError("versions must be a text such as 3-90,95, a number, or numbers")
     return VersionRanges.of(numbers)
 
 
 def _without(batches: Iterable[ExpirationBatch], wanted: VersionRanges) -> tuple[ExpirationBatch, ...]:
-    """Return batches without the wanted versions, each of which must be in one that can be undeleted."""
+    """Return batches without the wanted versions. Each wanted version must be in a batch that can be undeleted."""
     left, rest = [], wanted
     for batch in batches:
         ranges = batch.ranges()
-        found = ranges - (ranges - wanted)
-        if found and batch.state != ExpirationState.EXPIRED:
+        undeleted = ranges - (ranges - wanted)
+        if undeleted and batch.state != ExpirationState.EXPIRED:
             raise VersionExpiredError(
-                f"versions {found} cannot come back: their purge has begun", version=next(iter(found))
+                f"versions {undeleted} cannot be undeleted: their purge has begun", version=next(iter(undeleted))
             )
-        rest -= found
-        remaining = ranges - found
-        if remaining or not found:
-            left.append(replace(batch, versions=str(remaining)) if found else batch)
+        rest -= undeleted
+        remaining = ranges - undeleted
+        if remaining or not undeleted:
+            left.append(replace(batch, versions=str(remaining)) if undeleted else batch)
     if rest:
-        raise InvalidInputError(f"versions {rest} are not expired; log says which are")
+        raise InvalidInputError(f"versions {rest} are not expired; list expired versions with: trinitylake log")
     return tuple(left)

@@ -1,8 +1,7 @@
-"""Inventories of object storages: find one, and read its files instead of listing.
+"""Inventories of object storage, which are read instead of listing millions of files.
 
-An inventory spares the listing of millions of files (docs/spark/cluster.md, "Inventories"), and nothing in it is
-believed. Each file in it that nothing reaches is asked for, and counts as the storage shows it now. It lacks later
-files.
+The content of an inventory is untrusted and may be old (docs/spark/cluster.md, "Inventories"): each unreached file in
+it is looked up in the storage before it counts.
 """
 
 from __future__ import annotations
@@ -52,56 +51,61 @@ from trinitylake_ops.storage.paths import check_path
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
 _ROWS_AT_ONCE = 8_192
-#: What a file may name: so many keys and characters of them always, and more by its bytes. Keys shrink, not to nothing.
+#: Limits of the keys in an inventory file: always so many keys and characters, and more by the size of the file.
 _ALWAYS_ALLOWED_KEYS, _ALWAYS_ALLOWED_CHARS = 1 << 20, 64 << 20
 _CHARS_PER_BYTE = 64
 _LONGEST_KEY_BYTES = 4096
 _PIECE_BYTES = 8 << 20
-_MAX_LINE_CHARS = 1 << 20  # keys have 1024 bytes at most
-#: The column of an inventory that is read.
+_MAX_LINE_CHARS = 1 << 20  # keys have at most 1024 bytes
+#: The column to read.
 KEY_COLUMN = "key"
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """An inventory as its ``manifest.json`` describes it, in the form of Amazon S3's.
-
-    ``created_at_ms`` is when it was begun, in milliseconds since the epoch. ``columns`` are the names of a CSV file's
-    columns, in lower case. ``source`` is the root of what it lists, such as a bucket. ``files`` are URIs.
-    """
+    """An inventory, as described by its ``manifest.json`` in the format of Amazon S3 Inventory."""
 
     location: str
+    #: When the inventory was started, in milliseconds since the epoch.
     created_at_ms: int
     file_format: str
+    #: The names of the columns of CSV files, in lower case.
     columns: tuple[str, ...]
+    #: The URI of the listed root, such as a bucket.
     source: str
+    #: The URIs of the files of the inventory.
     files: tuple[str, ...]
 
     def key_prefix(self, root: str) -> str | None:
-        """Return how the keys of files under a root begin, None for a root that it does not list."""
+        """Return the prefix of the keys of files under a root, or None if the inventory does not cover the root."""
         return root.removeprefix(self.source) if root.startswith(self.source) else None
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryQuery:
-    """What is sought: keys that begin with ``key_prefix`` and that nothing reaches, as paths without that.
-
-    ``reached`` are digests of what is reached, ascending. With ``only_tables`` just files of tables are sought.
-    """
+    """A search for unreached keys with a prefix."""
 
     key_prefix: str
+    #: The digests of reached paths, in ascending order.
     reached: bytes
+    #: Whether to find only files of tables.
     only_tables: bool = False
 
     @classmethod
     def beyond(cls, key_prefix: str, reached: Iterable[str], *, only_tables: bool = False) -> Self:
-        """Return the search for what is not among reached paths."""
+        """Return the search for paths that are not reached.
+
+        Args:
+            key_prefix: The prefix of the keys.
+            reached: The reached paths, without the prefix.
+            only_tables: Whether to find only files of tables.
+        """
         return cls(key_prefix, array("Q", sorted(map(_digest, reached))).tobytes(), only_tables)
 
 
 @dataclass(slots=True)
 class InventoryMatches:
-    """How many of a file's keys are reached, and the others with names that the lakehouse gives, as paths."""
+    """The number of reached keys in a file, and the unreached keys with generated names, as paths."""
 
     n_reached: int = 0
     unreached: list[str] = field(default_factory=list)
@@ -109,7 +113,7 @@ class InventoryMatches:
 
 @dataclass(frozen=True, slots=True)
 class InventorySearch:
-    """Work: reads files of an inventory, by their URIs, once for all that is sought."""
+    """Work that reads files of an inventory, by URI, once for all searches."""
 
     weight: ClassVar[Weight] = Weight.INVENTORY
 
@@ -119,11 +123,11 @@ class InventorySearch:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse; those of inventories are not counted."""
+        """The storage of the lakehouse. Requests for the inventory itself are not counted."""
         return (self.io.storage,)
 
     def __call__(self, files: Sequence[str]) -> list[list[InventoryMatches]]:
-        """Return what is in each file, for each that is sought.
+        """Return the matches of each search in each file.
 
         Raises CorruptFileError, FileMissingError, StorageError.
         """
@@ -172,7 +176,7 @@ class InventorySearch:
 
 
 def _is_generated_name(path: str, *, only_tables: bool) -> bool:
-    """Whether a file of this path may be an orphan; those with names of operations are listed instead."""
+    """Whether a path may be an orphan. Paths of operations are listed instead."""
     is_catalog_file = not only_tables and is_immutable_path(path) and not path.startswith(ROOT_PREFIX)
     if not is_catalog_file and not is_below_tables(path):
         return False
@@ -196,22 +200,22 @@ def _csv_keys(stream: Any, inventory: Inventory, _uri: str) -> Iterator[str]:
 
 
 def _bounded(keys: Iterable[str], file_bytes: int) -> Iterator[str]:
-    """Yield keys. Raises ValueError where there are more than a file of so many bytes holds."""
+    """Yield keys. Raises ValueError if there are more than a file of this size can contain."""
     left_keys = _ALWAYS_ALLOWED_KEYS + file_bytes
     left_chars = _ALWAYS_ALLOWED_CHARS + _CHARS_PER_BYTE * file_bytes
     for key in keys:
         left_keys -= 1
         left_chars -= len(key)
         if left_keys < 0 or left_chars < 0:
-            raise ValueError(f"it names more than a file of {file_bytes} bytes holds")
+            raise ValueError(f"it contains more keys than a file of {file_bytes} bytes can")
         yield key
 
 
 def _lines(text: io.TextIOWrapper) -> Iterator[str]:
-    """Yield the lines of a text. Raises ValueError for one that is too long: that of a bomb never ends."""
+    """Yield the lines of a text. Raises ValueError for a line that is too long, as in a decompression bomb."""
     while line := text.readline(_MAX_LINE_CHARS):
         if len(line) == _MAX_LINE_CHARS:
-            raise ValueError(f"a line of it is longer than {_MAX_LINE_CHARS} characters")
+            raise ValueError(f"it has a line longer than {_MAX_LINE_CHARS} characters")
         yield line
 
 
@@ -219,9 +223,9 @@ def _parquet_keys(stream: Any, _inventory: Inventory, uri: str) -> Iterator[str]
     end = parquet_end(stream.seek(0, io.SEEK_END), partial(_range, stream), uri)
     metadata = read_footer(end, uri)
     if not pa.types.is_string(metadata.schema.to_arrow_schema().field(KEY_COLUMN).type):
-        raise ValueError(f"its column {KEY_COLUMN!r} is no text")
+        raise ValueError(f"its column {KEY_COLUMN!r} does not contain text")
     pages = pa.PythonFile(CheckedPages(stream, end, uri), mode="r")
-    # As a dictionary: one long text that all rows name is decoded once.
+    # As a dictionary, so that a long text in all rows is decoded once.
     file = pq.ParquetFile(pages, metadata=metadata, read_dictionary=[KEY_COLUMN])
     return _texts(file.iter_batches(_ROWS_AT_ONCE, columns=[KEY_COLUMN]))
 
@@ -240,70 +244,79 @@ def _texts(batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
         column = batch.column(KEY_COLUMN)
         texts = column.dictionary if isinstance(column, pa.DictionaryArray) else column
         if texts.nbytes > _LONGEST_KEY_BYTES * max(1, len(texts)):
-            raise ValueError(f"its column {KEY_COLUMN!r} has texts that are longer than any key")
+            raise ValueError(f"its column {KEY_COLUMN!r} contains texts longer than any key")
         keys = column.to_pylist()
         if not all(isinstance(key, str) for key in keys):
-            raise ValueError(f"its column {KEY_COLUMN!r} is no text, or has rows without one")
+            raise ValueError(f"its column {KEY_COLUMN!r} does not contain text, or has empty rows")
         yield from keys
 
 
-#: Reads the keys of a file, by the format that a manifest names.
+#: The readers of keys by file format.
 FORMATS: Mapping[str, Callable[[Any, Inventory, str], Iterator[str]]] = MappingProxyType(
     {"CSV": _csv_keys, "ORC": _orc_keys, "Parquet": _parquet_keys}
 )
 
 
 def read_inventory(lake: Lakehouse, location: str, table_root: str = "") -> Inventory:
-    """Read the manifest of an inventory, ``manifest.json``, by its URI or absolute path.
+    """Read the manifest of an inventory.
 
-    Its files are found in the bucket of the manifest, or in its folder where it is a local file. Raises
-    FileMissingError, CorruptFileError for what is no such manifest, StorageError. Raises InvalidInputError for that of
-    another bucket than those of the lakehouse and of ``table_root``, if there is one.
+    The files of the inventory are in the bucket of the manifest, or in its folder for a local manifest.
+
+    Args:
+        lake: The lakehouse.
+        location: The URI or absolute path of ``manifest.json``.
+        table_root: The URI of the table root, if any.
+
+    Raises:
+        FileMissingError: The manifest does not exist.
+        CorruptFileError: The file is not such a manifest.
+        InvalidInputError: The inventory covers neither the lakehouse nor the table root.
+        StorageError: The storage failed.
     """
     uri = as_uri(location)
     if not is_uri(uri) or uri.endswith("/"):
         raise InvalidLocationError(
-            f"inventory {location!r} is neither a URI nor an absolute path of its manifest.json", path=location
+            f"inventory {location!r} is not a URI or absolute path of a manifest.json", path=location
         )
     try:
         data = _inventory_io(lake, uri).read_whole(uri)
     except FileMissingError as error:
-        raise FileMissingError(f"there is no inventory {uri!r}: give the URI of its manifest.json", path=uri) from error
+        raise FileMissingError(f"there is no inventory {uri!r}; pass the URI of its manifest.json", path=uri) from error
     try:
         content = json.loads(data)
         source, file_format = str(content["sourceBucket"]), str(content["fileFormat"])
         created_at_ms, keys = int(content["creationTimestamp"]), [str(file["key"]) for file in content["files"]]
         columns = tuple(name.strip().lower() for name in str(content["fileSchema"]).split(","))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise CorruptFileError(f"{uri!r} is no manifest of an inventory", path=uri) from error
+        raise CorruptFileError(f"{uri!r} is not a manifest of an inventory", path=uri) from error
     if file_format not in FORMATS or (file_format == "CSV" and KEY_COLUMN not in columns):
         raise CorruptFileError(
-            f"the files of inventory {uri!r} are of format {file_format!r} with columns {', '.join(columns)}; known are"
-            f" {', '.join(FORMATS)}, with a column 'Key'",
+            f"the files of inventory {uri!r} have format {file_format!r} with columns {', '.join(columns)}; supported"
+            f" are {', '.join(FORMATS)}, with a column 'Key'",
             path=uri,
         )
     try:
         source_uri = normalize_root_uri(source if is_uri(source) else f"s3://{source}/")
     except InvalidLocationError as error:
-        raise CorruptFileError(f"{uri!r} is no manifest of an inventory: {error.message}", path=uri) from error
+        raise CorruptFileError(f"{uri!r} is not a manifest of an inventory: {error.message}", path=uri) from error
     inventory = Inventory(
         uri, created_at_ms, file_format, columns, source_uri, tuple(_folder_of(uri) + k for k in keys)
     )
     roots = [lake.root, *([normalize_root_uri(table_root)] if table_root else [])]
     if all(inventory.key_prefix(root) is None for root in roots):
         where = " and ".join(map(cut, roots))
-        raise InvalidInputError(f"inventory {uri!r} is one of {source_uri!r}, where {where} is not", path=uri)
+        raise InvalidInputError(f"inventory {uri!r} covers {source_uri!r}, which does not contain {where}", path=uri)
     return inventory
 
 
 def _folder_of(uri: str) -> str:
-    """Return the root of an inventory's files: the bucket of its manifest, or its folder where it is a local file."""
+    """Return the root of an inventory's files: the bucket of its manifest, or the folder of a local manifest."""
     scheme, _, rest = uri.partition("://")
     return f"{uri.rpartition('/')[0]}/" if scheme == "file" else f"{scheme}://{rest.partition('/')[0]}/"
 
 
 def _inventory_io(lake: Lakehouse, uri: str) -> StorageFileIO:
-    """Return what reads an inventory that the caller named by the URI of its manifest. Raises InvalidLocationError."""
+    """Return the FileIO for an inventory, whose URI the caller passed. Raises InvalidLocationError."""
     root = normalize_root_uri(_folder_of(uri))
     return reading_io(lake, [counted_with(lake.storage, open_storage(root, options_for(lake, root)))])
 
@@ -311,7 +324,7 @@ def _inventory_io(lake: Lakehouse, uri: str) -> StorageFileIO:
 class ListedByInventory(NamedTuple):
     """The files that an inventory leads to, under the root and under the table root.
 
-    None for a root of which it has no file that is reached: it is of something else there, or there is no such root.
+    None for a root of which the inventory contains no reached file, because it covers something else.
     """
 
     own: Iterator[FileInfo] | None
@@ -321,11 +334,22 @@ class ListedByInventory(NamedTuple):
 def list_by_inventory(
     lake: Lakehouse, executor: Executor, inventory: Inventory, mark: Mark, progress: Progress = no_progress
 ) -> ListedByInventory:
-    """Return the files in an inventory that a mark does not reach and that stand, and all with names of operations.
+    """Return unreached files of an inventory that still exist, and all files with names of operations.
 
-    Of a table that may go altogether all files are told, also those that came since the inventory. Extends the
-    mark to the files of tables. Raises what marking raises, InvalidInputError for an inventory that has no file of
-    the lakehouse, CorruptFileError, StorageError.
+    For tables that may be deleted as a whole, all files are included, even those newer than the inventory. Extends the
+    mark to files of tables.
+
+    Args:
+        lake: The lakehouse.
+        executor: Reads the inventory and looks up files.
+        inventory: The inventory.
+        mark: The mark.
+        progress: Called with the counted thing, the number done, and the total.
+
+    Raises:
+        InvalidInputError: The inventory contains no file of the lakehouse.
+        CorruptFileError: A file of the inventory is damaged.
+        StorageError: The storage failed.
     """
     mark.add_tables()
     own, there = _searched(lake, inventory, mark)
@@ -337,8 +361,8 @@ def list_by_inventory(
         progress("files of the inventory", done, len(inventory.files))
     if not any(root.n_reached for root in roots):
         raise InvalidInputError(
-            f"inventory {inventory.location!r} has none of the files that {lake.root} reaches: it is of another prefix,"
-            " or older than the lakehouse",
+            f"inventory {inventory.location!r} contains no file that {lake.root} reaches, because it covers another"
+            " prefix or is older than the lakehouse",
             path=inventory.location,
         )
     return ListedByInventory(
@@ -348,7 +372,7 @@ def list_by_inventory(
 
 
 def _searched(lake: Lakehouse, inventory: Inventory, mark: Mark) -> tuple[_Searched | None, _Searched | None]:
-    """Return the search under the root and that under the table root, None for what the inventory does not list."""
+    """Return the searches under the root and the table root, or None for a root that the inventory does not cover."""
     own = there = None
     if (prefix := inventory.key_prefix(lake.root)) is not None:
         reached = chain(*mark.catalog.paths, mark.tables.files)
@@ -362,7 +386,7 @@ def _searched(lake: Lakehouse, inventory: Inventory, mark: Mark) -> tuple[_Searc
 
 @dataclass(slots=True)
 class _Searched:
-    """The search under one root: what a mark reaches there, and what was found so far."""
+    """A search under one root."""
 
     storage: Storage
     reached: Container[str]
@@ -371,13 +395,13 @@ class _Searched:
     unreached: dict[str, None] = field(default_factory=dict)
 
     def take(self, matches: InventoryMatches) -> None:
-        """Add what is in a file. Digests tell most of what is reached, the mark also other names of files."""
+        """Add the matches of a file. Digests detect most reached files, the mark also other forms of names."""
         left = [path for path in matches.unreached if path not in self.reached]
         self.n_reached += matches.n_reached + len(matches.unreached) - len(left)
         self.unreached |= dict.fromkeys(left)
 
     def existing(self, executor: Executor, prefixes: Sequence[str] = ()) -> Iterator[FileInfo]:
-        """Yield what stands of what was found, all files of tables whose owner file may go, and those of prefixes."""
+        """Yield found files that exist, all files of tables whose owner file may be deleted, and those of prefixes."""
         for prefix in prefixes:
             yield from self.storage.list(prefix)
         ids = ((path, table_id) for path in self.unreached if (table_id := table_id_in(path)) is not None)
@@ -392,7 +416,7 @@ class _Searched:
 
 @dataclass(frozen=True, slots=True)
 class ExistenceCheck:
-    """Work: asks whether files stand, by their paths."""
+    """Work that looks up files, by path."""
 
     weight: ClassVar[Weight] = Weight.ANSWER
 
@@ -400,17 +424,17 @@ class ExistenceCheck:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """The one that is asked."""
+        """The storage of the files."""
         return (self.storage,)
 
     def __call__(self, paths: Sequence[str]) -> list[FileInfo | None]:
-        """Return size and time of each file, None where a listing would tell none. Raises StorageError."""
+        """Return the size and time of each file, or None if a listing would not contain it. Raises StorageError."""
         return run_parallel(in_one_round_trip(self._seen), paths, self.storage.concurrency)
 
     def _seen(self, path: str) -> FileInfo | None:
         try:
             found = self.storage.stat(path)
-        except (FileMissingError, InvalidLocationError):  # the latter of names that are too long for a file
+        except (FileMissingError, InvalidLocationError):  # the latter for names that are too long
             return None
-        # A link would give another name to a file that is needed.
+        # A link would be another name of a file that may be needed.
         return None if self.storage.is_linked(path) else found

@@ -1,11 +1,11 @@
-"""List the files under a root, and the chain of roots.
+"""List the files under a root, and check the chain of roots.
 
-Every file that an operation may delete has a certain name. It begins with twelve bits of a hash, in three folders, or
-with ``_``, or lies under ``tables/``. Whoever lists a part leaves out, or only tells, what the operation named, so that
-the rest never comes together in one place.
+The names of all files that an operation may delete begin with twelve bits of a hash in three folders, with ``_``, or
+with ``tables/``. A listing can therefore be split into parts. Each part filters its files by digests of known paths, so
+that the whole listing is never collected in one place.
 
-Another program's root stays as it is for ever, also as a sealed one. An operator who looked into it acknowledges it
-once, and from then on verify reports it as past.
+A root that another program wrote out of order can never be corrected. An operator acknowledges it once, and from then
+on verify reports it as known.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 _FOLDERS = tuple("".join(bits) + "/" for bits in product("01", repeat=4))
 _DIGEST_BYTES = 16
-#: So many files of a listing come in one page; a part should have a few pages at most.
+#: The expected number of files of a listing per part, which takes a few pages.
 _FILES_PER_PART = 2_000
 
 
 def may_be_lakehouse_file(path: str) -> bool:
-    """Whether a path is one of those that a listing by parts has."""
+    """Whether a listing by parts covers a path."""
     return path.startswith((*_FOLDERS, ROOT_PREFIX, TABLES_PREFIX))
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A prefix to list, with the digests of paths under it: of those to leave out, or of the only ones to tell."""
+    """A prefix to list, and digests of paths under it, which are either left out or the only ones returned."""
 
     prefix: str
     digests: bytes
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PartsWork:
-    """Work: lists parts."""
+    """Work that lists parts."""
 
     weight: ClassVar[Weight] = Weight.FOLDER
 
@@ -59,7 +59,7 @@ class PartsWork:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """The one that is listed."""
+        """The storage to list."""
         return (self.storage,)
 
     def __call__(self, parts: Sequence[Part]) -> list[list[FileInfo]]:
@@ -75,9 +75,9 @@ class PartsWork:
 
 @dataclass(frozen=True, slots=True)
 class _ExistingFiles:
-    """A listing of all files but those being written; parts leave out what bears no name that we give.
+    """A listing of all finished files. By parts, files with unknown names are left out.
 
-    Parts leave out nodes and definitions, too, but ``with_catalog``.
+    Without ``with_catalog``, parts leave out nodes and definitions, too.
     """
 
     storage: Storage
@@ -93,13 +93,13 @@ class _ExistingFiles:
 
 @dataclass(frozen=True, slots=True)
 class _UnreachedFiles:
-    """A listing of all files, those being written too; parts leave out ``reached``, and names that we do not give."""
+    """A listing of all files, including temporary ones. By parts, reached files and unknown names are left out."""
 
     storage: Storage
     reached: Sequence[Collection[str]]
 
     def whole(self) -> Iterator[FileInfo]:
-        for prefix in ("", TEMPORARY_PREFIX):  # a listing of all leaves those out
+        for prefix in ("", TEMPORARY_PREFIX):  # a listing of all files does not include temporary ones
             yield from self.storage.list(prefix)
 
     def parts(self) -> tuple[PartsWork, list[Part]]:
@@ -117,7 +117,7 @@ class _UnreachedFiles:
 
 @dataclass(frozen=True, slots=True)
 class _NamedFiles:
-    """A listing of some files, which bear names that we give; whole, it has all others, too."""
+    """A listing of given files. As a whole, it includes all other files."""
 
     storage: Storage
     paths: Iterable[str]
@@ -139,28 +139,46 @@ class _NamedFiles:
 
 
 def list_existing(storage: Storage, executor: Executor, *, with_catalog: bool) -> Iterator[FileInfo]:
-    """Yield all files but those being written, in no set order.
+    """Yield all finished files in any order.
 
-    Who lists by parts leaves out what bears no name that we give, and nodes and definitions but ``with_catalog``.
+    Args:
+        storage: The storage.
+        executor: Lists the files. If it lists by parts, files with unknown names are left out.
+        with_catalog: Whether a listing by parts includes nodes and definitions.
     """
     return executor.listed(_ExistingFiles(storage, with_catalog))
 
 
 def list_without(storage: Storage, executor: Executor, reached: Sequence[Collection[str]]) -> Iterator[FileInfo]:
-    """Yield the files that are not reached, those being written too.
+    """Yield the files that are not reached, including temporary ones.
 
-    Who lists in one go tells ``reached`` as well, and what bears no name that we give.
+    Args:
+        storage: The storage.
+        executor: Lists the files. If it lists as a whole, reached files and unknown names are included.
+        reached: The reached paths.
     """
     return executor.listed(_UnreachedFiles(storage, reached))
 
 
 def list_named(storage: Storage, executor: Executor, paths: Iterable[str]) -> Iterator[FileInfo]:
-    """Yield those of some files, which bear names that we give, that stand; who lists in one go tells all files."""
+    """Yield those of the given files that exist.
+
+    Args:
+        storage: The storage.
+        executor: Lists the files. If it lists as a whole, all other files are included.
+        paths: The paths of the files, with names that this package generates.
+    """
     return executor.listed(_NamedFiles(storage, paths))
 
 
 def list_folders(storage: Storage, executor: Executor, folders: Sequence[str]) -> Iterator[FileInfo]:
-    """Yield the files under prefixes."""
+    """Yield the files under prefixes.
+
+    Args:
+        storage: The storage.
+        executor: Lists the files.
+        folders: The prefixes.
+    """
     for infos in executor.map(PartsWork(storage), [Part(folder, b"", False) for folder in folders]):
         yield from infos
 
@@ -169,13 +187,20 @@ def _digest(path: str) -> bytes:
     return hashlib.blake2b(path.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()
 
 
-#: The property of the lakehouse definition that lists them, as ranges of versions.
+#: The property of the lakehouse definition that contains acknowledged versions, as ranges.
 ACKNOWLEDGED = "trinitylake.acknowledged-versions"
 _MOST_AT_ONCE = 1000
 
 
 def chain_faults(roots: Roots, version: int, root: NodeFile, before_ms: int) -> Iterator[tuple[str, str]]:
-    """Yield code and message of each fault between a root and the one before, created at ``before_ms``."""
+    """Yield the code and the message of each fault between a root and its predecessor.
+
+    Args:
+        roots: The roots of the lakehouse.
+        version: The number of the version.
+        root: The root of the version.
+        before_ms: When the predecessor was created, in milliseconds since the epoch.
+    """
     expected = roots.path(version - 1) if version > 0 else None
     named = root.system.get(PREVIOUS_ROOT)
     if _path_of(roots, named) != expected:
@@ -185,7 +210,7 @@ def chain_faults(roots: Roots, version: int, root: NodeFile, before_ms: int) -> 
 
 
 def _path_of(roots: Roots, location: str | None) -> str | None:
-    """Return the path of a root. Other programs may name it by its URI."""
+    """Return the path of a root, which other programs may have named by its URI."""
     try:
         return None if location is None else to_location(roots.storage.root, location)
     except InvalidLocationError:
@@ -193,7 +218,7 @@ def _path_of(roots: Roots, location: str | None) -> str | None:
 
 
 def acknowledged_versions(definition: LakehouseDef) -> VersionRanges:
-    """Return the versions whose faults an operator acknowledged, none if the record cannot be read."""
+    """Return the acknowledged versions, or none if the property cannot be parsed."""
     try:
         return VersionRanges.parse(definition.properties.get(ACKNOWLEDGED, ""))
     except InvalidInputError:
@@ -201,7 +226,12 @@ def acknowledged_versions(definition: LakehouseDef) -> VersionRanges:
 
 
 def with_acknowledged(definition: LakehouseDef, more: Iterable[VersionRanges]) -> LakehouseDef:
-    """Return a definition that lists further versions."""
+    """Return a definition with additional acknowledged versions.
+
+    Args:
+        definition: The lakehouse definition.
+        more: The additional versions.
+    """
     known = acknowledged_versions(definition)
     for versions in more:
         known |= versions
@@ -211,23 +241,31 @@ def with_acknowledged(definition: LakehouseDef, more: Iterable[VersionRanges]) -
 
 
 def without_acknowledged(definition: LakehouseDef) -> LakehouseDef:
-    """Return the definition for another lakehouse, which has other versions."""
+    """Return a definition without acknowledged versions, for a lakehouse with other versions."""
     properties = {name: value for name, value in definition.properties.items() if name != ACKNOWLEDGED}
     return replace(definition, properties=properties)
 
 
 def parse_acknowledged(text: str) -> VersionRanges:
-    """Return versions as an operator gives them, such as ``7`` or ``7,9-12``. Raises InvalidInputError."""
+    """Parse versions such as ``7`` or ``7,9-12``. Raises InvalidInputError."""
     versions = VersionRanges.parse(text)
     if not versions or len(versions) > _MOST_AT_ONCE:
         raise InvalidInputError(
-            f"{text!r} cannot be acknowledged at once: give 1 to {_MOST_AT_ONCE} versions, such as 7 or 7,9-12"
+            f"{text!r} cannot be acknowledged; pass 1 to {_MOST_AT_ONCE} versions, such as 7 or 7,9-12"
         )
     return versions
 
 
 def check_faulty(latest: Snapshot, versions: VersionRanges) -> None:
-    """Raise InvalidInputError for a version whose root has no fault, or cannot be read. Only faults are settled."""
+    """Check that all versions have a fault to acknowledge.
+
+    Args:
+        latest: The latest version.
+        versions: The versions to acknowledge.
+
+    Raises:
+        InvalidInputError: The root of a version has no fault, or cannot be read.
+    """
     for version in versions:
         faults: list[tuple[str, str]] = []
         if 0 <= version <= latest.version:
@@ -239,8 +277,8 @@ def check_faulty(latest: Snapshot, versions: VersionRanges) -> None:
             )
         if not faults:
             raise InvalidInputError(
-                f"version {version} has nothing to acknowledge: that is for roots in which verify finds chain-broken"
-                " or time-not-rising"
+                f"version {version} has nothing to acknowledge; only versions that verify reports as chain-broken or"
+                " time-not-rising can be acknowledged"
             )
 
 

@@ -1,6 +1,6 @@
-"""What is kept, what is reachable, what may be deleted: the only definition of all three (docs/internals/protocol.md).
+"""The only definition of what is kept, what is reachable, and what may be deleted (docs/internals/protocol.md).
 
-Nothing is ever deleted by its age or its number alone, only because no kept root reaches it.
+A file is deleted only because no kept root reaches it, never because of its age or its number alone.
 """
 
 from __future__ import annotations
@@ -37,14 +37,19 @@ _REPORTED_EACH = 256
 
 
 class CatalogReach:
-    """The nodes and definitions that roots reach: pnodes of section 2, pvalues of sections 2 and 3.
+    """The nodes and definitions that roots reach: pnodes of section 2, and pvalues of sections 2 and 3.
 
-    Never ``previous_root`` or ``rollback_from_root``. Values that newer messages shadow count, too. Each
-    node is read once; subtrees in ``known`` are passed over. With ``skips_damaged`` so are nodes that are gone
-    or cannot be decoded, with all below: only for roots that nobody keeps.
+    ``previous_root`` and ``rollback_from_root`` are not followed. Values that newer messages shadow are included. Each
+    node is read once.
 
-    A file that is named by a URI may be under this root by another name of it, such as a link. A name in other letters
-    than ASCII's lower case may be listed otherwise. ``other_names`` are the names of such files.
+    A file that is named by a URI may be under this root, by another name of the root such as a link. A name with
+    characters other than lower-case ASCII may be listed in another form. ``other_names`` contains these names.
+
+    Args:
+        files: The files of the lakehouse.
+        known: Subtrees to skip, because they are reached already.
+        skips_damaged: Whether to skip missing and damaged nodes, with the nodes below. Only for roots that expire.
+        executor: Reads the nodes.
     """
 
     def __init__(
@@ -69,14 +74,20 @@ class CatalogReach:
 
     @property
     def paths(self) -> tuple[set[str], set[str], set[str]]:
-        """All that is reached: nodes, definitions of tables, and others."""
+        """All reached paths: nodes, definitions of tables, and other definitions."""
         return self.nodes, self.tables, self.others
 
     def add(self, roots: Iterable[SurveyedRoot], progress: Progress = no_progress) -> None:
-        """Add what roots reach, reading nodes level by level, many at once.
+        """Add what roots reach. Reads nodes level by level.
 
-        Raises FileMissingError, CorruptFileError and other StorageErrors for a node that cannot be read: then
-        nobody knows what it reaches.
+        Args:
+            roots: The roots.
+            progress: Called with the counted thing, the number done, and the total.
+
+        Raises:
+            FileMissingError: A node is missing.
+            CorruptFileError: A node is damaged, so what it reaches is unknown.
+            StorageError: The storage failed.
         """
         frontier: list[str] = []
         for root in roots:
@@ -99,7 +110,7 @@ class CatalogReach:
                     n_walked = len(self.nodes) + len(walked)
                     progress("nodes", n_walked, n_walked + len(frontier) - done)
             frontier = below
-        self.nodes |= walked  # not before: whoever tries again after a failure walks all of it again
+        self.nodes |= walked  # not before, so that a retry after a failure walks these nodes again
 
     def _add_definitions(self, pointers: Pointers) -> None:
         known = self._known
@@ -118,7 +129,7 @@ class CatalogReach:
 
 @dataclass(frozen=True, slots=True)
 class NodeWalk:
-    """Work: reads nodes of one level, by their paths."""
+    """Work that reads nodes of one level, by path."""
 
     weight: ClassVar[Weight] = Weight.NODE
 
@@ -126,11 +137,11 @@ class NodeWalk:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse."""
+        """The storage of the lakehouse."""
         return (self.files.storage,)
 
     def __call__(self, paths: Sequence[str]) -> list[Pointers | StorageError]:
-        """Return what nodes point to; a failure stands in the place of a node that cannot be read."""
+        """Return the pointers of each node, or the error for a node that cannot be read."""
         place = located(self.files.storage.root)
         nodes = self.files.nodes.load_available(paths)
         return [Pointers.of(node, place) if isinstance(node, NodeFile) else node for node in nodes]
@@ -138,7 +149,7 @@ class NodeWalk:
 
 @dataclass(frozen=True)
 class RetainedRoots:
-    """The roots whose files must stay, and single files that belong to exports."""
+    """The roots whose files are kept, and single files that are kept for exports and operations."""
 
     roots: tuple[SurveyedRoot, ...]
     paths: frozenset[str] = field(default_factory=frozenset)
@@ -147,11 +158,17 @@ class RetainedRoots:
 def retained_roots(
     survey: Survey, *, without: Iterable[int] = (), without_exports: Iterable[str] = ()
 ) -> RetainedRoots:
-    """Return the kept roots: versions that are live or can be undeleted, exports, and what operations need.
+    """Return the kept roots: versions that can be read or undeleted, and exports.
 
-    Those are the copies that manifests of unfinished exports name, and the plans of expired versions. ``without``
-    are versions, and ``without_exports`` exports, that are about to go. Raises StorageError where an exported root
-    or a manifest cannot be read.
+    Single files are kept as well: copies that manifests of unfinished exports name, and the plans of expired versions.
+
+    Args:
+        survey: The survey of all versions.
+        without: Versions that are about to be removed.
+        without_exports: The names of exports that are about to be removed.
+
+    Raises:
+        StorageError: The root or the manifest of an export cannot be read.
     """
     leaving = frozenset(without)
     versions = survey.live() + survey.expired(ExpirationState.EXPIRED)
@@ -169,7 +186,7 @@ def retained_roots(
 
 
 def _exports(survey: Survey, without: Iterable[str]) -> dict[str, str]:
-    """Return name -> location of all exports but some; those being made have an empty one."""
+    """Return the locations of exports by name, except some; those of unfinished exports are empty."""
     definition, dropped = survey.definition, frozenset(without)
     names = dict.fromkeys((record.name for record in definition.exports), "") | dict(definition.exported_snapshots)
     root_uri = survey.lake.root
@@ -177,7 +194,15 @@ def _exports(survey: Survey, without: Iterable[str]) -> dict[str, str]:
 
 
 def exported_roots(survey: Survey, names: Iterable[str]) -> list[SurveyedRoot]:
-    """Return the roots of exports that stand under this root, but of those dropped meanwhile. Raises StorageError."""
+    """Return the roots of exports under this root, except those dropped since.
+
+    Args:
+        survey: The survey of all versions.
+        names: The names of the exports.
+
+    Raises:
+        StorageError: A root cannot be read.
+    """
     lake, snapshots = survey.lake, survey.definition.exported_snapshots
     versions = {lake.files.roots.path(version): root for version, root in survey.roots.items()}
     locations = {to_location(lake.root, snapshots[name]) for name in names if name in snapshots}
@@ -186,7 +211,7 @@ def exported_roots(survey: Survey, names: Iterable[str]) -> list[SurveyedRoot]:
 
 
 def _read_exported(lake: Lakehouse, path: str) -> SurveyedRoot | None:
-    """Return the root of an export, None where it is gone because the export was dropped since."""
+    """Return the root of an export, or None if the export was dropped since."""
     try:
         data = lake.storage.read(path)
     except FileMissingError:
@@ -198,12 +223,21 @@ def _read_exported(lake: Lakehouse, path: str) -> SurveyedRoot | None:
 
 
 class Mark:
-    """What the kept roots reach at one version, and then at later ones: what has once been reached stays marked.
+    """The locations that kept roots reach at one version, and later at newer versions. A mark only grows.
 
-    A location is in it that may be needed: a path under the root, or a URI under the table root. ``without`` and
-    ``without_exports`` go, as for :func:`retained_roots`. Files of tables are marked with
-    ``with_tables``, or from ``add_tables`` on. Raises MaintenanceBlockedError where another program changed the
-    lakehouse definition and nobody reconciled, and what reading raises.
+    A location is contained if it may be needed: a path under the root, or a URI under the table root.
+
+    Args:
+        survey: The survey of all versions.
+        without: Versions that are about to be removed.
+        without_exports: The names of exports that are about to be removed.
+        with_tables: Whether to mark files of tables from the start, instead of from ``add_tables`` on.
+        walk: Yields the files of a table.
+        progress: Called with the counted thing, the number done, and the total.
+
+    Raises:
+        MaintenanceBlockedError: Another program changed the lakehouse definition, and a reconcile is needed.
+        StorageError: A kept file cannot be read.
     """
 
     def __init__(
@@ -218,7 +252,7 @@ class Mark:
     ):
         self.survey = survey
         self.catalog = CatalogReach(survey.lake.files, executor=survey.executor)
-        #: The table root of the lakehouse, if its definition names one: some of its files may be there.
+        #: The table root, if the lakehouse definition names one.
         self.table_root = table_root_of(survey.lake, survey.definition)
         self.tables = TableReach(survey.lake, walk, survey.executor, self.table_root.root if self.table_root else "")
         self._named_table_root = survey.definition.table_root
@@ -237,7 +271,7 @@ class Mark:
             return path.removeprefix(self.table_root.root) in self.tables.there
         if self._has(path) or self._is_of_retained_table(path):
             return True
-        # A listing may show another name than a file was given: what may be needed stays.
+        # A listing may show another form of a name, and files that may be needed must be kept.
         names = (self.catalog.other_names, self.tables.other_names, self._other_names)
         return self._has(folded(path)) or any(path in other_names for other_names in names)
 
@@ -245,7 +279,7 @@ class Mark:
         return path in self.catalog or path in self._paths or path in self.tables.files
 
     def _is_of_retained_table(self, path: str) -> bool:
-        """Whether a file is of a table whose files nobody can tell, or the owner file of one that is kept."""
+        """Whether a file belongs to a table whose files are unknown, or is the owner file of a kept table."""
         table_id = table_id_in(path)
         if table_id is None:
             return False
@@ -255,13 +289,13 @@ class Mark:
 
     @property
     def base(self) -> Snapshot:
-        """The version up to which all is marked."""
+        """The version up to which everything is marked."""
         return self.survey.base
 
     def extend(self, latest: Snapshot) -> None:
-        """Mark what versions since reach, up to ``latest``.
+        """Mark what newer versions reach, up to ``latest``.
 
-        Raises PlanChangedError where a file vanished because another operation went on meanwhile.
+        Raises PlanChangedError if another operation deleted a file meanwhile.
         """
         extended = self.survey.extended(latest)
         try:
@@ -270,25 +304,25 @@ class Mark:
             if extended.lake.latest_version() == latest.version:
                 raise
             raise PlanChangedError(
-                "another operation deleted files while this one looked at them: run it again", path=error.path
+                "another operation deleted files while this one read them; run it again", path=error.path
             ) from error
-        self.survey = extended  # not before: whoever tries again marks again
+        self.survey = extended  # not before, so that a retry marks again
 
     def mark_new_commits(self) -> None:
-        """Mark what was committed since. Raises as ``extend`` does."""
+        """Mark what new commits reach. Raises the errors of :meth:`extend`."""
         lake = self.survey.lake
         if lake.storage.exists(lake.files.roots.path(self.base.version + 1)):
             self.extend(lake.snapshot())
 
     def add_tables(self) -> None:
-        """Mark the files of tables, too, from now on."""
+        """Mark files of tables from now on."""
         self._has_tables = True
         self.tables.add(self.catalog.tables, self._progress)
 
     def _add(self, survey: Survey) -> None:
         survey.check_reconciled()
         if survey.definition.table_root != self._named_table_root:
-            raise PlanChangedError("the table root of the lakehouse was changed meanwhile: run it again")
+            raise PlanChangedError("the table root of the lakehouse has changed; run the operation again")
         kept = retained_roots(survey, without=self._without, without_exports=self._without_exports)
         self.catalog.add(kept.roots, self._progress)
         self._paths |= kept.paths
@@ -299,9 +333,11 @@ class Mark:
 
 
 def is_deletable(path: str, owned_tables: Container[str]) -> bool:
-    """Whether a file that a listing of this root returned has a name we own: of a node, a definition, or a table's.
+    """Whether a listed file has a name that only this package generates: of a node, a definition, or a table's file.
 
-    ``owned_tables`` are the ids of tables whose prefix belongs to this lakehouse.
+    Args:
+        path: The path under the root.
+        owned_tables: The ids of tables whose folders belong to this lakehouse.
     """
     table_id = table_id_in(path)
     return is_immutable_path(path) if table_id is None else table_id in owned_tables
@@ -310,7 +346,14 @@ def is_deletable(path: str, owned_tables: Container[str]) -> bool:
 def owned_tables(
     storage: Storage, table_ids: Iterable[str], lakehouse_id: str, managed_ids: Container[str] = ()
 ) -> set[str]:
-    """Return the tables whose owner files name this lakehouse; without such a file, those of ``managed_ids``."""
+    """Return the tables that belong to a lakehouse.
+
+    Args:
+        storage: The storage with the folders of the tables.
+        table_ids: The ids of the tables.
+        lakehouse_id: The id that owner files must contain.
+        managed_ids: Tables that belong to the lakehouse if they have no owner file.
+    """
     ordered = sorted(table_id for table_id in table_ids if table_id not in (".", ".."))
     owned = set()
     paths = [owner_path(table_id) for table_id in ordered]

@@ -2,7 +2,7 @@
 
 See docs/internals/protocol.md, "Expiry".
 
-Every step can be cut off and run again. Batches that a purge began stay PURGING until all is done.
+Every step can be interrupted and repeated. A batch stays PURGING until its purge is complete.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _UNFINISHED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeReport(DeletionReport):
-    """The files that a purge of ``versions`` deleted. ``version`` records its end, None if it is not finished."""
+    """The result of a purge. ``version`` is None until the purge is complete."""
 
     versions: str
 
     def table(self) -> Table:
-        """Return a row with the figures, and one for each failure."""
+        """Return one row of figures, and one row for each failure."""
         if not self.is_complete:
             title = f"Purge not finished, run it again: {self.stopped or f'{len(self.failures)} files not deleted'}"
         else:
@@ -70,11 +70,9 @@ class PurgeReport(DeletionReport):
 
 @dataclass(frozen=True, kw_only=True)
 class PurgePlan(TimedPlan):
-    """The roots and files that a purge would seal and delete.
+    """The roots to seal, and the files to delete. Files under the table root are given by URI.
 
-    ``still_needed`` files of the expiry's plans are reached now and stay. Batches without a readable plan are sealed. A
-    removal of orphans deletes their files. Files under the table root are given by URIs. ``left_table_root`` says why
-    they stay, if they do. All files in the folders of ``damaged`` tables stay.
+    Batches without a readable plan are only sealed; an orphan removal deletes their files.
     """
 
     base_version: int
@@ -83,16 +81,21 @@ class PurgePlan(TimedPlan):
     batches: tuple[PurgeBatch, ...]
     files: int
     bytes: int
+    #: The number of files in the plans of expirations that are kept, because they are reached now.
     still_needed: int
+    #: The files to delete, with their sizes.
     sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
+    #: The files in the plans of expirations, with their sizes.
     planned: Mapping[str, int] = field(repr=False, compare=False)
+    #: Why files under the table root are kept; empty if they are deleted.
     left_table_root: str = field(compare=False)
+    #: Tables with unreadable files, whose folders are kept, with the reason.
     damaged: Mapping[str, str] = field(compare=False)
     operation: Purge = field(repr=False, compare=False)
 
     @property
     def due(self) -> dict[str, str]:
-        """The versions of each batch that is due, by the id of the batch."""
+        """The versions of the batches that are due, by the id of the batch."""
         return {batch.id: batch.versions for batch in self.batches if batch.is_due}
 
     @property
@@ -109,24 +112,25 @@ class PurgePlan(TimedPlan):
         return not self.due
 
     def check_batches(self, definition: LakehouseDef, states: Collection[ExpirationState] = _UNFINISHED) -> None:
-        """Check that all batches that are due exist as they were planned.
+        """Check that all due batches are unchanged since the plan.
 
         Args:
             definition: The current lakehouse definition.
             states: The states that the batches may have.
 
         Raises:
-            PlanChangedError: If versions of a batch were undeleted or purged since the plan was made.
+            PlanChangedError: Versions of a batch were undeleted or purged.
         """
         existing = {batch.id: batch.versions for batch in definition.expirations if batch.state in states}
         for batch_id, versions in self.due.items():
             if existing.get(batch_id) != versions:
                 raise PlanChangedError(
-                    f"the expired versions {versions} were undeleted, in part, or purged since the plan: plan again"
+                    f"expired versions {versions} were undeleted, in part, or purged since the plan; review the new"
+                    " plan"
                 )
 
     def table(self) -> Table:
-        """Return one row for each batch that is not purged."""
+        """Return one row for each unpurged batch."""
         title = (
             f"At version {self.base_version}: purge of {len(VersionRanges.parse(self.versions))} versions deletes"
             f" {self.files} files of {self.bytes} bytes; {self.still_needed} more are still needed"
@@ -151,12 +155,21 @@ class PurgePlan(TimedPlan):
         budget: Budget | Spending = NO_LIMITS,
         progress: Progress = no_progress,
     ) -> PurgeReport:
-        """Seal the versions and delete the files. Files that are reached by now stay.
+        """Seal the versions and delete the files, except files that are reached now.
 
-        Raises PlanChangedError when the plan is not the approved one or the batches changed since. Raises
-        MaintenanceBlockedError while another operation has the lease or before a reconcile, StorageError. Raises
-        BudgetSpentBeforeError if the budget was used up before anything could be sealed or deleted. Files that cannot
-        be deleted are in the report.
+        Args:
+            approved_digest: The digest of the approved plan, if any.
+            budget: The budget of the run.
+            progress: Called with the counted thing, the number done, and the total.
+
+        Returns:
+            The report, with the files that could not be deleted.
+
+        Raises:
+            PlanChangedError: The new plan is not the approved one, or batches have changed.
+            MaintenanceBlockedError: Another operation holds the lease, or a reconcile is needed.
+            BudgetSpentBeforeError: The budget was spent before anything was sealed or deleted.
+            StorageError: The storage failed.
         """
         operation = replace(self.operation, spending=Spending.of(budget), progress=progress)
         return operation.execute(self, approved_digest)
@@ -164,14 +177,15 @@ class PurgePlan(TimedPlan):
 
 @dataclass(frozen=True, kw_only=True)
 class Purge(DeletingOperation[PurgePlan, PurgeReport]):
-    """The purge of versions that expired at least a grace ago, None for the least."""
+    """Purges versions that expired long enough ago."""
 
     telemetry_name = "purge"
 
+    #: The grace period in milliseconds; None for the minimum.
     grace_ms: int | None
 
     def plan_at(self, base: Snapshot, now_ms: int) -> PurgePlan:
-        """Return the plan with the same grace for a version and time."""
+        """Make the plan for a version and a time in milliseconds since the epoch."""
         grace_ms = max(self.grace_ms or 0, protected_ms(base.definition))
         batches, versions, planned = unpurged_batches(self.lake, base.definition, now_ms, grace_ms)
         doomed: dict[str, int] = {}
@@ -208,7 +222,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
             return here._purge(approved, held, metered)
 
     def _purge(self, plan: PurgePlan, held: Lease, metered: MeteredLakehouse) -> PurgeReport:
-        """Purge under the lease. This operation's lakehouse is the metered one."""
+        """Purge under the lease, on the metered lakehouse."""
         mark, is_resumed = self._begin(plan)
         if (stopped := self._seal(plan, held)) is not None:
             left = Deletion(stopped=stopped)
@@ -217,7 +231,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         mark.extend(self.lake.snapshot())
         doomed = unreached(mark, plan.sizes_bytes)
         still_needed = len(plan.planned) - len(doomed)
-        if is_resumed:  # files that are gone would use up the budget, and count twice
+        if is_resumed:  # deleted files would be charged to the budget again, and counted twice
             existing = existing_named_files(storage, self.executor, doomed, mark.table_root)
             doomed = {info.path: doomed[info.path] for info in existing}
         deletion = delete_unreached(storage, doomed, mark, held, self.spending, self.progress)
@@ -233,9 +247,9 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         )
 
     def _begin(self, plan: PurgePlan) -> tuple[Mark, bool]:
-        """Record that the purge begins, on exactly the version up to which everything is marked.
+        """Record the start of the purge, on exactly the version up to which everything is marked.
 
-        Returns the mark, and whether an earlier run of this purge was cut off.
+        Returns the mark, and whether an earlier run of this purge was interrupted.
         """
         versions, due, is_resumed = VersionRanges.parse(plan.versions), plan.due, False
         with self.spending.planning(self.progress) as progress:
@@ -270,9 +284,9 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         return mark, is_resumed
 
     def _seal(self, plan: PurgePlan, held: Lease) -> str | None:
-        """Overwrite the roots of all versions, which no reader opens any more, by sealed ones.
+        """Replace the roots of all versions, which readers cannot open any more, by sealed ones.
 
-        Returns why it ended early, None if all are sealed.
+        Returns why it ended early, or None if all roots are sealed.
         """
         storage, roots = self.lake.storage, self.lake.files.roots
 
@@ -281,7 +295,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
             try:
                 system = decode_system_rows(storage.read(path), path)
             except FileMissingError:
-                return  # deleted by another program, its name with it
+                return  # deleted by another program
             if SEALED_AT_MILLIS not in system:
                 storage.write(path, encode_sealed_root(system, storage.now_ms(), path))
                 sealed.append(version)
@@ -290,10 +304,9 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         versions = list(VersionRanges.parse(plan.versions))
         done = 0
         while done < len(versions):
-            # A run that has sealed something may end here. A run that found all sealed goes on, so that each makes
-            # progress.
+            # A run ends here only if it has sealed a root, so that each run makes progress.
             if sealed and (spent := self.spending.exhausted()) is not None:
-                return f"{spent}; {len(versions) - done} versions are left to seal, and all files to delete"
+                return f"{spent}; {len(versions) - done} versions remain to be sealed, and all files to be deleted"
             held.check()
             plan.check_batches(self.lake.snapshot().definition, (ExpirationState.PURGING,))
             batch = versions[done : done + self.spending.within(_SEALED_AT_ONCE)]
@@ -301,10 +314,10 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
             done += len(batch)
             self.progress("sealed", done, len(versions))
         spent = self.spending.exhausted() if sealed else None
-        return None if spent is None else f"{spent}; all versions are sealed, the files are left to delete"
+        return None if spent is None else f"{spent}; all versions are sealed, the files remain to be deleted"
 
     def _finish(self, plan: PurgePlan, deletion: Deletion, still_needed: int) -> int:
-        """Record that everything is done, and return the version. The records of purged batches become one."""
+        """Record the end of the purge, with all purged batches as one, and return the version."""
         plan_paths: list[str] = []
         versions, due = VersionRanges.parse(plan.versions), plan.due
 
@@ -334,11 +347,20 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
 
 
 def check_not_pinned(survey: Survey, versions: VersionRanges, now_ms: int) -> None:
-    """Raise MaintenanceBlockedError if an export that another program recorded names an expired version's root."""
+    """Check that no export, which another program may have recorded, needs an expired version.
+
+    Args:
+        survey: The survey of all versions.
+        versions: The versions to purge.
+        now_ms: The storage's time, in milliseconds since the epoch.
+
+    Raises:
+        MaintenanceBlockedError: An export needs one of the versions.
+    """
     for version, pins in sorted(pinned_versions(survey, now_ms).items()):
         if version in versions:
             raise MaintenanceBlockedError(
-                f"version {version} is expired, but {', '.join(pins)} needs it: undelete it, or drop the export",
+                f"version {version} is expired, but {', '.join(pins)} needs it; undelete it, or drop the export",
                 version=version,
             )
 
@@ -351,12 +373,21 @@ def plan_purge(
     progress: Progress = no_progress,
     executor: Executor = LOCAL,
 ) -> PurgePlan:
-    """Plan the purge of versions that expired at least ``grace`` (milliseconds or a timedelta) ago. Only reads.
+    """Plan the purge of expired versions, without writing. Interrupted purges are due at once.
 
-    The grace is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also the default. Batches
-    whose purge was cut off are due at once. ``executor`` marks, and deletes when the plan is executed. ``budget`` is
-    that of the whole run if the plan where the plan is executed with the same Spending. Raises InvalidInputError for a
-    negative grace, MaintenanceBlockedError before a reconcile, BudgetSpentBeforeError, what marking raises.
+    Args:
+        lake: The lakehouse.
+        grace: The minimum time since the expiration, as a timedelta or in milliseconds. The minimum and default is the
+            lakehouse's ``txn_ttl_millis`` plus 5 minutes.
+        budget: The budget. Pass the same Spending to ``execute`` to share it.
+        progress: Called with the counted thing, the number done, and the total.
+        executor: Reads files, and deletes them when the plan is executed.
+
+    Raises:
+        InvalidInputError: The grace period is negative.
+        MaintenanceBlockedError: A reconcile is needed.
+        BudgetSpentBeforeError: The budget was spent.
+        StorageError: A kept file cannot be read, or the storage failed.
     """
     grace_ms = None if grace is None else duration_ms(grace, "the grace")
     spending = Spending.of(budget)
@@ -364,6 +395,6 @@ def plan_purge(
 
 
 def _marked(survey: Survey, leaving: VersionRanges, planned: Iterable[str], progress: Progress) -> Mark:
-    """Mark the files that stay when versions are purged. Tables' files are marked if some are planned."""
+    """Mark the files that are kept when versions are purged. Files of tables are marked if the plan contains some."""
     with_tables = any(is_uri(path) or is_below_tables(path) for path in planned)
     return Mark(survey, without=leaving, with_tables=with_tables, progress=progress)

@@ -1,7 +1,7 @@
-"""Settles another program's changes to the lakehouse definition (docs/internals/protocol.md, "Reconcile").
+"""Reconcile another program's changes of the lakehouse definition (docs/internals/protocol.md, "Reconcile").
 
-A program that knows only the format's own fields can go back to an older definition, by a rollback. The older
-definition may lack exports, whose files would be deleted. It may also list versions as expired that were undeleted.
+A program that only knows the format's own fields can go back to an older definition by a rollback. The older definition
+may lack exports, whose files would be deleted, and may list versions as expired that were undeleted.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ _BEGUN = (ExpirationState.PURGING, ExpirationState.PURGED)
 
 @dataclass(frozen=True, kw_only=True)
 class ReconcileReport(Document):
-    """The result of a reconcile. ``steps`` are the versions where another program replaced the lakehouse definition.
+    """The result of a reconcile."""
 
-    ``version`` recorded it, None where there was nothing to settle. ``restored_exports`` are remembered again.
-    ``dropped_exports`` were dropped before and have no root any more, or cannot be finished. ``live_again`` are
-    versions whose expiry only one side knew.
-    """
-
+    #: The version that recorded it; None if there was nothing to reconcile.
     version: int | None
+    #: The versions in which another program replaced the lakehouse definition.
     steps: tuple[int, ...]
+    #: Exports that were missing in the latest definition.
     restored_exports: tuple[str, ...]
+    #: Exports without a root, because they were dropped, and exports that can no longer be finished.
     dropped_exports: tuple[str, ...]
+    #: Versions whose expiration not all definitions contain.
     live_again: str
     acknowledged: str = ""
     cost: Cost
 
     def table(self) -> Table:
-        """Return one row for each thing that was put right."""
+        """Return one row for each correction."""
         if self.version is None:
             return new_table("Nothing to reconcile")
         title = f"Reconciled in version {self.version}"
@@ -75,7 +75,7 @@ def _rows(settled: ReconcileReport | ReconcilePlan) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReconcilePlan(Plan):
-    """What a reconcile would put right; the fields are those of :class:`ReconcileReport`."""
+    """The corrections of a reconcile. The fields are those of :class:`ReconcileReport`."""
 
     base_version: int
     steps: tuple[int, ...]
@@ -87,17 +87,17 @@ class ReconcilePlan(Plan):
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` of what would be put right."""
+        """Return ``<base version>-<sha256>`` of the corrections."""
         effects = (self.steps, self.restored_exports, self.dropped_exports, self.live_again, self.acknowledged)
         return digest_of(self.base_version, self.base_id, RECONCILE, *effects)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to settle."""
+        """Whether there is nothing to reconcile."""
         return not self.steps and not self.acknowledged
 
     def table(self) -> Table:
-        """Return one row for each thing that would be put right."""
+        """Return one row for each correction."""
         if self.is_empty:
             return new_table("Nothing to reconcile")
         title = f"Reconcile of version {self.base_version}"
@@ -108,28 +108,33 @@ class ReconcilePlan(Plan):
     def execute(self, approved_digest: str | None = None) -> ReconcileReport:
         """Reconcile, as :func:`reconcile` does.
 
-        Raises PlanChangedError when an approved digest is not that of what would be put right now.
+        Raises PlanChangedError if the corrections are not the approved ones any more.
         """
         return self.operation.execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reconcile(PlannedOperation[ReconcilePlan, ReconcileReport]):
-    """The settlement of other programs' changes, with versions that an operator acknowledges."""
+    """Reconciles changes of other programs, and acknowledges versions."""
 
     telemetry_name = "reconcile"
 
     acknowledge: str
 
     def plan(self) -> ReconcilePlan:
-        """Plan on the latest version. Raises what :func:`plan_reconcile` raises."""
+        """Make a plan on the latest version. Raises the errors of :func:`plan_reconcile`."""
         survey = survey_versions(self.lake)
         wanted = parse_acknowledged(self.acknowledge) if self.acknowledge else VersionRanges()
         check_faulty(survey.base, wanted)
         return self.of(survey.base, _Settled.of(survey))
 
     def of(self, base: Snapshot, settled: _Settled) -> ReconcilePlan:
-        """Return the plan of what is to be settled on a version."""
+        """Return the plan for corrections of a version.
+
+        Args:
+            base: The version.
+            settled: The corrections.
+        """
         wanted = parse_acknowledged(self.acknowledge) if self.acknowledge else VersionRanges()
         return ReconcilePlan(
             base_version=base.version,
@@ -153,30 +158,44 @@ class Reconcile(PlannedOperation[ReconcilePlan, ReconcileReport]):
 
 
 def plan_reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcilePlan:
-    """Plan a reconcile; only reads. Raises what :func:`reconcile` raises before it commits."""
+    """Plan a reconcile, without writing. Raises the errors of :func:`reconcile` that precede its commit.
+
+    Args:
+        lake: The lakehouse.
+        acknowledge: Versions to acknowledge, such as ``7,9-12``.
+    """
     return Reconcile(lake=lake, acknowledge=acknowledge).plan()
 
 
 def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
-    """Repair exports, pins and expirations after another program replaced the lakehouse definition, in one commit.
+    """Correct exports, pins and expirations in one commit, after another program replaced the lakehouse definition.
 
-    Exports and ages of single versions of both sides are kept: of the latest definition and of each that was replaced.
-    Only versions that are expired on all sides stay expired. ``acknowledge`` are versions, such as ``7,9-12``, whose
-    roots do not follow those before, and which an operator has looked into. From then on verify reports them as past.
-    Raises InvalidInputError for a version with no such root, CorruptFileError and FileMissingError if a replaced
-    definition cannot be read. Raises MaintenanceBlockedError while another operation has the lease,
-    CommitConflictError, StorageError.
+    Exports, and ages of single versions, are kept from the latest definition and from each replaced one. Versions stay
+    expired only if all of these definitions expire them.
+
+    Args:
+        lake: The lakehouse.
+        acknowledge: Versions whose roots do not follow their predecessors, and that an operator has inspected, such as
+            ``7,9-12``. From then on verify reports them as known.
+
+    Raises:
+        InvalidInputError: A version has nothing to acknowledge.
+        CorruptFileError: A replaced definition is damaged.
+        FileMissingError: A replaced definition is missing.
+        MaintenanceBlockedError: Another operation holds the lease.
+        CommitConflictError: The attempts are exhausted.
+        StorageError: The storage failed.
     """
     with operation_span(Reconcile.telemetry_name):
         return _reconcile(lake, acknowledge, lambda _base, _settled: None)
 
 
 def _reconcile(lake: Lakehouse, acknowledge: str, check: Callable[[Snapshot, _Settled], None]) -> ReconcileReport:
-    """Reconcile, after ``check`` agreed to what is to be settled on the version that it is settled on."""
+    """Reconcile, if ``check`` accepts the corrections on the version to commit on."""
     metered = MeteredLakehouse(lake)
     settled: list[_Settled] = []
     acknowledged = parse_acknowledged(acknowledge) if acknowledge else VersionRanges()
-    with lease(metered.lake.storage, RECONCILE):  # a running purge may be sealing versions that would be live again
+    with lease(metered.lake.storage, RECONCILE):  # a running purge may be sealing versions that would become live again
         survey = survey_versions(metered.lake)
         check_faulty(survey.base, acknowledged)
 
@@ -204,7 +223,7 @@ def _reconcile(lake: Lakehouse, acknowledge: str, check: Callable[[Snapshot, _Se
 
 @dataclass(frozen=True)
 class _Settled:
-    """Return the definition that both sides agree on, None where there is nothing to settle."""
+    """The corrected definition, or None if there is nothing to reconcile, and the corrections."""
 
     definition: LakehouseDef | None
     steps: tuple[int, ...]
@@ -258,10 +277,7 @@ class _Settled:
 
 
 def _all_exports(ours: LakehouseDef, replaced: list[LakehouseDef]) -> tuple[dict[str, ExportRecord], dict[str, str]]:
-    """Return the exports of all sides by name.
-
-    If two sides have different ones of a name, both stay under two names.
-    """
+    """Return the exports of all definitions by name. Different exports with the same name are kept under two names."""
     records = {record.name: record for record in ours.exports}
     snapshots = dict(ours.exported_snapshots)
     for definition in reversed(replaced):
@@ -285,14 +301,14 @@ def _is_same(
     records: Mapping[str, ExportRecord],
     snapshots: Mapping[str, str],
 ) -> bool:
-    """Whether an export of this name is known as the same one, also complete while ``record`` is copying."""
+    """Whether an export of this name is the same one, even if it is complete now and ``record`` is copying."""
     known = records.get(name)
     same_record = record is None or (known is not None and known.root_location == record.root_location)
     return same_record and (location is None or snapshots.get(name) == location)
 
 
 def _in_one_spelling(root_uri: str, definition: LakehouseDef) -> LakehouseDef:
-    """Return a definition that names exports' roots by paths if they lie under the root, so that they compare."""
+    """Return a definition with paths for the roots of exports under the root, so that they can be compared."""
 
     def spelled(record: ExportRecord) -> ExportRecord:
         location = record.root_location
@@ -318,7 +334,7 @@ def _free_name(name: str, records: Mapping[str, ExportRecord], snapshots: Mappin
 
 
 def _was_dropped(survey: Survey, record: ExportRecord, sides: Iterable[LakehouseDef]) -> bool:
-    """Whether a side lacks an export at another root whose manifest was deleted, as by a drop."""
+    """Whether a definition lacks an export at another root whose manifest was deleted, as by a drop."""
     is_known = all(record.manifest_path in {other.manifest_path for other in side.exports} for side in sides)
     return bool(record.target_uri) and not is_known and not _exists(survey, record.manifest_path)
 
@@ -335,9 +351,9 @@ def _exists(survey: Survey, location: str) -> bool:
 
 
 def _agreed(ours: LakehouseDef, replaced: list[LakehouseDef]) -> tuple[ExpirationBatch, ...]:
-    """Return the batches that all sides know, each with the versions that are expired on all.
+    """Return the batches with the versions that all definitions expire.
 
-    Versions that a purge began with on any side cannot be undeleted any more: the purge has to go on.
+    Versions whose purge has begun in any definition cannot be undeleted, so their purge has to continue.
     """
     begun = expired_versions(ours, _BEGUN)
     for definition in replaced:

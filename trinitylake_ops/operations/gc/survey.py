@@ -1,7 +1,7 @@
-"""All roots of a lakehouse in one pass: what every operation that deletes begins with.
+"""Reads all roots of a lakehouse in one pass, with which every deletion starts.
 
-The roots say which versions exist, when each was made and superseded, and which are sealed. They also show whether
-another program went back to an older lakehouse definition. None is read twice.
+The roots show which versions exist, when each was created and superseded, and which are sealed. They also show whether
+another program went back to an older lakehouse definition.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _MOST_PROBES = 10
 
 T = TypeVar("T")
 
-#: Told how much of what is done, and of how much.
+#: Called with the counted thing, the number done, and the total.
 Progress = Callable[[str, int, int], None]
 
 
 def no_progress(_what: str, _done: int, _all: int) -> None:
-    """Tell nobody."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pointers:
-    """What one node points to: nodes below it, and definitions by section 2 and 3, shadowed ones included.
+    """The locations in one node: nodes below it, and definitions by sections 2 and 3, including shadowed ones.
 
-    Locations are relative paths, or URIs of what lies elsewhere.
+    Locations are relative paths, or URIs of external files.
     """
 
     nodes: tuple[str, ...]
@@ -59,7 +59,15 @@ class Pointers:
 
     @classmethod
     def of(cls, node: NodeFile, place: Callable[[str], str]) -> Pointers:
-        """Return the pointers of a node; ``place`` makes locations of them. Raises InvalidLocationError."""
+        """Return the pointers of a node.
+
+        Args:
+            node: The node.
+            place: Converts names in the node to locations.
+
+        Raises:
+            InvalidLocationError: A name is not a valid location.
+        """
         tables: list[str] = []
         others: list[str] = []
         for keys, locations in ((node.keys, node.values), (node.buffer, node.buffer.values())):
@@ -71,7 +79,7 @@ class Pointers:
 
 @dataclass(frozen=True, slots=True)
 class SurveyedRoot:
-    """A root that was read: what it points to, and what it says about its version."""
+    """A root: its pointers, and its record of the version."""
 
     version: int
     created_at_ms: int
@@ -81,22 +89,32 @@ class SurveyedRoot:
 
     @property
     def commit_id(self) -> str | None:
-        """The id of its commit, None where another program wrote it."""
+        """The id of the commit; None if another program wrote the root."""
         return self.record.commit_id
 
     @property
     def operation(self) -> str | None:
-        """What was done, where its writer recorded it."""
+        """The operation that committed the version, if it was recorded."""
         return self.record.operation
 
     @property
     def is_sealed(self) -> bool:
-        """Whether a purge put it in the place of the root."""
+        """Whether a purge replaced the root by a sealed one."""
         return self.record.is_sealed
 
     @classmethod
     def of(cls, version: int, root: NodeFile, path: str, place: Callable[[str], str]) -> SurveyedRoot:
-        """Return what a root says. Raises CorruptFileError for one that names no lakehouse definition."""
+        """Read a root.
+
+        Args:
+            version: The number of the version.
+            root: The decoded root.
+            path: The path of the root, for errors.
+            place: Converts names in the root to locations.
+
+        Raises:
+            CorruptFileError: The root names no lakehouse definition.
+        """
         definition = root.system.get(LAKEHOUSE_DEF)
         if definition is None and not root.is_sealed:
             raise CorruptFileError("the root names no lakehouse definition", path=path, version=version)
@@ -111,16 +129,15 @@ class SurveyedRoot:
 
 @dataclass(frozen=True)
 class Survey:
-    """The versions up to ``base``, by what the lakehouse definition of ``base`` says of them.
-
-    ``roots`` holds all versions except those that were purged, or deleted by other programs. ``written_ms`` is when
-    each root file was last written, by the storage's clock, also for these. ``executor`` reads what goes on from it.
-    """
+    """The versions up to ``base``, according to the lakehouse definition of ``base``."""
 
     lake: Lakehouse
     base: Snapshot
+    #: All versions except those that were purged, or deleted by other programs.
     roots: Mapping[int, SurveyedRoot]
+    #: When each root file was last written, including purged versions, in milliseconds by the storage's clock.
     written_ms: Mapping[int, int]
+    #: Reads further files.
     executor: Executor = LOCAL
     _interned: dict[str, str] = field(default_factory=dict, repr=False)
 
@@ -130,19 +147,22 @@ class Survey:
         return self.base.definition
 
     def live(self) -> list[int]:
-        """Return the versions that are neither expired nor sealed, ascending."""
+        """Return the versions that are neither expired nor sealed, in ascending order."""
         expired = expired_versions(self.definition)
         return [
             version for version, root in sorted(self.roots.items()) if not root.is_sealed and version not in expired
         ]
 
     def expired(self, state: ExpirationState) -> list[int]:
-        """Return the versions in batches of a state that are not sealed, ascending."""
+        """Return the unsealed versions in batches of a state, in ascending order."""
         listed = expired_versions(self.definition, (state,))
         return [version for version, root in sorted(self.roots.items()) if version in listed and not root.is_sealed]
 
     def ages(self, now_ms: int) -> list[VersionAge]:
-        """Return what decides about each live version at a time."""
+        """Return the facts that decide about each live version.
+
+        ``now_ms`` is the storage's time, in milliseconds since the epoch.
+        """
         pins = pinned_versions(self, now_ms)
         ages = [
             VersionAge(
@@ -160,38 +180,45 @@ class Survey:
         return [age.settled(reset_ms, now_ms) if age.version < reset else age for age in ages]
 
     def records(self) -> tuple[VersionRecord, ...]:
-        """Return what the roots say of each version that is listed, ascending; nothing more of those not read."""
+        """Return the records of all listed versions, in ascending order. Those of unread roots are empty."""
         unread = (VersionRecord(version=version, is_sealed=True) for version in self.written_ms.keys() - self.roots)
         read = (root.record for root in self.roots.values())
         return tuple(sorted((*read, *unread), key=lambda record: record.version))
 
     def _superseded_at_ms(self, version: int) -> int | None:
-        """Return when the next version was committed, but not before this one; None for the latest.
+        """Return when the next version was committed, at the earliest when this one was created; None for the latest.
 
-        Where the clock was set back, the time of the next version may be before that of this one.
+        After a clock reset, the time of the next version may be before the time of this one.
         """
         if version == self.base.version:
             return None
         return max(self._committed_at_ms(version + 1), self.roots[version].created_at_ms)
 
     def _committed_at_ms(self, version: int) -> int:
-        """Return the later of what a version's root says and when its file was written."""
+        """Return the later of the time in a version's root, and the time when its file was written."""
         root, written_ms = self.roots.get(version), self.written_ms.get(version, 0)
         if root is None:
             return written_ms
         return root.created_at_ms if root.is_sealed else max(root.created_at_ms, written_ms)
 
     def verdicts(self, policy: RetentionPolicy, now_ms: int) -> tuple[Verdict, ...]:
-        """Return what a policy says of each live version. Raises InvalidInputError for an empty policy."""
+        """Apply a policy to each live version.
+
+        Args:
+            policy: The policy.
+            now_ms: The storage's time, in milliseconds since the epoch.
+
+        Raises:
+            InvalidInputError: The policy is empty.
+        """
         return judge(self.ages(now_ms), policy, now_ms)
 
     def foreign_steps(self) -> list[int]:
-        """Return the versions where another program replaced the lakehouse definition and nobody reconciled since.
+        """Return the versions in which another program replaced the lakehouse definition, since the last reconcile.
 
-        Such a program knows nothing of exports and expirations: it may have gone back to a definition
-        that lacks some. A root without a ``commit_id``, or with one that an earlier version has, is not ours.
-        Whatever came before an expiry that the definition knows was settled: nothing expires before, and the
-        version that settled it may be purged since.
+        Another program does not know exports and expirations, and may have gone back to a definition without them. A
+        root is foreign if it has no ``commit_id``, or the one of an earlier version. Steps before a known expiration
+        are settled, because nothing expires before a reconcile; the reconcile itself may have been purged since.
         """
         settled = max((batch.expired_at_version for batch in self.definition.expirations), default=-1)
         seen: set[str] = set()
@@ -205,28 +232,34 @@ class Survey:
             elif version < settled:
                 continue
             elif not is_ours and before is not None and before.lakehouse_def != root.lakehouse_def:
-                steps += [version] if before.lakehouse_def and root.lakehouse_def else []  # sealed roots name none
+                steps += [version] if before.lakehouse_def and root.lakehouse_def else []  # sealed roots have none
         return steps
 
     def check_reconciled(self) -> None:
-        """Raise MaintenanceBlockedError while another program's change of the lakehouse definition is not settled."""
+        """Raise MaintenanceBlockedError if another program's change of the lakehouse definition needs a reconcile."""
         if steps := self.foreign_steps():
             raise MaintenanceBlockedError(
                 f"version {steps[0]} was written by another program with another lakehouse definition, which may lack"
-                " exports and expirations; nothing is deleted before: trinitylake reconcile",
+                " exports and expirations; nothing is deleted before you run: trinitylake reconcile",
                 version=steps[0],
             )
 
     def extended(self, latest: Snapshot) -> Survey:
-        """Return the survey up to a later version; only the roots since are read."""
+        """Return the survey up to a later version. Reads only newer roots."""
         return _survey(self.lake, latest, dict(self.roots), self._interned, executor=self.executor)
 
 
 def on_latest(lake: Lakehouse, work: Callable[[Snapshot], T]) -> T:
-    """Do something on the latest version, once more where a file vanished and it is not the latest any more.
+    """Work on the latest version, and repeat that if a file was deleted and the version is not the latest any more.
 
-    What other operations deleted meanwhile was not needed by any version that they saw. Raises FileMissingError
-    for a file that the latest version needs, and what ``work`` raises.
+    Files that other operations deleted meanwhile were not needed by the versions that these operations knew.
+
+    Args:
+        lake: The lakehouse.
+        work: Works on a version. Its errors are raised.
+
+    Raises:
+        FileMissingError: A file that the latest version needs is missing.
     """
     base = lake.snapshot()
     for _ in range(_MOST_PROBES):
@@ -243,10 +276,18 @@ def on_latest(lake: Lakehouse, work: Callable[[Snapshot], T]) -> T:
 def survey_versions(
     lake: Lakehouse, base: Snapshot | None = None, progress: Progress = no_progress, *, executor: Executor = LOCAL
 ) -> Survey:
-    """Read all roots up to ``base``, by default the latest version, but those that were purged.
+    """Read all unpurged roots up to ``base``.
 
-    Raises CorruptFileError when a root among them is missing or unreadable, or names are of several
-    kinds; LakehouseNotFoundError, StorageError.
+    Args:
+        lake: The lakehouse.
+        base: The last version to read; by default the latest.
+        progress: Called with the counted thing, the number done, and the total.
+        executor: Reads the roots.
+
+    Raises:
+        CorruptFileError: A root is missing or damaged, or roots have different naming schemes.
+        LakehouseNotFoundError: There is no lakehouse at the root.
+        StorageError: The storage failed.
     """
     return _survey(lake, base or lake.snapshot(), {}, {}, progress, executor=executor)
 
@@ -262,7 +303,7 @@ def _survey(
 ) -> Survey:
     written_ms = _listed_roots(lake, base)
     purged = expired_versions(base.definition, (ExpirationState.PURGED,))
-    # Of those that were purged only successors of others: they say when those were superseded.
+    # Of purged versions, only successors of others are read, because they tell when those were superseded.
     needed = (version for version in written_ms if version not in purged or version - 1 not in purged)
     wanted = [version for version in needed if version not in roots]
     read = executor.map(RootWalk(lake.files.roots), wanted)
@@ -274,7 +315,7 @@ def _survey(
 
 @dataclass(frozen=True, slots=True)
 class RootWalk:
-    """Work: reads the roots of versions."""
+    """Work that reads the roots of versions."""
 
     weight: ClassVar[Weight] = Weight.ROOT
 
@@ -282,22 +323,22 @@ class RootWalk:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse."""
+        """The storage of the lakehouse."""
         return (self.roots.storage,)
 
     def __call__(self, versions: Sequence[int]) -> list[SurveyedRoot]:
-        """Return what roots say. Raises CorruptFileError for one that is gone or unreadable, StorageError."""
-        found, place = [], located(self.roots.storage.root)  # neighbors differ in few locations
+        """Return the roots. Raises CorruptFileError for a missing or damaged root, StorageError."""
+        surveyed, place = [], located(self.roots.storage.root)
         for version, data in read_roots(self.roots, versions, len(versions)):
             path = self.roots.path(version)
             if data is None:
                 raise CorruptFileError(f"the root of version {version} was deleted by another program", path=path)
-            found.append(SurveyedRoot.of(version, decode_node(data, path), path, place))
-        return found
+            surveyed.append(SurveyedRoot.of(version, decode_node(data, path), path, place))
+        return surveyed
 
 
 def _with_shared_text(root: SurveyedRoot, interned: dict[str, str]) -> SurveyedRoot:
-    """Return a root whose locations share their memory with those of other roots: neighbors differ in few."""
+    """Return a root whose location strings are shared with other roots, because neighbors differ in few locations."""
 
     def shared(locations: Iterable[str]) -> tuple[str, ...]:
         return tuple(interned.setdefault(location, location) for location in locations)
@@ -308,10 +349,10 @@ def _with_shared_text(root: SurveyedRoot, interned: dict[str, str]) -> SurveyedR
 
 
 def _listed_roots(lake: Lakehouse, base: Snapshot) -> dict[int, int]:
-    """Return when the root of each version up to ``base`` was written, ascending by version.
+    """Return when the root of each version up to ``base`` was written, in ascending order of versions.
 
-    The oldest may be gone, by a clean-up of another program. Raises CorruptFileError where one between
-    others is missing: nobody can tell what it would reach.
+    The oldest roots may be missing, because another program deleted them. Raises CorruptFileError if a root between
+    others is missing, because what it reaches is unknown.
     """
     infos = {info.path: info for info in lake.storage.list(ROOT_PREFIX) if root_naming(info.path) is not None}
     one_naming(lake.root, infos)
@@ -324,8 +365,8 @@ def _listed_roots(lake: Lakehouse, base: Snapshot) -> dict[int, int]:
     first = versions[0][0] if versions else base.version
     if expected >= first:
         raise CorruptFileError(
-            f"the root of version {expected} is missing where roots are listed, though version {first} exists;"
-            " restore it first, nothing is deleted before",
+            f"the root of version {expected} is missing, though version {first} exists; restore it first, nothing is"
+            " deleted before",
             path=lake.files.roots.path(expected),
             version=expected,
         )
@@ -333,10 +374,10 @@ def _listed_roots(lake: Lakehouse, base: Snapshot) -> dict[int, int]:
 
 
 def _versions(lake: Lakehouse, infos: Mapping[str, FileInfo], base: Snapshot) -> list[tuple[int, FileInfo]]:
-    """Return the versions up to ``base`` with their files. Raises CorruptFileError for a gap right above it."""
+    """Return the versions up to ``base`` with their files. Raises CorruptFileError for a gap above ``base``."""
     found = {version: info for path, info in infos.items() if (version := parse_root_path(path)) is not None}
     beyond = [version for version in found if version > base.version]
-    if versions_beyond_gap(lake.files.roots, base.version, beyond):  # some may have come since the list began
+    if versions_beyond_gap(lake.files.roots, base.version, beyond):  # versions may be committed during the listing
         raise CorruptFileError(
             f"a root between version {base.version} and version {max(beyond)} is missing; restore it first",
             version=max(beyond),
@@ -347,14 +388,24 @@ def _versions(lake: Lakehouse, infos: Mapping[str, FileInfo], base: Snapshot) ->
 def expired_versions(
     definition: LakehouseDef, states: Collection[ExpirationState] = tuple(ExpirationState)
 ) -> VersionRanges:
-    """Return the versions in batches of these states. Raises CorruptFileError."""
+    """Return the versions in batches of certain states. Raises CorruptFileError.
+
+    Args:
+        definition: The lakehouse definition.
+        states: The states; by default all.
+    """
     return versions_in(definition.expirations, states)
 
 
 def versions_in(
     batches: Iterable[ExpirationBatch], states: Collection[ExpirationState] = tuple(ExpirationState)
 ) -> VersionRanges:
-    """Return the versions in those of some batches that have one of these states. Raises CorruptFileError."""
+    """Return the versions in those batches that have certain states. Raises CorruptFileError.
+
+    Args:
+        batches: The batches.
+        states: The states; by default all.
+    """
     versions = VersionRanges()
     for batch in batches:
         if batch.state in states:
@@ -363,18 +414,33 @@ def versions_in(
 
 
 def is_lapsed(record: ExportRecord, now_ms: int) -> bool:
-    """Whether an export has outlived the time for which it is retained. A clone never has: only a drop ends it."""
+    """Whether the retention of an export is over. Clones never lapse, because only a drop ends them.
+
+    Args:
+        record: The record of the export.
+        now_ms: The storage's time, in milliseconds since the epoch.
+    """
     return not record.clone_id and is_past(record, now_ms)
 
 
 def is_past(record: ExportRecord, now_ms: int) -> bool:
-    """Whether an export or a clone stands longer than was asked for."""
+    """Whether the retention of an export or a clone is over.
+
+    Args:
+        record: The record of the export or clone.
+        now_ms: The storage's time, in milliseconds since the epoch.
+    """
     until_ms = record.retain_until_millis
     return record.state == ExportState.COMPLETE and until_ms is not None and until_ms <= now_ms
 
 
 def pinned_versions(survey: Survey, now_ms: int) -> dict[int, list[str]]:
-    """Return what pins versions, for people: exports that are being made, and those that need their version's files."""
+    """Return what pins versions, for people: unfinished exports, and exports that need files of their version.
+
+    Args:
+        survey: The survey of all versions.
+        now_ms: The storage's time, in milliseconds since the epoch.
+    """
     pins: dict[int, list[str]] = {}
     definition = survey.definition
     for record in definition.exports:

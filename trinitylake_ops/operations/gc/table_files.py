@@ -1,6 +1,6 @@
-"""The files of Iceberg tables that definitions reach: of those to keep, and of those that go.
+"""The files of Iceberg tables that definitions reach.
 
-Definitions and manifests are read by whatever executor an operation has; what they mean is decided here.
+An executor reads definitions and manifests; their meaning is decided here.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 _REPORTED_EACH = 256
 
-#: Each folder of a table that a text may name, also after a root that ends in ``tables/`` itself.
+#: Each table folder in a text, also after a root that ends in ``tables/``.
 _TABLE_FOLDER = re.compile(rf"(?<![^/\n])(?={TABLES_PREFIX}([^/\n]+)(?:/|$))", re.MULTILINE)
 _TABLE_PATH = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 
 
 class TableWalk(Protocol):
-    """Yields the files of a table as :func:`reach.files_of` does."""
+    """Yields the files of a table, as :func:`reach.files_of` does."""
 
     def __call__(
         self,
@@ -50,17 +50,27 @@ class TableWalk(Protocol):
 
 
 class TableReach:
-    """The files of Iceberg tables that definitions reach, as a path where they lie under the root.
+    """The files of Iceberg tables that definitions reach, as paths if they are under the root.
 
-    Tables of every type count: whoever shares files with a managed table keeps them. Files that no scan opens - former
-    metadata files, data that all snapshots have deleted - are reached by nothing. ``managed_ids`` are the ids of all
-    MANAGED tables seen that are in their own folders. ``opaque_ids`` are those of tables whose files are unknown. These
-    are tables of other formats, with those whose folders their properties name, and tables whose files cannot all be
-    read. ``damaged`` are the reasons for the latter, by the locations of their metadata files, unless these are gone.
-    Managed tables that name files beyond this root belong to them, too. Files beyond the root may be files under it by
-    another name of the root, or of a folder in it. Names in other letters than ASCII's lower case may be listed
-    otherwise. ``other_names`` are the names of such files. ``walk`` is how a table's files are told, for those who know
-    them already; work in other processes does not know. ``there`` are the files under ``table_root``, if that is given.
+    Tables of all types count, because they may share files with managed tables. Files that no scan opens are not
+    reached: former metadata files, and data that all snapshots have deleted.
+
+    Attributes:
+        files: The reached files.
+        managed_ids: The ids of MANAGED tables in their own folders.
+        opaque_ids: The ids of tables whose files are not all known, so that their folders are kept: tables of other
+            formats and folders that their properties name, tables with unreadable files, and managed tables that name
+            files outside of the root, which may be other names of files under the root.
+        damaged: Why files of tables cannot be read, by the location of the metadata file. Tables whose metadata file is
+            missing are left out.
+        other_names: Other forms in which a listing may show names of reached files.
+        there: The files under the table root, if any.
+
+    Args:
+        lake: The lakehouse.
+        walk: Yields the files of a table, for callers that know them already. Not used in other processes.
+        executor: Reads the files.
+        table_root: The URI of the table root, if any.
     """
 
     def __init__(self, lake: Lakehouse, walk: TableWalk = files_of, executor: Executor = LOCAL, table_root: str = ""):
@@ -78,14 +88,20 @@ class TableReach:
         self.there = TableRootReach(table_root)
 
     def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
-        """Add what the tables of definitions reach.
+        """Add the files that the tables of definitions reach.
 
-        Files of a table that are damaged, missing or not its own do not stop the others: all files in its folder stay.
-        Missing manifests of another catalog's table are skipped, because no reader can read what they list. Raises
-        StoragePermissionError, with what to do, for the metadata file of another catalog's table that this process may
-        not read, and other StorageErrors.
+        If files of a table are damaged, missing or not its own, its whole folder is kept, and the walk continues.
+        Missing manifests of tables of other catalogs are skipped, because no reader can read the listed files.
+
+        Args:
+            locations: The locations of the definitions.
+            progress: Called with the counted thing, the number done, and the total.
+
+        Raises:
+            StoragePermissionError: The metadata file of a table of another catalog may not be read.
+            StorageError: The storage failed.
         """
-        # In order, so that it is no matter of chance which of several failures is told.
+        # Sorted, so that the same one of several failures is raised each time.
         missing = sorted(path for path in locations if path not in self._walked_definitions)
         window = self._executor.window
         for start in range(0, len(missing), window):
@@ -100,7 +116,7 @@ class TableReach:
             self._walked_definitions.update(batch)
 
     def _new_tables(self, locations: Sequence[str]) -> Iterator[_TableOutline | None]:
-        """Yield what definitions say of their tables' files, None where nobody has to walk to these any more."""
+        """Yield outlines of tables to walk, or None for tables without metadata or with metadata already walked."""
         seen: set[str] = set()
         for outline in self._executor.map(self._outlines, locations):
             if outline.is_managed_here:
@@ -112,7 +128,7 @@ class TableReach:
             yield outline if outline.definition is not None and is_new else None
 
     def _add_tables(self, tables: Sequence[Sequence[_TableOutline]], progress: Progress) -> None:
-        """Add the files of tables, each given by all its definitions that are new."""
+        """Add the files of tables, each given by its new definitions."""
         definitions = [[one.definition for one in outlines if one.definition is not None] for outlines in tables]
         walked = self._executor.map(self._walk, definitions)
         for done, (outlines, found) in enumerate(zip(tables, walked, strict=True), 1):
@@ -121,14 +137,14 @@ class TableReach:
             progress("files of tables", done, len(tables))
 
     def _take(self, outline: _TableOutline, walked: WalkedTable | TrinityLakeError) -> None:
-        """Add the files of a table that has metadata, as far as they are known. Raises a failure of the storage."""
+        """Add the known files of a table. Raises a failure of the storage."""
         if isinstance(walked, TrinityLakeError):
             raise walked
         location = to_location(self._root, outline.metadata)
         is_managed = outline.definition is not None and outline.definition.is_managed
         damage = walked.damage
         if damage is not None:
-            # Another process, with other settings or rights, may be able to read it.
+            # Another process, with other settings or permissions, may be able to read it.
             if isinstance(damage, StoragePermissionError) and not is_managed and not walked.has_metadata:
                 raise _stopped_by(damage, location) from damage
             ids = [outline.id, *_TABLE_FOLDER.findall(location)]
@@ -136,11 +152,11 @@ class TableReach:
             self.there.opaque_ids.update(ids)
             if not _is_metadata_gone(damage, location, self._root):
                 self.damaged[location] = damage.message
-                logger.warning("table %s is damaged, so all files in its folder stay: %s", outline.id, damage.message)
+                logger.warning("table %s is damaged, so its whole folder is kept: %s", outline.id, damage.message)
         found = walked.files
         self.files |= found
         self.other_names.update(found)
-        for uri in filter(is_uri, found):  # they may be under this root by another name
+        for uri in filter(is_uri, found):  # it may be another name of a file under this root
             self.opaque_ids.update(_TABLE_FOLDER.findall(uri))
             self.opaque_ids.update([outline.id] if is_managed else [])
         self.there.take(found, outline.id if is_managed else None)
@@ -148,11 +164,13 @@ class TableReach:
 
 
 class TableRootReach:
-    """The files of tables under a table root that definitions reach, by their paths there.
+    """The files of tables under a table root that definitions reach, by path.
 
-    ``root`` is that of the table root, empty where there is none. A path is in it that may be one of these files, or
-    the owner file of a table. So are all files of the tables of ``opaque_ids``: their files are unknown, or elsewhere.
-    A file elsewhere may be under the table root by another name.
+    A path is contained if it may be one of these files, the owner file of a table, or in the folder of a table of
+    ``opaque_ids``, whose files are unknown or may have other names.
+
+    Args:
+        root: The URI of the table root, empty if there is none.
     """
 
     def __init__(self, root: str):
@@ -164,11 +182,16 @@ class TableRootReach:
 
     @property
     def paths(self) -> Collection[str]:
-        """The files that definitions reach, without owner files."""
+        """The reached files, without owner files."""
         return self._files
 
     def take(self, locations: Collection[str], managed_id: str | None = None) -> None:
-        """Add files that one definition reaches. ``managed_id`` is that of its table, if that is MANAGED."""
+        """Add files that a definition reaches.
+
+        Args:
+            locations: The locations of the files.
+            managed_id: The id of the table, if it is MANAGED.
+        """
         if not self.root:
             return
         there = {location for location in locations if location.startswith(self.root)}
@@ -195,15 +218,15 @@ class TableRootReach:
 
 @dataclass(frozen=True, slots=True)
 class _TableOutline:
-    """What a table's definition says about its files: with Iceberg's metadata they can be told by the definition.
-
-    ``opaque_ids`` are those of tables whose files nobody can tell, because of it.
-    """
+    """What a table's definition says about its files."""
 
     id: str
+    #: The location of the Iceberg metadata, or an empty text.
     metadata: str
     is_managed_here: bool
+    #: The ids of tables whose files are unknown because of this table.
     opaque_ids: tuple[str, ...]
+    #: The definition, if the table has Iceberg metadata.
     definition: TableDef | None
 
     @classmethod
@@ -218,33 +241,31 @@ class _TableOutline:
 
 
 def _is_metadata_gone(error: TrinityLakeError, metadata_location: str, root_uri: str) -> bool:
-    """Whether a walk failed because the table's metadata file itself is gone."""
+    """Whether a walk failed because the table's metadata file itself is missing."""
     return isinstance(error, FileMissingError) and to_location(root_uri, error.path or "") == metadata_location
 
 
 @dataclass(frozen=True, slots=True)
 class WalkedTable:
-    """The files that scans of a table open, as far as they are known.
-
-    ``damage`` is the first reason why they are not all, None if there is none. ``has_metadata`` tells whether the
-    metadata file of the table was read.
-    """
+    """The files that scans of a table open, as far as they are known."""
 
     files: set[str]
+    #: The first reason why not all files are known, if any.
     damage: TrinityLakeError | None
+    #: Whether the metadata file of the table was read.
     has_metadata: bool
 
 
 def _live_files(
     definition: TableDef, io: StorageFileIO, known: set[str], walk: TableWalk
 ) -> WalkedTable | TrinityLakeError:
-    """Return the files that scans of a table open, or the failure of the storage to read them."""
+    """Return the files that scans of a table open, or the failure of the storage."""
     found: set[str] = set()
     failures: list[TrinityLakeError] = []
     has_metadata = False
     own_io = io.for_managed(definition.id) if definition.is_managed else None
     try:
-        # A missing manifest of one of our own tables is damage.
+        # A missing manifest of a managed table is damage.
         for file in walk(definition, io, known, skips_missing=own_io is None, failures=failures):
             has_metadata = True
             if file.live:
@@ -259,7 +280,7 @@ def _live_files(
 
 
 def _foreign_file(file: TableFile, own_io: StorageFileIO) -> list[TrinityLakeError]:
-    """Return the error for a file that the table of a FileIO cannot have, nothing for its own."""
+    """Return the error for a file that does not belong to a managed table, or nothing for its own."""
     try:
         own_io.check_may_have(to_uri(own_io.root, file.location))
     except DAMAGE as error:
@@ -269,7 +290,7 @@ def _foreign_file(file: TableFile, own_io: StorageFileIO) -> list[TrinityLakeErr
 
 @dataclass(frozen=True, slots=True)
 class OutlineWalk:
-    """Work: reads the definitions of tables, by their locations."""
+    """Work that reads the definitions of tables, by location."""
 
     weight: ClassVar[Weight] = Weight.DEFINITION
 
@@ -277,20 +298,20 @@ class OutlineWalk:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse."""
+        """The storage of the lakehouse."""
         return (self.files.storage,)
 
     def __call__(self, locations: Sequence[str]) -> list[_TableOutline]:
-        """Return what definitions say of their tables' files. Raises StorageError."""
+        """Return the outlines of tables. Raises StorageError."""
         root_uri = self.files.storage.root
         return [_TableOutline.of(definition, root_uri) for definition in self.files.definitions.tables(locations)]
 
 
 class TableFilesWalk:
-    """Work: walks through the files of tables; each thing is all definitions of one, so that none is read twice.
+    """Work that finds the files of tables. Each item contains all definitions of one table, so no file is read twice.
 
-    In this process ``walk`` yields the files, and a walk does not read again what an earlier walk of the same table has
-    read. A batch in another process may be repeated, so nothing is shared there.
+    In this process, files that an earlier walk of the same table has read are skipped. In other processes nothing is
+    shared, because a batch may be repeated.
     """
 
     weight: ClassVar[Weight] = Weight.TABLE
@@ -298,7 +319,7 @@ class TableFilesWalk:
     def __init__(self, io: StorageFileIO, walk: TableWalk = files_of, *, shares_known: bool = True):
         self._io = io
         self._walk = walk
-        #: By table, so that a table that names files of another one is found whichever is walked first.
+        #: By table, so that a table that names files of another one is detected in any order.
         self._known: dict[str, set[str]] | None = {} if shares_known else None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -306,13 +327,13 @@ class TableFilesWalk:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse."""
+        """The storage of the lakehouse."""
         return (self._io.storage,)
 
     def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[list[WalkedTable | TrinityLakeError]]:
-        """Return the files that each definition leads to and those before it do not.
+        """Return the files of each definition that those before it do not reach.
 
-        The walk of a table ends at a failure of the storage, which is the last item then.
+        The walk of a table ends at a failure of the storage, which is its last item.
         """
         return run_parallel(self._walked, tables, self._io.storage.concurrency)
 
@@ -331,17 +352,17 @@ def _walk_in_task(io: StorageFileIO) -> TableFilesWalk:
 
 
 def iceberg_metadata(definition: TableDef) -> str | None:
-    """Return the location of a table's current metadata file, None for a table of another format or without one."""
+    """Return the location of a table's current metadata file, or None if there is none."""
     return definition.format_properties.get(METADATA_LOCATION) if definition.is_iceberg else None
 
 
 def _stopped_by(error: TrinityLakeError, metadata_location: str) -> TrinityLakeError:
-    """Return an error with what to do about a table whose metadata file may not be read."""
+    """Return an error with instructions for a table whose metadata file may not be read."""
     stopped = copy.copy(error)
     condition = "its root is allowed" if isinstance(error, LocationNotAllowedError) else "it may be read"
     stopped.message = (
-        f"{error.message}; the table of {metadata_location!r} needs it: nothing is deleted before {condition}, or no"
-        " kept version and no export has the table"
+        f"{error.message}; the table of {metadata_location!r} needs it, so nothing is deleted before {condition}, or"
+        " no kept version and no export contains the table"
     )
     return stopped
 

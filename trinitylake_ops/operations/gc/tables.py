@@ -1,7 +1,7 @@
 """The tables of a version with their definitions, the table root of a lakehouse, and files in folders of tables.
 
-A ``table_root`` is content. Files there are deleted if an operator made it that of this lakehouse, and no copy of the
-lakehouse uses it. The owner file of the table's folder must name the lakehouse, too.
+Files under a table root are deleted only if an operator claimed the table root for this lakehouse, no copy of the
+lakehouse uses it, and the owner file of the table's folder names the lakehouse.
 """
 
 from __future__ import annotations
@@ -37,9 +37,15 @@ T = TypeVar("T")
 
 
 def tables_of(base: Snapshot, only: Sequence[str] | None = None) -> list[tuple[ObjectName, str]]:
-    """Return all tables of a version, or those that are named, with the locations of their definitions.
+    """Return tables of a version with the locations of their definitions.
 
-    ``only`` names tables as ``namespace.table``. Raises TableNotFoundError, StorageError.
+    Args:
+        base: The version.
+        only: The tables, as ``namespace.table``; by default all.
+
+    Raises:
+        TableNotFoundError: A table does not exist.
+        StorageError: The storage failed.
     """
     if only is None:
         named = ((base.keys.decode(key), location) for key, location in scan(base.files.nodes, base.root))
@@ -51,22 +57,36 @@ def tables_of(base: Snapshot, only: Sequence[str] | None = None) -> list[tuple[O
 def defined(
     base: Snapshot, tables: Sequence[tuple[ObjectName, str]]
 ) -> Iterator[list[tuple[ObjectName, str, TableDef]]]:
-    """Yield tables in order with their definitions, as many at a time as are read together. Raises StorageError."""
+    """Yield batches of tables with their definitions, in order.
+
+    Args:
+        base: The version.
+        tables: The tables with the locations of their definitions.
+
+    Raises:
+        StorageError: A definition cannot be read.
+    """
     for batch in in_batches(tables):
         definitions = base.files.definitions.tables([location for _, location in batch])
         yield [(name, location, found) for (name, location), found in zip(batch, definitions, strict=True)]
 
 
 def in_batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield items in order, as many at a time as are read together."""
+    """Yield items in batches that are read together."""
     for start in range(0, len(items), _BATCH):
         yield items[start : start + _BATCH]
 
 
 def check_table_files(version: int, io: StorageFileIO, definition: TableDef) -> None:
-    """Raise FileMissingError when a file that a managed Iceberg table needs is gone.
+    """Check that all files of a managed Iceberg table exist. Takes one listing, and a request for each external file.
 
-    One listing tells; only files beyond the lakehouse's root, under another ``table_root``, take a request each.
+    Args:
+        version: The version, for the error.
+        io: Reads files of tables.
+        definition: The definition of the table.
+
+    Raises:
+        FileMissingError: A file is missing.
     """
     is_ours = definition.is_managed and definition.is_iceberg
     if not is_ours or METADATA_LOCATION not in definition.format_properties:
@@ -86,45 +106,57 @@ def check_table_files(version: int, io: StorageFileIO, definition: TableDef) -> 
 
 
 def missing_file_error(version: int, what: str, path: str | None) -> FileMissingError:
-    """Return the error that something which a version needs is missing."""
+    """Return the error for a missing file of a version.
+
+    Args:
+        version: The version.
+        what: What the file is.
+        path: The path of the file, if known.
+    """
     return FileMissingError(
-        f"cannot go back to version {version}: {what} it needs is missing; nothing was changed", path=path
+        f"cannot go back to version {version}: {what} that it needs is missing; nothing was changed", path=path
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TableRoot:
-    """A table root beyond the lakehouse's own root. ``refusal`` says why nothing is deleted there, empty if it may be.
-
-    ``lake_root`` is the root of the lakehouse.
-    """
+    """A table root outside of the lakehouse's own root."""
 
     storage: Storage
     lakehouse_id: str
+    #: The root of the lakehouse.
     lake_root: str
+    #: Why nothing may be deleted there; empty if it may.
     refusal: str
 
     @property
     def root(self) -> str:
-        """Its URI, with the final ``/``."""
+        """The URI of the table root, with a final ``/``."""
         return self.storage.root
 
     def within(self, locations: Iterable[str]) -> list[str]:
-        """Return the URIs among locations that lie under it."""
+        """Return the URIs among locations that are under the table root."""
         return [location for location in locations if location.startswith(self.root)]
 
     def check(self) -> None:
-        """Raise MaintenanceBlockedError where nothing may be deleted any more. Raises StorageError."""
+        """Raise MaintenanceBlockedError if nothing may be deleted any more. Raises StorageError."""
         if refusal := self.refusal or retention_reason(self.storage, self.lakehouse_id, self.lake_root):
-            raise MaintenanceBlockedError(f"nothing under the table root {cut(self.root)} is deleted: {refusal}")
+            raise MaintenanceBlockedError(f"cannot delete files under the table root {cut(self.root)}: {refusal}")
 
 
 def existing_named_files(
     storage: Storage, executor: Executor, locations: Collection[str], table_root: TableRoot | None
 ) -> Iterator[FileInfo]:
-    """Yield those of some files that stand, under the root and the table root, the latter's by their URIs.
+    """Yield those of the given files that exist, under the root and the table root.
 
-    Raises StorageError.
+    Args:
+        storage: The storage of the lakehouse.
+        executor: Lists the files.
+        locations: Paths under the root, and URIs under the table root.
+        table_root: The table root, if any.
+
+    Raises:
+        StorageError: The storage failed.
     """
     if any(not is_uri(location) for location in locations):
         own = {location for location in locations if not is_uri(location)}
@@ -139,9 +171,14 @@ def existing_named_files(
 
 
 def table_root_of(lake: Lakehouse, definition: LakehouseDef) -> TableRoot | None:
-    """Return the table root that a definition names, None if that is below the own root or may not be used.
+    """Return the table root that a definition names, or None if it is below the root or must not be accessed.
 
-    It takes a few requests there. Raises StorageError.
+    Args:
+        lake: The lakehouse.
+        definition: The lakehouse definition.
+
+    Raises:
+        StorageError: The storage of the table root failed.
     """
     root = normalize_root_uri(definition.table_root) if definition.table_root else lake.root
     places = lake.external_storages.allowed_roots
@@ -155,18 +192,27 @@ def _refusal(lake: Lakehouse, storage: Storage, lakehouse_id: str) -> str:
     try:
         existing = latest_definition_at(storage, lake.storage_options)
     except CorruptFileError as error:
-        return f"it cannot be told whose root it is: {error.message}"
+        return f"the lakehouse that uses it is unknown: {error.message}"
     if existing is not None and existing.id == lakehouse_id:
-        return "it is the root of another copy of this lakehouse; 'trinitylake relocate' gives it up"
+        return "it is the root of another copy of this lakehouse; 'trinitylake relocate' releases it"
     return retention_reason(storage, lakehouse_id, lake.root)
 
 
 def reclaimed_table_files(
     lake: Lakehouse, locations: Sequence[str], executor: Executor, table_root: str = ""
 ) -> dict[str, TableFile]:
-    """Return what :func:`table_files` tells of the tables of definitions.
+    """Return the files that the tables of definitions reach in their own folders.
 
-    Those that are gone or cannot be decoded are passed over. Raises other StorageErrors.
+    Missing and damaged definitions are skipped.
+
+    Args:
+        lake: The lakehouse.
+        locations: The locations of the definitions.
+        executor: Reads the files.
+        table_root: The URI of the table root, if any.
+
+    Raises:
+        StorageError: The storage failed.
     """
     paths = [location for location in locations if not is_uri(location)]
     by_table: dict[str, list[TableDef]] = {}
@@ -181,7 +227,7 @@ def reclaimed_table_files(
 
 @dataclass(frozen=True, slots=True)
 class DefinitionRead:
-    """Work: reads definitions of tables, by their paths."""
+    """Work that reads definitions of tables, by path."""
 
     weight: ClassVar[Weight] = Weight.ANSWER
 
@@ -189,11 +235,11 @@ class DefinitionRead:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse."""
+        """The storage of the lakehouse."""
         return (self.files.storage,)
 
     def __call__(self, paths: Sequence[str]) -> list[TableDef | None]:
-        """Return definitions, None for one that is gone or cannot be decoded. Raises other StorageErrors."""
+        """Return the definitions; None for one that is missing or damaged. Raises StorageError."""
         return [
             _decoded(path, data) for path, data in zip(paths, self.files.storage.read_available(paths), strict=True)
         ]
@@ -210,7 +256,7 @@ def _decoded(path: str, data: bytes | StorageError) -> TableDef | None:
 
 @dataclass(frozen=True, slots=True)
 class OwnFilesWalk:
-    """Work: walks through the files of tables under their own prefixes; each thing is all definitions of one."""
+    """Work that finds the files of tables in their own folders. Each item contains all definitions of one table."""
 
     weight: ClassVar[Weight] = Weight.TABLE
 
@@ -219,25 +265,28 @@ class OwnFilesWalk:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse."""
+        """The storage of the lakehouse."""
         return (self.io.storage,)
 
     def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[dict[str, TableFile]]:
-        """Return the files of each table by path, up to what is gone or cannot be decoded. Raises StorageError."""
+        """Return the files of each table by path, until a missing or damaged file. Raises StorageError."""
         return run_parallel(
             lambda definitions: table_files(definitions, self.io, self.table_root), tables, self.io.storage.concurrency
         )
 
 
 def table_files(definitions: Sequence[TableDef], io: StorageFileIO, table_root: str = "") -> dict[str, TableFile]:
-    """Return the files that MANAGED Iceberg tables reach under their own prefixes, by location, live or not.
+    """Return the files, live or not, that MANAGED Iceberg tables reach in their own folders, by location.
 
-    Those are below the root, and below ``table_root`` where that is given.
+    If a file of a table is missing or damaged, only the files found before are returned. The others become orphans
+    unless another table reaches them.
 
-    A table part of which cannot be decoded or is gone yields what was found until then: what it
-    shares with nobody becomes an orphan.
+    Args:
+        definitions: The definitions of the tables.
+        io: Reads files of tables.
+        table_root: The URI of the table root, if any.
     """
-    known: dict[str, set[str]] = {}  # by table: one that has another's metadata yields none of the other's files
+    known: dict[str, set[str]] = {}  # by table, so that a table cannot hide files of another one
     found: dict[str, TableFile] = {}
     walked: set[tuple[str, str]] = set()
     for definition in definitions:

@@ -1,8 +1,8 @@
-"""Trim tables: remove Iceberg snapshots that no kept version needs ("expire snapshots").
+"""Trim tables: drop Iceberg snapshots that no kept version needs (Iceberg: expire snapshots).
 
-An Iceberg table's metadata keeps all its snapshots, and so all their files. Expiring versions alone therefore frees no
-data. Trimming deletes nothing: each kept version has its own metadata file, which stays as it is. Files that only older
-versions then reach are freed when those are expired and purged.
+The metadata of an Iceberg table lists all its snapshots, so the latest version needs all of their files, and expiring
+versions alone reclaims no data. Trimming deletes nothing, and older versions keep their own metadata files. Files that
+only older versions reach are reclaimed when these are expired and purged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableTrim:
-    """The plan for one table: ids of Iceberg snapshots, oldest first."""
+    """The plan for one table, with the ids of Iceberg snapshots, oldest first."""
 
     namespace: str
     table: str
@@ -52,7 +52,7 @@ class TableTrim:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A managed table of the base whose metadata lists snapshots that it does not refer to."""
+    """A managed table whose metadata lists snapshots that it does not refer to."""
 
     name: ObjectName
     definition_location: str
@@ -63,22 +63,27 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The candidates, and the names of other managed tables.
-
-    The metadata of ``unreadable`` tables is missing or corrupt. That of ``unwritable`` ones has a later format version
-    than can be written.
-    """
+    """The candidates, and the names of managed tables that cannot be trimmed."""
 
     tables: tuple[Candidate, ...]
+    #: Tables whose metadata is missing or corrupt.
     unreadable: tuple[str, ...]
+    #: Tables with an Iceberg format version that cannot be written.
     unwritable: tuple[str, ...]
 
 
 def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -> Candidates:
     """Return the candidates of a version.
 
-    ``only`` names tables as ``namespace.table``. Raises TableNotFoundError, InvalidInputError for a named
-    table that cannot be trimmed, StorageError.
+    Args:
+        lake: The lakehouse.
+        base: The version.
+        only: The tables, as ``namespace.table``; by default all.
+
+    Raises:
+        TableNotFoundError: A table does not exist.
+        InvalidInputError: A named table cannot be trimmed.
+        StorageError: The storage failed.
     """
     io = reading_io(lake)
 
@@ -91,31 +96,31 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
     candidates: list[Candidate] = []
     unreadable: list[str] = []
     unwritable: list[str] = []
-    refused: list[str] = []
+    rejected: list[str] = []
     for entries in defined(base, tables_of(base, only)):
-        refused += [str(name) for name, _, definition in entries if not is_trimmable(definition, io)]
-        ours = [entry for entry in entries if is_trimmable(entry[2], io)]
-        found = run_parallel(
-            in_one_round_trip(listed), [definition for _, _, definition in ours], lake.storage.concurrency
+        rejected += [str(name) for name, _, definition in entries if not is_trimmable(definition, io)]
+        trimmable = [entry for entry in entries if is_trimmable(entry[2], io)]
+        listings = run_parallel(
+            in_one_round_trip(listed), [definition for _, _, definition in trimmable], lake.storage.concurrency
         )
-        for (name, location, definition), snapshots in zip(ours, found, strict=True):
+        for (name, location, definition), snapshots in zip(trimmable, listings, strict=True):
             if snapshots is None:
                 unreadable.append(str(name))
             elif not snapshots.is_in_place:
-                refused.append(str(name))
+                rejected.append(str(name))
             elif not snapshots.is_writable:
                 unwritable.append(str(name))
             elif snapshots.others:
                 metadata_location = definition.format_properties[METADATA_LOCATION]
                 candidates.append(Candidate(name, location, definition.id, metadata_location, snapshots))
-    if only is not None and refused:
+    if only is not None and rejected:
         raise InvalidInputError(
-            f"table {refused[0]} cannot be trimmed: only MANAGED Iceberg tables in their own place can"
+            f"table {rejected[0]} cannot be trimmed: only MANAGED Iceberg tables in their own folders can"
         )
     if only is not None and unwritable:
         raise InvalidInputError(
-            f"table {unwritable[0]} cannot be trimmed: its Iceberg format version is later than"
-            f" {LATEST_WRITTEN_VERSION}, the latest that can be written; let another engine expire its snapshots"
+            f"table {unwritable[0]} cannot be trimmed: its Iceberg format version is newer than"
+            f" {LATEST_WRITTEN_VERSION}, the newest that can be written; expire its snapshots with another engine"
         )
     return Candidates(tuple(candidates), tuple(unreadable), tuple(unwritable))
 
@@ -123,12 +128,18 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
 def trims_of(
     lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: Collection[str]
 ) -> tuple[TableTrim, ...]:
-    """Return what each table may lose while the tables of kept definitions, given by their locations, need the rest."""
+    """Return the snapshots that each table may drop.
+
+    Args:
+        lake: The lakehouse.
+        candidates: The candidates.
+        kept_definitions: The locations of the table definitions that kept versions need.
+    """
     needed = _needed(lake, candidates, kept_definitions)
     trims = []
     for candidate in candidates:
-        ids, own = candidate.snapshots.ids, candidate.snapshots.referred | needed[candidate.table_id]
-        dropped = tuple(snapshot_id for snapshot_id in ids if snapshot_id not in own)
+        ids, kept = candidate.snapshots.ids, candidate.snapshots.referred | needed[candidate.table_id]
+        dropped = tuple(snapshot_id for snapshot_id in ids if snapshot_id not in kept)
         if dropped:
             trims.append(
                 TableTrim(
@@ -137,7 +148,7 @@ def trims_of(
                     table_id=candidate.table_id,
                     metadata_location=candidate.metadata_location,
                     dropped=dropped,
-                    kept=tuple(snapshot_id for snapshot_id in ids if snapshot_id in own),
+                    kept=tuple(snapshot_id for snapshot_id in ids if snapshot_id in kept),
                     definition_location=candidate.definition_location,
                 )
             )
@@ -145,13 +156,13 @@ def trims_of(
 
 
 def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: Collection[str]) -> dict[str, set[int]]:
-    """Return, by table id, which of the candidates' snapshots other definitions of the same table refer to."""
+    """Return, by table id, the snapshots of candidates that other definitions of the same table refer to."""
     needed: dict[str, set[int]] = {candidate.table_id: set() for candidate in candidates}
     undecided: dict[str, set[int]] = {table_id: set() for table_id in needed}
     for candidate in candidates:
         undecided[candidate.table_id] |= candidate.snapshots.others
     seen = {candidate.metadata_location for candidate in candidates}
-    own = {candidate.definition_location for candidate in candidates}
+    current = {candidate.definition_location for candidate in candidates}
     io = reading_io(lake)
 
     def referred(definition: TableDef) -> Collection[int]:
@@ -160,18 +171,18 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
         except DAMAGE:  # what this version needs is unknown
             return undecided[definition.id].copy()
 
-    # Two tables may have one id: a snapshot that one of them needs stays in both.
+    # Two tables may have the same id. A snapshot that one of them needs is kept in both.
     for candidate in candidates:
         needed[candidate.table_id] |= candidate.snapshots.referred
-    for batch in in_batches([location for location in kept_definitions if location not in own]):
+    for batch in in_batches([location for location in kept_definitions if location not in current]):
         fresh: dict[str, TableDef] = {}
         for definition in lake.files.definitions.tables(batch):
             metadata_location = definition.format_properties.get(METADATA_LOCATION, "")
             if undecided.get(definition.id) and is_trimmable(definition, io) and metadata_location not in seen:
                 fresh[metadata_location] = definition
         seen.update(fresh)
-        found = run_parallel(in_one_round_trip(referred), list(fresh.values()), lake.storage.concurrency)
-        for definition, ids in zip(fresh.values(), found, strict=True):
+        references = run_parallel(in_one_round_trip(referred), list(fresh.values()), lake.storage.concurrency)
+        for definition, ids in zip(fresh.values(), references, strict=True):
             needed[definition.id] |= undecided[definition.id].intersection(ids)
             undecided[definition.id].difference_update(ids)
     return needed
@@ -183,28 +194,25 @@ _SHOWN_IDS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class TrimPlan(Plan):
-    """The tables whose metadata lists snapshots that no kept version needs.
-
-    ``unreadable`` names managed tables whose current metadata file is missing or corrupt. ``unwritable`` names those of
-    a later Iceberg format version than can be written. They are left as they are, and so are tables that are not
-    MANAGED Iceberg tables in their own place.
-    """
+    """The snapshots to drop, by table. Only MANAGED Iceberg tables in their own folders are trimmed."""
 
     base_version: int
     tables: tuple[TableTrim, ...]
+    #: Skipped tables whose metadata is missing or corrupt.
     unreadable: tuple[str, ...]
+    #: Skipped tables with an Iceberg format version that cannot be written.
     unwritable: tuple[str, ...]
     definition_location: str = field(repr=False, compare=False)
     operation: Trim = field(repr=False, compare=False)
 
     @property
     def snapshots_dropped(self) -> int:
-        """How many snapshots would be dropped, of all tables."""
+        """The number of snapshots to drop, of all tables."""
         return sum(len(trim.dropped) for trim in self.tables)
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` over all tables and the snapshots that each would lose."""
+        """Return ``<base version>-<sha256>`` over all tables and the snapshots to drop."""
         content = [
             [trim.namespace, trim.table, trim.table_id, trim.metadata_location, list(trim.dropped)]
             for trim in self.tables
@@ -223,52 +231,60 @@ class TrimPlan(Plan):
             for trim in self.tables
         ]
         rows += [(name, "metadata unreadable", "", "") for name in self.unreadable]
-        rows += [(name, "left: its format version cannot be written", "", "") for name in self.unwritable]
+        rows += [(name, "skipped: its format version cannot be written", "", "") for name in self.unwritable]
         title = (
             f"Trim of version {self.base_version}: {self.snapshots_dropped:,} snapshots of {len(self.tables):,} tables"
         )
         return new_table(title, "table", "dropped", "snapshots dropped", "kept", rows=rows)
 
     def execute(self, approved_digest: str | None = None) -> TrimReport:
-        """Write the tables' new metadata files and point to all of them in one commit.
+        """Write new metadata files, and point all tables to them in one commit.
 
-        The trim is planned again first, and again whenever a concurrent commit touched a table or the lakehouse's
-        settings. It never drops more than this plan says. With nothing left to drop, nothing is committed. Raises
-        PlanChangedError when an approved digest is not that of the new plan, CommitConflictError after MAX_ATTEMPTS.
-        Raises the errors of planning and of a commit. Files of a failed attempt are deleted, best effort.
+        The plan is made again first, and after each conflict, and at most the snapshots of this plan are dropped. Files
+        of a failed attempt are deleted, best effort.
+
+        Args:
+            approved_digest: The digest of the approved plan, if any.
+
+        Raises:
+            PlanChangedError: The new plan is not the approved one.
+            CommitConflictError: The attempts are exhausted.
+            TrinityLakeError: Planning or committing failed.
         """
         return self.operation.execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
-    """The trim of tables by a policy, None for the lakehouse's own. ``only`` names tables as ``namespace.table``."""
+    """Trims tables by a policy."""
 
     telemetry_name = "trim"
 
+    #: The policy; None for the lakehouse's own settings.
     policy: RetentionPolicy | None
+    #: The tables as ``namespace.table``; None for all.
     only: tuple[str, ...] | None
 
     def plan(self) -> TrimPlan:
-        """Plan on the latest version. Raises what :func:`plan_trim_tables` raises."""
+        """Make a plan on the latest version. Raises the errors of :func:`plan_trim_tables`."""
         return on_latest(self.lake, self._plan_on)
 
     def _plan_on(self, base: Snapshot) -> TrimPlan:
         check_no_gap(self.lake.files.roots, base.version)
-        found = candidates_of(self.lake, base, self.only)
-        kept = _retained_definitions(self.lake, base, self.policy) if found.tables else frozenset()
+        candidates = candidates_of(self.lake, base, self.only)
+        kept = _retained_definitions(self.lake, base, self.policy) if candidates.tables else frozenset()
         return TrimPlan(
             base_version=base.version,
             base_id=base_id_of(base),
-            tables=trims_of(self.lake, found.tables, kept),
-            unreadable=found.unreadable,
-            unwritable=found.unwritable,
+            tables=trims_of(self.lake, candidates.tables, kept),
+            unreadable=candidates.unreadable,
+            unwritable=candidates.unwritable,
             definition_location=base.definition_location,
             operation=self,
         )
 
     def run(self, plan: TrimPlan, approved_digest: str | None) -> TrimReport:
-        """Plan again, and trim at most what the plan names."""
+        """Plan again, and trim at most what the plan contains."""
         metered = MeteredLakehouse(self.lake)
         here = replace(self, lake=metered.lake)
         approved = {(trim.namespace, trim.table, trim.table_id): frozenset(trim.dropped) for trim in plan.tables}
@@ -287,14 +303,12 @@ class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
 
 @dataclass(frozen=True, kw_only=True)
 class TrimReport(Document):
-    """The trimmed tables.
+    """The result of a trim."""
 
-    ``version`` holds the trimmed tables. If there was nothing to do, it is the latest version at that time. ``left``
-    names tables of the plan that concurrent commits dropped, replaced or trimmed.
-    """
-
+    #: The version with the trimmed tables; the latest version if there was nothing to do.
     version: int
     tables: tuple[str, ...]
+    #: Tables of the plan that concurrent commits dropped, replaced or trimmed.
     left: tuple[str, ...]
     snapshots_dropped: int
     attempts: int
@@ -302,7 +316,7 @@ class TrimReport(Document):
 
     def table(self) -> Table:
         """Return one row for each table."""
-        rows = [*(("trimmed", name) for name in self.tables), *(("left as it is", name) for name in self.left)]
+        rows = [*(("trimmed", name) for name in self.tables), *(("skipped", name) for name in self.left)]
         done = f"committed as version {self.version}" if self.tables else f"nothing to do, version {self.version}"
         title = (
             f"Trim, {done}: {self.snapshots_dropped:,} snapshots of {len(self.tables):,} tables;"
@@ -314,13 +328,21 @@ class TrimReport(Document):
 def plan_trim_tables(
     lake: Lakehouse, policy: RetentionPolicy | None = None, *, tables: Sequence[str] | None = None
 ) -> TrimPlan:
-    """Plan to drop the Iceberg snapshots that no kept version needs. Only reads.
+    """Plan to drop Iceberg snapshots that no kept version needs, without writing.
 
-    Kept versions are exports, and those that ``policy``, by default the lakehouse's own, keeps now. A version needs of
-    a table its current snapshot, and those of its branches and tags. ``tables``, as ``namespace.table``, limit it.
-    Raises TableNotFoundError, MaintenanceBlockedError before ``reconcile``. Raises InvalidInputError for a named table
-    that cannot be trimmed and for an empty policy. Raises CorruptFileError and other StorageErrors for a kept file that
-    cannot be read.
+    A version needs the current snapshot of a table, and those of its branches and tags.
+
+    Args:
+        lake: The lakehouse.
+        policy: The policy that decides which versions are kept, besides exports; by default the lakehouse's own
+            settings.
+        tables: The tables, as ``namespace.table``; by default all managed tables.
+
+    Raises:
+        TableNotFoundError: A table does not exist.
+        InvalidInputError: A named table cannot be trimmed, or the policy is empty.
+        MaintenanceBlockedError: A reconcile is needed.
+        StorageError: A kept file cannot be read, or the storage failed.
     """
     return Trim(lake=lake, policy=policy, only=None if tables is None else tuple(tables)).plan()
 
@@ -331,7 +353,7 @@ def _retained_definitions(lake: Lakehouse, base: Snapshot, policy: RetentionPoli
     survey.check_reconciled()
     verdicts = survey.verdicts(policy or RetentionPolicy.of(base.definition), lake.storage.now_ms())
     leaving = [verdict.version for verdict in verdicts if verdict.expires]
-    # Versions that can be undeleted need nothing of the latest metadata: they have their own.
+    # Versions that can be undeleted have their own metadata, and need nothing of the latest.
     kept = retained_roots(survey, without=[*leaving, *survey.expired(ExpirationState.EXPIRED)])
     reach = CatalogReach(lake.files)
     reach.add(kept.roots)
@@ -341,17 +363,17 @@ def _retained_definitions(lake: Lakehouse, base: Snapshot, policy: RetentionPoli
 def _within(
     trims: Sequence[TableTrim], approved: Mapping[tuple[str, str, str], frozenset[int]]
 ) -> list[tuple[TableTrim, frozenset[int]]]:
-    """Return the tables that still have snapshots to drop, as far as that was approved."""
-    found = []
+    """Return the tables with approved snapshots to drop."""
+    approved_trims = []
     for trim in trims:
         dropped = approved.get((trim.namespace, trim.table, trim.table_id), frozenset()).intersection(trim.dropped)
         if dropped:
-            found.append((trim, dropped))
-    return found
+            approved_trims.append((trim, dropped))
+    return approved_trims
 
 
 def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, frozenset[int]]]) -> int:
-    """Write the new metadata files and commit. Raises CommitConflictError when the plan is out of date."""
+    """Write the new metadata files, and commit. Raises CommitConflictError if the plan is out of date."""
     message = f"{sum(len(dropped) for _, dropped in trims)} snapshots of {len(trims)} tables"
     tables = [trim for trim, _ in trims]
     dropped_of = {(trim.namespace, trim.table): dropped for trim, dropped in trims}
@@ -362,7 +384,7 @@ def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, fr
     ):
         base = txn.base
         txn.require(lambda latest: _check_settings(latest, plan))
-        check_tables(txn, tables, _OPERATION, remedy="; plan it again")
+        check_tables(txn, tables, _OPERATION, remedy="; make a new plan")
 
         def write(trim: TableTrim) -> TableDef:
             dropped = dropped_of[trim.namespace, trim.table]
@@ -374,10 +396,10 @@ def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, fr
 
 
 def _check_settings(base: Snapshot, plan: TrimPlan) -> None:
-    """Exports and expirations decide what is kept, so the plan holds only while they are unchanged."""
+    """Raise CommitConflictError if the settings changed, because exports and expirations decide what is kept."""
     if base.definition_location != plan.definition_location:
         raise CommitConflictError(
-            f"version {base.version} changed what is kept since the trim was planned; plan it again",
+            f"version {base.version} changed settings that the trim depends on; make a new plan",
             conflicts=("settings of the lakehouse: changed since the plan",),
             base_version=plan.base_version,
             latest_version=base.version,

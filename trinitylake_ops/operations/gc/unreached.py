@@ -1,4 +1,4 @@
-"""Delete files that a mark does not reach, under a lease; and list the files that an expiry reclaims."""
+"""Deletion of unreached files under a lease, and the files that an expiration reclaims."""
 
 from __future__ import annotations
 
@@ -32,11 +32,22 @@ def delete_unreached(
     budget: Budget | Spending = NO_LIMITS,
     progress: Progress = no_progress,
 ) -> Deletion:
-    """Delete files that a mark does not reach, under a lease. Before each batch both are checked again.
+    """Delete files that a mark does not reach. The lease and the mark are checked again before each batch.
 
-    Files under the table root are given by URIs. They go last. Before each batch of these it is looked whether this
-    lakehouse still frees them. Raises MaintenanceBlockedError if not, if the lease is
-    lost or another program changed the settings, and PlanChangedError.
+    Files under the table root are deleted last, after a check that they still belong to this lakehouse.
+
+    Args:
+        storage: The storage of the lakehouse.
+        sizes_bytes: The sizes of the files, by path, or by URI under the table root.
+        mark: The mark, which is extended to new commits.
+        held: The lease.
+        budget: The budget of the run.
+        progress: Called with the counted thing, the number done, and the total.
+
+    Raises:
+        MaintenanceBlockedError: The lease was lost, another program changed the settings, or the table root does not
+            belong to this lakehouse any more.
+        PlanChangedError: Another operation deleted a file meanwhile.
     """
     roots = mark.survey.lake.files.roots
 
@@ -44,7 +55,7 @@ def delete_unreached(
         held.check()
         before = mark.base
         mark.mark_new_commits()
-        if mark.base is not before:  # the mark may take longer than the lease lasts
+        if mark.base is not before:  # marking may have taken longer than the lease lasts
             held.check()
         return DeletionFence(storage, held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
 
@@ -54,13 +65,14 @@ def delete_unreached(
     done = delete_files(
         storage, own, spending, before_batch=check_fence, spared=mark, progress=progress, executor=executor
     )
-    there = {uri: size for uri, size in sizes_bytes.items() if uri not in own}
-    if not there or done.stopped is not None or mark.table_root is None:
+    external = {uri: size for uri, size in sizes_bytes.items() if uri not in own}
+    if not external or done.stopped is not None or mark.table_root is None:
         return done
     done.stopped = spending.exhausted() if own else None
     if done.stopped is None:
         done.add(
-            _delete_in_table_root(mark.table_root, there, mark, check_fence, spending, progress), mark.table_root.root
+            _delete_in_table_root(mark.table_root, external, mark, check_fence, spending, progress),
+            mark.table_root.root,
         )
     return done
 
@@ -73,7 +85,7 @@ def _delete_in_table_root(
     spending: Spending,
     progress: Progress,
 ) -> Deletion:
-    """Delete files under the table root, given by their URIs. Leases and versions stand beside the lakehouse."""
+    """Delete files under the table root, given by URI. The lease and the roots are in the lakehouse's own storage."""
 
     def check_table_root() -> DeletionFence:
         table_root.check()
@@ -92,35 +104,42 @@ def _delete_in_table_root(
 
 
 def unreached(mark: Mark, sizes_bytes: Mapping[str, int]) -> dict[str, int]:
-    """Return the files that a mark does not reach and that may be deleted, by location with their sizes.
+    """Return the files that a mark does not reach and that may be deleted.
 
-    Under the table root these are files in folders that have the owner file of this lakehouse. There are none if it is
-    not freed from here. Whoever made the plan may have named anything. Raises StorageError.
+    The input is untrusted: a plan file may name any location. Under the table root, only files in folders with an owner
+    file of this lakehouse are returned.
+
+    Args:
+        mark: The mark.
+        sizes_bytes: The sizes of the candidates, by path, or by URI under the table root.
+
+    Raises:
+        StorageError: An owner file cannot be read.
     """
-    found = {path: size for path, size in sizes_bytes.items() if path not in mark}
-    uris = {uri for uri in found if is_uri(uri)}
+    candidates = {path: size for path, size in sizes_bytes.items() if path not in mark}
+    uris = {uri for uri in candidates if is_uri(uri)}
     table_root = mark.table_root
     if table_root is not None and not table_root.refusal and uris:
         paths = {uri: uri.removeprefix(table_root.root) for uri in table_root.within(uris)}
         ids = {table_id for path in paths.values() if (table_id := table_id_in(path)) is not None}
         owned = owned_tables(table_root.storage, ids, table_root.lakehouse_id)
         uris -= {uri for uri, path in paths.items() if table_id_in(path) in owned}
-    return {path: size for path, size in found.items() if path not in uris}
+    return {path: size for path, size in candidates.items() if path not in uris}
 
 
 def damaged_tables(damaged: Mapping[str, str]) -> str:
-    """Return what a title adds about tables whose files cannot all be read, empty if there are none."""
+    """Return the part of a title about damaged tables, empty if there are none."""
     if not damaged:
         return ""
     n_tables = f"{len(damaged)} damaged tables" if len(damaged) > 1 else "a damaged table"
-    return f"; all files in the folder of {n_tables} stay, which verify reports: {next(iter(damaged.values()))}"
+    return f"; the folders of {n_tables} are kept, which verify reports: {next(iter(damaged.values()))}"
 
 
 def left_table_root(mark: Mark) -> str:
-    """Return why no file under the table root is deleted, for people. It is empty if they may be."""
+    """Return why no file under the table root is deleted, for people; empty if files may be deleted."""
     if mark.table_root is None or not mark.table_root.refusal:
         return ""
-    return f"files under the table root {cut(mark.table_root.root)} stay: {mark.table_root.refusal}"
+    return f"files under the table root {cut(mark.table_root.root)} are kept: {mark.table_root.refusal}"
 
 
 Key = TypeVar("Key", str, int)
@@ -128,21 +147,19 @@ Key = TypeVar("Key", str, int)
 
 @dataclass(frozen=True, slots=True)
 class ReclaimedFiles:
-    """The files that only expiring versions and exports reach, by path: sizes, kinds, and versions that wrote them.
-
-    ``damaged`` are tables whose files cannot all be read, by their metadata files, with the reason: all files in their
-    folders stay. A file counts to the first version whose root was written no earlier, by the storage's clock. For
-    files copied from elsewhere, this says little.
-    """
+    """The files that only expiring versions and exports reach, by path."""
 
     sizes_bytes: Mapping[str, int]
     kinds: Mapping[str, str]
+    #: The version that wrote each file: the first one whose root was not written earlier, by the storage's clock.
+    #: Copied files have the time of the copy.
     writers: Mapping[str, int]
+    #: Why files of tables cannot be read, by the location of the metadata file. The folders of these tables are kept.
     damaged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """The size of all of them."""
+        """The size of all files."""
         return sum(self.sizes_bytes.values())
 
     def counts(self) -> dict[str, int]:
@@ -150,14 +167,14 @@ class ReclaimedFiles:
         return dict(sorted(Counter(self.kinds[path] for path in self.sizes_bytes).items()))
 
     def bytes_by(self, key_of: Mapping[str, Key]) -> dict[Key, int]:
-        """Return the bytes by kind, or by the version that wrote them."""
+        """Return the bytes by kind, or by the version that wrote the files."""
         sums: Counter[Key] = Counter()
         for path, size_bytes in self.sizes_bytes.items():
             sums[key_of[path]] += size_bytes
         return dict(sums)
 
     def within(self, other: ReclaimedFiles) -> ReclaimedFiles:
-        """Return the files that another one has, too."""
+        """Return the files that another result contains as well."""
         sizes_bytes = {path: size for path, size in self.sizes_bytes.items() if path in other.sizes_bytes}
         return replace(self, sizes_bytes=sizes_bytes)
 
@@ -165,17 +182,26 @@ class ReclaimedFiles:
 def reclaimed_files(
     survey: Survey, expiring: Iterable[int], exports: Sequence[str], progress: Progress
 ) -> ReclaimedFiles:
-    """Return the files that only these versions and exports reach.
+    """Return the files that only certain versions and exports reach.
 
-    Raises MaintenanceBlockedError before a reconcile, StorageError. Raises FileMissingError and CorruptFileError for a
-    file that a kept root needs.
+    Args:
+        survey: The survey of all versions.
+        expiring: The versions.
+        exports: The names of the exports.
+        progress: Called with the counted thing, the number done, and the total.
+
+    Raises:
+        MaintenanceBlockedError: A reconcile is needed.
+        FileMissingError: A file that a kept root needs is missing.
+        CorruptFileError: A file that a kept root needs is damaged.
+        StorageError: The storage failed.
     """
     leaving = set(expiring)
     if not leaving and not exports:
         return ReclaimedFiles({}, {}, {})
     lake = survey.lake
-    # Files of versions that expired before are not kept here: no plan would name the files that they share with these.
-    # A purge spares it.
+    # Versions that expired earlier are not marked, or no plan would list the files that they share with these. A purge
+    # keeps such files while the earlier versions can be undeleted.
     before = survey.expired(ExpirationState.EXPIRED)
     mark = Mark(survey, without=leaving.union(before), without_exports=exports, progress=progress)
     gone = CatalogReach(lake.files, mark.catalog, skips_damaged=True, executor=survey.executor)
@@ -217,10 +243,10 @@ def reclaimed_files(
 
 
 class _Writers:
-    """Finds the version that wrote a file, by its time: the first one whose root was written no earlier."""
+    """Finds the version that wrote a file: the first one whose root was not written earlier."""
 
     def __init__(self, survey: Survey):
-        # A purge wrote roots anew that were sealed since.
+        # A purge rewrites the roots that it seals, so their times do not count.
         self._versions = [version for version, root in sorted(survey.roots.items()) if not root.is_sealed]
         self._written_ms = list(accumulate((survey.written_ms[version] for version in self._versions), max))
 

@@ -36,7 +36,7 @@ from trinitylake_ops.format.sealed_files import decode_sealed_json
 from trinitylake_ops.operations.export_records import EXPORT, check_manifest, kind_of, record_of
 from trinitylake_ops.operations.gc.listing import list_without, may_be_lakehouse_file
 from trinitylake_ops.operations.gc.mark import Mark, retained_roots
-from trinitylake_ops.operations.gc.orphans import Orphans, find_orphans, find_table_root_orphans
+from trinitylake_ops.operations.gc.orphan_search import Orphans, find_orphans, find_table_root_orphans
 from trinitylake_ops.operations.gc.plan_files import PlanFile
 from trinitylake_ops.operations.gc.survey import Survey, expired_versions, pinned_versions
 from trinitylake_ops.operations.gc.table_files import TableWalk

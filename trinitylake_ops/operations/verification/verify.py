@@ -18,7 +18,7 @@ from trinitylake_ops.operations.budget import NO_LIMITS, Budget, BudgetSpentErro
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.gc.delete import delete_operation_files
 from trinitylake_ops.operations.gc.listing import acknowledged_versions, list_existing
-from trinitylake_ops.operations.gc.orphans import Orphans
+from trinitylake_ops.operations.gc.orphan_search import Orphans
 from trinitylake_ops.operations.gc.survey import Survey, expired_versions
 from trinitylake_ops.operations.hint import HintState, inspect_hint
 from trinitylake_ops.operations.relocate import moved_tables
