@@ -25,7 +25,7 @@ def run(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_calls_share_a_folder(lakes: Lakes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_share_a_cache_folder(lakes: Lakes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lake = lakes.local()
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -43,7 +43,7 @@ def test_calls_share_a_folder(lakes: Lakes, tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("option", ["cache_bytes=lots", "cache_folder=", "cache_folder_bytes=1.5"])
-def test_bad_options_are_one_line(lakes: Lakes, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_cache_options_are_one_line(lakes: Lakes, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--root", lakes.local().root, "--storage-option", option, "ls") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert option.partition("=")[0] in line

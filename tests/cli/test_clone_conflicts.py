@@ -30,7 +30,7 @@ def parent() -> Iterator[Lakehouse]:
 
 
 @pytest.mark.parametrize("conflict", CONFLICTS, ids=lambda conflict: conflict.__name__)
-def test_a_conflict_is_one_line_and_nothing_changes(cli: Cli, parent: Lakehouse, conflict: Conflict) -> None:
+def test_conflict_is_one_line_and_changes_nothing(cli: Cli, parent: Lakehouse, conflict: Conflict) -> None:
     assert cli("clone", CLONE, "--name", "feature").code == 0
     clone = Lakehouse.open(CLONE)
     name = conflict(parent, clone)
@@ -60,7 +60,7 @@ def test_a_conflict_is_one_line_and_nothing_changes(cli: Cli, parent: Lakehouse,
 
 @pytest.mark.parametrize("command", ["promote", "refresh"])
 @pytest.mark.parametrize("name", ["nope", "ns.nope", "nope.", ".", "a.b.c"])
-def test_a_choice_for_an_unknown_object_is_rejected(cli: Cli, parent: Lakehouse, command: str, name: str) -> None:
+def test_choice_for_an_unknown_object_is_rejected(cli: Cli, parent: Lakehouse, command: str, name: str) -> None:
     assert cli("clone", CLONE, "--name", "feature").code == 0
     for option in ("--ours", "--theirs"):
         assert_error(cli(command, "feature", option, name), 2, repr(name))

@@ -96,7 +96,7 @@ def assert_error(result: Result, code: int, *parts: str) -> None:
         assert part in result.err
 
 
-def test_the_commands_are_the_fixed_ones() -> None:
+def test_commands_are_the_documented_ones() -> None:
     fixed = (
         "init log ls show diff create-namespace drop-namespace rollback export exports drop-export repair-hint verify"
     )
@@ -144,7 +144,7 @@ def test_general_help_lists_commands_and_exit_codes(cli: Cli) -> None:
     assert cli("--version", root=None).code == 0
 
 
-def test_examples_of_the_help_can_be_parsed() -> None:
+def test_help_examples_parse() -> None:
     for command in trinitylake.commands.values():
         assert command.help is not None
         (example,) = (line for line in command.help.splitlines() if line.strip().startswith("Example: "))
@@ -212,7 +212,7 @@ def test_log(cli: Cli, lake: Lakehouse) -> None:
     assert_error(cli("log", "--limit", 0), 2, "--limit")
 
 
-def test_log_names_the_clients_of_a_server(cli: Cli, lake: Lakehouse) -> None:
+def test_log_names_clients_of_a_server(cli: Cli, lake: Lakehouse) -> None:
     with lake.transaction(properties={"principal": "etl"}) as txn:
         txn.create_namespace("made")
     (line,) = (line for line in cli("log").out.splitlines() if "etl (by the server)" in line)
@@ -275,7 +275,7 @@ def test_show(cli: Cli, lake: Lakehouse) -> None:
     assert_error(cli("show", "ns.nowhere"), 4, "ns.nowhere")
 
 
-def test_show_tells_records_in_words(cli: Cli, lake: Lakehouse) -> None:
+def test_show_formats_records_for_people(cli: Cli, lake: Lakehouse) -> None:
     operations.plan_export(lake, "kept", "minimal").execute()
     lake.alter_definition(retention_rules=RetentionRules(keep_last=5), properties={"owner": "sales"})
     shown = " ".join(cli("show").out.split())
@@ -286,7 +286,7 @@ def test_show_tells_records_in_words(cli: Cli, lake: Lakehouse) -> None:
     assert "(name=" not in shown
 
 
-def test_show_tells_dots_apart(cli: Cli, lake: Lakehouse) -> None:
+def test_show_resolves_names_with_dots(cli: Cli, lake: Lakehouse) -> None:
     long = "n" * 80
     with lake.transaction() as txn:
         for namespace in ("a.b", long):
@@ -309,7 +309,7 @@ def test_diff(cli: Cli, lake: Lakehouse) -> None:
     assert_error(cli("diff", 0, 99), 4, "99")
 
 
-def test_diff_and_log_tell_rows(cli: Cli, lake: Lakehouse) -> None:
+def test_diff_and_log_show_rows(cli: Cli, lake: Lakehouse) -> None:
     first = append_rows(lake, "ns.real")
     last = append_rows(lake, "ns.real")
     (one,) = cli("diff", first, last, "--stat", "--json").json["objects"]
@@ -335,7 +335,7 @@ def test_create_namespace(cli: Cli, lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "with space", "x" * 101, "bell\x07", "new\nline"])
-def test_bad_names(cli: Cli, lake: Lakehouse, name: str) -> None:
+def test_invalid_names_are_rejected(cli: Cli, lake: Lakehouse, name: str) -> None:
     before = content(lake)
     for arguments in (
         ["create-namespace", name],
@@ -383,7 +383,7 @@ def assert_planned(cli: Cli, lake: Lakehouse, *arguments: object) -> dict[str, A
     ],
     ids=lambda command: command[0],
 )
-def test_a_plan_that_changes_nothing_ends_in_the_same_words(cli: Cli, command: tuple[str, ...]) -> None:
+def test_empty_plans_print_the_same_notice(cli: Cli, command: tuple[str, ...]) -> None:
     lake = Lakehouse.create(ROOT)
     try:
         create(lake, "ns", "t")
@@ -443,7 +443,7 @@ def test_drop_namespace(cli: Cli, lake: Lakehouse) -> None:
     assert_error(cli("drop-namespace", "empty"), 4, "'empty'")
 
 
-def test_damaged_tables_of_exports_and_rollbacks(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+def test_damaged_tables_of_exports_and_rollbacks_are_listed(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     for name in ("damaged.t", "whole.t"):
         append_rows(lake, name)
     cli("export", "away", "--level", "full", "--target", "memory://cli-target/")
@@ -587,7 +587,7 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     assert_error(cli("ls", root=target), 4, "no lakehouse")
 
 
-def test_what_the_page_about_clones_shows_runs(
+def test_documented_clone_commands_run(
     cli: Cli, lake: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -631,7 +631,7 @@ def test_prune_exports(cli: Cli, lake: Lakehouse) -> None:
     assert "Keep the last N versions." in " ".join(cli("expire", "--help").out.split())
 
 
-def test_an_export_that_others_recorded(cli: Cli, lake: Lakehouse) -> None:
+def test_export_recorded_by_another_program_is_listed(cli: Cli, lake: Lakehouse) -> None:
     record = ExportRecord(
         name="odd", version=1, level=ExportLevel(7), root_location=root_path(1), retain_until_millis=2**62
     )
@@ -724,7 +724,7 @@ def test_verify(cli: Cli, lake: Lakehouse) -> None:
     assert root_path(1) in text.out
 
 
-def test_verify_with_a_record_and_limits(cli: Cli, lake: Lakehouse) -> None:
+def test_verify_with_record_and_limits(cli: Cli, lake: Lakehouse) -> None:
     first = cli("verify", "--incremental", "--deep", "--json").json
     assert first["known_files"] == 0
     assert first["record_path"].startswith("_ops/verified-")
@@ -788,13 +788,13 @@ def test_damaged_roots_are_one_line(cli: Cli, lake: Lakehouse, damage: bytes | N
         (["--storage-option", "nonsense=1", "ls"], ROOT, 2),
     ],
 )
-def test_wrong_calls_are_one_line(cli: Cli, arguments: list[str], root: str | None, code: int) -> None:
+def test_invalid_calls_are_one_line(cli: Cli, arguments: list[str], root: str | None, code: int) -> None:
     assert_error(cli(*arguments, root=root), code)
     assert_error(cli(*arguments, "--json", root=root), code)
     assert json.loads(cli(*arguments, "--json", root=root).err)["error"]["code"]
 
 
-def test_a_warning_is_shown_after_a_success(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warning_is_shown_after_success(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hint that cannot be written fails no commit; beside an error such a line would be one too many."""
 
     def refuse(self: MemoryStorage, path: str, data: bytes) -> None:
@@ -812,13 +812,13 @@ def test_a_warning_is_shown_after_a_success(cli: Cli, lake: Lakehouse, monkeypat
     assert_error(cli("create-namespace", "y"), 5, "not allowed")
 
 
-def test_the_root_from_the_environment(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_is_read_from_the_environment(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITYLAKE_ROOT", ROOT)
     assert cli("ls", "--json", root=None).json == ["ns"]
     assert_error(cli("ls", root="memory://other"), 4), "the option wins"
 
 
-def test_names_are_shown_as_they_are_and_obeyed_by_no_terminal(cli: Cli, lake: Lakehouse) -> None:
+def test_names_are_shown_in_full_and_escaped(cli: Cli, lake: Lakehouse) -> None:
     markup, control = "[red]ns[/red]", "c\x9b31m\u202e"
     for name in (markup, control):
         created = cli("create-namespace", name)
@@ -856,7 +856,7 @@ def test_register_table(cli: Cli, lake: Lakehouse, lakes: Lakes) -> None:
         assert cli("register-table", *arguments).code == 2, arguments
 
 
-def test_register_a_whole_catalog(cli: Cli, lake: Lakehouse, lakes: Lakes) -> None:
+def test_register_table_registers_a_whole_catalog(cli: Cli, lake: Lakehouse, lakes: Lakes) -> None:
     other = lakes.local("other")
     append_rows(other, "shop.orders")
     append_rows(other, "hr.staff")
@@ -887,9 +887,7 @@ def test_register_a_whole_catalog(cli: Cli, lake: Lakehouse, lakes: Lakes) -> No
         ("ls", "--timestamp", "-1"),
     ],
 )
-def test_options_that_would_be_misread_or_ignored_are_refused(
-    cli: Cli, lake: Lakehouse, arguments: tuple[str, ...]
-) -> None:
+def test_ambiguous_or_ignored_options_are_rejected(cli: Cli, lake: Lakehouse, arguments: tuple[str, ...]) -> None:
     before = lake.latest_version()
     assert_error(cli(*arguments), 2)
     assert_error(cli(*arguments, "--json"), 2, '"path": null', '"version": null')
@@ -902,7 +900,7 @@ def test_errors_about_a_name_do_not_name_another_option(cli: Cli, lake: Lakehous
     assert "--export" not in result.err
 
 
-def test_a_state_that_is_watched_is_one_document_in_each_line(
+def test_watched_status_prints_one_json_document_per_line(
     cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stopped(KeyboardInterrupt):

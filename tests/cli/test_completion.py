@@ -22,7 +22,7 @@ def ask(*arguments: str, **variables: str) -> str:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_is_told_whom_to_ask(shell: str) -> None:
+def test_completion_script_calls_the_program(shell: str) -> None:
     told = ask("completion", shell)
     assert f"_TRINITYLAKE_COMPLETE={shell}_complete" in told
     words = {"COMP_WORDS": "trinitylake roll", "COMP_CWORD": "roll" if shell == "fish" else "1"}
@@ -48,7 +48,7 @@ complete_at trinitylake completion ""; echo "${COMPREPLY[@]}"
     assert ran.stdout.splitlines() == ["expire export exports", "--limit", "bash zsh fish"]
 
 
-def test_names_of_commands_are_completed_without_loading_one() -> None:
+def test_command_names_complete_without_importing_commands() -> None:
     code = (
         "import sys\nfrom trinitylake_ops.cli.app import trinitylake\n"
         "found = trinitylake.shell_complete(trinitylake.make_context('x', [], resilient_parsing=True), '')\n"

@@ -48,7 +48,7 @@ main()
 
 @pytest.mark.parametrize("moment", [_LOADING, _RUNNING], ids=["loading", "running"])
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
-def test_a_signal_is_one_line_and_a_code(moment: str, number: signal.Signals, word: str) -> None:
+def test_signal_is_one_line_and_an_exit_code(moment: str, number: signal.Signals, word: str) -> None:
     with subprocess.Popen([sys.executable, "-c", moment], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"!"
@@ -76,7 +76,7 @@ runpy.run_module("trinitylake_ops.cli", run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.parametrize("number", [1, 2, 20, 100, 300, 330])
-def test_a_signal_at_any_import_shows_no_traceback(number: int) -> None:
+def test_signal_during_any_import_shows_no_traceback(number: int) -> None:
     """Also inside of modules that lose an exception while they load."""
     done = subprocess.run(
         [sys.executable, "-c", _AT_IMPORT, str(number), "--root", "/nowhere", "log"],
@@ -114,7 +114,7 @@ def test_failing_streams_do_not_change_the_exit_code(lakes: Lakes) -> None:
         assert (done.returncode, done.stderr) == (code, ""), command
 
 
-def test_no_message_repeats_a_long_input(lakes: Lakes) -> None:
+def test_messages_cut_long_input(lakes: Lakes) -> None:
     lake = lakes.local("lake")
     long = "x" * 5000
     calls: list[tuple[str, ...]] = [
@@ -139,7 +139,7 @@ def test_no_message_repeats_a_long_input(lakes: Lakes) -> None:
         assert len(result.err) < 1000, arguments[:1]
 
 
-def test_messages_obey_no_input() -> None:
+def test_messages_escape_input() -> None:
     assert printable("a\x1b[31m\nb") == "a\\x1b[31m b"
     assert printable(f"file {'a/' * 300!r} is gone").startswith("file 'a/a/")
     assert len(printable(f"{'word ' * 100!r} it's {'y' * 300}")) < 400
@@ -150,7 +150,7 @@ def test_messages_obey_no_input() -> None:
 
 
 @pytest.mark.parametrize("version", ["-1", "+1", "-0"])
-def test_a_version_with_a_sign_is_told_as_a_version(lakes: Lakes, version: str) -> None:
+def test_signed_version_is_rejected_as_a_version(lakes: Lakes, version: str) -> None:
     result = run("--root", lakes.local("lake").root, "ls", "--version", version)
     assert result.code == 4
     assert f"{version!r} is no version: they are numbered from 0" in result.err

@@ -77,7 +77,7 @@ def states(run: Run) -> dict[int, str]:
     return {version["version"]: version["state"] for version in run("log", "--json").json}
 
 
-def test_commands_with_nothing_to_do_print_one_line(run: Run) -> None:
+def test_empty_plans_print_one_line(run: Run) -> None:
     """``expire`` prints why nothing expires, and no row for each version."""
     for command in (("expire", "--max-age", "30d"), ("expire", "--max-age", "30d", "--yes"), ("compact",)):
         done = run(*command)
@@ -119,7 +119,7 @@ def test_expire_undelete_and_purge(run: Run, lake: Lakehouse, clock: LocalClock)
     assert run("verify").code == 0
 
 
-def test_trim_expire_purge_and_orphans_free_what_tables_hold(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
+def test_trim_expire_purge_and_orphans_reclaim_table_files(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
     overwrite_rows(lake, "ns.a", "ns.b")
     rows = catalog_at(lake).load_table("ns.a").scan().to_arrow()
     clock.forward()
@@ -153,7 +153,7 @@ def test_trim_expire_purge_and_orphans_free_what_tables_hold(run: Run, lake: Lak
     assert catalog_at(lake).load_table("ns.a").scan().to_arrow() == rows
 
 
-def test_a_digest_of_an_older_plan_is_refused(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
+def test_digest_of_an_older_plan_is_rejected(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
     overwrite_rows(lake, "ns.a")
     clock.forward()
     trim, expire = (run(command, "--json").json["digest"] for command in ("trim", "expire"))
@@ -170,14 +170,14 @@ def test_a_digest_of_an_older_plan_is_refused(run: Run, lake: Lakehouse, clock: 
     assert content(lake) == before
 
 
-def test_a_digest_covers_effects_and_not_options(run: Run) -> None:
+def test_digest_covers_effects_and_not_options(run: Run) -> None:
     plan = run("expire", "--json").json
     assert_error(run("expire", "--keep-last", 4, "--apply", plan["digest"]), 3, "out of date")
     report = run("expire", "--max-age", "30m", "--apply", plan["digest"], "--json").json
     assert (report["versions"], report["version"]) == (plan["versions"], 5)
 
 
-def test_rules_that_are_given_replace_the_lakehouses_own_for_one_run(run: Run, lake: Lakehouse) -> None:
+def test_rules_on_the_command_line_replace_settings_for_one_run(run: Run, lake: Lakehouse) -> None:
     assert run("expire", "--json").json["versions"] == "0-3"
     assert run("expire", "--keep-last", 3, "--json").json["versions"] == "0-1"
     assert run("expire", "--min-versions", 4, "--json").json["versions"] == "0"
@@ -192,7 +192,7 @@ def test_rules_that_are_given_replace_the_lakehouses_own_for_one_run(run: Run, l
     assert lake.snapshot().definition.minimum_versions_to_keep == 1, "no setting changed"
 
 
-def test_an_empty_policy_is_refused(run: Run, lake: Lakehouse) -> None:
+def test_empty_policy_is_rejected(run: Run, lake: Lakehouse) -> None:
     overwrite_rows(lake, "ns.a")
     for command in ("expire", "trim"):
         assert_error(run(command, "--max-age", "0d", "--min-versions", 0), 2, "retention policy is empty")
@@ -218,18 +218,18 @@ def test_an_empty_policy_is_refused(run: Run, lake: Lakehouse) -> None:
         ["reconcile", "--yes"],
     ],
 )
-def test_wrong_arguments(run: Run, lake: Lakehouse, arguments: list[str]) -> None:
+def test_invalid_arguments_are_rejected(run: Run, lake: Lakehouse, arguments: list[str]) -> None:
     before = content(lake)
     for more in ([], ["--json"]):
         assert_error(run(*arguments, *more), 2)
     assert content(lake) == before
 
 
-def test_trim_of_a_table_that_is_not_there(run: Run) -> None:
+def test_trim_of_a_missing_table_fails(run: Run) -> None:
     assert_error(run("trim", "ns.nowhere"), 4, "ns.nowhere")
 
 
-def test_a_trim_names_tables_that_it_cannot_read(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
+def test_trim_lists_unreadable_tables(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
     overwrite_rows(lake, "ns.a", "ns.b")
     clock.forward()
     path = lake.snapshot().table("ns", "b").format_properties["metadata_location"].removeprefix(lake.root)
@@ -249,7 +249,9 @@ def purge_begun(run: Run) -> tuple[int, Result]:
     raise AssertionError
 
 
-def test_what_cannot_be_undeleted(run: Run, clock: LocalClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undelete_rejects_versions_that_cannot_be_restored(
+    run: Run, clock: LocalClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert_error(run("undelete", "3"), 2, "not expired")
     assert_error(run("undelete", "2-4294967295"), 2, "not expired")
     expired(run, clock)
@@ -264,7 +266,7 @@ def test_what_cannot_be_undeleted(run: Run, clock: LocalClock, monkeypatch: pyte
     assert_error(run("undelete", "0-2", "--json"), 4, "their purge has begun")
 
 
-def test_only_one_deletes_at_a_time(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
+def test_only_one_operation_deletes_at_a_time(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
     expired(run, clock)
     with lease(lake.storage, "purge"):
         assert_error(run("purge", "--yes"), 3, "purge is running; wait until it ends")
@@ -273,7 +275,7 @@ def test_only_one_deletes_at_a_time(run: Run, lake: Lakehouse, clock: LocalClock
     assert run("purge", "--yes").code == 0
 
 
-def test_a_purge_under_a_budget_goes_on_until_it_is_done(
+def test_purge_with_a_budget_continues_until_complete(
     run: Run, clock: LocalClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalStorage, "delete_batch_size", 1)
@@ -293,7 +295,7 @@ def test_a_purge_under_a_budget_goes_on_until_it_is_done(
     assert (result.code, deleted + result.json["files"], result.json["stopped"]) == (0, planned, None)
 
 
-def test_files_that_the_storage_refuses_to_delete_are_in_the_report(
+def test_files_that_cannot_be_deleted_are_reported(
     run: Run, lake: Lakehouse, clock: LocalClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 1, not 5: the command went on elsewhere, and its report says what is left."""
@@ -332,7 +334,7 @@ def test_files_that_the_storage_refuses_to_delete_are_in_the_report(
     assert run("orphans", "--yes").code == 0
 
 
-def test_a_storage_that_refuses_all_is_one_line(
+def test_storage_that_rejects_all_requests_is_one_line(
     run: Run, lake: Lakehouse, clock: LocalClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expired(run, clock)
@@ -348,7 +350,7 @@ def test_a_storage_that_refuses_all_is_one_line(
     assert content(lake) == before
 
 
-def test_a_damaged_root_stops_all_that_deletes(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
+def test_damaged_root_blocks_all_deletions(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
     overwrite_rows(lake, "ns.a")
     expired(run, clock)
     path = root_path(lake.latest_version() - 1)
@@ -361,7 +363,7 @@ def test_a_damaged_root_stops_all_that_deletes(run: Run, lake: Lakehouse, clock:
     lake.storage.write(path, good)
 
 
-def test_reconcile_after_another_programs_rollback(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
+def test_reconcile_after_a_foreign_rollback(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
     expired(run, clock)
     older = lake.snapshot()
     operations.plan_export(lake, "kept").execute()
@@ -388,7 +390,7 @@ def test_reconcile_after_another_programs_rollback(run: Run, lake: Lakehouse, cl
     assert [run(command).code for command in DESTRUCTIVE] == [0] * 4
 
 
-def test_progress_is_shown_to_people_only(run: Run, clock: LocalClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_shown_on_terminals_only(run: Run, clock: LocalClock, monkeypatch: pytest.MonkeyPatch) -> None:
     expired(run, clock)
     assert run("purge", "--json").err.count("\n") == 1
     monkeypatch.setenv("TERM", "xterm")
@@ -398,7 +400,7 @@ def test_progress_is_shown_to_people_only(run: Run, clock: LocalClock, monkeypat
     assert json.loads(result.out)["failures"] == {}
 
 
-def test_help_tells_the_order(run: Run) -> None:
+def test_help_explains_the_order_of_reclaiming(run: Run) -> None:
     for command in (*DESTRUCTIVE, "undelete"):
         out = run(command, "-h").out
         places = [out.index(f"\n    {step} ") for step in ("trim", "expire", "purge", "orphans")]

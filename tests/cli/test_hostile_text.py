@@ -144,7 +144,7 @@ def _id(command: tuple[object, ...]) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=_id)
-def test_nothing_that_a_terminal_obeys_is_printed(cli: Cli, root: str, command: tuple[object, ...]) -> None:
+def test_output_contains_no_terminal_control_sequences(cli: Cli, root: str, command: tuple[object, ...]) -> None:
     done = cli(*command, root=root)
     assert is_harmless(done.out), done.out
     assert is_harmless(done.err), done.err
@@ -153,7 +153,7 @@ def test_nothing_that_a_terminal_obeys_is_printed(cli: Cli, root: str, command: 
 
 
 @pytest.mark.parametrize("command", _WITH_JSON, ids=_id)
-def test_json_stays_json(cli: Cli, root: str, command: tuple[object, ...]) -> None:
+def test_hostile_text_keeps_json_valid(cli: Cli, root: str, command: tuple[object, ...]) -> None:
     done = cli(*command, "--json", root=root)
     assert is_harmless(done.out) and is_harmless(done.err), done
     if done.code in (0, 1) and done.out:
@@ -161,20 +161,22 @@ def test_json_stays_json(cli: Cli, root: str, command: tuple[object, ...]) -> No
 
 
 @pytest.mark.parametrize("command", _WITH_PAGE, ids=_id)
-def test_pages_hold_no_control_characters(cli: Cli, root: str, command: tuple[object, ...], tmp_path: Path) -> None:
+def test_html_reports_contain_no_control_characters(
+    cli: Cli, root: str, command: tuple[object, ...], tmp_path: Path
+) -> None:
     page = tmp_path / "page.html"
     done = cli(*command, "--html", page, root=root)
     assert is_harmless(done.out) and is_harmless(done.err), done
     assert is_harmless(page.read_text())
 
 
-def test_the_name_of_a_page_is_shown_harmlessly(cli: Cli, root: str, tmp_path: Path) -> None:
+def test_html_report_path_is_escaped(cli: Cli, root: str, tmp_path: Path) -> None:
     done = cli("log", "--html", tmp_path / f"{FILE}.html", root=root)
     assert is_harmless(done.out) and is_harmless(done.err), done
     assert is_harmless(cli("log", "--html", tmp_path / FILE / "no" / "folder.html", root=root).err)
 
 
-def test_warnings_are_one_harmless_line_each(cli: Cli, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_are_one_escaped_line_each(cli: Cli, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a log, with what went wrong, and of libraries."""
 
     def write_best_effort(storage: LocalStorage, path: str, data: bytes) -> None:

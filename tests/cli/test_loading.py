@@ -39,28 +39,28 @@ def root(tmp_path: Path) -> str:
     return lake.root
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_imports_no_heavy_modules() -> None:
     assert loaded("--help") == set()
     assert loaded("--version") == set()
 
 
 @pytest.mark.parametrize("command", [["log"], ["ls"], ["ls", "ns"], ["show"], ["diff", "0", "1"], ["tree"]])
-def test_looking_at_a_lakehouse_loads_no_iceberg(root: str, command: list[str]) -> None:
+def test_read_commands_do_not_import_iceberg(root: str, command: list[str]) -> None:
     assert loaded("--root", root, *command) <= LOOKING
 
 
 @pytest.mark.parametrize("command", [["repair-hint", "--check-only"], ["exports"], ["undelete", "-h"]])
-def test_a_command_of_an_operation_loads_no_iceberg_by_itself(root: str, command: list[str]) -> None:
+def test_generated_commands_do_not_import_iceberg(root: str, command: list[str]) -> None:
     assert loaded("--root", root, *command) <= {*LOOKING, "pydantic"}
 
 
-def test_the_operations_load_no_pandas() -> None:
+def test_operations_do_not_import_pandas() -> None:
     """Every process of Dagster imports all operations; pandas takes a third of that time."""
     code = "import sys, trinitylake_ops.declarations.registry; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_help_tells_of_each_command_what_the_command_does() -> None:
+def test_help_lists_each_command_with_its_summary() -> None:
     shown = trinitylake.get_help(trinitylake.make_context("trinitylake", [], resilient_parsing=True))
     for name, command in trinitylake.commands.items():
         assert f"{name} " in shown
@@ -68,7 +68,7 @@ def test_help_tells_of_each_command_what_the_command_does() -> None:
         assert " ".join(command.get_short_help_str(100).split()) in " ".join(shown.split())
 
 
-def test_help_shows_each_command_once_in_a_group() -> None:
+def test_help_lists_each_command_in_one_section() -> None:
     shown = trinitylake.get_help(trinitylake.make_context("trinitylake", [], resilient_parsing=True))
     titles = re.findall(r"^([A-Z][a-z ]+):$", shown, flags=re.MULTILINE)
     assert titles == ["Options", "Inspect", "Change", "Reclaim space", "Exports", "Branches", "Repair", "Serve"]

@@ -133,7 +133,7 @@ def _calls(name: str, parameter: click.Parameter, value: str) -> list[str]:
     ("name", "parameter", "values"),
     [pytest.param(*case, id=f"{case[0]}-{case[1].name}") for case in _cases()],
 )
-def test_a_value_is_told_in_one_line(
+def test_invalid_option_value_is_one_line(
     cli: Cli, lake: Lakehouse, name: str, parameter: click.Parameter, values: dict[str, str]
 ) -> None:
     for kind, value in values.items():

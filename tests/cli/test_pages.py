@@ -22,7 +22,7 @@ COMMANDS = ("log", "expire", "verify")
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["table", "json"])
-def test_a_page_comes_beside_what_is_printed(
+def test_html_report_is_written_in_addition_to_output(
     cli: Cli, lake: Lakehouse, tmp_path: Path, command: str, form: tuple[str, ...]
 ) -> None:
     path = tmp_path / "page.html"
@@ -37,7 +37,7 @@ def test_a_page_comes_beside_what_is_printed(
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_a_page_of_findings_and_exit_code_1(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+def test_html_report_of_findings_with_exit_code_1(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     lake.storage.write(HINT_PATH, b"1")
     lake.storage.write(lake.files.roots.path(1), b"garbage")
     path = tmp_path / "page.html"
@@ -46,13 +46,13 @@ def test_a_page_of_findings_and_exit_code_1(cli: Cli, lake: Lakehouse, tmp_path:
     assert page.headline == "1 error and 1 warning; 3 versions, of which 1 unreadable; the latest is 2"
 
 
-def test_a_log_of_few_versions(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+def test_html_report_of_a_limited_log(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     assert cli("log", "--limit", 2, "--stat", "--html", path).code == 0
     assert parsed(path.read_text()).headline == "The newest 2 versions; the latest is 2"
 
 
-def test_a_page_of_what_an_expiry_did(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_html_report_of_an_executed_expiration(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = LocalClock(monkeypatch)
     root = str(tmp_path / "lake")
     made = Lakehouse.create(root, {"fsync": "false"}, minimum_versions_to_keep=1)
@@ -69,7 +69,7 @@ def test_a_page_of_what_an_expiry_did(cli: Cli, tmp_path: Path, monkeypatch: pyt
     assert "; 2 expired just now, by version 3; a purge reclaims " in parsed(path.read_text()).headline
 
 
-def test_what_was_done_is_printed_though_its_page_cannot_be_written(
+def test_result_is_printed_if_the_html_report_cannot_be_written(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = LocalClock(monkeypatch)
@@ -90,7 +90,7 @@ def test_what_was_done_is_printed_though_its_page_cannot_be_written(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_page_that_cannot_be_written_is_said_before_anything_is_done(
+def test_unwritable_html_path_fails_before_the_command_runs(
     cli: Cli, lake: Lakehouse, tmp_path: Path, command: str
 ) -> None:
     missing = tmp_path / "none" / "page.html"
@@ -100,7 +100,7 @@ def test_a_page_that_cannot_be_written_is_said_before_anything_is_done(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_page_needs_a_lakehouse(cli: Cli, tmp_path: Path) -> None:
+def test_html_report_requires_a_lakehouse(cli: Cli, tmp_path: Path) -> None:
     for command in COMMANDS:
         assert_error(cli(command, "--html", tmp_path / "page.html", root=f"{ROOT}none/"), 4, "no lakehouse")
     assert list(tmp_path.iterdir()) == []

@@ -65,7 +65,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_bad_input_is_one_clear_line_and_changes_nothing(lakes: Lakes) -> None:
+def test_bad_input_is_one_line_and_changes_nothing(lakes: Lakes) -> None:
     lake = lakes.local("lake")
     create(lake, "ns", "t")
     for name, damage in (("no-arrow", b"this is not Arrow"), ("truncated", lake.storage.read(root_path(1))[:200])):
@@ -89,7 +89,7 @@ def test_bad_input_is_one_clear_line_and_changes_nothing(lakes: Lakes) -> None:
     assert files_in(lakes.folder) == before
 
 
-def test_a_read_only_folder(lakes: Lakes) -> None:
+def test_read_only_folder_is_one_line(lakes: Lakes) -> None:
     lake = lakes.local("lake")
     version = create(lake, "ns", "t")
     root = lakes.folder / "lake"
@@ -106,7 +106,7 @@ def test_a_read_only_folder(lakes: Lakes) -> None:
     assert (content(lake), lake.latest_version()) == (before, version)
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_full_disk_is_one_line(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 64 * 1024) as is_mounted:
         root = tmp_path / "disk"
         lake = Lakehouse.create(str(root), {"fsync": "false"})
@@ -127,7 +127,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert operations.verify(Lakehouse(lake.storage)).is_clean
 
 
-def test_a_column_type_that_iceberg_lacks_is_one_line(lakes: Lakes) -> None:
+def test_unsupported_column_type_is_one_line(lakes: Lakes) -> None:
     """No command creates tables; this is what the interface for programs says."""
     lake = lakes.memory()
     version = create(lake, "ns")
@@ -141,7 +141,7 @@ def test_a_column_type_that_iceberg_lacks_is_one_line(lakes: Lakes) -> None:
     assert lake.latest_version() == version
 
 
-def test_the_first_write_into_a_lakehouse_that_was_moved_says_so_in_one_line(lakes: Lakes, tmp_path: Path) -> None:
+def test_first_write_after_a_move_warns_in_one_line(lakes: Lakes, tmp_path: Path) -> None:
     lake = lakes.local("before")
     append_rows(lake)
     for _ in range(2):
@@ -157,7 +157,7 @@ def test_the_first_write_into_a_lakehouse_that_was_moved_says_so_in_one_line(lak
     assert (again.code, "relocate" in again.err) == (0, False)
 
 
-def test_streams_and_environment(lakes: Lakes) -> None:
+def test_output_streams_and_environment(lakes: Lakes) -> None:
     lake = lakes.local("lake")
     for number in range(30):
         create(lake, f"n{number}" * 20)

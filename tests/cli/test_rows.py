@@ -47,7 +47,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
 
 
-def test_rows_of_a_version(cli: Cli, lake: Lakehouse) -> None:
+def test_head_and_count_at_a_version(cli: Cli, lake: Lakehouse) -> None:
     for number in range(3):
         append(lake, "ns.t", pa.table({"id": [number * 2, number * 2 + 1], "name": [f"a{number}", None]}))
     first = lake.latest_version() - 2
@@ -63,7 +63,7 @@ def test_rows_of_a_version(cli: Cli, lake: Lakehouse) -> None:
     assert cli("count", "ns.t", "--json").json == counted
 
 
-def test_deletes_are_applied(cli: Cli, lake: Lakehouse) -> None:
+def test_head_and_count_apply_deletes(cli: Cli, lake: Lakehouse) -> None:
     for made, left in ((with_positions(lake), POSITIONS), (with_equality(lake), EQUALITY)):
         name, ids = f"ns.{made.name}", [number for number, _ in left]
         assert sorted(row["id"] for row in cli("head", name, "--json").json["rows"]) == sorted(ids)
@@ -72,7 +72,7 @@ def test_deletes_are_applied(cli: Cli, lake: Lakehouse) -> None:
             assert len(cli("head", name, "--limit", limit, "--json").json["rows"]) == limit
 
 
-def test_few_rows_of_a_large_file_are_read_without_the_rest(lake: Lakehouse) -> None:
+def test_head_reads_a_large_file_partially(lake: Lakehouse) -> None:
     """A scan of Arrow would read on in the background, and abort the process at its end."""
     big = pa.table({"id": range(400_000), "text": [f"{number**7 % 2**61:x}" for number in range(400_000)]})
     catalog = catalog_at(lake)
@@ -91,7 +91,7 @@ def test_few_rows_of_a_large_file_are_read_without_the_rest(lake: Lakehouse) -> 
         assert (metered.snapshot() - before).bytes_read < 2 << 20
 
 
-def test_deletes_may_leave_few_of_the_first_rows(lake: Lakehouse) -> None:
+def test_head_continues_after_deleted_rows(lake: Lakehouse) -> None:
     made = make_table(lake, "t")
     path = made.append(rows(*range(100)))
     made.delete_positions({path: list(range(95))})
@@ -104,7 +104,7 @@ def test_deletes_may_leave_few_of_the_first_rows(lake: Lakehouse) -> None:
     assert count_rows(loaded.metadata, loaded.io) == 4
 
 
-def test_columns_that_a_file_lacks_are_null(cli: Cli, lake: Lakehouse) -> None:
+def test_head_shows_missing_columns_as_null(cli: Cli, lake: Lakehouse) -> None:
     append_rows(lake)
     with catalog_at(lake).load_table("ns.t").update_schema() as update:
         update.add_column("n", LongType())
@@ -113,7 +113,7 @@ def test_columns_that_a_file_lacks_are_null(cli: Cli, lake: Lakehouse) -> None:
     assert cli("head", "ns.t", "--json", "--limit", 1).json["rows"] == [{"key": 1, "n": None}]
 
 
-def test_a_table_without_rows(cli: Cli, lake: Lakehouse) -> None:
+def test_head_of_an_empty_table(cli: Cli, lake: Lakehouse) -> None:
     catalog_at(lake).create_namespace("ns")
     catalog_at(lake).create_table("ns.t", pa.schema([("id", pa.int64()), ("name", pa.string())]))
     shown = cli("head", "ns.t", "--columns", "name")
@@ -122,7 +122,7 @@ def test_a_table_without_rows(cli: Cli, lake: Lakehouse) -> None:
     assert cli("count", "ns.t").out == "0\n"
 
 
-def test_values_of_each_kind(cli: Cli, lake: Lakehouse) -> None:
+def test_head_shows_values_of_each_type(cli: Cli, lake: Lakehouse) -> None:
     nested = StructType(NestedField(11, "x", LongType()), NestedField(12, "y", ListType(13, StringType())))
     schema = Schema(
         NestedField(1, "id", UUIDType()),
@@ -154,7 +154,7 @@ def test_values_of_each_kind(cli: Cli, lake: Lakehouse) -> None:
     assert second == {"f": "-Infinity", "b": None, "d": None, "t": None}
 
 
-def test_times_that_python_cannot_hold_are_shown_as_numbers(cli: Cli, lake: Lakehouse) -> None:
+def test_head_shows_unrepresentable_times_as_numbers(cli: Cli, lake: Lakehouse) -> None:
     days, micros = pa.array([2**31 - 1], pa.int32()).cast(pa.date32()), pa.array([2**62], pa.timestamp("us"))
     far = pa.table({"d": days, "t": micros})
     catalog = catalog_at(lake)
@@ -165,7 +165,7 @@ def test_times_that_python_cannot_hold_are_shown_as_numbers(cli: Cli, lake: Lake
     assert str(2**62) in cli("head", "ns.t").out
 
 
-def test_no_value_reaches_the_terminal_raw(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_escapes_values(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     append(lake, "ns.t", pa.table({EVIL: [EVIL, EVIL * 1_000], "part": [{"a": EVIL}, {"a": None}]}))
     for _ in range(2):
         for arguments in (("head", "ns.t"), ("head", "ns.t", "--json"), ("head", "ns.t", "--columns", EVIL)):
@@ -177,7 +177,7 @@ def test_no_value_reaches_the_terminal_raw(cli: Cli, lake: Lakehouse, monkeypatc
     assert cli("head", "ns.t", "--json").json["rows"][0][EVIL] == EVIL
 
 
-def test_a_terminal_gets_lines_that_fit(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_fits_lines_to_the_terminal(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {f"column{number}": ["x" * 100_000 if number else "\u6f22" * 50] for number in range(20)}
     append(lake, "ns.t", pa.table({"id": [7], **wide}))
     assert max(map(len, cli("head", "ns.t").out.splitlines())) < 22_000, "a value has up to 1,000 characters"
@@ -192,7 +192,7 @@ def test_a_terminal_gets_lines_that_fit(cli: Cli, lake: Lakehouse, monkeypatch: 
     assert "--columns" not in cli("head", "ns.t", "--columns", "id,column3").err
 
 
-def test_widths_fill_the_line() -> None:
+def test_fitted_widths_fill_the_line() -> None:
     for wanted, total in itertools.product([(3, 5), (100, 3, 100), (200,) * 30, (1,), (9, 9, 9)], [1, 10, 29, 80]):
         widths = fitted_widths(wanted, total)
         used = sum(widths) + 2 * (len(widths) - 1)
@@ -204,7 +204,7 @@ def test_widths_fill_the_line() -> None:
     assert fitted_widths((100, 3, 100), 80) == [36, 3, 37]
 
 
-def test_what_cannot_be_shown(cli: Cli, lake: Lakehouse) -> None:
+def test_head_rejects_unreadable_tables(cli: Cli, lake: Lakehouse) -> None:
     append_rows(lake)
     with lake.transaction() as txn:
         txn.create_table("ns", "other", TableDef(table_format="LANCE"))
@@ -219,7 +219,7 @@ def test_what_cannot_be_shown(cli: Cli, lake: Lakehouse) -> None:
         assert_error(cli("head", "ns.t", "--limit", limit), 2)
 
 
-def test_the_log_of_a_table(cli: Cli, lake: Lakehouse) -> None:
+def test_log_of_a_table(cli: Cli, lake: Lakehouse) -> None:
     append_rows(lake)
     append_rows(lake, "ns.u")
     append_rows(lake)

@@ -64,7 +64,7 @@ def assert_refused(result: Result, server: S3Server, part: str) -> None:
 
 
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
-def test_what_can_be_wrong(
+def test_storage_errors_are_one_line(
     radosgw: S3Server, root: str, client: str, silent_endpoint: str, closed_endpoint: str
 ) -> None:
     expected = {
@@ -91,7 +91,7 @@ def _expired_from(number: int) -> WireFault:
     return wire.answer(number, status=400, code="ExpiredToken", times=None)
 
 
-def test_credentials_that_expire_in_mid_commit(radosgw: S3Server, root: str) -> None:
+def test_credentials_that_expire_during_a_commit(radosgw: S3Server, root: str) -> None:
     """Nothing is committed, and with new credentials the next attempt goes through.
 
     The answer to the root's own request is not taken at its word: a fence makes sure of it.

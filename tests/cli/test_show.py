@@ -60,7 +60,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     return lake.root
 
 
-def test_the_lakehouse_has_all_kinds_of_settings(root: str) -> None:
+def test_show_lists_all_kinds_of_settings(root: str) -> None:
     definition = Lakehouse.open(root).snapshot().definition
     filled = [definition.parent, definition.sources, definition.exports, definition.expirations]
     assert all([*filled, definition.retention_rules, definition.maximum_version_age_millis_overrides])
@@ -68,13 +68,13 @@ def test_the_lakehouse_has_all_kinds_of_settings(root: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHOWN, ids=lambda name: " ".join(name) or "lakehouse")
-def test_people_read_words(cli: Cli, root: str, name: list[str]) -> None:
+def test_show_formats_settings_for_people(cli: Cli, root: str, name: list[str]) -> None:
     out = cli("show", *name, root=root).out
     assert PYTHON.findall(out) == [], out
     assert "=" not in out or not name, "settings that are maps are lists of NAME=VALUE"
 
 
-def test_records_are_told_in_words(cli: Cli, root: str) -> None:
+def test_show_formats_records_for_people(cli: Cli, root: str) -> None:
     shown = " ".join(cli("show", root=root).out.split())
     for said in (
         "isolation_level serializable",
@@ -87,7 +87,7 @@ def test_records_are_told_in_words(cli: Cli, root: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHOWN, ids=lambda name: " ".join(name) or "lakehouse")
-def test_programs_read_json(cli: Cli, root: str, name: list[str]) -> None:
+def test_show_json_contains_all_settings(cli: Cli, root: str, name: list[str]) -> None:
     def refused(constant: str) -> NoReturn:
         raise AssertionError(f"{constant} is no JSON")
 
@@ -104,6 +104,6 @@ def texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def test_what_python_writes_is_found() -> None:
+def test_raw_python_values_are_detected() -> None:
     told = [RetentionRules(keep_last=5), IsolationLevel.SNAPSHOT, (b"x",), {"a": "b"}, [None], object(), str, ("a",)]
     assert [value for value in told if not PYTHON.search(repr(value))] == []

@@ -22,7 +22,7 @@ from trinitylake_ops.format.file_names import HINT_PATH
 __all__ = ["cli", "lake", "lakes", "logging_as_it_was"]
 
 
-def test_one_screen(cli: Cli, lake: Lakehouse) -> None:
+def test_status_fits_on_one_screen(cli: Cli, lake: Lakehouse) -> None:
     lake.storage.write(HINT_PATH, b"0")
     result = cli("status")
     assert result.code == 0
@@ -47,7 +47,7 @@ def test_one_screen(cli: Cli, lake: Lakehouse) -> None:
     assert "\x1b" not in result.out
 
 
-def test_undone_versions_are_shown(cli: Cli, lake: Lakehouse) -> None:
+def test_status_shows_undone_versions(cli: Cli, lake: Lakehouse) -> None:
     create(lake, "bad")
     operations.rollback(lake, 2)
     shown = cli("status").out.splitlines()
@@ -55,7 +55,7 @@ def test_undone_versions_are_shown(cli: Cli, lake: Lakehouse) -> None:
     assert cli("status", "--json").json["undone"] == [{"versions": "3", "by": 4}]
 
 
-def test_as_json_and_as_a_page(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+def test_status_as_json_and_html(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     path = tmp_path / "status.html"
     result = cli("status", "--json", "--html", path, "--last", 1, "--export-every", "1d", "--plan-seconds", 60)
     assert (result.json["version"], result.json["commits"]["versions"]) == (2, 1)
@@ -68,7 +68,7 @@ def test_as_json_and_as_a_page(cli: Cli, lake: Lakehouse, tmp_path: Path) -> Non
     assert_error(cli("status", "--html", tmp_path), 5, "not a file")
 
 
-def test_it_watches_until_it_is_interrupted(
+def test_status_watches_until_interrupted(
     cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     slept: list[float] = []
@@ -94,7 +94,7 @@ def test_it_watches_until_it_is_interrupted(
     assert '<meta http-equiv="refresh" content="3">' in path.read_text()
 
 
-def test_a_terminal_has_colors_and_no_name_controls_it(lake: Lakehouse) -> None:
+def test_status_on_a_terminal_is_colored_and_escaped(lake: Lakehouse) -> None:
     create(lake, "evil\u202e")
     console = Console(force_terminal=True, width=100, color_system="standard", record=True)
     with console.capture() as shown:
@@ -103,7 +103,7 @@ def test_a_terminal_has_colors_and_no_name_controls_it(lake: Lakehouse) -> None:
     assert "\u202e" not in shown.get()
 
 
-def test_numbers_for_prometheus_and_json_lines(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+def test_status_emits_metrics_and_json_lines(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     path = tmp_path / "m.prom"
     result = cli("--metrics-file", path, "--log-json", "status", "--json")
     assert result.json["version"] == 2

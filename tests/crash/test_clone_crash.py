@@ -235,7 +235,7 @@ def stopped(
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])
 @each_side
 @each_operation
-def test_it_dies_at_every_request(
+def test_clone_killed_at_every_request(
     restored: Callable[[Operation], Lakehouse], operation: Operation, side: str, moment: Moment
 ) -> None:
     def fault_at(request: Request) -> Fault | None:
@@ -249,7 +249,7 @@ def test_it_dies_at_every_request(
 @pytest.mark.timeout(600)
 @each_side
 @each_operation
-def test_every_answer_is_lost(restored: Callable[[Operation], Lakehouse], operation: Operation, side: str) -> None:
+def test_clone_with_lost_responses(restored: Callable[[Operation], Lakehouse], operation: Operation, side: str) -> None:
     def fault_at(request: Request) -> Fault | None:
         return None if request.kind in ("read", "stat", "list") else lose_response(request.number)
 
@@ -267,5 +267,7 @@ LONG = ("clone-part", "promote", "refresh")
     "operation",
     [pytest.param(one, id=one.name, marks=[pytest.mark.soak] if one.name in LONG else []) for one in OPERATIONS],
 )
-def test_every_request_is_refused(restored: Callable[[Operation], Lakehouse], operation: Operation, side: str) -> None:
+def test_clone_with_rejected_requests(
+    restored: Callable[[Operation], Lakehouse], operation: Operation, side: str
+) -> None:
     stopped(restored, operation, side, lambda request: fail(request.number, StoragePermissionError))

@@ -125,7 +125,7 @@ def assert_sound(folder: Path, acknowledged: list[str], states: list[State]) -> 
 
 
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])
-def test_killed_at_every_request(
+def test_commit_killed_at_every_request(
     base: Path,
     tmp_path: Path,
     states: list[State],
@@ -147,7 +147,7 @@ def test_killed_at_every_request(
     assert reached == in_flight_done | in_flight_lost, "both outcomes of each commit were met"
 
 
-def test_a_run_that_is_not_killed_acknowledges_everything(
+def test_commit_without_kill_acknowledges_everything(
     base: Path, tmp_path: Path, states: list[State], requests: Sequence[Request]
 ) -> None:
     exit_code, acknowledged = run_and_kill(base, tmp_path / "lake", kill(len(requests) + 1, "before"))
@@ -155,9 +155,7 @@ def test_a_run_that_is_not_killed_acknowledges_everything(
     assert assert_sound(tmp_path / "lake", acknowledged, states) == 3
 
 
-def test_killed_between_writing_a_temporary_file_and_giving_it_its_name(
-    base: Path, tmp_path: Path, states: list[State]
-) -> None:
+def test_commit_killed_before_renaming_a_temporary_file(base: Path, tmp_path: Path, states: list[State]) -> None:
     """The one step of the local storage that lies inside a request, at every create of the commits."""
     number, exit_code = 0, -signal.SIGKILL
     while exit_code == -signal.SIGKILL:
@@ -192,7 +190,7 @@ def _killed_at_link(folder: Path, number: int) -> Callable[[Callable[[str], None
     return work
 
 
-def test_killed_while_creating_a_lakehouse(tmp_path: Path) -> None:
+def test_creation_killed_at_every_request(tmp_path: Path) -> None:
     counted = FaultyStorage(local_storage(tmp_path / "count"), concurrency=1)
     Lakehouse.create(counted.root, storage=counted)
     for number in range(1, len(counted.log) + 1):

@@ -137,7 +137,7 @@ def lake(radosgw: S3Server, proxy: FaultyProxy, base: dict[str, bytes], client: 
 
 
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
-def test_the_commit_writes_files_of_all_kinds_and_each_under_a_condition(lake: WireLake) -> None:
+def test_commit_writes_all_kinds_of_files_conditionally(lake: WireLake) -> None:
     outcome = lake.commit()
     assert outcome.version == NEXT_VERSION
     log = lake.proxy.log
@@ -150,7 +150,7 @@ def test_the_commit_writes_files_of_all_kinds_and_each_under_a_condition(lake: W
 
 
 @pytest.mark.parametrize(("client", "name", "strikes_all"), list(runs()))
-def test_every_request_in_turn(lake: WireLake, name: str, strikes_all: bool) -> None:
+def test_commit_with_wire_faults_at_every_request(lake: WireLake, name: str, strikes_all: bool) -> None:
     assert lake.commit().version == NEXT_VERSION
     requests = lake.proxy.log
     kinds = Counter[str]()
@@ -222,7 +222,7 @@ def _resolve(lake: WireLake, error: CommitOutcomeUnknownError, held: tuple[Excha
 
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
 @pytest.mark.parametrize("is_fenced", [True, False])
-def test_a_root_that_is_held_back(lake: WireLake, is_fenced: bool) -> None:
+def test_commit_with_a_delayed_root(lake: WireLake, is_fenced: bool) -> None:
     """The case that fences exist for: the request that creates the root lands long after its writer gave up."""
     outcome = lake.commit(
         (

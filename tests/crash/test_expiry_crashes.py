@@ -267,7 +267,7 @@ def run_with(operation: Operation, prepared: Prepared, fault: Fault) -> tuple[Ag
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_it_dies_at_every_request(prepared: dict[str, Prepared], operation: Operation) -> None:
+def test_expiry_killed_at_every_request(prepared: dict[str, Prepared], operation: Operation) -> None:
     """A death before a request leaves what one after the write before it leaves: there the rest is checked."""
     begin = prepared[operation.name]
     course = uninterrupted(operation, begin)
@@ -286,7 +286,7 @@ def test_it_dies_at_every_request(prepared: dict[str, Prepared], operation: Oper
 
 @pytest.mark.soak
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_it_dies_before_every_request_and_all_is_checked_each_time(
+def test_expiry_killed_before_every_request_with_full_checks(
     prepared: dict[str, Prepared], operation: Operation
 ) -> None:
     begin = prepared[operation.name]
@@ -299,7 +299,7 @@ def test_it_dies_before_every_request_and_all_is_checked_each_time(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_the_answer_of_every_write_is_lost(prepared: dict[str, Prepared], operation: Operation) -> None:
+def test_expiry_with_lost_responses_to_all_writes(prepared: dict[str, Prepared], operation: Operation) -> None:
     begin = prepared[operation.name]
     course = uninterrupted(operation, begin)
     for request in course.requests:
@@ -325,13 +325,13 @@ def errors_at(operation: Operation, begin: Prepared, every: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_every_request_is_answered_by_an_error(prepared: dict[str, Prepared], operation: Operation) -> None:
+def test_expiry_with_errors_for_every_request(prepared: dict[str, Prepared], operation: Operation) -> None:
     errors_at(operation, prepared[operation.name], every=10)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_every_request_is_answered_by_an_error_and_all_is_checked_each_time(
+def test_expiry_with_errors_for_every_request_and_full_checks(
     prepared: dict[str, Prepared], operation: Operation
 ) -> None:
     errors_at(operation, prepared[operation.name], every=1)

@@ -208,7 +208,7 @@ each_side = pytest.mark.parametrize(
 # Before a request all is as it was after the last write before it: what the soak has, too, is not news.
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])
 @each_side
-def test_it_dies_at_every_request(
+def test_export_killed_at_every_request(
     restored: Callable[[Operation], Lakehouse],
     converged: set[Course],
     operation: Operation,
@@ -231,7 +231,7 @@ def test_it_dies_at_every_request(
     "fault", ["lost", *(pytest.param(f, marks=pytest.mark.soak) for f in ("refused", "reads refused, too"))]
 )
 @each_side
-def test_every_answer_is_lost_and_every_request_refused(
+def test_export_with_lost_responses_and_rejected_requests(
     restored: Callable[[Operation], Lakehouse],
     converged: set[Course],
     operation: Operation,

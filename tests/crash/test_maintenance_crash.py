@@ -125,7 +125,9 @@ def assert_converges(operation: Operation, storage: MemoryStorage, expected: Sta
 
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_it_dies_at_every_request(restored: Callable[[], MemoryStorage], operation: Operation, moment: Moment) -> None:
+def test_maintenance_killed_at_every_request(
+    restored: Callable[[], MemoryStorage], operation: Operation, moment: Moment
+) -> None:
     requests, expected = uninterrupted(operation, restored())
     assert {"read", "write"} <= {request.kind for request in requests}
     # The end of a read, which has no effect, is the moment before the next request.
@@ -139,7 +141,9 @@ def test_it_dies_at_every_request(restored: Callable[[], MemoryStorage], operati
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_the_answer_of_every_write_is_lost(restored: Callable[[], MemoryStorage], operation: Operation) -> None:
+def test_maintenance_with_lost_responses_to_all_writes(
+    restored: Callable[[], MemoryStorage], operation: Operation
+) -> None:
     requests, expected = uninterrupted(operation, restored())
     writes = [request for request in requests if request.kind in ("create", "write", "delete")]
     assert writes

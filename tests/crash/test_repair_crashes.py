@@ -148,7 +148,7 @@ def assert_converges(prepared: Prepared, left: Interrupted, after: dict[str, Any
         prepared.converged.add(left.effects)
 
 
-def test_it_dies_at_every_request(prepared: Prepared) -> None:
+def test_repair_killed_at_every_request(prepared: Prepared) -> None:
     """A death before a request leaves what one after the write before it leaves."""
     requests, after = uninterrupted(prepared)
     assert {"read", "create", "write"} <= {request.kind for request in requests}
@@ -160,7 +160,7 @@ def test_it_dies_at_every_request(prepared: Prepared) -> None:
             assert_converges(prepared, left, after, (moment, request))
 
 
-def test_the_answer_of_every_write_is_lost(prepared: Prepared) -> None:
+def test_repair_with_lost_responses_to_all_writes(prepared: Prepared) -> None:
     requests, after = uninterrupted(prepared)
     for request in requests:
         if request.kind in EFFECTS:
@@ -170,7 +170,7 @@ def test_the_answer_of_every_write_is_lost(prepared: Prepared) -> None:
 
 
 @pytest.mark.soak
-def test_every_request_is_answered_by_an_error(prepared: Prepared) -> None:
+def test_repair_with_errors_for_every_request(prepared: Prepared) -> None:
     requests, after = uninterrupted(prepared)
     for request in requests:
         error = StoragePermissionError if request.number % 2 else TransientError

@@ -181,7 +181,7 @@ def run_broken(operation: Operation, storage: Storage, fault: Fault) -> tuple[Fa
 # Before a request all is as it was after the last write before it: what the soak has, too, is not news.
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_it_dies_at_every_request(
+def test_table_write_killed_at_every_request(
     base: dict[str, bytes], restored: Callable[[], Storage], operation: Operation, moment: Moment
 ) -> None:
     requests, expected = uninterrupted(operation, restored())
@@ -199,7 +199,7 @@ def test_it_dies_at_every_request(
 
 @pytest.mark.parametrize("fault", [pytest.param("error", marks=pytest.mark.soak), "lost response"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_every_request_fails_or_loses_its_answer(
+def test_table_write_with_failures_and_lost_responses(
     base: dict[str, bytes], restored: Callable[[], Storage], operation: Operation, fault: str
 ) -> None:
     requests, expected = uninterrupted(operation, restored())
@@ -236,7 +236,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("part", APPENDED)
-def test_a_killed_append_is_there_whole_or_not_at_all(folder: Path, tmp_path: Path, part: str, moment: Moment) -> None:
+def test_killed_append_is_complete_or_absent(folder: Path, tmp_path: Path, part: str, moment: Moment) -> None:
     shutil.copytree(folder, tmp_path / "lake")
     threaded = ThreadedStorage(LocalStorage(f"file://{tmp_path}/lake/"))
     kind = "write" if part == ".parquet" else "create"

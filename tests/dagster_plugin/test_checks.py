@@ -214,7 +214,7 @@ def test_an_unfinished_purge_is_said_where_orphans_cannot_be_told(lake: Lake, mo
         _, report = with_least_requests(lambda budget: operations.plan_purge(opened).execute(budget=budget))
     assert report.stopped is not None
     one = lake.failed()["orphans_bounded"]
-    assert "is unfinished; run it first: purge" in one.description
+    assert "is unfinished; run purge first" in one.description
 
 
 def test_a_tree_out_of_shape(lake: Lake) -> None:

@@ -77,7 +77,7 @@ def lake() -> Iterator[Lakehouse]:
     drop_memory_root(ROOT)
 
 
-def test_every_operation_is_listed_with_its_texts() -> None:
+def test_every_operation_has_texts() -> None:
     assert INDEX.keys() == BY_NAME.keys()
     for operation in COMMANDS:
         entry = INDEX[operation.job]
@@ -87,7 +87,7 @@ def test_every_operation_is_listed_with_its_texts() -> None:
 
 
 @pytest.mark.parametrize("operation", COMMANDS, ids=by_job)
-def test_a_command_has_the_options_of_the_declaration(operation: Operation[Any]) -> None:
+def test_command_has_the_declared_options(operation: Operation[Any]) -> None:
     command = trinitylake.commands[str(INDEX[operation.job].command)]
     expected: dict[str, Any] = {}
     for spec in specs_of(operation):
@@ -113,7 +113,7 @@ def test_a_command_has_the_options_of_the_declaration(operation: Operation[Any])
 
 
 @pytest.mark.parametrize("operation", COMMANDS, ids=by_job)
-def test_a_command_without_options_runs_with_the_defaults(
+def test_command_without_options_uses_defaults(
     operation: Operation[Any], lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Options | None] = []
@@ -144,7 +144,7 @@ def jobs() -> dict[str, dg.JobDefinition]:
 
 
 @pytest.mark.parametrize("operation", ALL, ids=by_job)
-def test_a_job_has_the_options_of_the_declaration(operation: Operation[Any], jobs: dict[str, dg.JobDefinition]) -> None:
+def test_job_has_the_declared_options(operation: Operation[Any], jobs: dict[str, dg.JobDefinition]) -> None:
     (op,) = jobs[operation.job].graph.node_defs
     assert isinstance(op, dg.OpDefinition)
     fields = getattr(op.config_schema.config_type, "fields", {})
@@ -161,7 +161,7 @@ def test_a_job_has_the_options_of_the_declaration(operation: Operation[Any], job
 
 
 @pytest.mark.parametrize("operation", ALL, ids=by_job)
-def test_a_task_has_the_options_of_the_declaration(operation: Operation[Any], lake: Lakehouse) -> None:
+def test_task_has_the_declared_options(operation: Operation[Any], lake: Lakehouse) -> None:
     ran: list[Options | None] = []
     settings = LakehouseSettings(root=lake.root)
     watched = replace(operation, step=lambda run: ran.append(run.options))
@@ -173,7 +173,7 @@ def test_a_task_has_the_options_of_the_declaration(operation: Operation[Any], la
             carry_out(watched, {**required(operation), "no_option": 1}, settings, "run", logging.getLogger())
 
 
-def test_the_reference_has_every_option_with_its_default() -> None:
+def test_reference_lists_every_option_with_its_default() -> None:
     page = reference_page()
     for operation in ALL:
         section = page.partition(f"\n## {operation.job}\n")[2].partition("\n## ")[0]
@@ -185,11 +185,11 @@ def test_the_reference_has_every_option_with_its_default() -> None:
 
 
 @pytest.mark.parametrize("text", ["30d", "12h", "90m", "45s", "0d", "36h", "1000000d"])
-def test_durations_have_one_form(text: str) -> None:
+def test_duration_text_round_trips(text: str) -> None:
     assert duration_of(text) == duration_of(duration_text(duration_of(text)))
 
 
-def test_durations_are_written_in_the_largest_unit() -> None:
+def test_durations_use_the_largest_unit() -> None:
     days = {timedelta(days=35): "35d", timedelta(hours=36): "36h", timedelta(minutes=90): "90m", timedelta(0): "0d"}
     assert {duration: duration_text(duration) for duration in days} == days
 
@@ -202,7 +202,7 @@ class _Timed(Options):
 @pytest.mark.parametrize(
     "text", ["", "30", "d", "-1d", "1.5h", "1 d", "1D", "\u0663d", f"{MOST_DAYS + 1}d", "9" * 9 + "d"]
 )
-def test_other_durations_are_rejected_with_the_name_of_the_option(text: str) -> None:
+def test_invalid_durations_are_rejected_with_the_option_name(text: str) -> None:
     with pytest.raises(InvalidInputError) as rejected:
         _Timed(age=text)
     assert str(rejected.value).startswith("age: ")
@@ -213,14 +213,14 @@ def test_properties_are_parsed_by_name() -> None:
 
 
 @pytest.mark.parametrize("texts", [["secret"], ["=secret"], [""], ["secret=1", "secret=2"]], ids=str)
-def test_a_wrong_property_is_rejected_without_its_text(texts: list[str]) -> None:
+def test_invalid_property_is_rejected_without_its_text(texts: list[str]) -> None:
     with pytest.raises(InvalidInputError) as rejected:
         parse_properties(texts, "--option")
     assert str(rejected.value).startswith("--option ")
     assert "secret" not in str(rejected.value)
 
 
-def test_times_are_in_utc_unless_they_have_an_offset() -> None:
+def test_times_without_an_offset_are_utc() -> None:
     assert time_of("2026-01-31T12:00") == datetime(2026, 1, 31, 12, tzinfo=UTC)
     assert time_of("2026-01-31T12:00+02:00") == datetime(2026, 1, 31, 10, tzinfo=UTC)
     assert time_of("1769860800000") == 1_769_860_800_000

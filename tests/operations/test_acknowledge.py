@@ -51,7 +51,7 @@ def literal(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Lakehouse, 
     return lake, version
 
 
-def test_what_was_acknowledged_is_past(literal: tuple[Lakehouse, int]) -> None:
+def test_acknowledged_version_is_reported_as_past(literal: tuple[Lakehouse, int]) -> None:
     lake, version = literal
     assert found(lake) == {("error", "chain-broken", version), ("error", "time-not-rising", version)}
     assert not operations.verify(lake).is_clean
@@ -67,14 +67,14 @@ def test_what_was_acknowledged_is_past(literal: tuple[Lakehouse, int]) -> None:
     assert lake.snapshot().definition.properties[ACKNOWLEDGED] == f"{version},{another}"
 
 
-def test_a_sealed_version_is_past(literal: tuple[Lakehouse, int]) -> None:
+def test_sealed_version_is_reported_as_past(literal: tuple[Lakehouse, int]) -> None:
     lake, version = literal
     seal(lake, version)
     assert {severity for severity, _, _ in found(lake)} == {"past"}
 
 
 @pytest.mark.parametrize("versions", ["0", "1-2", "999", "x", "-1", "0-4294967295", ","])
-def test_nothing_else_is_acknowledged(literal: tuple[Lakehouse, int], versions: str) -> None:
+def test_only_faulty_versions_can_be_acknowledged(literal: tuple[Lakehouse, int], versions: str) -> None:
     lake, _ = literal
     latest = lake.latest_version()
     with pytest.raises(InvalidInputError):
@@ -82,7 +82,7 @@ def test_nothing_else_is_acknowledged(literal: tuple[Lakehouse, int], versions: 
     assert lake.latest_version() == latest
 
 
-def test_an_export_elsewhere_takes_no_acknowledgements_with_it(literal: tuple[Lakehouse, int]) -> None:
+def test_external_export_does_not_copy_acknowledgements(literal: tuple[Lakehouse, int]) -> None:
     lake, version = literal
     operations.reconcile(lake, acknowledge=str(version))
     target = f"{lake.root.rstrip('/')}-target/"
@@ -90,7 +90,7 @@ def test_an_export_elsewhere_takes_no_acknowledgements_with_it(literal: tuple[La
     assert ACKNOWLEDGED not in Lakehouse.open(target).snapshot().definition.properties
 
 
-def test_a_sealed_version_is_past_for_all_that_it_says_of_its_time(literal: tuple[Lakehouse, int]) -> None:
+def test_sealed_version_with_any_time_is_reported_as_past(literal: tuple[Lakehouse, int]) -> None:
     """A time that is still to come, too; the one of a live version stays a warning."""
     lake, version = literal
     ahead_ms = lake.storage.now_ms() + 10**9
@@ -109,7 +109,7 @@ def test_a_sealed_version_is_past_for_all_that_it_says_of_its_time(literal: tupl
     assert future() == [("past", version), ("warning", version + 1)]
 
 
-def test_what_is_wrong_now_is_no_past(literal: tuple[Lakehouse, int]) -> None:
+def test_current_faults_are_not_reported_as_past(literal: tuple[Lakehouse, int]) -> None:
     """The root of a purged version that cannot be read: readers find the latest version by it."""
     lake, version = literal
     seal(lake, version)

@@ -56,7 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return start
 
 
-def test_requests_of_a_plan_are_refused_beyond_the_budget(expired: Aging) -> None:
+def test_plan_requests_beyond_the_budget_are_rejected(expired: Aging) -> None:
     spending = Spending(Budget(max_requests=2))
     storage = counting(expired.lake.storage, spending)
     assert counting(storage, spending) is storage, "none counts twice"
@@ -74,7 +74,7 @@ def test_requests_of_a_plan_are_refused_beyond_the_budget(expired: Aging) -> Non
 
 
 @pytest.mark.parametrize("operation", DELETING)
-def test_a_plan_ends_with_its_budget(expired: Aging, meter: MeteredStorage, operation: str) -> None:
+def test_plan_ends_with_its_budget(expired: Aging, meter: MeteredStorage, operation: str) -> None:
     lake = Lakehouse(meter, cache="off")
     meter.reset()
     whole = Spending()
@@ -91,7 +91,7 @@ def test_a_plan_ends_with_its_budget(expired: Aging, meter: MeteredStorage, oper
 
 
 @pytest.mark.parametrize("operation", DELETING)
-def test_a_plan_that_is_made_again_counts(expired: Aging, meter: MeteredStorage, operation: str) -> None:
+def test_repeated_plan_counts_against_the_budget(expired: Aging, meter: MeteredStorage, operation: str) -> None:
     lake = Lakehouse(meter, cache="off")
     shown = DELETING[operation](lake)
     expired.later()
@@ -111,7 +111,7 @@ def test_a_plan_that_is_made_again_counts(expired: Aging, meter: MeteredStorage,
 
 
 @pytest.mark.parametrize("operation", DELETING)
-def test_any_budget_ends_it_near_its_limit(expired: Aging, meter: MeteredStorage, operation: str) -> None:
+def test_any_budget_ends_the_run_near_its_limit(expired: Aging, meter: MeteredStorage, operation: str) -> None:
     """Whatever the limit: nothing but what ends it tidily goes beyond, and each run that plans to the end gets on."""
     lake = Lakehouse(meter, cache="off")
     outcomes: set[str] = set()
@@ -133,7 +133,7 @@ def test_any_budget_ends_it_near_its_limit(expired: Aging, meter: MeteredStorage
     assert {"planning", "done"} <= outcomes
 
 
-def test_time_counts_from_the_begin(expired: Aging) -> None:
+def test_time_budget_counts_from_the_start(expired: Aging) -> None:
     spending = Spending(Budget(max_seconds=60), begun_s=time.monotonic() - 3600)
     for plan in DELETING.values():
         with pytest.raises(BudgetSpentBeforeError):
@@ -143,7 +143,7 @@ def test_time_counts_from_the_begin(expired: Aging) -> None:
             made.execute(budget=spending)
 
 
-def test_time_that_passes_without_requests_ends_a_plan(clock: Callable[[int], None]) -> None:
+def test_time_without_requests_ends_a_plan(clock: Callable[[int], None]) -> None:
     spending = Spending(Budget(max_seconds=3), begun_s=0.0)
     clock(2)
     ends = pytest.raises(BudgetSpentBeforeError)
@@ -152,7 +152,7 @@ def test_time_that_passes_without_requests_ends_a_plan(clock: Callable[[int], No
             progress("versions", done, 9)
 
 
-def test_a_long_listing_ends_when_the_time_is_over(clock: Callable[[int], None], lakes: Lakes) -> None:
+def test_time_budget_ends_a_long_listing(clock: Callable[[int], None], lakes: Lakes) -> None:
     storage = lakes.memory().storage
     for number in range(3001):
         storage.create(f"file-{number}", b"")
@@ -164,7 +164,7 @@ def test_a_long_listing_ends_when_the_time_is_over(clock: Callable[[int], None],
     assert len(list(spending.listed(storage.list()))) > 3000, "only plans and verify end in it"
 
 
-def test_a_purge_ends_while_it_seals_and_each_run_gets_on(expired: Aging) -> None:
+def test_purge_that_ends_while_sealing_makes_progress_in_each_run(expired: Aging) -> None:
     plan = operations.plan_purge(expired.lake)
     stopped: list[str] = []
     for most in range(20, 500):  # the smallest one that lets it mark
@@ -178,8 +178,8 @@ def test_a_purge_ends_while_it_seals_and_each_run_gets_on(expired: Aging) -> Non
         assert report.stopped is not None
         stopped.append(report.stopped)
     assert report.is_complete
-    assert "left to seal, and all files to delete" in stopped[0]
-    assert any("all versions are sealed, the files are left" in told for told in stopped)
+    assert "remain to be sealed, and all files to be deleted" in stopped[0]
+    assert any("all versions are sealed, the files remain" in told for told in stopped)
 
 
 @pytest.mark.parametrize("incremental", [False, True])
@@ -204,7 +204,7 @@ def test_verify_counts_its_first_requests(expired: Aging, meter: MeteredStorage,
     assert meter.snapshot().total == whole.requests
 
 
-def test_a_record_of_before_is_kept_where_verify_ends_before_it_reads_it(expired: Aging) -> None:
+def test_verify_keeps_an_old_record_if_the_budget_ends_first(expired: Aging) -> None:
     record = operations.verify(expired.lake, incremental=True).record_path
     assert record is not None
     for most in (1, 4, 5):
@@ -212,7 +212,7 @@ def test_a_record_of_before_is_kept_where_verify_ends_before_it_reads_it(expired
     assert operations.verify(expired.lake, incremental=True).known_files > 0
 
 
-def test_without_limits_nothing_ends(expired: Aging) -> None:
+def test_run_without_limits_completes(expired: Aging) -> None:
     for plan in DELETING.values():
         spending = Spending()
         try:

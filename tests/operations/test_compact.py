@@ -21,7 +21,7 @@ def untidy(lakes: Lakes) -> Lakehouse:
     return lake
 
 
-def test_objects_stay_and_the_tree_is_in_order(lakes: Lakes) -> None:
+def test_compact_keeps_objects_and_removes_messages(lakes: Lakes) -> None:
     lake = untidy(lakes)
     before, latest = entries(lake), lake.latest_version()
     ids = objects(lake.snapshot())
@@ -39,7 +39,7 @@ def test_objects_stay_and_the_tree_is_in_order(lakes: Lakes) -> None:
     assert "messages in buffers" in str(report)
 
 
-def test_a_tree_in_order_is_left_alone(lakes: Lakes) -> None:
+def test_compact_commits_nothing_if_not_needed(lakes: Lakes) -> None:
     lake = untidy(lakes)
     operations.compact(lake)
     files, latest = listed(lake.storage), lake.latest_version()
@@ -50,7 +50,7 @@ def test_a_tree_in_order_is_left_alone(lakes: Lakes) -> None:
     assert "nothing to do" in str(again)
 
 
-def test_a_plan_tells_what_would_be_written_and_binds_it(lakes: Lakes) -> None:
+def test_compact_plan_predicts_writes_and_binds_approval(lakes: Lakes) -> None:
     lake = untidy(lakes)
     files, latest = listed(lake.storage), lake.latest_version()
     plan = operations.plan_compact(lake)
@@ -64,11 +64,11 @@ def test_a_plan_tells_what_would_be_written_and_binds_it(lakes: Lakes) -> None:
         plan.execute(plan.digest)
 
 
-def test_a_new_lakehouse_is_in_order(lakes: Lakes) -> None:
+def test_compact_of_a_new_lakehouse_is_not_needed(lakes: Lakes) -> None:
     assert not operations.compact(lakes.memory()).has_changed
 
 
-def test_commits_that_get_in_between_are_kept(lakes: Lakes) -> None:
+def test_compact_keeps_concurrent_commits(lakes: Lakes) -> None:
     lake = untidy(lakes)
     latest = lake.latest_version()
 

@@ -80,7 +80,7 @@ def data_paths(lake: Lakehouse) -> set[str]:
     return {info.path for info in lake.storage.list() if info.path.endswith(".parquet")}
 
 
-def test_files_become_few_and_rows_stay(lake: Lakehouse) -> None:
+def test_compact_tables_merges_files_and_keeps_rows(lake: Lakehouse) -> None:
     small(lake)
     small(lake, "u", 5)
     fill(lake, "single", rows(1), partitioned=False)
@@ -110,7 +110,7 @@ def test_files_become_few_and_rows_stay(lake: Lakehouse) -> None:
     assert operations.verify(lake, deep=True).is_clean
 
 
-def test_nothing_to_do_commits_nothing(lake: Lakehouse) -> None:
+def test_compact_tables_commits_nothing_if_not_needed(lake: Lakehouse) -> None:
     fill(lake, "t", rows(1))
     plan = operations.plan_compact_tables(lake)
     version = lake.latest_version()
@@ -118,7 +118,7 @@ def test_nothing_to_do_commits_nothing(lake: Lakehouse) -> None:
     assert (plan.is_empty, report.version, report.tables, lake.latest_version()) == (True, version, (), version)
 
 
-def test_rules_and_refusals(lake: Lakehouse) -> None:
+def test_compact_tables_rejects_invalid_rules(lake: Lakehouse) -> None:
     small(lake)
     create(lake, "other", "x")
     plan = operations.plan_compact_tables(lake)
@@ -135,7 +135,7 @@ def test_rules_and_refusals(lake: Lakehouse) -> None:
     assert operations.plan_compact_tables(lake, ["ns.t"]).tables[0].files == 12
 
 
-def test_what_is_approved_is_what_happens(lake: Lakehouse) -> None:
+def test_compact_tables_executes_the_approved_plan(lake: Lakehouse) -> None:
     made = small(lake)
     digest = operations.plan_compact_tables(lake).digest
     assert operations.plan_compact_tables(lake).digest == digest
@@ -148,7 +148,7 @@ def test_what_is_approved_is_what_happens(lake: Lakehouse) -> None:
     assert plan.execute(approved_digest=plan.digest).version == version + 1
 
 
-def test_appends_of_others_stay(lake: Lakehouse) -> None:
+def test_compact_tables_keeps_concurrent_appends(lake: Lakehouse) -> None:
     """Also such that come between two attempts."""
     made = small(lake)
     plan = operations.plan_compact_tables(lake)
@@ -168,7 +168,7 @@ def test_appends_of_others_stay(lake: Lakehouse) -> None:
     assert (report.left, n_files(lake)) == ({}, 3)
 
 
-def test_a_table_that_others_wrote_anew_is_left(lake: Lakehouse) -> None:
+def test_compact_tables_skips_tables_rewritten_concurrently(lake: Lakehouse) -> None:
     made = small(lake)
     small(lake, "u")
     plan = operations.plan_compact_tables(lake)
@@ -187,7 +187,7 @@ def test_a_table_that_others_wrote_anew_is_left(lake: Lakehouse) -> None:
     assert "ns.t" in str(report)
 
 
-def test_when_nothing_fits_any_more_nothing_is_lost(lake: Lakehouse) -> None:
+def test_compact_tables_discards_files_that_no_longer_fit(lake: Lakehouse) -> None:
     made = small(lake)
     plan = operations.plan_compact_tables(lake)
     before = data_paths(lake)
@@ -204,7 +204,7 @@ def test_when_nothing_fits_any_more_nothing_is_lost(lake: Lakehouse) -> None:
     assert operations.plan_compact_tables(lake).execute().tables[0].files_after == 2
 
 
-def test_schema_and_partitions_that_changed_in_between(lake: Lakehouse) -> None:
+def test_compact_tables_follows_schema_and_partition_changes(lake: Lakehouse) -> None:
     made = fill(lake, "t", *(rows(number) for number in range(3)), partitioned=False)
     with made.update_schema() as update:
         update.rename_column("id", "number")
@@ -217,7 +217,7 @@ def test_schema_and_partitions_that_changed_in_between(lake: Lakehouse) -> None:
     before, version = content(lake), lake.latest_version()
     plan = operations.plan_compact_tables(lake)
     assert (plan.tables[0].files, plan.older_spec_files) == (5, {"ns.t": 3})
-    assert "unless repartition is chosen" in str(plan)
+    assert "use repartition to rewrite them" in str(plan)
     plan.execute()
     assert (content(lake), n_files(lake)) == (before, 4)
     again = operations.plan_compact_tables(lake, repartition=True)
@@ -228,7 +228,7 @@ def test_schema_and_partitions_that_changed_in_between(lake: Lakehouse) -> None:
     assert operations.plan_compact_tables(lake, repartition=True).is_empty
 
 
-def test_a_run_commits_once(lake: Lakehouse) -> None:
+def test_compact_tables_commits_once_per_run(lake: Lakehouse) -> None:
     made = small(lake)
     first = operations.plan_compact_tables(lake).execute(run_id="r")
     for number in range(6):
@@ -238,11 +238,11 @@ def test_a_run_commits_once(lake: Lakehouse) -> None:
     assert not again.is_empty
     report = again.execute(run_id="r")
     assert (report.version, report.was_done, lake.latest_version()) == (first.version, True, version)
-    assert f"had committed version {first.version} before" in str(report)
+    assert f"already committed version {first.version}" in str(report)
     assert again.execute(run_id="another").version == version + 1
 
 
-def test_a_worker_that_raced_another_of_its_run_reports_its_version(lake: Lakehouse) -> None:
+def test_compact_tables_reports_the_version_of_a_faster_worker(lake: Lakehouse) -> None:
     small(lake)
     plan = operations.plan_compact_tables(lake)
     other = operations.plan_compact_tables(lake)
@@ -261,7 +261,7 @@ def test_a_worker_that_raced_another_of_its_run_reports_its_version(lake: Lakeho
     assert len(data_paths(lake) - paths) == 12, "the old ones alone"
 
 
-def test_a_commit_without_an_answer_is_found_by_its_run(lakes: Lakes) -> None:
+def test_compact_tables_finds_a_commit_whose_response_was_lost(lakes: Lakes) -> None:
     lake = lakes.memory()
     small(lake)
     version, before = lake.latest_version(), content(lake)
@@ -273,7 +273,7 @@ def test_a_commit_without_an_answer_is_found_by_its_run(lakes: Lakes) -> None:
     assert content(lake) == before
 
 
-def test_rows_that_got_lost_stop_it(lake: Lakehouse) -> None:
+def test_compact_tables_rejects_lost_rows(lake: Lakehouse) -> None:
     small(lake)
     plan = operations.plan_compact_tables(lake)
     version, before = lake.latest_version(), data_paths(lake)
@@ -288,7 +288,7 @@ def test_rows_that_got_lost_stop_it(lake: Lakehouse) -> None:
     assert data_paths(lake) >= before
 
 
-def test_a_table_that_cannot_be_read_is_left(lake: Lakehouse) -> None:
+def test_compact_tables_skips_unreadable_tables(lake: Lakehouse) -> None:
     small(lake)
     small(lake, "u")
     location = lake.snapshot().table("ns", "u").format_properties["metadata_location"]
@@ -301,7 +301,7 @@ def test_a_table_that_cannot_be_read_is_left(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize(("written_ms", "is_committed"), [(1_000, True), (TTL_MS + 1, False)])
-def test_a_run_ages_from_its_first_new_file(lakes: Lakes, written_ms: int, is_committed: bool) -> None:
+def test_compact_tables_ages_from_the_first_new_file(lakes: Lakes, written_ms: int, is_committed: bool) -> None:
     """To read the rows may take longer than a transaction may live; new files are as old as they are."""
     made = lakes.memory(txn_ttl_millis=TTL_MS)
     clock = AgingStorage(made.storage, made.storage.now_ms())
@@ -328,7 +328,7 @@ def test_a_run_ages_from_its_first_new_file(lakes: Lakes, written_ms: int, is_co
     assert operations.verify(lake, deep=True).is_clean
 
 
-def test_a_run_whose_new_file_was_removed_commits_nothing(lakes: Lakes) -> None:
+def test_compact_tables_fails_if_a_new_file_was_deleted(lakes: Lakes) -> None:
     made = lakes.memory(txn_ttl_millis=TTL_MS)
     clock = AgingStorage(made.storage, made.storage.now_ms())
     lake = Lakehouse(clock)
@@ -347,7 +347,7 @@ def test_a_run_whose_new_file_was_removed_commits_nothing(lakes: Lakes) -> None:
     assert (lake.latest_version(), data_paths(lake)) == (version, files)
 
 
-def test_rows_that_change_on_the_way_are_not_committed(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compact_tables_rejects_changed_rows(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of the library that reads rows: a null list becomes an empty one."""
     kind = pa.list_(pa.struct([("k", pa.int32())]))
     fill(lake, "t", *(pa.table({"id": [at], "l": pa.array([None], kind)}) for at in range(6)), partitioned=False)
@@ -370,7 +370,7 @@ def test_rows_that_change_on_the_way_are_not_committed(lake: Lakehouse, monkeypa
 
 
 @pytest.mark.parametrize("seed", [11, 12])
-def test_nested_rows_of_every_type_stay(lake: Lakehouse, seed: int) -> None:
+def test_compact_tables_keeps_nested_rows(lake: Lakehouse, seed: int) -> None:
     rows = nested_rows(seed)
     fill(lake, "t", *(rows.slice(4 * at, 4) for at in range(7)), partitioned=False)
     with load(lake).update_schema() as update:

@@ -83,7 +83,7 @@ def table_files(lake: Lakehouse) -> set[str]:
     return {info.path for info in lake.storage.list("tables/")}
 
 
-def test_a_mark_that_was_cut_short_is_made_again(lakes: Lakes) -> None:
+def test_interrupted_mark_starts_over(lakes: Lakes) -> None:
     """A version comes in the middle of a purge and needs its files; the first look at these is throttled."""
     aging, definition = with_dropped_table(lakes)
     metadata = definition.format_properties["metadata_location"]
@@ -102,9 +102,7 @@ def test_a_mark_that_was_cut_short_is_made_again(lakes: Lakes) -> None:
 
 
 @pytest.mark.parametrize("operation", ["purge", "orphans"])
-def test_after_an_outage_of_what_has_to_be_looked_at_files_are_left_and_it_says_so(
-    lakes: Lakes, operation: str
-) -> None:
+def test_outage_during_checks_leaves_files_and_is_reported(lakes: Lakes, operation: str) -> None:
     aging, _ = with_dropped_table(lakes)
     if operation == "orphans":
         aging.clock.delete(aging.lake.snapshot().definition.expirations[0].plan_path)
@@ -143,9 +141,7 @@ def external(tmp_path: Path) -> Table:
 
 @pytest.mark.local_only("gives folders other names")
 @pytest.mark.parametrize("spelling", ["itself", "hadoop", "link", "link to the table"])
-def test_files_that_an_external_table_names_stay_however_it_spells_them(
-    tmp_path: Path, external: Table, spelling: str
-) -> None:
+def test_external_table_files_are_kept_in_any_spelling(tmp_path: Path, external: Table, spelling: str) -> None:
     folder = tmp_path / "tables" / "lake"  # a root whose own path looks like that of a table
     folder.mkdir(parents=True)
     aging = Aging.on(LocalStorage(f"file://{folder}/", fsync=False))
@@ -174,7 +170,7 @@ def test_files_that_an_external_table_names_stay_however_it_spells_them(
 
 
 @pytest.mark.local_only("the other catalog keeps its files in a folder")
-def test_what_another_catalog_removed_of_its_own_stops_nobody(lakes: Lakes, external: Table, tmp_path: Path) -> None:
+def test_missing_files_of_another_catalog_do_not_block_deletion(lakes: Lakes, external: Table, tmp_path: Path) -> None:
     """Whoever writes a registered table expires its snapshots, as a matter of routine."""
     aging, _ = with_dropped_table(lakes)
     aging = replace(aging, lake=allowing(aging.lake, tmp_path))
@@ -187,7 +183,7 @@ def test_what_another_catalog_removed_of_its_own_stops_nobody(lakes: Lakes, exte
 
 
 @pytest.mark.local_only("the other catalog keeps its files in a folder")
-def test_empty_segments_in_the_paths_of_others_stop_nobody(lakes: Lakes, external: Table, tmp_path: Path) -> None:
+def test_empty_path_segments_do_not_block_deletion(lakes: Lakes, external: Table, tmp_path: Path) -> None:
     aging, _ = with_dropped_table(lakes)
     aging = replace(aging, lake=allowing(aging.lake, tmp_path))
     external.append(ROWS)
@@ -199,7 +195,7 @@ def test_empty_segments_in_the_paths_of_others_stop_nobody(lakes: Lakes, externa
     assert table_files(aging.lake) == set()
 
 
-def test_a_manifest_of_our_own_that_is_gone_is_reported_and_the_files_of_its_table_stay(lakes: Lakes) -> None:
+def test_missing_manifest_of_a_managed_table_keeps_its_folder(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
     aging.clock.delete(next(path for path in table_files(aging.lake) if path.endswith("-m0.avro")))
@@ -213,7 +209,7 @@ def test_a_manifest_of_our_own_that_is_gone_is_reported_and_the_files_of_its_tab
 # Other owners
 
 
-def test_files_in_a_folder_that_another_lakehouse_owns_are_not_purged(lakes: Lakes) -> None:
+def test_files_in_a_folder_of_another_lakehouse_are_not_purged(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
     definition = aging.lake.snapshot().table("ns", "t")
@@ -225,7 +221,7 @@ def test_files_in_a_folder_that_another_lakehouse_owns_are_not_purged(lakes: Lak
     assert table_files(aging.lake) == before
 
 
-def test_the_owner_file_of_a_table_that_came_back_stays(lakes: Lakes) -> None:
+def test_owner_file_of_a_restored_table_is_kept(lakes: Lakes) -> None:
     """Between plan and removal; it says whose what is left behind there later is."""
     aging, definition = with_dropped_table(lakes)
     aging.clock.delete(aging.lake.snapshot().definition.expirations[0].plan_path)
@@ -243,7 +239,7 @@ def test_the_owner_file_of_a_table_that_came_back_stays(lakes: Lakes) -> None:
 # Leases
 
 
-def test_a_lease_that_nobody_could_have_is_told(lakes: Lakes) -> None:
+def test_impossible_lease_is_reported(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     aging.clock.create(lease_path(999_999_999_999_999), b"{}")
     aging.later()
@@ -252,7 +248,7 @@ def test_a_lease_that_nobody_could_have_is_told(lakes: Lakes) -> None:
 
 
 @pytest.mark.parametrize("plan", [operations.plan_purge, operations.plan_orphan_removal])
-def test_what_is_no_duration_or_number_is_told(lakes: Lakes, plan: Callable[..., object]) -> None:
+def test_invalid_durations_and_numbers_are_rejected(lakes: Lakes, plan: Callable[..., object]) -> None:
     aging = Aging.on(lakes.storage())
     for wrong in ("7d", float("nan"), True, -1):
         with pytest.raises(InvalidInputError):
@@ -262,7 +258,7 @@ def test_what_is_no_duration_or_number_is_told(lakes: Lakes, plan: Callable[...,
             operations.Budget(max_requests=wrong)
 
 
-def test_a_registration_that_outlives_its_lease_is_not_made(lakes: Lakes) -> None:
+def test_registration_that_outlives_its_lease_fails(lakes: Lakes) -> None:
     """Looking for the version that names the table took longer than a lease lasts, and a purge ran."""
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
@@ -300,7 +296,7 @@ class LeaseTakenOverAtRead(StorageWrapper):
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-def test_nothing_is_deleted_where_the_lease_ends_while_a_new_version_is_marked(lakes: Lakes) -> None:
+def test_deletion_stops_if_the_lease_ends_while_marking(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     orphan = new_node_path()
     aging.lake.storage.create(orphan, b"left")

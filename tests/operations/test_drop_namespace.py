@@ -18,7 +18,7 @@ from trinitylake_ops.errors import (
 )
 
 
-def test_an_empty_namespace(lake: Lakehouse) -> None:
+def test_drop_of_an_empty_namespace(lake: Lakehouse) -> None:
     create(lake, "a")
     version = create(lake, "b")
     plan = operations.plan_drop_namespace(lake, "a")
@@ -30,7 +30,7 @@ def test_an_empty_namespace(lake: Lakehouse) -> None:
     assert next(iter(lake.history())).operation == "drop-namespace"
 
 
-def test_one_with_tables_needs_cascade(lake: Lakehouse) -> None:
+def test_drop_with_tables_needs_cascade(lake: Lakehouse) -> None:
     create(lake, "a", "t", "u")
     refused(lake, NamespaceNotEmptyError, lambda: operations.plan_drop_namespace(lake, "a"))
     plan = operations.plan_drop_namespace(lake, "a", cascade=True)
@@ -42,7 +42,7 @@ def test_one_with_tables_needs_cascade(lake: Lakehouse) -> None:
     assert lake.snapshot().tables("a") == ["t", "u"]
 
 
-def test_only_the_approved_plan_is_executed(lake: Lakehouse) -> None:
+def test_drop_executes_only_the_approved_plan(lake: Lakehouse) -> None:
     create(lake, "a", "t")
     plan = operations.plan_drop_namespace(lake, "a", cascade=True)
     refused(lake, PlanChangedError, lambda: plan.execute("nonsense"))
@@ -53,7 +53,7 @@ def test_only_the_approved_plan_is_executed(lake: Lakehouse) -> None:
     assert again.execute(again.digest).version == 3
 
 
-def test_other_tables_by_now(lake: Lakehouse) -> None:
+def test_drop_rejects_changed_tables(lake: Lakehouse) -> None:
     create(lake, "a", "t")
     plan = operations.plan_drop_namespace(lake, "a", cascade=True)
     drop(lake, "a", "t")
@@ -62,7 +62,7 @@ def test_other_tables_by_now(lake: Lakehouse) -> None:
     refused(lake, NamespaceNotFoundError, plan.execute)
 
 
-def test_a_lost_race(lake: Lakehouse) -> None:
+def test_drop_conflicts_with_a_concurrent_commit(lake: Lakehouse) -> None:
     create(lake, "a", "t")
     slow = interfered(lake, lambda: drop(lake, "a", "t"))
     with pytest.raises(CommitConflictError):
@@ -72,13 +72,13 @@ def test_a_lost_race(lake: Lakehouse) -> None:
     assert lake.snapshot().namespaces() == ["b"], "commits elsewhere do not matter"
 
 
-def test_wrong_names(lake: Lakehouse) -> None:
+def test_drop_rejects_invalid_names(lake: Lakehouse) -> None:
     refused(lake, NamespaceNotFoundError, lambda: operations.plan_drop_namespace(lake, "nowhere"))
     for name in ("", "with space", "n" * 17):
         refused(lake, InvalidNameError, lambda name=name: operations.plan_drop_namespace(lake, name))
 
 
-def test_what_the_plan_read_is_not_read_again(lakes: Lakes) -> None:
+def test_drop_does_not_read_files_of_the_plan_again(lakes: Lakes) -> None:
     reads = ReadPaths(lakes.storage())
     create(Lakehouse.create(reads.root, storage=reads), "a", *(f"t{number}" for number in range(9)))
     plan = operations.plan_drop_namespace(Lakehouse.open(reads.root, storage=reads), "a", cascade=True)

@@ -59,7 +59,7 @@ def lake(aging: Aging) -> Lakehouse:
 # Plans
 
 
-def test_a_plan_says_what_and_why_and_changes_nothing(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_plan_lists_reasons_and_changes_nothing(aging: Aging, lake: Lakehouse) -> None:
     files = listed(lake.storage)
     plan = operations.plan_expiration(lake, keeping(2))
     assert (plan.versions, plan.base_version, plan.exports) == ("0-3", 5, ())
@@ -82,7 +82,7 @@ def test_a_plan_says_what_and_why_and_changes_nothing(aging: Aging, lake: Lakeho
     assert operations.plan_expiration(lake, keeping(2)).digest != plan.digest
 
 
-def test_by_default_the_settings_of_the_lakehouse_decide(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_uses_lakehouse_settings_by_default(aging: Aging, lake: Lakehouse) -> None:
     assert operations.plan_expiration(lake).is_empty, "younger than 7 days"
     aging.later(6 * DAY_MS)
     assert operations.plan_expiration(lake).versions == "0-2", "3 versions are kept in any case"
@@ -91,7 +91,7 @@ def test_by_default_the_settings_of_the_lakehouse_decide(aging: Aging, lake: Lak
     assert operations.plan_expiration(lake).versions == "0,2-5"
 
 
-def test_nothing_that_transactions_may_be_based_on_expires(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_protects_versions_of_running_transactions(aging: Aging, lake: Lakehouse) -> None:
     create(lake, "new")
     aging.later(DAY_MS)
     assert operations.plan_expiration(lake, keeping(1)).versions == "0-4", "5 was the latest a day ago"
@@ -99,7 +99,7 @@ def test_nothing_that_transactions_may_be_based_on_expires(aging: Aging, lake: L
     assert operations.plan_expiration(lake, keeping(1)).versions == "0-5"
 
 
-def test_a_wrong_digest_is_refused(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_rejects_a_wrong_digest(aging: Aging, lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(1))
     aging.later(DAY_MS)
     later = operations.plan_expiration(lake, keeping(1))
@@ -111,7 +111,7 @@ def test_a_wrong_digest_is_refused(aging: Aging, lake: Lakehouse) -> None:
         (plan.digest[:-1] + ("1" if plan.digest[-1] == "0" else "0"), "review the new plan"),
         (f"4-{plan.now_ms}-{digits}", "review the new plan"),
         (f"77-{plan.now_ms}-{digits}", "cannot be read any more"),
-        (later.digest, "still to come"),
+        (later.digest, "in the future"),
         (operations.plan_expiration(lake, keeping(3)).digest, "review the new plan"),
     ):
         with pytest.raises(PlanChangedError, match=reason):
@@ -120,7 +120,7 @@ def test_a_wrong_digest_is_refused(aging: Aging, lake: Lakehouse) -> None:
     assert plan.execute(plan.digest).versions == "0-4"
 
 
-def test_what_was_approved_is_made_again_at_its_version_and_time(aging: Aging, lake: Lakehouse) -> None:
+def test_approved_expiration_is_planned_again_at_its_version_and_time(aging: Aging, lake: Lakehouse) -> None:
     approved = operations.plan_expiration(lake, keeping(2)).digest
     create(lake, "since")
     aging.later()
@@ -129,7 +129,7 @@ def test_what_was_approved_is_made_again_at_its_version_and_time(aging: Aging, l
     assert states(lake) == [("EXPIRED", "0-3")]
 
 
-def test_the_plan_of_an_expired_base_is_refused(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_rejects_the_plan_of_an_expired_base(aging: Aging, lake: Lakehouse) -> None:
     approved = operations.plan_expiration(lake, keeping(1)).digest
     create(lake, "since")
     aging.later()
@@ -141,7 +141,7 @@ def test_the_plan_of_an_expired_base_is_refused(aging: Aging, lake: Lakehouse) -
 # Between plan and execution
 
 
-def test_the_plan_of_what_is_gone_since_is_refused(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_rejects_a_plan_with_deleted_files(aging: Aging, lake: Lakehouse) -> None:
     """A drop was cut off before it deleted the export's root; orphan removal takes the copies, the root last."""
     create(lake, "many", *(f"t{number}" for number in range(30)))
     operations.plan_export(lake, "copied", "partial").execute()
@@ -158,7 +158,7 @@ def test_the_plan_of_what_is_gone_since_is_refused(aging: Aging, lake: Lakehouse
         operations.plan_expiration(lake, keeping(1)).execute(approved)
 
 
-def test_commits_since_the_plan_spare_what_is_needed_now(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_spares_versions_needed_by_newer_commits(aging: Aging, lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(1))
     lake.alter_definition(maximum_version_age_millis_overrides={1: 90 * DAY_MS})
     operations.plan_export(lake, "kept", version=3).execute()
@@ -168,7 +168,7 @@ def test_commits_since_the_plan_spare_what_is_needed_now(aging: Aging, lake: Lak
     assert report.files == len(json.loads(lake.storage.read(report.plan_path or ""))["files"])
 
 
-def test_settings_that_changed_since_the_plan_count(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_respects_settings_changed_since_the_plan(aging: Aging, lake: Lakehouse) -> None:
     aging.later(8 * DAY_MS)
     plan = operations.plan_expiration(lake)
     assert plan.versions == "0-2"
@@ -200,14 +200,14 @@ def on(plan: PlannedT, storage: Storage) -> PlannedT:
     return replace(plan, operation=replace(plan.operation, lake=Lakehouse(storage)))
 
 
-def test_an_export_that_comes_at_the_last_moment_keeps_its_version(lake: Lakehouse) -> None:
+def test_export_during_expire_keeps_its_version(lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(1))
     report = raced(plan, lambda: operations.plan_export(lake, "new", version=2).execute()).execute(plan.digest)
     assert (report.versions, report.spared) == ("0-1,3-4", "2")
     assert len([path for path in listed(lake.storage) if path.startswith("_ops/plan-")]) == 1
 
 
-def test_a_rollback_at_the_last_moment_loses_nothing(aging: Aging, lake: Lakehouse) -> None:
+def test_rollback_during_expire_loses_nothing(aging: Aging, lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(1))
     report = raced(plan, lambda: operations.rollback(lake, 2)).execute(plan.digest)
     assert report.version == 7
@@ -219,7 +219,7 @@ def test_a_rollback_at_the_last_moment_loses_nothing(aging: Aging, lake: Lakehou
     assert sorted(lake.snapshot().namespaces()) == ["n0", "n1"]
 
 
-def test_an_expiry_at_the_last_moment_stops_rollback_and_export(lake: Lakehouse) -> None:
+def test_expire_during_rollback_and_export_makes_them_fail(lake: Lakehouse) -> None:
     def expire() -> None:
         operations.plan_expiration(lake, keeping(1)).execute()
 
@@ -233,7 +233,7 @@ def test_an_expiry_at_the_last_moment_stops_rollback_and_export(lake: Lakehouse)
     assert operations.list_exports(lake) == []
 
 
-def test_settings_that_change_at_every_attempt_end_it(lake: Lakehouse) -> None:
+def test_expire_fails_if_settings_change_at_every_attempt(lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(1))
     changes = [lambda age=age: lake.alter_definition(maximum_version_age_millis=DAY_MS + age) for age in range(40)]
     with pytest.raises(CommitConflictError):
@@ -245,7 +245,7 @@ def test_settings_that_change_at_every_attempt_end_it(lake: Lakehouse) -> None:
 # Expired versions and undelete
 
 
-def test_nobody_opens_an_expired_version(aging: Aging, lake: Lakehouse) -> None:
+def test_expired_version_cannot_be_opened(aging: Aging, lake: Lakehouse) -> None:
     report = aging.expire()
     assert (report.version, report.versions) == (6, "0-4")
     assert lake.snapshot().definition.expirations[0].expired_at_version == 6
@@ -261,7 +261,7 @@ def test_nobody_opens_an_expired_version(aging: Aging, lake: Lakehouse) -> None:
     assert lake.latest_version() == 6
 
 
-def test_undelete_brings_versions_back_byte_for_byte_until_the_purge(aging: Aging, lake: Lakehouse) -> None:
+def test_undelete_restores_versions_byte_for_byte_until_the_purge(aging: Aging, lake: Lakehouse) -> None:
     append_rows(lake)
     append_rows(lake)
     before = {version: needed_files(lake, version) for version in range(lake.latest_version())}
@@ -289,14 +289,14 @@ def test_undelete_brings_versions_back_byte_for_byte_until_the_purge(aging: Agin
 
 
 @pytest.mark.parametrize("versions", ["", "5", "0-5", "99", "x", []])
-def test_only_what_is_expired_is_undeleted(aging: Aging, lake: Lakehouse, versions: Any) -> None:
+def test_undelete_rejects_versions_that_are_not_expired(aging: Aging, lake: Lakehouse, versions: Any) -> None:
     aging.expire()
     with pytest.raises(InvalidInputError):
         operations.undelete(lake, versions)
     assert states(lake) == [("EXPIRED", "0-4")]
 
 
-def test_an_undelete_at_the_moment_of_the_purge_has_one_winner(aging: Aging, lake: Lakehouse) -> None:
+def test_undelete_and_purge_have_one_winner(aging: Aging, lake: Lakehouse) -> None:
     aging.expire()
     aging.later()
     plan = operations.plan_purge(lake)
@@ -312,7 +312,7 @@ def test_an_undelete_at_the_moment_of_the_purge_has_one_winner(aging: Aging, lak
 # Purge
 
 
-def test_a_purge_frees_what_nothing_needs_and_seals_the_roots(aging: Aging, lake: Lakehouse) -> None:
+def test_purge_deletes_unneeded_files_and_seals_roots(aging: Aging, lake: Lakehouse) -> None:
     needed = needed_files(lake)
     files = listed(lake.storage)
     ids = {version: lake.snapshot(version).root.system[COMMIT_ID] for version in range(5)}
@@ -338,7 +338,7 @@ def test_a_purge_frees_what_nothing_needs_and_seals_the_roots(aging: Aging, lake
     assert operations.verify(lake).is_clean
 
 
-def test_the_grace_is_never_less_than_what_transactions_need(aging: Aging, lake: Lakehouse) -> None:
+def test_purge_grace_is_at_least_the_transaction_ttl(aging: Aging, lake: Lakehouse) -> None:
     aging.expire()
     assert operations.plan_purge(lake, 0).is_empty
     aging.later(LONG_MS)
@@ -348,7 +348,7 @@ def test_the_grace_is_never_less_than_what_transactions_need(aging: Aging, lake:
         operations.plan_purge(lake, -1)
 
 
-def test_batches_that_share_files_free_them_together(aging: Aging, lake: Lakehouse) -> None:
+def test_purge_deletes_files_shared_by_batches(aging: Aging, lake: Lakehouse) -> None:
     """A file that two batches need is in the plan of the later one: nothing is left for orphan removal."""
     for namespace in ("n0", "n1", "n2"):
         alter(lake, namespace, "a")
@@ -364,7 +364,7 @@ def test_batches_that_share_files_free_them_together(aging: Aging, lake: Lakehou
     assert stale.paths == []
 
 
-def test_what_came_to_be_needed_since_the_expiry_stays(aging: Aging, lake: Lakehouse) -> None:
+def test_purge_keeps_files_needed_since_the_expiration(aging: Aging, lake: Lakehouse) -> None:
     """Of two batches the older one is undeleted in part, and a rollback brings files of it back."""
     aging.later()
     first = aging.expire(keeping(3))
@@ -384,7 +384,7 @@ def test_what_came_to_be_needed_since_the_expiry_stays(aging: Aging, lake: Lakeh
     assert operations.verify(lake).is_clean
 
 
-def test_purges_at_once_do_no_harm(aging: Aging, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_purges_are_safe(aging: Aging, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any lease: several purges of the same versions, at the same time as commits."""
     append_rows(lake)
     append_rows(lake)
@@ -426,7 +426,7 @@ def test_purges_at_once_do_no_harm(aging: Aging, lake: Lakehouse, monkeypatch: p
 # Exports
 
 
-def test_lapsed_exports_end_with_the_expiry_and_the_others_stay(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_ends_lapsed_exports_only(aging: Aging, lake: Lakehouse) -> None:
     append_rows(lake)
     exported = lake.latest_version()
     operations.plan_export(lake, "short", version=2, retain_for=DAY_MS).execute()
@@ -438,7 +438,7 @@ def test_lapsed_exports_end_with_the_expiry_and_the_others_stay(aging: Aging, la
     aging.later()
     plan = operations.plan_expiration(lake, keeping(1))
     assert plan.exports == ("short",)
-    assert "past the time for which it is retained" in str(plan)
+    assert "its retention is over" in str(plan)
     report = plan.execute(plan.digest)
     assert report.exports == ("short",)
     assert set(VersionRanges.parse(report.versions)) == set(range(lake.latest_version() - 1)) - {3, exported}
@@ -459,7 +459,7 @@ def test_lapsed_exports_end_with_the_expiry_and_the_others_stay(aging: Aging, la
         assert needed_files(lake, name) == files[name]
 
 
-def test_an_export_whose_time_is_over_ends_though_no_version_expires(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_ends_an_export_without_expiring_versions(aging: Aging, lake: Lakehouse) -> None:
     aging.expire()
     operations.plan_export(lake, "short", retain_for=HOUR_MS).execute()
     location = lake.snapshot().definition.exported_snapshots["short"]
@@ -472,7 +472,7 @@ def test_an_export_whose_time_is_over_ends_though_no_version_expires(aging: Agin
     assert [state for state, _ in states(lake)] == ["PURGED"]
 
 
-def test_an_export_that_is_prolonged_since_the_plan_stays(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_keeps_an_export_prolonged_since_the_plan(aging: Aging, lake: Lakehouse) -> None:
     operations.plan_export(lake, "e", version=2, retain_for=HOUR_MS).execute()
     aging.later()
     plan = operations.plan_expiration(lake, keeping(1))
@@ -487,7 +487,7 @@ def test_an_export_that_is_prolonged_since_the_plan_stays(aging: Aging, lake: La
 # The lease
 
 
-def test_one_operation_at_a_time(aging: Aging, lake: Lakehouse) -> None:
+def test_lease_allows_one_operation_at_a_time(aging: Aging, lake: Lakehouse) -> None:
     aging.expire()
     aging.later()
     plan = operations.plan_purge(lake)
@@ -502,7 +502,7 @@ def test_one_operation_at_a_time(aging: Aging, lake: Lakehouse) -> None:
     assert lease_path(2) in listed(lake.storage)
 
 
-def test_a_lease_that_was_cut_off_ends_by_itself(aging: Aging, lake: Lakehouse) -> None:
+def test_lease_of_a_killed_operation_expires(aging: Aging, lake: Lakehouse) -> None:
     storage = FaultyStorage(lake.storage, [fail(1, StoragePermissionError, kind="write", times=9)])
     with lease(storage, "purge"):
         pass  # it could not be ended, as if the process had died
@@ -517,7 +517,7 @@ def test_a_lease_that_was_cut_off_ends_by_itself(aging: Aging, lake: Lakehouse) 
             taken.check()
 
 
-def test_a_holder_that_slept_too_long_stops(aging: Aging, lake: Lakehouse) -> None:
+def test_lease_holder_that_was_suspended_stops(aging: Aging, lake: Lakehouse) -> None:
     with lease(lake.storage, "purge") as held:
         held.check()
         aging.later(6 * 60 * 1000)
@@ -532,7 +532,7 @@ def test_a_holder_that_slept_too_long_stops(aging: Aging, lake: Lakehouse) -> No
             held.check()
 
 
-def test_a_purge_that_slept_too_long_deletes_no_more(aging: Aging, lake: Lakehouse) -> None:
+def test_purge_that_was_suspended_deletes_nothing_more(aging: Aging, lake: Lakehouse) -> None:
     aging.expire()
     aging.later()
 
@@ -561,7 +561,7 @@ def test_a_purge_that_slept_too_long_deletes_no_more(aging: Aging, lake: Lakehou
 # Names of versions
 
 
-def test_a_writer_that_was_stalled_meets_a_sealed_root(aging: Aging, lake: Lakehouse) -> None:
+def test_stalled_writer_finds_a_sealed_root(aging: Aging, lake: Lakehouse) -> None:
     """It stops before its root create, and goes on after that version expired and was purged."""
 
     def meanwhile() -> None:
@@ -587,7 +587,7 @@ def test_a_writer_that_was_stalled_meets_a_sealed_root(aging: Aging, lake: Lakeh
     assert operations.verify(lake).is_clean
 
 
-def test_a_writer_without_a_time_to_live_meets_it_too(aging: Aging, lake: Lakehouse) -> None:
+def test_stalled_writer_without_ttl_finds_a_sealed_root(aging: Aging, lake: Lakehouse) -> None:
     """Other programs' writers know no time to live: create-if-absent alone refuses them."""
     versions = range(lake.latest_version())
     aging.expire()
@@ -620,7 +620,7 @@ class OneByOne(StorageWrapper):
         self.delete_batch_size = 1
 
 
-def test_a_budget_of_requests_ends_a_purge_and_the_next_goes_on(aging: Aging, lake: Lakehouse) -> None:
+def test_purge_with_a_request_budget_continues_in_the_next_run(aging: Aging, lake: Lakehouse) -> None:
     n_files = purgeable(aging)
     needed = needed_files(lake)
     before = listed(lake.storage)
@@ -643,7 +643,7 @@ def test_a_budget_of_requests_ends_a_purge_and_the_next_goes_on(aging: Aging, la
     assert [state for state, _ in states(lake)] == ["PURGED"]
 
 
-def test_deletes_go_out_in_large_batches_where_the_storage_takes_them(aging: Aging, lake: Lakehouse) -> None:
+def test_deletes_use_the_batch_size_of_the_storage(aging: Aging, lake: Lakehouse) -> None:
     n_files = purgeable(aging)
 
     class Batching(StorageWrapper):
@@ -685,7 +685,7 @@ class Moody(StorageWrapper):
         super().delete(path)
 
 
-def test_throttling_slows_a_purge_down(aging: Aging, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_purge_slows_down_after_throttling(aging: Aging, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     n_files = purgeable(aging)
     monkeypatch.setattr(deletion, "_FIRST_PAUSE_SECONDS", 0.001)
     moody = Moody(lake.storage, n_throttled=3)
@@ -693,7 +693,7 @@ def test_throttling_slows_a_purge_down(aging: Aging, lake: Lakehouse, monkeypatc
     assert (report.is_complete, report.files, report.throttled, dict(report.failures)) == (True, n_files, 3, {})
 
 
-def test_a_refusal_stops_deleting_under_that_prefix_only(aging: Aging, lake: Lakehouse) -> None:
+def test_permission_error_stops_deletes_under_that_prefix_only(aging: Aging, lake: Lakehouse) -> None:
     purgeable(aging)
     prefixes = sorted({"/".join(info.path.split("/")[:2]) + "/" for info in lake.storage.list("tables/")})
     assert len(prefixes) == 2
@@ -743,14 +743,14 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return made
 
 
-def test_the_rate_of_deletes_is_limited(lakes: Lakes, watch: Watch) -> None:
+def test_delete_rate_is_limited(lakes: Lakes, watch: Watch) -> None:
     storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=4)
     done = delete_files(storage, files_to_delete(storage, 12), Budget(requests_per_second=2))
     assert (done.files, done.bytes, done.is_complete) == (12, 24, True)
     assert watch.pauses == [0, 1, 1, 1, 1, 1], "two at once, each second"
 
 
-def test_nothing_waits_between_a_look_and_what_it_allows(lakes: Lakes, watch: Watch) -> None:
+def test_deletes_are_sent_right_after_the_check(lakes: Lakes, watch: Watch) -> None:
     """At a low rate the lease could end meanwhile, and versions come."""
     storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=1)
     sizes_bytes = files_to_delete(storage, 3)
@@ -770,7 +770,7 @@ def test_nothing_waits_between_a_look_and_what_it_allows(lakes: Lakes, watch: Wa
     assert (done.files, done.failures, looked_s) == (3, {}, [0, 1000, 2000])
 
 
-def test_back_off_grows_and_the_budget_holds_while_throttled(lakes: Lakes, watch: Watch) -> None:
+def test_backoff_grows_and_the_budget_applies_while_throttled(lakes: Lakes, watch: Watch) -> None:
     storage = Moody(lakes.storage("plain"), n_throttled=10**6, concurrency=8)
     done = delete_files(storage, files_to_delete(storage, 30), Budget(max_requests=20))
     assert len(storage.deletes) == done.requests == 20
@@ -786,7 +786,7 @@ def test_back_off_grows_and_the_budget_holds_while_throttled(lakes: Lakes, watch
     assert (done.requests, done.stopped, list(done.failures)) == (4, None, ["gone"]), "it ends at some time"
 
 
-def test_time_ends_a_deletion_too(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_budget_ends_a_deletion(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=1)
     monkeypatch.setattr(budget, "time", Watch(moment_seconds=1))
     done = delete_files(storage, files_to_delete(storage, 10), Budget(max_seconds=4))
@@ -794,13 +794,13 @@ def test_time_ends_a_deletion_too(lakes: Lakes, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("field", ["max_requests", "max_seconds", "requests_per_second"])
-def test_budgets_are_positive(field: str) -> None:
+def test_budgets_must_be_positive(field: str) -> None:
     for number in (0, float("nan"), float("inf")):
         with pytest.raises(InvalidInputError, match=field):
             Budget(**{field: number})
 
 
-def test_lost_answers_to_deletes_are_asked_again(lakes: Lakes, watch: Watch) -> None:
+def test_deletes_with_lost_responses_are_retried(lakes: Lakes, watch: Watch) -> None:
     storage = FaultyStorage(OneByOne(lakes.storage("plain")), [lose_response(3, kind="delete", times=2)], concurrency=1)
     done = delete_files(storage, files_to_delete(storage, 5))
     assert (done.files, done.is_complete, len(watch.pauses)) == (5, True, 2)
@@ -809,7 +809,7 @@ def test_lost_answers_to_deletes_are_asked_again(lakes: Lakes, watch: Watch) -> 
 # What stops everything
 
 
-def test_roots_that_are_missing_stop_it(aging: Aging, lake: Lakehouse) -> None:
+def test_missing_roots_block_deletion(aging: Aging, lake: Lakehouse) -> None:
     path = lake.files.roots.path(3)
     data = lake.storage.read(path)
     written_ms = aging.clock.written_ms[path]
@@ -823,7 +823,7 @@ def test_roots_that_are_missing_stop_it(aging: Aging, lake: Lakehouse) -> None:
     assert operations.plan_expiration(lake, keeping(1)).versions == "0-4"
 
 
-def test_a_listing_without_roots_stops_it(aging: Aging, lake: Lakehouse) -> None:
+def test_listing_without_roots_blocks_deletion(aging: Aging, lake: Lakehouse) -> None:
     aging.expire()
     aging.later()
 
@@ -840,7 +840,7 @@ def test_a_listing_without_roots_stops_it(aging: Aging, lake: Lakehouse) -> None
             plan(Lakehouse(Blind(lake.storage)))
 
 
-def test_commits_during_a_listing_are_no_gap(aging: Aging, lake: Lakehouse) -> None:
+def test_commits_during_a_listing_are_not_a_gap(aging: Aging, lake: Lakehouse) -> None:
     """A listing may show the later one of two roots that came meanwhile, and not the earlier one."""
 
     class Paged(StorageWrapper):
@@ -858,7 +858,7 @@ def test_commits_during_a_listing_are_no_gap(aging: Aging, lake: Lakehouse) -> N
 # Orphans
 
 
-def test_orphans_are_what_nothing_reaches_for_long(aging: Aging, lake: Lakehouse) -> None:
+def test_orphans_are_old_unreached_files(aging: Aging, lake: Lakehouse) -> None:
     fault = fail(1, StoragePermissionError, kind="create", path_part="_01100000000000000000000000000000")
     with pytest.raises(StoragePermissionError):
         create(Lakehouse(FaultyStorage(Undeleting(lake.storage), [fault])), "failed", "t")
@@ -899,7 +899,7 @@ def listed_hidden(storage: Storage) -> set[str]:
     return {info.path for info in storage.list("_ops/tmp/")}
 
 
-def test_expired_versions_are_no_orphans(aging: Aging, lake: Lakehouse) -> None:
+def test_files_of_expired_versions_are_not_orphans(aging: Aging, lake: Lakehouse) -> None:
     before = {version: needed_files(lake, version) for version in range(5)}
     aging.expire()
     aging.later()
@@ -908,14 +908,14 @@ def test_expired_versions_are_no_orphans(aging: Aging, lake: Lakehouse) -> None:
     assert {version: needed_files(lake, version) for version in range(5)} == before
 
 
-def test_the_plan_of_an_undeleted_batch_is_an_orphan(aging: Aging, lake: Lakehouse) -> None:
+def test_plan_of_an_undeleted_batch_is_an_orphan(aging: Aging, lake: Lakehouse) -> None:
     plan_path = aging.expire().plan_path
     operations.undelete(lake, "0-4")
     aging.later()
     assert operations.plan_orphan_removal(lake).paths == [plan_path]
 
 
-def test_a_lost_plan_file_leaves_the_files_to_orphan_removal(aging: Aging, lake: Lakehouse) -> None:
+def test_files_of_a_lost_plan_become_orphans(aging: Aging, lake: Lakehouse) -> None:
     report = aging.expire()
     needed = needed_files(lake)
     lake.storage.write(report.plan_path or "", b"damaged")
@@ -933,7 +933,7 @@ def test_a_lost_plan_file_leaves_the_files_to_orphan_removal(aging: Aging, lake:
         lake.snapshot(99)
 
 
-def test_an_altered_plan_file_is_not_obeyed(aging: Aging, lake: Lakehouse) -> None:
+def test_altered_plan_file_is_rejected(aging: Aging, lake: Lakehouse) -> None:
     report = aging.expire()
     path = report.plan_path or ""
     content = json.loads(lake.storage.read(path))
@@ -945,7 +945,7 @@ def test_an_altered_plan_file_is_not_obeyed(aging: Aging, lake: Lakehouse) -> No
     assert "anything.txt" in listed(lake.storage)
 
 
-def test_what_was_published_since_the_plan_stays(aging: Aging, lake: Lakehouse) -> None:
+def test_orphan_removal_keeps_files_published_since_the_plan(aging: Aging, lake: Lakehouse) -> None:
     """A staged definition looks like an orphan until a transaction takes it, before or during the removal."""
     staged = [lake.stage_definition("n0", f"s{number}", table()) for number in range(3)]
     aging.later()

@@ -72,7 +72,7 @@ def local_lake(folder: Path) -> LocalStorage:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"hint"}))
-def test_verify_names_a_huge_file_of_the_catalog_and_goes_on(kind: str, tmp_path: Path, read_bytes: ReadBytes) -> None:
+def test_verify_reports_a_huge_catalog_file_and_continues(kind: str, tmp_path: Path, read_bytes: ReadBytes) -> None:
     storage = local_lake(tmp_path)
     path = of_kind(kind, files_of_all_kinds())[0]
     make_huge(storage, path)
@@ -84,7 +84,7 @@ def test_verify_names_a_huge_file_of_the_catalog_and_goes_on(kind: str, tmp_path
 
 
 @pytest.mark.local_only("puts sparse files on the disk")
-def test_verify_names_huge_files_of_tables_and_goes_on(lakes: Lakes, read_bytes: ReadBytes) -> None:
+def test_verify_reports_huge_table_files_and_continues(lakes: Lakes, read_bytes: ReadBytes) -> None:
     lake = lakes.local(is_watched=False)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -108,7 +108,7 @@ def test_verify_names_huge_files_of_tables_and_goes_on(lakes: Lakes, read_bytes:
     assert read_bytes.count
 
 
-def test_a_footer_of_more_than_any_has_is_not_read() -> None:
+def test_oversized_footer_is_not_read() -> None:
     check = PieceCheck("a.parquet")
     piece = b"\0" * (24 << 20)
     end = (200 << 20).to_bytes(4, "little") + b"PAR1"
@@ -119,7 +119,7 @@ def test_a_footer_of_more_than_any_has_is_not_read() -> None:
         check.finish(lambda n_bytes: pytest.fail(f"{n_bytes} bytes were asked for"))
 
 
-def test_the_log_and_a_snapshot_refuse_a_huge_root(tmp_path: Path, read_bytes: ReadBytes) -> None:
+def test_log_and_snapshot_reject_a_huge_root(tmp_path: Path, read_bytes: ReadBytes) -> None:
     storage = local_lake(tmp_path)
     lake = Lakehouse(storage)
     latest = lake.latest_version()
@@ -132,7 +132,7 @@ def test_the_log_and_a_snapshot_refuse_a_huge_root(tmp_path: Path, read_bytes: R
 
 
 @pytest.mark.local_only("puts sparse files on the disk")
-def test_a_huge_lease_ends_by_its_age(lakes: Lakes, read_bytes: ReadBytes) -> None:
+def test_huge_lease_expires_by_its_age(lakes: Lakes, read_bytes: ReadBytes) -> None:
     lake = lakes.local(is_watched=False)
     storage = LocalStorage(lake.root)
     make_huge(storage, lease_path(1))
@@ -147,7 +147,7 @@ def test_a_huge_lease_ends_by_its_age(lakes: Lakes, read_bytes: ReadBytes) -> No
 
 
 @pytest.mark.local_only("puts sparse files on the disk")
-def test_a_huge_record_is_told_and_written_anew(lakes: Lakes, read_bytes: ReadBytes) -> None:
+def test_huge_record_is_reported_and_rewritten(lakes: Lakes, read_bytes: ReadBytes) -> None:
     lake = lakes.local(is_watched=False)
     storage = LocalStorage(lake.root)
     operations.verify(Lakehouse(storage), incremental=True)
@@ -159,7 +159,7 @@ def test_a_huge_record_is_told_and_written_anew(lakes: Lakes, read_bytes: ReadBy
     assert read_bytes.count
 
 
-def test_what_is_written_can_be_read(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_files_can_be_read(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_NOTE_BYTES < MAX_DEFINITION_BYTES < WHOLE_FILE_LIMIT_BYTES < MAX_FILE_LIST_BYTES < HUGE_BYTES
     monkeypatch.setattr(definitions, "MAX_DEFINITION_BYTES", 8192)
     monkeypatch.setattr(checksums, "MAX_DEFINITION_BYTES", 8192)
@@ -176,12 +176,12 @@ def test_what_is_written_can_be_read(lakes: Lakes, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("data", [b"{" + b'"a":[[],' * 2_000_000, b"\0" * 100, b" \n[1]", b""], ids=range(4))
-def test_a_json_file_of_more_values_than_any_is_refused_before_it_is_parsed(data: bytes) -> None:
+def test_json_file_with_too_many_values_is_rejected_before_parsing(data: bytes) -> None:
     with pytest.raises(CorruptFileError):
         decode_sealed_json(data, "_ops/a.json")
 
 
-def test_no_lakehouse_is_created_with_nodes_that_nobody_reads() -> None:
+def test_creation_rejects_unreadable_node_sizes() -> None:
     fields = {"node_file_max_size_bytes": WHOLE_FILE_LIMIT_BYTES + 1}
     with pytest.raises(InvalidDefinitionError, match="whole_file_limit_bytes"):
         Lakehouse.create("memory://large-nodes/", **fields)
@@ -192,7 +192,7 @@ def test_no_lakehouse_is_created_with_nodes_that_nobody_reads() -> None:
         drop_memory_root("memory://large-nodes/")
 
 
-def test_a_huge_file_of_deletes_is_not_read_whole(tmp_path: Path, read_bytes: ReadBytes) -> None:
+def test_huge_delete_file_is_read_partially(tmp_path: Path, read_bytes: ReadBytes) -> None:
     storage = LocalStorage(f"file://{tmp_path}/")
     make_huge(storage, "a.puffin")
     with StorageFileIO.on(storage).new_input(f"{storage.root}a.puffin").open() as stream:

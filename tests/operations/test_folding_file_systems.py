@@ -102,7 +102,7 @@ def checked(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("executor", [LOCAL, Elsewhere()], ids=["here", "elsewhere"])
-def test_orphans_are_removed_and_nothing_else(lake: Lakehouse, clock: AgingStorage, executor: Executor) -> None:
+def test_orphan_removal_on_folding_file_systems(lake: Lakehouse, clock: AgingStorage, executor: Executor) -> None:
     left = new_node_path()
     lake.storage.create(left, b"left")
     clock.time_ms += LONG_MS
@@ -113,7 +113,9 @@ def test_orphans_are_removed_and_nothing_else(lake: Lakehouse, clock: AgingStora
     assert operations.plan_orphan_removal(lake, executor=executor).is_empty
 
 
-def test_an_inventory_names_no_needed_file_as_a_candidate(lake: Lakehouse, clock: AgingStorage, tmp_path: Path) -> None:
+def test_inventory_on_folding_file_systems_lists_no_needed_file(
+    lake: Lakehouse, clock: AgingStorage, tmp_path: Path
+) -> None:
     left = new_node_path()
     lake.storage.create(left, b"left")
     clock.time_ms += LONG_MS
@@ -125,7 +127,7 @@ def test_an_inventory_names_no_needed_file_as_a_candidate(lake: Lakehouse, clock
     checked(lake)
 
 
-def test_a_purge_spares_what_kept_versions_need(lake: Lakehouse, clock: AgingStorage) -> None:
+def test_purge_on_folding_file_systems_keeps_needed_files(lake: Lakehouse, clock: AgingStorage) -> None:
     for number in range(3):
         with lake.transaction() as txn:
             txn.alter_table("Ns", NFC, table(number=str(number)))
@@ -140,7 +142,7 @@ def test_a_purge_spares_what_kept_versions_need(lake: Lakehouse, clock: AgingSto
     checked(lake)
 
 
-def test_the_folder_of_a_table_whose_id_is_listed_otherwise_stays(lakes: Lakes) -> None:
+def test_folder_of_a_table_id_listed_in_another_case_is_kept(lakes: Lakes) -> None:
     storage = lakes.storage()
     clock = AgingStorage(FoldingStorage(storage, nfd), storage.now_ms())
     lake = Lakehouse.create(clock.root, storage=clock)
@@ -155,7 +157,7 @@ def test_the_folder_of_a_table_whose_id_is_listed_otherwise_stays(lakes: Lakes) 
     assert clock.exists(f"tables/{NFC}/_owner.json")
 
 
-def test_a_foreign_name_in_capitals_is_spared(lakes: Lakes) -> None:
+def test_foreign_upper_case_name_is_kept(lakes: Lakes) -> None:
     """Other programs may write a uuid in capitals."""
     storage = lakes.storage()
     clock = AgingStorage(FoldingStorage(storage, str.lower), storage.now_ms())
@@ -172,7 +174,7 @@ def test_a_foreign_name_in_capitals_is_spared(lakes: Lakes) -> None:
 
 
 @pytest.mark.parametrize("fold", [nfd, str.lower], ids=["normalizing", "folding case"])
-def test_names_that_differ_only_so_are_two_objects(lakes: Lakes, fold: Callable[[str], str]) -> None:
+def test_names_differing_only_in_case_are_two_objects(lakes: Lakes, fold: Callable[[str], str]) -> None:
     storage = lakes.storage()
     lake = Lakehouse.create(storage.root, storage=FoldingStorage(storage, fold))
     tables = [NFC, NFD, CAPITAL, "t", "T"]

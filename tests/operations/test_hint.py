@@ -38,7 +38,7 @@ def lake_with_hint(lake: Lakehouse, hint: bytes | None) -> Lakehouse:
 
 
 @pytest.mark.parametrize(("hint", "state", "hinted"), WRONG)
-def test_wrong_hints_are_found_and_repaired(
+def test_wrong_hints_are_detected_and_repaired(
     lake: Lakehouse, hint: bytes | None, state: HintState, hinted: int | None
 ) -> None:
     lake_with_hint(lake, hint)
@@ -52,7 +52,7 @@ def test_wrong_hints_are_found_and_repaired(
     assert operations.inspect_hint(lake).state == HintState.RIGHT
 
 
-def test_one_that_names_a_purged_version_is_told_apart(lake: Lakehouse) -> None:
+def test_hint_of_a_purged_version_is_distinguished(lake: Lakehouse) -> None:
     lake_with_hint(lake, b"1")
     seal(lake, 1)
     assert operations.inspect_hint(lake).state == HintState.SEALED
@@ -63,7 +63,7 @@ def test_one_that_names_a_purged_version_is_told_apart(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("hint", [b"2", b" 2\n", b"002"])
-def test_a_right_hint_is_left_alone(lake: Lakehouse, hint: bytes) -> None:
+def test_right_hint_is_not_written(lake: Lakehouse, hint: bytes) -> None:
     lake_with_hint(lake, hint)
     report = operations.repair_hint(lake)
     assert (report.state, report.repaired, report.is_right) == (HintState.RIGHT, False, True)
@@ -71,7 +71,7 @@ def test_a_right_hint_is_left_alone(lake: Lakehouse, hint: bytes) -> None:
     assert set(report.cost.requests) == {"read"}
 
 
-def test_a_commit_during_the_repair_is_not_left_behind(lake: Lakehouse) -> None:
+def test_repair_never_sets_the_hint_behind_a_commit(lake: Lakehouse) -> None:
     class Racing(FaultyStorage):
         raced = False
 
@@ -85,7 +85,7 @@ def test_a_commit_during_the_repair_is_not_left_behind(lake: Lakehouse) -> None:
     assert (report.latest, lake.storage.read(HINT_PATH)) == (3, b"3")
 
 
-def test_a_commit_during_the_look_is_not_taken_for_a_stale_hint(lake: Lakehouse) -> None:
+def test_commit_during_inspection_is_not_a_stale_hint(lake: Lakehouse) -> None:
     """Nor is one commit in each of several looks, as of a writer that commits all the time."""
     n_commits = 5
 
@@ -106,7 +106,7 @@ def test_a_commit_during_the_look_is_not_taken_for_a_stale_hint(lake: Lakehouse)
     assert (report.state, report.latest) == (HintState.RIGHT, n_commits)
 
 
-def test_a_hint_that_stays_behind_while_others_commit_is_found(lake: Lakehouse) -> None:
+def test_stale_hint_is_detected_during_commits(lake: Lakehouse) -> None:
     class Racing(FaultyStorage):
         n_reads = n_looks = 0
 
@@ -126,14 +126,14 @@ def test_a_hint_that_stays_behind_while_others_commit_is_found(lake: Lakehouse) 
     assert (report.state, report.hinted, racing.n_looks) == (HintState.BEHIND, 0, 2)
 
 
-def test_no_lakehouse() -> None:
+def test_hint_without_lakehouse_fails() -> None:
     nowhere = Lakehouse(MemoryStorage("memory://nowhere-at-all/"))
     for operation in (operations.inspect_hint, operations.repair_hint):
         with pytest.raises(LakehouseNotFoundError):
             operation(nowhere)
 
 
-def test_json_and_text(lake: Lakehouse) -> None:
+def test_hint_report_as_json_and_text(lake: Lakehouse) -> None:
     report = operations.inspect_hint(lake_with_hint(lake, b"7"))
     shown = report.to_dict()
     assert shown.pop("cost")["requests"] == dict(report.cost.requests)
@@ -141,7 +141,7 @@ def test_json_and_text(lake: Lakehouse) -> None:
     assert "ahead" in str(report)
 
 
-def test_a_huge_hint_is_not_read_whole(lake: Lakehouse) -> None:
+def test_huge_hint_is_read_partially(lake: Lakehouse) -> None:
     lake.storage.write(HINT_PATH, b"1" * 1_000_000)
     report = operations.inspect_hint(Lakehouse(lake.storage))
     assert report.state == HintState.GARBAGE

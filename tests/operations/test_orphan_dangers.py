@@ -32,7 +32,7 @@ def rows_of(lake: Lakehouse) -> int:
 
 
 @pytest.mark.local_only("gives a folder other names")
-def test_a_link_or_a_copy_is_not_taken_for_a_root_without_table_files(lakes: Lakes, tmp_path: Path) -> None:
+def test_link_or_copy_is_not_mistaken_for_a_root_without_table_files(lakes: Lakes, tmp_path: Path) -> None:
     """The metadata of tables holds URIs of the name that the root had when they were written."""
     lake = allowing(lakes.local(), tmp_path)
     append_rows(lake)
@@ -48,7 +48,7 @@ def test_a_link_or_a_copy_is_not_taken_for_a_root_without_table_files(lakes: Lak
 
 
 @pytest.mark.local_only("files that were added have paths of the machine")
-def test_files_that_were_added_by_an_absolute_path_stay(lakes: Lakes, tmp_path: Path) -> None:
+def test_files_added_by_an_absolute_path_are_kept(lakes: Lakes, tmp_path: Path) -> None:
     """Iceberg keeps the text of a path as it was given."""
     lake = allowing(lakes.local(), tmp_path)
     append_rows(lake)
@@ -67,7 +67,7 @@ def test_files_that_were_added_by_an_absolute_path_stay(lakes: Lakes, tmp_path: 
     assert added[1].exists()
 
 
-def test_an_owner_file_of_somebody_else_counts(lakes: Lakes) -> None:
+def test_foreign_owner_file_is_respected(lakes: Lakes) -> None:
     lake = lakes.memory()
     append_rows(lake)
     lake.storage.create("tables/backup/precious.txt", b"mine")
@@ -77,7 +77,7 @@ def test_an_owner_file_of_somebody_else_counts(lakes: Lakes) -> None:
     assert operations.plan_orphan_removal(later(lake)).is_empty
 
 
-def test_a_manifest_cut_between_blocks_keeps_all_files_of_its_table(lakes: Lakes) -> None:
+def test_truncated_manifest_keeps_all_files_of_its_table(lakes: Lakes) -> None:
     lake = lakes.memory()
     append_rows(lake)
     manifest = next(info.path for info in lake.storage.list("tables/") if info.path.endswith("-m0.avro"))
@@ -97,7 +97,7 @@ def slow_append(aging: Aging) -> object:
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
-def test_a_table_write_that_takes_longer_than_a_transaction_lives(lakes: Lakes, is_removed: bool) -> None:
+def test_table_write_longer_than_the_ttl_fails(lakes: Lakes, is_removed: bool) -> None:
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
     rows = rows_of(aging.lake)
@@ -110,7 +110,7 @@ def test_a_table_write_that_takes_longer_than_a_transaction_lives(lakes: Lakes, 
     assert rows_of(aging.lake) == rows
 
 
-def test_a_table_that_was_loaded_long_ago_can_be_written(lakes: Lakes) -> None:
+def test_table_loaded_long_ago_can_be_written(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
     loaded = catalog_at(aging.lake).load_table("ns.t")
@@ -133,7 +133,7 @@ class _Sleeps(ClockStorage):
 
 
 @pytest.mark.parametrize("how", ["raised", "lowered and raised", "lowered, and another program goes back"])
-def test_a_longer_time_to_live_revives_nobody(lakes: Lakes, how: str) -> None:
+def test_longer_ttl_does_not_revive_a_transaction(lakes: Lakes, how: str) -> None:
     """A transaction's definitions were removed as orphans when the time to live was short."""
     hour_ms, was_long_before = DAY_MS // 24, how != "raised"
     aging = Aging.on(lakes.storage(), txn_ttl_millis=DAY_MS if was_long_before else hour_ms)
@@ -162,7 +162,7 @@ def test_a_longer_time_to_live_revives_nobody(lakes: Lakes, how: str) -> None:
     assert aging.lake.snapshot().tables("ns") == []
 
 
-def test_a_table_is_brought_back_whole_or_not_at_all(lakes: Lakes) -> None:
+def test_undeleted_table_is_complete_or_missing(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage(), minimum_versions_to_keep=1, maximum_version_age_millis=1)
     append_rows(aging.lake)
     location = aging.lake.snapshot().table("ns", "t").format_properties["metadata_location"]

@@ -44,7 +44,7 @@ def inventory_of(lake: Lakehouse, folder: Path, file_format: str = "CSV", create
 
 
 @pytest.mark.parametrize("file_format", ["CSV", "ORC", "Parquet"])
-def test_an_inventory_of_all_gives_the_plan_of_a_listing(lake: Lakehouse, tmp_path: Path, file_format: str) -> None:
+def test_full_inventory_gives_the_same_plan_as_a_listing(lake: Lakehouse, tmp_path: Path, file_format: str) -> None:
     location = inventory_of(lake, tmp_path / "inventory", file_format, created_at_ms=1_700_000_000_000)
     by_listing = operations.plan_orphan_removal(lake)
     plan = operations.plan_orphan_removal(lake, inventory=location)
@@ -57,7 +57,7 @@ def test_an_inventory_of_all_gives_the_plan_of_a_listing(lake: Lakehouse, tmp_pa
     assert operations.verify(lake).is_clean
 
 
-def test_an_approved_plan_is_made_again_by_the_inventory(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
+def test_approved_plan_with_inventory_is_made_again(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
     location = inventory_of(lake, tmp_path / "inventory")
     digest = operations.plan_orphan_removal(lake, inventory=location).digest
     aging.later()
@@ -66,7 +66,7 @@ def test_an_approved_plan_is_made_again_by_the_inventory(lake: Lakehouse, aging:
     assert later.execute(digest).files == 3
 
 
-def test_what_came_and_went_since_the_inventory(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
+def test_files_changed_since_the_inventory(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
     came, gone, came_again, *_ = sorted(new_node_path() for _ in range(3))
     for path in (gone, came_again):
         lake.storage.create(path, b"left")
@@ -82,7 +82,7 @@ def test_what_came_and_went_since_the_inventory(lake: Lakehouse, aging: Aging, t
     assert {*operations.plan_orphan_removal(lake).paths} == {*paths, came}
 
 
-def test_an_owner_file_stays_with_what_came_since_the_inventory(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
+def test_owner_file_is_kept_with_files_newer_than_the_inventory(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
     table_ids = {table_id for info in lake.storage.list("tables/") if (table_id := table_id_in(info.path))}
     owner = next(owner_path(table_id) for table_id in table_ids if lake.storage.exists(owner_path(table_id)))
     location = inventory_of(lake, tmp_path / "inventory")
@@ -100,7 +100,7 @@ def test_an_owner_file_stays_with_what_came_since_the_inventory(lake: Lakehouse,
     assert {owner, late} <= {*operations.plan_orphan_removal(lake, inventory=location).paths}
 
 
-def test_only_what_nothing_reaches_is_asked_for(lake: Lakehouse, tmp_path: Path) -> None:
+def test_only_unreached_files_are_looked_up(lake: Lakehouse, tmp_path: Path) -> None:
     location = inventory_of(lake, tmp_path / "inventory")
     metered = MeteredStorage(lake.storage)
     plan = operations.plan_orphan_removal(Lakehouse(metered), inventory=location)
@@ -110,17 +110,17 @@ def test_only_what_nothing_reaches_is_asked_for(lake: Lakehouse, tmp_path: Path)
     assert asked.requests["list"] <= 4
 
 
-def test_wrong_inventories_are_refused(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
+def test_invalid_inventories_are_rejected(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
     def refused(error: type[Exception] | tuple[type[Exception], ...], location: str, said: str) -> None:
         with pytest.raises(error, match=said):
             operations.plan_orphan_removal(lake, inventory=location)
 
     good = Path(inventory_of(lake, tmp_path / "good"))
     refused(FileMissingError, f"{good}.gz", "give the URI of its manifest.json")
-    refused(InvalidInputError, "manifest.json", "neither a URI nor an absolute path")
+    refused(InvalidInputError, "manifest.json", "is not a URI or absolute path")
     refused(CorruptFileError, str(good.parent / "data" / "0"), "no manifest of an inventory")
     refused(InvalidInputError, write_inventory(tmp_path / "b", "bucket", keys_of(lake)), "one of 's3://bucket/', where")
-    refused(InvalidInputError, write_inventory(tmp_path / "c", lake.root, ["a/x"]), "none of the files that")
+    refused(InvalidInputError, write_inventory(tmp_path / "c", lake.root, ["a/x"]), "contains no file that")
     text = good.read_text()
     for wrong, said in (
         (text.replace('"CSV"', '"Avro"'), "of format 'Avro'"),
@@ -143,22 +143,24 @@ def test_wrong_inventories_are_refused(lake: Lakehouse, aging: Aging, tmp_path: 
         for column in (pa.array(["a", None]), pa.array([b"a"]), pa.array([1]), pa.array([["a"]])):
             for name in ("0", "1"):
                 (good.parent / "data" / name).write_bytes(columnar_file(column, file_format))
-            refused(CorruptFileError, str(good), "of inventory .* cannot be read: its column 'key' is no text")
+            refused(
+                CorruptFileError, str(good), "of inventory .* cannot be read: its column 'key' does not contain text"
+            )
 
 
-def test_a_manifest_that_names_no_bucket_or_no_file_is_named(lake: Lakehouse, tmp_path: Path) -> None:
+def test_invalid_manifest_is_named_in_the_error(lake: Lakehouse, tmp_path: Path) -> None:
     good = Path(inventory_of(lake, tmp_path / "good"))
     text = good.read_text()
     for wrong, said in (
         (
             text.replace(f'"{lake.root}"', '""'),
-            "is no manifest of an inventory: invalid root 's3:///': it has no bucket",
+            "is not a manifest of an inventory: invalid root 's3:///': it has no bucket",
         ),
         (
             text.replace(f'"{lake.root}"', '"user:pw@b"'),
-            "is no manifest of an inventory: a root must not contain credentials",
+            "is not a manifest of an inventory: a root must not contain credentials",
         ),
-        (text.replace(f'"{lake.root}"', r'"\ud800"'), r"is one of 's3://\\ud800/', where"),
+        (text.replace(f'"{lake.root}"', r'"\ud800"'), r"covers 's3://\\ud800/', which does not contain"),
         (text.replace('"data/1"', '""'), "of inventory .* cannot be read: .* is no path below a root"),
         (text.replace('"data/1"', '"/etc/passwd"'), "of inventory .* cannot be read: .* is no path below a root"),
         (text.replace('"data/1"', r'"\ud800"'), "of inventory .* cannot be read: .* lone surrogate"),
@@ -173,7 +175,7 @@ def test_a_manifest_that_names_no_bucket_or_no_file_is_named(lake: Lakehouse, tm
 
 
 @pytest.mark.local_only("gives a folder and a file other names")
-def test_names_that_no_listing_tells_are_nobodys(tmp_path: Path) -> None:
+def test_names_that_cannot_be_listed_are_ignored(tmp_path: Path) -> None:
     """What an inventory names may lead through a link to a file that is needed."""
     aging = Aging.on(LocalStorage(f"file://{tmp_path}/lake/", fsync=False))
     append_rows(aging.lake)
@@ -188,7 +190,7 @@ def test_names_that_no_listing_tells_are_nobodys(tmp_path: Path) -> None:
     assert operations.plan_orphan_removal(aging.lake, inventory=location).paths == []
 
 
-def test_an_inventory_in_a_bucket_of_its_own(radosgw: S3Server, tmp_path: Path) -> None:
+def test_inventory_in_a_separate_bucket(radosgw: S3Server, tmp_path: Path) -> None:
     root = radosgw.fresh_root()
     bucket, _, prefix = root.removeprefix("s3://").partition("/")
     lake = Lakehouse.create(root, storage_options=radosgw.storage_options)
@@ -205,7 +207,7 @@ def test_an_inventory_in_a_bucket_of_its_own(radosgw: S3Server, tmp_path: Path) 
     assert (plan.is_empty, plan.inventory) == (True, location), "what is left behind is too young"
 
 
-def test_the_command_takes_an_inventory(tmp_path: Path) -> None:
+def test_orphans_command_accepts_an_inventory(tmp_path: Path) -> None:
     lake = Lakehouse.create(f"{tmp_path}/lake")
     append_rows(lake)
     location = inventory_of(lake, tmp_path / "inventory")

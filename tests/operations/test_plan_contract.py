@@ -79,7 +79,7 @@ _MADE: dict[str, Callable[[Lakehouse, str], Plan]] = {
 }
 
 
-def test_every_plan_is_made_here() -> None:
+def test_every_plan_class_is_covered() -> None:
     assert sorted(_MADE) == sorted(plan.__name__ for plan in _PLANS)
 
 
@@ -88,7 +88,7 @@ def _all_plans(base: type[Plan] = Plan) -> Iterator[type[Plan]]:
         yield from (_all_plans(plan) if inspect.isabstract(plan) else [plan])
 
 
-def test_every_plan_is_in_the_face() -> None:
+def test_every_plan_class_is_exported() -> None:
     assert {plan.__name__ for plan in _all_plans()} == {plan.__name__ for plan in _PLANS}
 
 
@@ -105,7 +105,7 @@ def test_execute_returns_a_frozen_report_with_its_cost(plan: type[Plan]) -> None
 
 
 @pytest.mark.parametrize("name", sorted(_MADE))
-def test_a_plan_and_its_report_are_shown_and_executions_are_in_telemetry(aging: Aging, lakes: Lakes, name: str) -> None:
+def test_plans_and_reports_are_rendered_and_executions_traced(aging: Aging, lakes: Lakes, name: str) -> None:
     plan = _MADE[name](aging.lake, lakes.root("away"))
     assert type(plan).__name__ == name
     said = json.loads(json.dumps(plan.to_dict()))
@@ -149,7 +149,7 @@ def _no_data(value: object, where: str, seen: set[int]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", sorted(_MADE))
-def test_a_plan_is_data_and_its_operation_executes_it(aging: Aging, lakes: Lakes, name: str) -> None:
+def test_plan_is_data_and_its_operation_executes_it(aging: Aging, lakes: Lakes, name: str) -> None:
     plan = _MADE[name](aging.lake, lakes.root("away"))
     fields = {spec.name: spec for spec in dataclasses.fields(plan)}
     operation = fields.pop("operation")
@@ -170,13 +170,13 @@ def test_a_plan_is_data_and_its_operation_executes_it(aging: Aging, lakes: Lakes
     assert operation.lake is plan.operation.lake
 
 
-def test_operations_have_names_of_their_own_in_telemetry() -> None:
+def test_operations_have_distinct_telemetry_names() -> None:
     made_by = {typing.get_type_hints(plan)["operation"] for plan in _PLANS}
     assert len({operation.telemetry_name for operation in made_by}) == len(_PLANS)
 
 
 @pytest.mark.parametrize("name", sorted(_MADE))
-def test_an_operation_makes_its_plan_again(aging: Aging, lakes: Lakes, name: str) -> None:
+def test_operation_makes_its_plan_again(aging: Aging, lakes: Lakes, name: str) -> None:
     plan = _MADE[name](aging.lake, lakes.root("away"))
     again = plan.operation.plan()
     assert (type(again), again.base_version) == (type(plan), plan.base_version)
@@ -184,14 +184,14 @@ def test_an_operation_makes_its_plan_again(aging: Aging, lakes: Lakes, name: str
         assert again.digest == plan.digest
 
 
-def test_what_steps_of_a_repair_do_is_data(aging: Aging) -> None:
+def test_repair_steps_are_data(aging: Aging) -> None:
     aging.lake.storage.write(HINT_PATH, b"1")
     plan = operations.plan_repair(aging.lake)
     assert plan.to_take
     assert list(_no_data(plan.to_take, "to_take", set())) == []
 
 
-def test_what_is_no_data_is_found(aging: Aging) -> None:
+def test_check_for_data_detects_resources(aging: Aging) -> None:
     values = {"a": [aging.lake, aging.lake.snapshot()], "b": (print, aging.lake.storage)}
     assert len(list(_no_data(values, "values", set()))) == 4
 
@@ -221,7 +221,7 @@ def _private_reads(path: Path) -> list[str]:
     ]
 
 
-def test_no_private_field_is_read_of_another_class() -> None:
+def test_private_fields_of_other_classes_are_not_read() -> None:
     modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
     assert modules
     assert [found for path in modules for found in _private_reads(path)] == []
@@ -253,23 +253,23 @@ def _requests_of_executors(path: Path) -> list[str]:
     return [f"{path.name}:{node.lineno}: {ast.unparse(node)}" for node in (*asked, *compared)]
 
 
-def test_nobody_asks_an_executor_what_it_is() -> None:
+def test_executor_types_are_not_checked() -> None:
     modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
     assert [found for path in modules for found in _requests_of_executors(path)] == []
 
 
 @pytest.mark.parametrize("kind", [LocalExecutor, SparkExecutor])
-def test_executors_show_the_contract_and_how_many_tasks_run(kind: type) -> None:
+def test_executors_implement_the_contract(kind: type) -> None:
     assert {name for name in vars(kind) if not name.startswith("_")} - {"slots"} == _ASKED
 
 
 @pytest.mark.parametrize("weight", Weight, ids=lambda weight: weight.name)
-def test_every_weight_has_work(weight: Weight) -> None:
+def test_every_weight_is_used(weight: Weight) -> None:
     modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
     assert any(f"ClassVar[Weight] = Weight.{weight.name}\n" in path.read_text() for path in modules)
 
 
-def test_lakehouses_of_operations_are_made_in_one_place() -> None:
+def test_lakehouses_of_operations_are_created_in_one_place() -> None:
     modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
     assert [path.name for path in modules if 'cache="off"' in path.read_text()] == ["base.py"]
 
@@ -286,7 +286,7 @@ class _ReadsNoted(StorageWrapper):
 
 @pytest.mark.parametrize("name", ["DropNamespacePlan", "PrunePlan", "RestorePlan"])
 @pytest.mark.parametrize("is_approved", [False, True], ids=["as planned", "approved"])
-def test_executing_asks_for_no_file_again_that_planning_read(
+def test_execution_does_not_read_files_of_the_plan_again(
     aging: Aging, lakes: Lakes, name: str, is_approved: bool
 ) -> None:
     _MADE["RestorePlan"](aging.lake, lakes.root("away"))
@@ -314,7 +314,7 @@ def _conflicting(n_conflicts: int, error: type[TrinityLakeError] = CommitConflic
     return attempt
 
 
-def test_an_operation_plans_again_after_each_conflict_up_to_a_limit() -> None:
+def test_operation_plans_again_after_conflicts_up_to_a_limit() -> None:
     assert commit_on_latest(_conflicting(0)) == 1
     assert commit_on_latest(_conflicting(MAX_ATTEMPTS - 1)) == MAX_ATTEMPTS
     for attempt, limit in ((_conflicting(MAX_ATTEMPTS), MAX_ATTEMPTS), (_conflicting(1), 1)):
@@ -341,7 +341,7 @@ def test_one_loop_commits_on_the_latest_version() -> None:
     assert loops == ["compaction/tables.py", "definition_commits.py"]  # the first stages one table after the other
 
 
-def test_a_digest_approves_nothing_in_another_lakehouse(lakes: Lakes) -> None:
+def test_digest_does_not_apply_to_another_lakehouse(lakes: Lakes) -> None:
     """Two lakehouses of the same shape: the same version, the same names, no common commit."""
     first, second = lakes.memory("first"), lakes.memory("second")
     for lake in (first, second):

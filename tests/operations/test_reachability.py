@@ -55,7 +55,7 @@ def read_rows(lake: Lakehouse, name: str) -> list[int]:
 # Reachable
 
 
-def test_all_that_roots_point_to_counts_shadowed_values_too(aging: Aging, lake: Lakehouse) -> None:
+def test_roots_reach_shadowed_values(aging: Aging, lake: Lakehouse) -> None:
     """A message in the root's buffer hides values below it, and in it: what it hides is needed as before."""
     grow(aging, 4)
     base = lake.snapshot()
@@ -87,7 +87,7 @@ def test_all_that_roots_point_to_counts_shadowed_values_too(aging: Aging, lake: 
     assert operations.verify(lake).is_clean
 
 
-def test_known_subtrees_are_passed_over(aging: Aging, lake: Lakehouse) -> None:
+def test_known_subtrees_are_skipped(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 4)
     survey = survey_versions(lake)
     first = CatalogReach(lake.files)
@@ -98,7 +98,7 @@ def test_known_subtrees_are_passed_over(aging: Aging, lake: Lakehouse) -> None:
     assert not second.tables & first.tables
 
 
-def test_exported_roots_reach_what_versions_do_not(aging: Aging, lake: Lakehouse) -> None:
+def test_exported_roots_reach_files_that_versions_do_not(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 3)
     operations.plan_export(lake, "e", version=1).execute()
     exported = needed_files(lake, "e")
@@ -111,7 +111,7 @@ def test_exported_roots_reach_what_versions_do_not(aging: Aging, lake: Lakehouse
     assert manifest is None, "nobody names it any more"
 
 
-def test_a_version_that_is_an_exports_root_itself_is_pinned(aging: Aging, lake: Lakehouse) -> None:
+def test_version_that_is_an_export_root_is_pinned(aging: Aging, lake: Lakehouse) -> None:
     """As the format's text has it, an export may name the version's own root."""
     grow(aging, 3)
     lake.alter_definition(exported_snapshots={"theirs": lake.files.roots.path(2)})
@@ -125,7 +125,7 @@ def test_a_version_that_is_an_exports_root_itself_is_pinned(aging: Aging, lake: 
     assert needed_files(lake, "theirs")[lake.files.roots.path(2)]
 
 
-def test_an_export_of_an_expired_version_blocks_its_purge(aging: Aging, lake: Lakehouse) -> None:
+def test_export_of_an_expired_version_blocks_its_purge(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 3)
     aging.later()
     aging.expire()
@@ -138,7 +138,7 @@ def test_an_export_of_an_expired_version_blocks_its_purge(aging: Aging, lake: La
     assert needed_files(lake, "theirs")
 
 
-def test_what_an_unfinished_export_copied_is_kept(aging: Aging, lake: Lakehouse) -> None:
+def test_copies_of_an_unfinished_export_are_kept(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 2)
     copies = [f"_export_{UUID}.arrow", f"1111/1111/1111/11111111-node-{UUID}.arrow", "_ops/manifest-of-others"]
     manifest = f"_ops/export-{UUID}.json"
@@ -176,9 +176,7 @@ def test_what_an_unfinished_export_copied_is_kept(aging: Aging, lake: Lakehouse)
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "refused"])
 @pytest.mark.parametrize("what", ["node", "root", "exported root", "table definition", "manifest list"])
-def test_a_kept_file_that_cannot_be_read_stops_everything(
-    aging: Aging, lake: Lakehouse, what: str, damage: str
-) -> None:
+def test_unreadable_kept_file_blocks_deletion(aging: Aging, lake: Lakehouse, what: str, damage: str) -> None:
     grow(aging, 4)
     append_rows(lake)
     operations.plan_export(lake, "e", version=1).execute()
@@ -237,7 +235,7 @@ class Refusing(StorageWrapper):
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-def test_damage_of_expiring_versions_stops_nothing(aging: Aging, lake: Lakehouse) -> None:
+def test_damage_of_expiring_versions_does_not_block_deletion(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 5)
     append_rows(lake)
     append_rows(lake)
@@ -277,11 +275,11 @@ def test_damage_of_expiring_versions_stops_nothing(aging: Aging, lake: Lakehouse
         ("file:///tables/owned/x", False),
     ],
 )
-def test_deletable_names(path: str, is_ours: bool) -> None:
+def test_is_deletable_accepts_generated_names_only(path: str, is_ours: bool) -> None:
     assert is_deletable(path, {"owned"}) == is_ours
 
 
-def test_stray_files_are_untouched(aging: Aging, lake: Lakehouse) -> None:
+def test_stray_files_are_kept(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 3)
     append_rows(lake)
     dropped = lake.snapshot().table("ns", "t").id
@@ -309,10 +307,10 @@ def test_stray_files_are_untouched(aging: Aging, lake: Lakehouse) -> None:
     assert not list(lake.storage.list(f"tables/{dropped}/"))
     plan = operations.plan_orphan_removal(lake)
     assert (plan.is_empty, plan.unowned_files) == (True, 5)
-    assert "5 files under tables/ are of nobody we know and stay" in str(plan)
+    assert "5 files under tables/ have no known owner and are kept" in str(plan)
 
 
-def test_pointers_that_are_uris_are_never_deleted(aging: Aging, lake: Lakehouse, lakes: Lakes) -> None:
+def test_files_named_by_uris_are_never_deleted(aging: Aging, lake: Lakehouse, lakes: Lakes) -> None:
     """A version's pointers may lead into another lakehouse; what is there is another's."""
     other = Aging.on(lakes.storage("other")).lake
     create(other, "ns", "t")
@@ -350,7 +348,7 @@ SCHEMA = pa.schema([("id", pa.int64())])
 
 @pytest.mark.parametrize("table_type", ["MANAGED", "EXTERNAL"])
 @pytest.mark.parametrize("dropped", ["t", "copy"])
-def test_tables_that_share_files_are_safe(aging: Aging, lake: Lakehouse, table_type: str, dropped: str) -> None:
+def test_files_shared_by_tables_are_kept(aging: Aging, lake: Lakehouse, table_type: str, dropped: str) -> None:
     """Two definitions of one metadata file, of which each may go."""
     append_rows(lake)
     definition = lake.snapshot().table("ns", "t")
@@ -374,7 +372,7 @@ def test_tables_that_share_files_are_safe(aging: Aging, lake: Lakehouse, table_t
     assert rest == set(), "with the last one all goes"
 
 
-def test_whoever_comes_first_a_tables_own_files_are_found(aging: Aging, lake: Lakehouse) -> None:
+def test_own_files_of_a_table_are_found_in_any_order(aging: Aging, lake: Lakehouse) -> None:
     """Of two definitions of one metadata file, that which owns the folder yields its files, in any order."""
     append_rows(lake)
     own = lake.snapshot().table("ns", "t")
@@ -388,9 +386,7 @@ def test_whoever_comes_first_a_tables_own_files_are_found(aging: Aging, lake: La
 
 @pytest.mark.local_only("opens another lakehouse by its root alone")
 @pytest.mark.parametrize("table_type", ["EXTERNAL", "FEDERATED"])
-def test_a_table_that_is_not_managed_loses_nothing(
-    aging: Aging, lake: Lakehouse, lakes: Lakes, table_type: str
-) -> None:
+def test_files_of_unmanaged_tables_are_kept(aging: Aging, lake: Lakehouse, lakes: Lakes, table_type: str) -> None:
     """Neither one in another lakehouse nor one in a folder of this very root."""
     other = Aging.on(lakes.storage("other")).lake
     append_rows(other)
@@ -410,7 +406,7 @@ def test_a_table_that_is_not_managed_loses_nothing(
 
 
 @pytest.mark.local_only("opens another root by its name alone")
-def test_a_managed_table_elsewhere_loses_nothing(aging: Aging, lake: Lakehouse, lakes: Lakes) -> None:
+def test_files_of_external_managed_tables_are_kept(aging: Aging, lake: Lakehouse, lakes: Lakes) -> None:
     """``table_root`` may lie beyond the root: content alone does not let anything be deleted there."""
     other = lakes.storage("tables-of-others")
     with lake.transaction() as txn:
@@ -423,7 +419,7 @@ def test_a_managed_table_elsewhere_loses_nothing(aging: Aging, lake: Lakehouse, 
     assert listed(other) == before
 
 
-def test_tables_whose_files_nobody_can_tell_keep_their_folders(aging: Aging, lake: Lakehouse) -> None:
+def test_folders_of_opaque_tables_are_kept(aging: Aging, lake: Lakehouse) -> None:
     """Those of another format, and those whose metadata file is gone: what is there may be all that is left."""
     append_rows(lake, "ns.lost")
     append_rows(lake, "ns.lost")
@@ -444,7 +440,7 @@ def test_tables_whose_files_nobody_can_tell_keep_their_folders(aging: Aging, lak
     assert left == {"tables/lance-id/data/1", "tables/bare-id/data/1"}, "no owner file says that they are ours"
 
 
-def test_the_metadata_of_former_versions_expires_with_them(aging: Aging, lake: Lakehouse) -> None:
+def test_metadata_of_expired_versions_is_purged(aging: Aging, lake: Lakehouse) -> None:
     """Iceberg's metadata log names former metadata files, which no scan opens: they go with their versions."""
     for _ in range(3):
         append_rows(lake)
@@ -462,7 +458,7 @@ def test_the_metadata_of_former_versions_expires_with_them(aging: Aging, lake: L
 # Marks
 
 
-def test_a_mark_only_grows(aging: Aging, lake: Lakehouse) -> None:
+def test_mark_only_grows(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 3)
     append_rows(lake)
     mark = Mark(survey_versions(lake))
@@ -478,7 +474,7 @@ def test_a_mark_only_grows(aging: Aging, lake: Lakehouse) -> None:
     assert all(path in mark for path in fresh if path != lake.files.roots.path(version))
 
 
-def test_reading_goes_once_over_every_node(aging: Aging, lake: Lakehouse) -> None:
+def test_every_node_is_read_once(aging: Aging, lake: Lakehouse) -> None:
     """The number of node reads for a plan is that of kept nodes and of those that expire."""
     grow(aging, 6)
     aging.later(DAY_MS)
@@ -500,7 +496,7 @@ class Counting(StorageWrapper):
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-def test_missing_kept_files_are_named(aging: Aging, lake: Lakehouse) -> None:
+def test_missing_kept_files_are_named_in_the_error(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 5)
     aging.later()
     path = next(path for path in needed_files(lake) if "-node-" in path)
@@ -527,7 +523,7 @@ class FailsOnce(StorageWrapper):
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-def test_what_failed_in_the_middle_is_walked_again_from_the_start(aging: Aging, lake: Lakehouse) -> None:
+def test_failed_walk_starts_over(aging: Aging, lake: Lakehouse) -> None:
     """Else what lies below the nodes that were read before the failure would count as unreached."""
     grow(aging, 12)
     survey = survey_versions(lake)
@@ -543,7 +539,7 @@ def test_what_failed_in_the_middle_is_walked_again_from_the_start(aging: Aging, 
     assert (cut.nodes, cut.tables, cut.others) == (whole.nodes, whole.tables, whole.others)
 
 
-def test_how_much_is_gathered_at_a_time_changes_neither_what_is_reached_nor_what_is_read(lakes: Lakes) -> None:
+def test_executor_window_does_not_change_reached_files_or_reads(lakes: Lakes) -> None:
     class Gathering(LocalExecutor):
         def __init__(self, window: int):
             self.window = window

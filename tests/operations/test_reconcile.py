@@ -76,11 +76,11 @@ def of_tables(files: dict[str, bytes]) -> dict[str, bytes]:
     return {path: data for path, data in files.items() if not path.startswith("_")}
 
 
-def test_the_other_program_names_roots_as_the_text_does(foreign: ForeignLake) -> None:
+def test_foreign_program_names_roots_in_text_order(foreign: ForeignLake) -> None:
     assert foreign.root(100) == "_00100110000000000000000000000000.arrow"
 
 
-def test_it_works_beside_us(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+def test_foreign_program_coexists_with_this_package(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     """It commits and rolls back between all our steps, as long as the lakehouse definition stays."""
     assert_same_tables(lake, foreign)
     first = foreign.commit_table("n0", "foreign1")
@@ -107,7 +107,7 @@ def test_it_works_beside_us(aging: Aging, lake: Lakehouse, foreign: ForeignLake)
 
 
 @pytest.mark.parametrize("keeps_unknown", [False, True])
-def test_its_rollback_to_an_older_definition(
+def test_reconcile_after_foreign_rollback_to_an_older_definition(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, keeps_unknown: bool
 ) -> None:
     """The definition it goes back to knows one export; of the other one, and of the expiry, it knows nothing."""
@@ -156,7 +156,7 @@ def test_its_rollback_to_an_older_definition(
     assert operations.reconcile(lake).version is None
 
 
-def test_what_was_undeleted_stays_so(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+def test_reconcile_keeps_undeleted_versions(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     """The definition it goes back to calls versions expired that were undeleted since."""
     aging.expire()
     target = lake.latest_version()
@@ -174,7 +174,7 @@ def test_what_was_undeleted_stays_so(aging: Aging, lake: Lakehouse, foreign: For
     assert operations.verify(lake).is_clean
 
 
-def test_a_purge_that_it_forgets_goes_on(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+def test_reconcile_resumes_a_forgotten_purge(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     """It goes back to where the versions could be undeleted; their roots are sealed by now."""
     aging.expire()
     target = lake.latest_version()
@@ -204,7 +204,7 @@ def test_a_purge_that_it_forgets_goes_on(aging: Aging, lake: Lakehouse, foreign:
     assert_same_tables(lake, foreign)
 
 
-def test_nobody_undeletes_what_is_sealed(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+def test_reconcile_does_not_undelete_sealed_versions(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     """Before a reconcile the definition may call versions expired that were purged."""
     aging.expire()
     target = lake.latest_version()
@@ -220,7 +220,7 @@ def test_nobody_undeletes_what_is_sealed(aging: Aging, lake: Lakehouse, foreign:
 
 
 @pytest.mark.parametrize("is_after_expiry", [False, True])
-def test_a_finished_purge_stays_done(
+def test_reconcile_keeps_a_finished_purge(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, is_after_expiry: bool
 ) -> None:
     """It goes back to before the purge, or even the expiry."""
@@ -247,7 +247,7 @@ def test_a_finished_purge_stays_done(
     assert operations.plan_purge(lake).is_empty
 
 
-def test_exports_of_one_name_both_stay(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+def test_reconcile_keeps_two_exports_of_one_name(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     target = lake.latest_version()
     operations.plan_export(lake, "name", version=1).execute()
     first = needed_files(lake, "name")
@@ -259,9 +259,7 @@ def test_exports_of_one_name_both_stay(aging: Aging, lake: Lakehouse, foreign: F
     assert (needed_files(lake, "name-2"), needed_files(lake, "name")) == (first, second)
 
 
-def test_an_export_that_was_dropped_is_not_restored_in_name_only(
-    aging: Aging, lake: Lakehouse, foreign: ForeignLake
-) -> None:
+def test_reconcile_does_not_restore_a_dropped_export(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     operations.plan_export(lake, "gone", version=1).execute()
     target = lake.latest_version()
     operations.drop_export(lake, "gone")
@@ -272,7 +270,7 @@ def test_an_export_that_was_dropped_is_not_restored_in_name_only(
     assert operations.verify(lake).is_clean
 
 
-def test_an_export_being_made_is_finished_after_it(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+def test_reconcile_lets_an_unfinished_export_finish(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     target = lake.latest_version()
 
     class Cut(StorageWrapper):
@@ -290,9 +288,7 @@ def test_an_export_being_made_is_finished_after_it(aging: Aging, lake: Lakehouse
     assert lake.snapshot("slow").namespaces() == ["n0"]
 
 
-def test_an_export_that_cannot_be_finished_any_more_is_dropped(
-    aging: Aging, lake: Lakehouse, foreign: ForeignLake
-) -> None:
+def test_reconcile_drops_an_export_that_cannot_finish(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     """It was dropped before it was complete, and its version was purged since."""
     plan = operations.plan_export(lake, "begun", version=1)
     begin(lake, plan.record, lambda _base: None)
@@ -313,7 +309,7 @@ def test_an_export_that_cannot_be_finished_any_more_is_dropped(
 
 
 @pytest.mark.parametrize("is_dropped", [True, False])
-def test_an_export_at_another_root_that_was_dropped_stays_so(
+def test_reconcile_does_not_restore_a_dropped_external_export(
     lake: Lakehouse, foreign: ForeignLake, tmp_path: Path, is_dropped: bool
 ) -> None:
     """Its root stands, and tells nothing: dropping it deletes its manifest. One that was lost is no drop."""
@@ -328,7 +324,9 @@ def test_an_export_at_another_root_that_was_dropped_stays_so(
     assert [info.name for info in operations.list_exports(lake)] == ([] if is_dropped else ["backup"])
 
 
-def test_ages_of_single_versions_are_the_longer_ones(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+def test_reconcile_keeps_the_longer_ages_of_single_versions(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake
+) -> None:
     lake.alter_definition(maximum_version_age_millis_overrides={1: 5, 2: 90})
     target = lake.latest_version()
     lake.alter_definition(maximum_version_age_millis_overrides={1: 50, 3: 7})
@@ -337,7 +335,7 @@ def test_ages_of_single_versions_are_the_longer_ones(aging: Aging, lake: Lakehou
     assert lake.snapshot().definition.maximum_version_age_millis_overrides == {1: 50, 2: 90, 3: 7}
 
 
-def test_its_steps_stay_settled_when_the_reconciliation_itself_is_purged(
+def test_foreign_steps_stay_settled_after_the_reconcile_is_purged(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake
 ) -> None:
     """Both versions around its step stay, and the one that settled it goes."""
@@ -364,7 +362,7 @@ def test_its_steps_stay_settled_when_the_reconciliation_itself_is_purged(
     assert operations.reconcile(lake).dropped_exports == ("before",)
 
 
-def test_two_steps_are_settled_at_once(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+def test_reconcile_settles_two_steps_at_once(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     old = lake.latest_version()
     operations.plan_export(lake, "one", version=1).execute()
     first = foreign.rollback(old, keeps_unknown=False)
@@ -374,7 +372,7 @@ def test_two_steps_are_settled_at_once(aging: Aging, lake: Lakehouse, foreign: F
     assert (report.steps, report.restored_exports) == ((first, second), ("one", "two"))
 
 
-def test_it_waits_for_a_purge(lake: Lakehouse) -> None:
+def test_reconcile_waits_for_a_purge(lake: Lakehouse) -> None:
     with lease(lake.storage, "purge"), pytest.raises(MaintenanceBlockedError):
         operations.reconcile(lake)
 
@@ -410,7 +408,7 @@ def is_root(path: str) -> bool:
 
 @pytest.mark.parametrize("kind", ["create", "write"])
 @pytest.mark.parametrize("operation", ["expire", "purge", "orphans"])
-def test_its_rollback_in_the_middle_of_an_operation_stops_it(
+def test_foreign_rollback_during_an_operation_stops_it(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, operation: str, kind: str
 ) -> None:
     """Just before our root is created, and just before the first root is sealed."""
@@ -449,7 +447,7 @@ def test_its_rollback_in_the_middle_of_an_operation_stops_it(
 
 
 @pytest.mark.parametrize("kind", ["create", "write"])
-def test_it_goes_back_to_a_version_that_is_being_purged(
+def test_foreign_rollback_to_a_version_being_purged(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, kind: str
 ) -> None:
     """It knows no expired versions: until a root is sealed, it may make any of them the latest again."""

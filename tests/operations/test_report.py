@@ -44,7 +44,7 @@ def test_hidden_fields_are_not_shown() -> None:
     assert str(sample) == "Sample\ntext\nü"
 
 
-def test_values_of_json() -> None:
+def test_values_are_converted_to_json() -> None:
     assert jsonable(datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)) == "2026-01-02T03:04:05.678+00:00"
     column = Column(id=1, name="c", type=DataType.INT8, unknown_fields=b"\x01")
     shown = jsonable(Schema(columns=(column,)))
@@ -69,7 +69,7 @@ def test_values_of_json() -> None:
         ("\u2028\ud800", "\\u2028\\ud800"),
     ],
 )
-def test_text_is_shown_as_it_is_and_obeyed_by_no_terminal(text: str, shown: str) -> None:
+def test_text_is_shown_in_full_and_escaped(text: str, shown: str) -> None:
     assert visible(text) == shown
     made = new_table(f"Title {text}", "column", rows=[(text,)])
     assert table_text(made, 1_000).splitlines() == [f"Title {shown}", "column", shown]
@@ -84,18 +84,18 @@ def test_tables_are_not_cut() -> None:
     assert table_text(new_table("", "a"), 80) == "a"
 
 
-def test_cells() -> None:
+def test_cells_format_values() -> None:
     assert cell(None).plain == ""
     assert cell(0).plain == "0"
     assert cell(datetime(2026, 1, 2, tzinfo=UTC)).plain == "2026-01-02 00:00:00.000Z"
 
 
-def test_change_rows() -> None:
+def test_change_rows_format_changes() -> None:
     rows = change_rows([Change("added", "a"), Change("removed", "a.b", "c")])
     assert rows == [("added", "namespace a"), ("removed", "a.b.c")]
 
 
-def test_digests_tell_contents_apart() -> None:
+def test_digests_differ_by_content() -> None:
     contents: list[tuple[object, ...]] = [(), ("a",), ("a", "b"), (["a", "b"],)]
     digests = [digest_of(*base, *content) for base in ((1, "id"), (2, "id"), (1, "other")) for content in contents]
     assert len(set(digests)) == len(digests)
@@ -104,13 +104,13 @@ def test_digests_tell_contents_apart() -> None:
     assert (version, len(checksum)) == ("17", 64)
 
 
-def test_times_outside_the_calendar() -> None:
+def test_times_outside_the_calendar_are_formatted() -> None:
     assert utc_of(1_700_000_000_123) == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
     assert utc_of(-5).year == 1970
     assert utc_of(2**63 - 1).year == 9999
 
 
-def test_costs_count_the_operation_alone(lake: Lakehouse) -> None:
+def test_cost_counts_the_operation_only(lake: Lakehouse) -> None:
     metered = MeteredLakehouse(lake)
     with metered.lake.transaction() as txn:
         txn.create_namespace("a")
@@ -124,7 +124,7 @@ def test_costs_count_the_operation_alone(lake: Lakehouse) -> None:
     assert cost.duration_ms >= 0
 
 
-def test_every_report_and_plan_serialises(lake: Lakehouse) -> None:
+def test_every_report_and_plan_serializes(lake: Lakehouse) -> None:
     documents = [
         operations.plan_rollback(lake, 0),
         operations.plan_export(lake, "x"),
@@ -136,7 +136,7 @@ def test_every_report_and_plan_serialises(lake: Lakehouse) -> None:
         assert str(document)
 
 
-def test_a_table_is_values_until_it_is_drawn() -> None:
+def test_table_is_data_until_it_is_drawn() -> None:
     table = new_table("T\x1b", "name", "n", rows=[("a\x07", 1), ("b", None)])
     assert (table.columns, table.rows) == (("name", "n"), (("a\x07", 1), ("b", None)))
     assert str(table).splitlines() == ["T\\x1b", "name   n", "a\\x07  1", "b"]

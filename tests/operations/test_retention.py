@@ -57,7 +57,7 @@ def expired(ages: Sequence[VersionAge], policy: RetentionPolicy, now_ms: int = N
 
 @few
 @given(histories(), policies, st.integers(0, 800 * DAY_MS))
-def test_the_latest_the_pinned_the_future_and_the_young_are_kept(
+def test_latest_pinned_future_and_young_versions_are_kept(
     ages: list[VersionAge], policy: RetentionPolicy, later_ms: int
 ) -> None:
     now_ms = NOW_MS + later_ms
@@ -76,7 +76,7 @@ def test_the_latest_the_pinned_the_future_and_the_young_are_kept(
 
 @few
 @given(histories(), policies, st.sampled_from((*RULES, "protected_ms")), st.integers(1, 60 * DAY_MS))
-def test_no_rule_that_is_raised_expires_more(
+def test_stricter_rule_never_expires_more(
     ages: list[VersionAge], policy: RetentionPolicy, rule: str, more: int
 ) -> None:
     by = more if rule.endswith("_ms") else 1 + more % 7
@@ -86,7 +86,7 @@ def test_no_rule_that_is_raised_expires_more(
 
 @few
 @given(histories(), policies, st.integers(0, 11), st.integers(0, 400 * DAY_MS))
-def test_no_pin_and_no_longer_age_of_its_own_expires_more(
+def test_pins_and_longer_ages_never_expire_more(
     ages: list[VersionAge], policy: RetentionPolicy, at: int, own_ms: int
 ) -> None:
     before = expired(ages, policy)
@@ -98,7 +98,7 @@ def test_no_pin_and_no_longer_age_of_its_own_expires_more(
 
 @few
 @given(histories(), policies, st.randoms(use_true_random=False))
-def test_the_order_of_input_does_not_matter(ages: list[VersionAge], policy: RetentionPolicy, random: object) -> None:
+def test_order_of_versions_does_not_matter(ages: list[VersionAge], policy: RetentionPolicy, random: object) -> None:
     shuffled = list(ages)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert {v.version: v for v in judge(shuffled, policy, NOW_MS)} == {
@@ -108,7 +108,7 @@ def test_the_order_of_input_does_not_matter(ages: list[VersionAge], policy: Rete
 
 @few
 @given(histories(), spans, spans, st.integers(1, 3), st.lists(st.integers(0, 300 * DAY_MS), min_size=2, max_size=5))
-def test_by_age_alone_what_expired_stays_so(
+def test_expired_by_age_stays_expired(
     ages: list[VersionAge], maximum_ms: int, protected: int, minimum: int, times_ms: list[int]
 ) -> None:
     policy = RetentionPolicy(maximum_age_ms=maximum_ms, minimum_versions=minimum, protected_ms=protected)
@@ -118,7 +118,7 @@ def test_by_age_alone_what_expired_stays_so(
 
 @few
 @given(histories(is_past=True), policies)
-def test_rules_are_what_they_say(ages: list[VersionAge], policy: RetentionPolicy) -> None:
+def test_rules_keep_what_they_document(ages: list[VersionAge], policy: RetentionPolicy) -> None:
     """Against the plainest reading: all that no rule of a list keeps expires."""
     assume(all(age.created_at_ms <= NOW_MS for age in ages))
     kept = set()
@@ -141,7 +141,7 @@ def test_rules_are_what_they_say(ages: list[VersionAge], policy: RetentionPolicy
 
 
 @pytest.mark.parametrize("fields", [{}, {"protected_ms": DAY_MS}, {"age_overrides": {3: DAY_MS}}])
-def test_an_empty_policy_is_refused(fields: dict[str, object]) -> None:
+def test_empty_policy_is_rejected(fields: dict[str, object]) -> None:
     policy = RetentionPolicy(**{"maximum_age_ms": 0, "minimum_versions": 0, "protected_ms": 0, **fields})  # type: ignore[arg-type]
     assert policy.is_empty
     with pytest.raises(InvalidInputError):
@@ -150,7 +150,7 @@ def test_an_empty_policy_is_refused(fields: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("number", [-1, 1.5, True, "3", None])
-def test_numbers_of_a_policy_are_checked(name: str, number: object) -> None:
+def test_policy_numbers_are_validated(name: str, number: object) -> None:
     with pytest.raises(InvalidInputError, match=name):
         RetentionPolicy(**{"maximum_age_ms": 1, "minimum_versions": 1, "protected_ms": 1, name: number})  # type: ignore[arg-type]
 
@@ -177,7 +177,7 @@ def at(*parts: int) -> datetime:
     return datetime(*parts, tzinfo=UTC)  # type: ignore[arg-type]
 
 
-def test_hours() -> None:
+def test_keep_hourly() -> None:
     ages = history_of(at(2024, 2, 1, 9, 59), at(2024, 2, 1, 10, 0), at(2024, 2, 1, 10, 59), at(2024, 2, 1, 11, 0))
     assert kept(ages, keep_hourly=1) == set(), "this hour's is the latest itself"
     assert kept(ages, keep_hourly=2) == {3}
@@ -185,14 +185,14 @@ def test_hours() -> None:
     assert kept(ages, keep_hourly=4) == kept(ages, keep_hourly=99) == {0, 2, 3}
 
 
-def test_days() -> None:
+def test_keep_daily() -> None:
     ages = history_of(at(2023, 12, 31, 23, 59), at(2024, 1, 1), at(2024, 1, 1, 23), at(2024, 2, 29), at(2024, 2, 29, 5))
     assert kept(ages, keep_daily=2) == {4}
     assert kept(ages, keep_daily=3) == {2, 4}, "days without a version do not count"
     assert kept(ages, keep_daily=4) == {0, 2, 4}
 
 
-def test_weeks_begin_on_monday_and_cross_years() -> None:
+def test_keep_weekly_starts_on_monday_and_crosses_years() -> None:
     """31 December 2024 is in the first week of 2025, 3 January 2021 in the last of 2020, which has 53."""
     ages = history_of(
         at(2020, 12, 28), at(2021, 1, 3), at(2021, 1, 4), at(2023, 12, 31), at(2024, 1, 1), at(2024, 1, 7)
@@ -210,7 +210,7 @@ def test_weeks_begin_on_monday_and_cross_years() -> None:
     assert (reasons[1], reasons[5]) == ("weekly version of 2020-53", "weekly version of 2024-01")
 
 
-def test_months() -> None:
+def test_keep_monthly() -> None:
     ages = history_of(at(2023, 1, 31), at(2023, 12, 1), at(2024, 1, 1), at(2024, 1, 31, 23), at(2024, 2, 1))
     assert kept(ages, keep_monthly=2) == {4}
     assert kept(ages, keep_monthly=3) == {3, 4}
@@ -218,7 +218,7 @@ def test_months() -> None:
     assert kept(ages, keep_monthly=5) == {0, 1, 3, 4}, "January of another year is another month"
 
 
-def test_numbers_age_and_ages_of_single_versions() -> None:
+def test_numbers_age_and_age_overrides() -> None:
     ages = history_of(*(at(2024, 2, day) for day in range(1, 11)))
     assert kept(ages, minimum_versions=3) == {8, 9}, "the latest is one of them"
     assert kept(ages, keep_last=4) == {7, 8, 9}
@@ -232,13 +232,13 @@ def test_numbers_age_and_ages_of_single_versions() -> None:
     assert kept(ages, protected_ms=22 * day_ms) == {7, 8, 9}
 
 
-def test_a_long_lived_version_ages_from_its_end() -> None:
+def test_age_starts_when_a_version_is_superseded() -> None:
     """One that was in use until yesterday is a day old, however long ago it was made."""
     ages = history_of(at(2020, 1, 1), at(2024, 2, 29))
     assert kept(ages, maximum_age_ms=2 * DAY_MS) == {0, 1}
 
 
-def test_the_settings_of_a_lakehouse() -> None:
+def test_policy_of_lakehouse_settings() -> None:
     definition = LakehouseDef(
         id="x",
         maximum_version_age_millis=5,

@@ -42,7 +42,7 @@ def numbers(changes: RowChanges) -> tuple[int | None, int | None, int | None]:
     return changes.removed, changes.added, changes.changed
 
 
-def test_rows_are_counted_by_content_and_not_by_file(lake: Lakehouse) -> None:
+def test_rows_are_compared_by_content_and_not_by_file(lake: Lakehouse) -> None:
     first = put(lake, {"n": [1, 2, 2, 3], "text": ["a", "b", "b", None]})
     again = put(lake, {"n": [3, 2, 1, 2], "text": [None, "b", "a", "b"]})
     assert numbers(count(lake, first, again)) == (0, 0, 0), "the same rows in another file"
@@ -72,7 +72,7 @@ def test_rows_with_a_key_are_paired(lake: Lakehouse) -> None:
     assert ColumnRange(column="price", before=("1.50", "2.00"), after=("-2.00", "4.00")) in changes.ranges
 
 
-def test_texts_are_shown_only_where_rows_may_be(lake: Lakehouse) -> None:
+def test_text_ranges_require_samples(lake: Lakehouse) -> None:
     first = put(lake, {"name": [f"person {number}" for number in range(30)], "day": [date(2026, 1, 1)] * 30})
     last = put(lake, {"name": ["nobody"], "day": [date(2026, 2, 1)]})
     changes = count(lake, first, last)
@@ -85,14 +85,14 @@ def test_texts_are_shown_only_where_rows_may_be(lake: Lakehouse) -> None:
     assert [one.column for one in shown.ranges] == ["name", "day"]
 
 
-def test_only_files_that_differ_are_read(lake: Lakehouse) -> None:
+def test_only_differing_files_are_read(lake: Lakehouse) -> None:
     first = put(lake, {"n": list(range(10_000))})
     last = put(lake, {"n": [1]}, mode="append")
     assert numbers(count(lake, first, last, rows_left=1)) == (0, 1, None)
     assert numbers(count(lake, last, first, rows_left=1)) == (1, 0, None)
 
 
-def test_limits_are_stated(lake: Lakehouse) -> None:
+def test_exceeded_limits_are_noted(lake: Lakehouse) -> None:
     first, last = put(lake, {"n": [1]}), put(lake, {"n": [2]})
     for limits in ({"bytes_left": 1}, {"rows_left": 1}, {"ends_s": 0.0}):
         changes = count(lake, first, last, **limits)
@@ -102,7 +102,7 @@ def test_limits_are_stated(lake: Lakehouse) -> None:
     assert counter.bytes_left == row_changes.MOST_BYTES
 
 
-def test_columns_that_came_and_types_that_widened_do_not_count(lake: Lakehouse) -> None:
+def test_added_columns_and_wider_types_do_not_count(lake: Lakehouse) -> None:
     first = put(lake, {"n": pa.array([1, 2], pa.int32()), "old": ["x", "y"]}, mode="append")
     with catalog_at(lake) as catalog, catalog.load_table("ns.t").update_schema() as update:
         update.add_column("new", LongType())
@@ -116,7 +116,7 @@ def test_columns_that_came_and_types_that_widened_do_not_count(lake: Lakehouse) 
     assert numbers(count(lake, first, lake.latest_version())) == (0, 1, None)
 
 
-def test_a_file_that_cannot_be_read_is_stated(lake: Lakehouse) -> None:
+def test_unreadable_file_is_noted(lake: Lakehouse) -> None:
     first, last = put(lake, {"n": [1]}), put(lake, {"n": [2]})
     for info in lake.storage.list("tables/"):
         if info.path.endswith(".parquet"):

@@ -59,7 +59,7 @@ def lake(clock: SlowStorage, lakes: Lakes) -> Lakehouse:
     return lakes.watch(Lakehouse(clock, cache="off"))
 
 
-def test_versions_expire_and_are_purged(lake: Lakehouse, clock: SlowStorage) -> None:
+def test_slow_expire_and_purge_complete(lake: Lakehouse, clock: SlowStorage) -> None:
     plan = operations.plan_expiration(lake, keeping(1))
     assert plan.execute(plan.digest).version is not None
     assert states(lake) == [("EXPIRED", "0-3")]
@@ -69,13 +69,13 @@ def test_versions_expire_and_are_purged(lake: Lakehouse, clock: SlowStorage) -> 
     assert states(lake) == [("PURGED", "0-3")]
 
 
-def test_orphans_are_removed(lake: Lakehouse) -> None:
+def test_slow_orphan_removal_completes(lake: Lakehouse) -> None:
     plan = operations.plan_orphan_removal(lake)
     assert len(plan.paths) == 1
     assert plan.execute(plan.digest).files == 1
 
 
-def test_other_commits_meanwhile_are_looked_at_too(lake: Lakehouse, clock: SlowStorage) -> None:
+def test_slow_marking_includes_concurrent_commits(lake: Lakehouse, clock: SlowStorage) -> None:
     """Again more slowly than a transaction may live."""
     other = Lakehouse(clock.inner)
     plan = operations.plan_orphan_removal(lake)
@@ -90,7 +90,7 @@ def test_other_commits_meanwhile_are_looked_at_too(lake: Lakehouse, clock: SlowS
     assert report.version > plan.base_version + 1
 
 
-def test_a_tree_is_compacted(clock: SlowStorage) -> None:
+def test_slow_compaction_completes(clock: SlowStorage) -> None:
     small = Lakehouse.create("memory://untidy/", storage=clock, txn_ttl_millis=TTL_MS, order=4, **small_sizes(4))
     clock.read_ms = 0
     make_untidy(small)
@@ -98,19 +98,19 @@ def test_a_tree_is_compacted(clock: SlowStorage) -> None:
     assert operations.compact(Lakehouse(clock, cache="off")).has_changed
 
 
-def test_an_export_is_made_and_dropped(lake: Lakehouse) -> None:
+def test_slow_export_is_created_and_dropped(lake: Lakehouse) -> None:
     operations.plan_export(lake, "all", "full").execute()
     assert lake.snapshot("all").namespaces()
     operations.drop_export(lake, "all")
 
 
-def test_a_rollback_goes_back(lake: Lakehouse) -> None:
+def test_slow_rollback_completes(lake: Lakehouse) -> None:
     base = lake.latest_version()
     assert operations.plan_rollback(lake, base - 1).execute().version == base + 1
     assert operations.plan_rollback(lake, base, namespaces=["n0"]).execute().version == base + 2
 
 
-def test_tables_are_trimmed_and_compacted(lake: Lakehouse, clock: SlowStorage) -> None:
+def test_slow_trim_and_table_compaction_complete(lake: Lakehouse, clock: SlowStorage) -> None:
     clock.read_ms = 0
     overwrite_rows(lake, "n0.rows")
     clock.time_ms += 10 * TTL_MS
@@ -118,7 +118,7 @@ def test_tables_are_trimmed_and_compacted(lake: Lakehouse, clock: SlowStorage) -
     assert operations.plan_trim_tables(lake, keeping(1)).execute().tables == ("n0.rows",)
 
 
-def test_small_data_files_are_put_together(clock: SlowStorage) -> None:
+def test_slow_data_file_compaction_completes(clock: SlowStorage) -> None:
     """To look for them may take longer than a transaction may live; to write them anew may not."""
     small = Lakehouse.create("memory://small-files/", storage=clock, txn_ttl_millis=TTL_MS)
     clock.read_ms = 0
@@ -132,7 +132,7 @@ def test_small_data_files_are_put_together(clock: SlowStorage) -> None:
     assert plan.execute().version == before + 1
 
 
-def test_what_is_damaged_is_repaired(lake: Lakehouse, clock: SlowStorage) -> None:
+def test_slow_repair_completes(lake: Lakehouse, clock: SlowStorage) -> None:
     """Verify alone takes longer than a transaction may live; what repair does is a commit after it."""
     before = lake.latest_version()
     operations.plan_export(lake, "kept").execute()
@@ -145,7 +145,7 @@ def test_what_is_damaged_is_repaired(lake: Lakehouse, clock: SlowStorage) -> Non
     assert lake.latest_version() == version + 1
 
 
-def test_a_definition_of_another_program_is_reconciled(lake: Lakehouse, clock: SlowStorage) -> None:
+def test_slow_reconcile_completes(lake: Lakehouse, clock: SlowStorage) -> None:
     before = lake.latest_version()
     operations.plan_export(lake, "kept").execute()
     version = ForeignLake(clock).rollback(before, keeps_unknown=True)
@@ -180,7 +180,7 @@ def test_files_of_an_attempt_age(lake: Lakehouse, clock: SlowStorage) -> None:
     assert listed(clock) == before, "what was written is gone"
 
 
-def test_files_that_were_written_before_age_from_then_on(lake: Lakehouse, clock: SlowStorage) -> None:
+def test_files_written_before_the_commit_age_from_their_write(lake: Lakehouse, clock: SlowStorage) -> None:
     written_ms = clock.time_ms
 
     def work() -> None:
@@ -192,7 +192,7 @@ def test_files_that_were_written_before_age_from_then_on(lake: Lakehouse, clock:
     assert lake.commit(_Tree(work), base) == base.version + 1
 
 
-def test_a_transaction_ages_from_its_begin(lake: Lakehouse, clock: SlowStorage) -> None:
+def test_transaction_ages_from_its_start(lake: Lakehouse, clock: SlowStorage) -> None:
     """Its base may be old, and so may what it staged be."""
     txn = lake.transaction()
     txn.create_namespace("late")
@@ -201,7 +201,7 @@ def test_a_transaction_ages_from_its_begin(lake: Lakehouse, clock: SlowStorage) 
         txn.commit()
 
 
-def test_a_saved_transaction_is_not_dated_forward(lake: Lakehouse, clock: SlowStorage) -> None:
+def test_saved_transaction_keeps_its_age(lake: Lakehouse, clock: SlowStorage) -> None:
     clock.read_ms = 0
     clock_free = Lakehouse(lake.storage)
     txn = clock_free.transaction()
@@ -212,7 +212,7 @@ def test_a_saved_transaction_is_not_dated_forward(lake: Lakehouse, clock: SlowSt
     resumed.rollback()
 
 
-def test_an_operation_that_lost_to_a_removal_of_orphans_marks_again(lake: Lakehouse, clock: SlowStorage) -> None:
+def test_operation_marks_again_after_an_orphan_removal(lake: Lakehouse, clock: SlowStorage) -> None:
     """What it looked at is older than the bar; its files are not."""
     base = lake.snapshot()
     clock.time_ms += 100 * TTL_MS

@@ -62,7 +62,7 @@ def contents_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.local_only("measures what stands on a disk")
 @pytest.mark.parametrize("n_overwrites", [10, pytest.param(30, marks=pytest.mark.soak)])
-def test_after_many_overwrites_of_5_tables(lakes: Lakes, tmp_path: Path, outside: Path, n_overwrites: int) -> None:
+def test_space_after_many_overwrites_is_bounded(lakes: Lakes, tmp_path: Path, outside: Path, n_overwrites: int) -> None:
     folder = tmp_path / "lake"
     storage = AgingStorage(LocalStorage(f"file://{folder}/", fsync=False), 1_790_000_000_000)
     lake = lake_with_tables(storage)

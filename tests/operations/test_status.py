@@ -52,7 +52,7 @@ def with_export(lake: Lakehouse, **fields: object) -> None:
     lake.alter_definition(exports=(*definition.exports, ExportRecord(**made)))  # type: ignore[arg-type]
 
 
-def test_a_young_lakehouse_has_nothing_to_do(old: Aging) -> None:
+def test_new_lakehouse_has_nothing_due(old: Aging) -> None:
     status = lakehouse_status(old.lake)
     assert (status.version, status.kept, status.expired, status.hint) == (4, 5, 0, HintState.RIGHT)
     assert set(states(status).values()) == {"fine"}
@@ -62,7 +62,7 @@ def test_a_young_lakehouse_has_nothing_to_do(old: Aging) -> None:
     assert status.ages.verify_seconds is status.ages.expiry_seconds is None
 
 
-def test_what_is_due_and_the_commands_for_it(old: Aging) -> None:
+def test_due_operations_have_commands(old: Aging) -> None:
     old.later(10 * DAY_MS)
     status = lakehouse_status(old.lake)
     assert states(status) == {
@@ -101,14 +101,14 @@ def test_what_is_due_and_the_commands_for_it(old: Aging) -> None:
     assert states(lakehouse_status(old.lake))["orphans"] == "fine"
 
 
-def test_plans_count_what_expiries_recorded_no_plan_for(old: Aging) -> None:
+def test_plans_count_bytes_without_recorded_plans(old: Aging) -> None:
     old.later(10 * DAY_MS)
     status = lakehouse_status(old.lake, plan_seconds=60)
     assert status.space.expirable_bytes == operations.plan_expiration(old.lake).bytes > 0
     assert "takes more than" in lakehouse_status(old.lake, plan_seconds=1e-9).space.note
 
 
-def test_exports_and_clones_that_are_past_or_were_cut_off(old: Aging) -> None:
+def test_overdue_and_interrupted_exports_and_clones_are_due(old: Aging) -> None:
     now_ms = old.lake.storage.now_ms()
     with_export(old.lake, retain_until_millis=now_ms + HOUR_MS, created_at_millis=now_ms)
     assert states(lakehouse_status(old.lake))["exports"] == "fine"
@@ -123,7 +123,7 @@ def test_exports_and_clones_that_are_past_or_were_cut_off(old: Aging) -> None:
     assert (status.exports, status.clones) == (1, 1)
 
 
-def test_an_export_is_due_where_one_is_wanted(old: Aging) -> None:
+def test_export_is_due_if_an_interval_is_set(old: Aging) -> None:
     old.later(10 * DAY_MS)
     status = lakehouse_status(old.lake, ages=DueAges(verify_ms=None, orphans_ms=None, export_ms=DAY_MS))
     assert states(status)["exports"] == "due"
@@ -131,7 +131,7 @@ def test_an_export_is_due_where_one_is_wanted(old: Aging) -> None:
     assert states(status)["verify"] == states(status)["orphans"] == "fine"
 
 
-def test_who_commits_and_how_often_they_met(old: Aging) -> None:
+def test_committers_and_conflicts_are_counted(old: Aging) -> None:
     with acting_for_run("run-1"):
         alter(old.lake, "ns", "t")
     other = Lakehouse(old.lake.storage)
@@ -146,7 +146,7 @@ def test_who_commits_and_how_often_they_met(old: Aging) -> None:
     assert lakehouse_status(old.lake, last=2).commits.versions == 2
 
 
-def test_what_is_wrong_is_found(old: Aging) -> None:
+def test_problems_become_findings(old: Aging) -> None:
     old.lake.storage.write(HINT_PATH, b"1")
     status = lakehouse_status(old.lake)
     assert (status.hint, status.tone) == (HintState.BEHIND, "warn")
@@ -157,7 +157,7 @@ def test_what_is_wrong_is_found(old: Aging) -> None:
     assert lakehouse_status(old.lake).running is None
 
 
-def test_a_root_that_cannot_be_read_is_a_finding_and_the_rest_is_told(old: Aging) -> None:
+def test_unreadable_root_is_a_finding_and_other_parts_are_reported(old: Aging) -> None:
     truncate(old.lake.storage, old.lake.files.roots.path(2))
     status = lakehouse_status(Lakehouse(old.lake.storage))
     assert status.version == 4
@@ -170,7 +170,7 @@ def test_a_root_that_cannot_be_read_is_a_finding_and_the_rest_is_told(old: Aging
         lakehouse_status(Lakehouse(old.lake.storage))
 
 
-def test_settings_that_make_no_sense_are_findings(old: Aging) -> None:
+def test_invalid_settings_become_findings(old: Aging) -> None:
     batch = ExpirationBatch(id="x", versions="all of them", expired_at_millis=2**62)
     old.lake.alter_definition(expirations=(batch,))
     status = lakehouse_status(old.lake)
@@ -179,12 +179,12 @@ def test_settings_that_make_no_sense_are_findings(old: Aging) -> None:
     assert "the expired versions" in {one.message.partition(" cannot be read")[0] for one in status.findings}
 
 
-def test_no_lakehouse() -> None:
+def test_status_without_lakehouse_fails() -> None:
     with pytest.raises(LakehouseNotFoundError):
         lakehouse_status(Lakehouse(AgingStorage(MemoryStorage("memory://no-status/"), 1)))
 
 
-def test_a_plan_that_is_another_one_is_not_counted(old: Aging) -> None:
+def test_plan_with_another_digest_is_not_counted(old: Aging) -> None:
     old.later(10 * DAY_MS)
     old.expire(keeping(1))
     definition = old.lake.snapshot().definition
@@ -194,7 +194,7 @@ def test_a_plan_that_is_another_one_is_not_counted(old: Aging) -> None:
     assert (space.purgeable_bytes, "1 of them were not read" in space.note) == (0, True)
 
 
-def test_what_it_costs_does_not_grow_with_the_lakehouse(old: Aging) -> None:
+def test_status_cost_does_not_grow_with_the_lakehouse(old: Aging) -> None:
     first = lakehouse_status(old.lake).cost.total_requests
     for _ in range(40):
         alter(old.lake, "ns", "t")
@@ -228,7 +228,7 @@ def test_undone_versions_are_reported_within_the_bound(old: Aging) -> None:
     assert status.cost.total_requests <= status.commits.versions + MOST_OTHER_REQUESTS
 
 
-def test_it_is_json(old: Aging) -> None:
+def test_status_as_json(old: Aging) -> None:
     said = lakehouse_status(old.lake).to_dict()
     assert said["headline"] == "Version 4, 0 s old: nothing to do"
     assert {"version", "due", "next", "commits", "space", "findings", "ages", "cost"} <= said.keys()

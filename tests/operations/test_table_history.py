@@ -33,7 +33,7 @@ def lake(lakes: Lakes) -> Lakehouse:
     return made
 
 
-def test_it_has_the_versions_that_changed_the_table(lake: Lakehouse) -> None:
+def test_history_lists_versions_that_changed_the_table(lake: Lakehouse) -> None:
     found = table_history(lake, "sales", "orders")
     shown = [(one.info.version, one.since, one.change.kind, one.rows_changed) for one in found.versions]
     assert shown == [(6, 5, "changed", 0), (5, 4, "changed", 1), (3, 2, "changed", 3), (2, 1, "added", 0)]
@@ -43,14 +43,14 @@ def test_it_has_the_versions_that_changed_the_table(lake: Lakehouse) -> None:
     assert table_history(lake, "sales", "other").versions[0].info.version == 4
 
 
-def test_it_is_bounded(lake: Lakehouse) -> None:
+def test_history_is_bounded(lake: Lakehouse) -> None:
     assert [one.info.version for one in table_history(lake, "sales", "orders", most=2).versions] == [6, 5]
     found = table_history(lake, "sales", "orders", look_back=2)
     assert ([one.info.version for one in found.versions], found.looked_back_to) == ([6, 5], 4)
     assert table_history(lake, "sales", "nothing").versions == ()
 
 
-def test_a_drop_and_a_rollback_are_in_it(lake: Lakehouse) -> None:
+def test_history_contains_drop_and_rollback(lake: Lakehouse) -> None:
     catalog_at(lake).drop_table("sales.orders")
     assert operations.plan_rollback(lake, 3, tables=["sales.orders"]).execute().version == 8
     newest, dropped, *_ = table_history(lake, "sales", "orders").versions
@@ -58,13 +58,13 @@ def test_a_drop_and_a_rollback_are_in_it(lake: Lakehouse) -> None:
     assert (dropped.change.kind, dropped.rows_changed) == ("removed", -4)
 
 
-def test_what_expired_versions_did_counts_for_the_next_one(lake: Lakehouse) -> None:
+def test_changes_of_expired_versions_count_for_the_next_one(lake: Lakehouse) -> None:
     expire(lake, "4-5")
     found = table_history(lake, "sales", "orders").versions
     assert [(one.info.version, one.since, one.rows_changed) for one in found] == [(6, 3, 1), (3, 2, 3), (2, 1, 0)]
 
 
-def test_a_damaged_old_version_hides_no_newer_one(lake: Lakehouse) -> None:
+def test_damaged_old_version_does_not_hide_newer_ones(lake: Lakehouse) -> None:
     path = lake.snapshot(5).table("sales", "orders").format_properties[METADATA_LOCATION]
     truncate(lake.storage, path)
     newest, damaged, *_ = table_history(Lakehouse(lake.storage), "sales", "orders").versions
@@ -73,7 +73,7 @@ def test_a_damaged_old_version_hides_no_newer_one(lake: Lakehouse) -> None:
     assert damaged.change.after is not None and damaged.change.after.rows is None
 
 
-def test_changes_of_columns_are_told_by_their_ids(lake: Lakehouse) -> None:
+def test_column_changes_are_matched_by_id(lake: Lakehouse) -> None:
     table = catalog_at(lake).load_table("sales.orders")
     before = lake.snapshot().table("sales", "orders").schema
     with table.update_schema() as update:

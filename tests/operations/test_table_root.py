@@ -60,7 +60,7 @@ def copy_of(aging: Aging, table_roots: TableRoots) -> Aging:
     return Aging(copied(aging.lake, clock), clock)
 
 
-def test_what_nothing_needs_is_freed_there(aging: Aging, root: str) -> None:
+def test_unneeded_files_under_the_table_root_are_deleted(aging: Aging, root: str) -> None:
     lake = aging.lake
     assert list(lake.storage.list("tables/")) == []
     put_orphans(aging, root)
@@ -76,7 +76,7 @@ def test_what_nothing_needs_is_freed_there(aging: Aging, root: str) -> None:
     assert there(root) == {TableUser(lake.snapshot().definition.id, lake.root).path}
 
 
-def test_plans_name_these_files_by_their_uris(aging: Aging, root: str) -> None:
+def test_plans_name_table_root_files_by_uri(aging: Aging, root: str) -> None:
     lake = aging.lake
     orphans = put_orphans(aging, root)
     assert operations.plan_orphan_removal(lake).is_empty, "they are young"
@@ -100,7 +100,7 @@ def test_plans_name_these_files_by_their_uris(aging: Aging, root: str) -> None:
     assert there(root) == needed_there(lake, root)
 
 
-def test_a_storage_whose_clock_is_behind_makes_no_file_older(
+def test_slow_clock_of_the_table_root_does_not_age_files(
     aging: Aging, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files there have times of that clock. By the lakehouse's clock a new one looks as old as the clocks differ."""
@@ -113,7 +113,7 @@ def test_a_storage_whose_clock_is_behind_makes_no_file_older(
     monkeypatch.undo()
 
 
-def test_files_of_others_stay(aging: Aging, table_roots: TableRoots, root: str) -> None:
+def test_foreign_files_under_the_table_root_are_kept(aging: Aging, table_roots: TableRoots, root: str) -> None:
     """Two lakehouses share a table root, and somebody keeps other files there."""
     other = table_roots.lake(root, "other")
     append_rows(other.lake)
@@ -142,7 +142,7 @@ def needed_files_of(lake: Lakehouse, root: str) -> set[str]:
     return found | {TableUser(lake.snapshot().definition.id, lake.root).path}
 
 
-def test_a_copy_frees_nothing_of_its_original(aging: Aging, table_roots: TableRoots, root: str) -> None:
+def test_copy_does_not_delete_files_of_its_original(aging: Aging, table_roots: TableRoots, root: str) -> None:
     """Both have one id, so owner files do not tell them apart."""
     copy = copy_of(aging, table_roots)
     before = there(root)
@@ -160,7 +160,7 @@ def test_a_copy_frees_nothing_of_its_original(aging: Aging, table_roots: TableRo
     assert [one.code for one in operations.verify(copy.lake).findings if one.path == root] == ["table-root-kept"]
 
 
-def test_what_a_copy_wrote_is_not_freed_by_its_original(aging: Aging, table_roots: TableRoots, root: str) -> None:
+def test_original_does_not_delete_files_of_a_copy(aging: Aging, table_roots: TableRoots, root: str) -> None:
     copy = copy_of(aging, table_roots)
     append_rows(copy.lake)
     expected = rows(copy.lake)
@@ -182,7 +182,7 @@ def test_what_a_copy_wrote_is_not_freed_by_its_original(aging: Aging, table_root
     assert there(root) == needed_there(aging.lake, root)
 
 
-def test_a_lakehouse_that_was_moved_takes_its_table_root(aging: Aging, table_roots: TableRoots, root: str) -> None:
+def test_moved_lakehouse_claims_its_table_root(aging: Aging, table_roots: TableRoots, root: str) -> None:
     moved = copy_of(aging, table_roots)
     drop_all(aging.lake)
     append_rows(moved.lake)
@@ -196,7 +196,7 @@ def test_a_lakehouse_that_was_moved_takes_its_table_root(aging: Aging, table_roo
     assert rows(moved.lake) == expected
 
 
-def test_content_alone_frees_nothing(table_roots: TableRoots, root: str) -> None:
+def test_definition_alone_does_not_allow_deletion(table_roots: TableRoots, root: str) -> None:
     """A hostile definition names the table root, and even the id, of another lakehouse."""
     victim = table_roots.lake(root)
     append_rows(victim.lake)
@@ -215,7 +215,7 @@ def test_content_alone_frees_nothing(table_roots: TableRoots, root: str) -> None
     assert operations.verify(victim.lake).is_clean
 
 
-def test_a_table_root_that_nobody_made_ours_is_kept_until_then(table_roots: TableRoots, root: str) -> None:
+def test_unclaimed_table_root_is_kept(table_roots: TableRoots, root: str) -> None:
     """So are those of lakehouses that were made before there were files of users."""
     aging = table_roots.aging(table_roots.lakes.storage())
     with aging.lake.transaction() as txn:
@@ -231,7 +231,7 @@ def test_a_table_root_that_nobody_made_ours_is_kept_until_then(table_roots: Tabl
     assert there(root) == needed_there(aging.lake, root)
 
 
-def test_a_plan_may_name_anything(aging: Aging, table_roots: TableRoots, root: str) -> None:
+def test_plan_file_with_arbitrary_locations_is_harmless(aging: Aging, table_roots: TableRoots, root: str) -> None:
     """Plans are files of the lakehouse: whoever writes one frees no file of others."""
     other = table_roots.lake(root, "other")
     append_rows(other.lake)
@@ -243,9 +243,7 @@ def test_a_plan_may_name_anything(aging: Aging, table_roots: TableRoots, root: s
 
 
 @pytest.mark.parametrize("linked", ["", "tables"])
-def test_a_table_root_that_is_the_own_root_by_another_name(
-    table_roots: TableRoots, tmp_path: Path, linked: str
-) -> None:
+def test_table_root_that_is_another_name_of_the_root(table_roots: TableRoots, tmp_path: Path, linked: str) -> None:
     """The same files are listed twice then, and each listing shows only a part of what is needed by its own names."""
     folder, link = tmp_path / "lake", tmp_path / "link"
     aging = table_roots.aging(open_storage(f"file://{folder}/", {"fsync": "false"}))
@@ -271,7 +269,7 @@ def test_a_table_root_that_is_the_own_root_by_another_name(
     assert [one for one in operations.verify(aging.lake, deep=True).findings if one.severity == "error"] == []
 
 
-def test_a_table_root_that_is_the_root_of_another_lakehouse(table_roots: TableRoots) -> None:
+def test_table_root_that_is_the_root_of_another_lakehouse(table_roots: TableRoots) -> None:
     host = table_roots.aging(table_roots.lakes.storage("host"))
     append_rows(host.lake)
     guest = table_roots.lake(host.lake.root, "guest")
@@ -291,7 +289,7 @@ def test_a_table_root_that_is_the_root_of_another_lakehouse(table_roots: TableRo
     assert {path for path in left if not path.startswith(f"tables/{host_id}/")} == {user}
 
 
-def test_nothing_more_is_deleted_once_a_copy_writes_there(aging: Aging, root: str) -> None:
+def test_deletion_stops_once_a_copy_writes_to_the_table_root(aging: Aging, root: str) -> None:
     put_orphans(aging, root)
     before = there(root)
     lake, storage = aging.lake, open_storage(root)
@@ -303,7 +301,7 @@ def test_nothing_more_is_deleted_once_a_copy_writes_there(aging: Aging, root: st
     assert there(root) >= before
 
 
-def test_a_damaged_file_of_a_user_keeps_all(aging: Aging, root: str) -> None:
+def test_damaged_table_file_keeps_its_folder(aging: Aging, root: str) -> None:
     storage, lakehouse_id = open_storage(root), aging.lake.snapshot().definition.id
     user = TableUser(lakehouse_id, aging.lake.root, frees=True)
     for damage in (b"", b"{}", user.to_bytes()[:-9], TableUser("other", "memory://x/").to_bytes()):
@@ -314,7 +312,7 @@ def test_a_damaged_file_of_a_user_keeps_all(aging: Aging, root: str) -> None:
     assert operations.plan_orphan_removal(aging.lake).left_table_root == ""
 
 
-def test_exports_and_restores_keep_tables_there(aging: Aging, table_roots: TableRoots, root: str) -> None:
+def test_exports_and_restores_keep_table_root_files(aging: Aging, table_roots: TableRoots, root: str) -> None:
     """A full export within the lakehouse made its tables unreadable: they were looked for below the own root."""
     lake = aging.lake
     expected = rows(lake)
@@ -341,7 +339,7 @@ def test_exports_and_restores_keep_tables_there(aging: Aging, table_roots: Table
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_an_export_that_was_cut_off_keeps_its_copies_there(aging: Aging, root: str) -> None:
+def test_interrupted_export_keeps_its_table_root_copies(aging: Aging, root: str) -> None:
     lake = aging.lake
     before = there(root)
 
@@ -372,7 +370,7 @@ def moved_to(root: str, target: str) -> Storage:
     return storage
 
 
-def test_a_table_root_is_moved(aging: Aging, table_roots: TableRoots, root: str) -> None:
+def test_table_root_is_moved(aging: Aging, table_roots: TableRoots, root: str) -> None:
     lake, target = aging.lake, table_roots.root("new-tables")
     version = lake.latest_version()
     older = [catalog_at(lake, number).load_table("ns.t").scan().to_arrow().num_rows for number in (2, 3)]
@@ -403,7 +401,7 @@ def test_a_table_root_is_moved(aging: Aging, table_roots: TableRoots, root: str)
     assert there(root) == set()
 
 
-def test_where_a_table_root_may_not_be(aging: Aging, table_roots: TableRoots, root: str) -> None:
+def test_invalid_table_roots_are_rejected(aging: Aging, table_roots: TableRoots, root: str) -> None:
     lake = aging.lake
     with pytest.raises(InvalidInputError):
         lake.alter_definition(table_root=table_roots.root("new-tables"))
@@ -420,9 +418,7 @@ def test_where_a_table_root_may_not_be(aging: Aging, table_roots: TableRoots, ro
     assert there(other) >= needed_there(lake, other)
 
 
-def test_a_file_that_a_purge_may_delete_is_not_registered_in_passing(
-    aging: Aging, table_roots: TableRoots, root: str
-) -> None:
+def test_file_that_a_purge_may_delete_cannot_be_registered(aging: Aging, table_roots: TableRoots, root: str) -> None:
     other = table_roots.lake(root, "other")
     append_rows(other.lake)
     uri, theirs = (
@@ -438,7 +434,7 @@ def test_a_file_that_a_purge_may_delete_is_not_registered_in_passing(
     assert catalog_at(aging.lake).load_table("ns.again").scan().to_arrow().num_rows == 3
 
 
-def test_the_command_line_frees_and_takes_a_table_root(tmp_path: Path) -> None:
+def test_commands_delete_under_and_claim_a_table_root(tmp_path: Path) -> None:
     root, table_root = tmp_path / "lake", f"file://{tmp_path}/tables/"
     command = ["--root", str(root), "--storage-option", "fsync=false"]
 

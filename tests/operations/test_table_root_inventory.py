@@ -60,7 +60,7 @@ def inventory(folder: Path, aging: Aging, root: str, *, of_lake: bool = True, of
     return write_inventory(folder, bucket, ["what/a/key", *listed, "tables/x"])
 
 
-def test_an_inventory_of_both_gives_the_plan_of_a_listing(aging: Aging, root: str, tmp_path: Path) -> None:
+def test_inventory_of_both_roots_gives_the_same_plan_as_a_listing(aging: Aging, root: str, tmp_path: Path) -> None:
     location = inventory(tmp_path / "inventory", aging, root)
     by_listing = operations.plan_orphan_removal(aging.lake)
     plan = operations.plan_orphan_removal(aging.lake, inventory=location)
@@ -75,7 +75,7 @@ def test_an_inventory_of_both_gives_the_plan_of_a_listing(aging: Aging, root: st
 
 
 @pytest.mark.parametrize(("of_lake", "of_tables"), [(True, False), (False, True), (True, True)])
-def test_what_an_inventory_lacks_is_listed(
+def test_root_missing_in_the_inventory_is_listed(
     aging: Aging, root: str, tmp_path: Path, of_lake: bool, of_tables: bool
 ) -> None:
     """A root of which it has files is not listed, so that what came later waits for the next inventory."""
@@ -92,7 +92,7 @@ def test_what_an_inventory_lacks_is_listed(
     assert found <= set(operations.plan_orphan_removal(aging.lake).paths)
 
 
-def test_an_owner_file_stays_with_what_came_since_the_inventory(aging: Aging, root: str, tmp_path: Path) -> None:
+def test_table_root_owner_file_is_kept_with_newer_files(aging: Aging, root: str, tmp_path: Path) -> None:
     location = inventory(tmp_path / "inventory", aging, root)
     storage_at(aging, root).create(LATE, b"came late")
     owner = f"{root}{owner_path(NEW_ID)}"
@@ -105,7 +105,7 @@ def test_an_owner_file_stays_with_what_came_since_the_inventory(aging: Aging, ro
     assert not any(NEW_ID in path for path in there(root))
 
 
-def test_an_inventory_of_another_root_alone(table_roots: TableRoots, tmp_path: Path) -> None:
+def test_inventory_of_another_root_only(table_roots: TableRoots, tmp_path: Path) -> None:
     """A catalog in Redis has no inventory, its tables on S3 have one."""
     root = table_roots.root("apart")
     aging = table_roots.lake(root, "lake")
@@ -124,7 +124,7 @@ def test_an_inventory_of_another_root_alone(table_roots: TableRoots, tmp_path: P
         operations.plan_orphan_removal(aging.lake, inventory=nothing)
 
 
-def test_an_inventory_frees_nothing_that_a_copy_uses(aging: Aging, root: str, tmp_path: Path) -> None:
+def test_inventory_does_not_delete_files_of_a_copy(aging: Aging, root: str, tmp_path: Path) -> None:
     location = inventory(tmp_path / "inventory", aging, root)
     add_user(storage_at(aging, root), aging.lake.snapshot().definition.id, "memory://copy/")
     plan = operations.plan_orphan_removal(aging.lake, inventory=location)

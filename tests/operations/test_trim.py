@@ -93,7 +93,7 @@ def metadata_files(lake: Lakehouse) -> dict[str, bytes]:
     return {path: lake.storage.read(path) for path in paths}
 
 
-def test_what_kept_versions_need_stays_and_every_version_reads_the_same(lake: Lakehouse) -> None:
+def test_trim_keeps_needed_snapshots_and_all_versions_readable(lake: Lakehouse) -> None:
     for name in ("t", "u"):
         overwrite(lake, name, 6)
     latest = lake.latest_version()
@@ -119,7 +119,7 @@ def test_what_kept_versions_need_stays_and_every_version_reads_the_same(lake: La
     assert read(lake, "t") == [5, 100]
 
 
-def test_a_second_run_does_nothing(lake: Lakehouse) -> None:
+def test_second_trim_does_nothing(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
     policy = keeping(1)
     operations.plan_trim_tables(lake, policy).execute()
@@ -133,7 +133,7 @@ def test_a_second_run_does_nothing(lake: Lakehouse) -> None:
     assert {info.path for info in lake.storage.list()} == files
 
 
-def test_the_lakehouses_own_policy_is_the_default(lake: Lakehouse) -> None:
+def test_trim_uses_lakehouse_settings_by_default(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
     assert operations.plan_trim_tables(lake).snapshots_dropped < 5, "young versions are kept"
     lake.alter_definition(maximum_version_age_millis=0, minimum_versions_to_keep=1, txn_ttl_millis=1)
@@ -143,7 +143,7 @@ def test_the_lakehouses_own_policy_is_the_default(lake: Lakehouse) -> None:
         operations.plan_trim_tables(lake, keeping(0))
 
 
-def test_exports_branches_and_tags_keep_their_snapshots(lake: Lakehouse) -> None:
+def test_trim_keeps_snapshots_of_exports_branches_and_tags(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
     exported = lake.latest_version()
     exported_id = load(lake, "t").metadata.current_snapshot_id
@@ -164,7 +164,7 @@ def test_exports_branches_and_tags_keep_their_snapshots(lake: Lakehouse) -> None
     assert set(load(lake, "t").metadata.refs) == {"main", "first", "other"}
 
 
-def test_a_branch_that_only_a_kept_version_has_is_needed(lake: Lakehouse) -> None:
+def test_trim_keeps_a_branch_of_an_older_kept_version(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
     tagged = load(lake, "t").snapshots()[0].snapshot_id
     with load(lake, "t").manage_snapshots() as change:
@@ -177,7 +177,7 @@ def test_a_branch_that_only_a_kept_version_has_is_needed(lake: Lakehouse) -> Non
         assert (tagged in trim.kept) == is_needed
 
 
-def test_statistics_of_dropped_snapshots_go(lake: Lakehouse) -> None:
+def test_trim_drops_statistics_of_dropped_snapshots(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
     table = load(lake, "t")
     ids = [snapshot.snapshot_id for snapshot in table.snapshots()]
@@ -208,7 +208,7 @@ def test_statistics_of_dropped_snapshots_go(lake: Lakehouse) -> None:
     assert [file.snapshot_id for file in metadata.partition_statistics] == [ids[-1]]
 
 
-def test_only_managed_iceberg_tables_in_their_own_place(lake: Lakehouse, lakes: Lakes) -> None:
+def test_trim_covers_managed_iceberg_tables_in_their_own_folders(lake: Lakehouse, lakes: Lakes) -> None:
     other = lakes.local("other")
     overwrite_real(other, 3)
     overwrite(lake, "t", 3)
@@ -261,7 +261,7 @@ def replace_rows(table: Table, number: int) -> None:
         table.overwrite(rows(number))
 
 
-def test_some_tables_only(lake: Lakehouse) -> None:
+def test_trim_of_selected_tables(lake: Lakehouse) -> None:
     for name in ("t", "u", "v"):
         overwrite(lake, name, 2)
     plan = operations.plan_trim_tables(lake, keeping(1), tables=["ns.v", "ns.t", "ns.v"])
@@ -270,7 +270,7 @@ def test_some_tables_only(lake: Lakehouse) -> None:
     assert len(snapshot_ids(lake, "u")) == 3
 
 
-def test_two_tables_of_one_folder_keep_what_either_is_at(lake: Lakehouse) -> None:
+def test_trim_of_two_tables_in_one_folder_keeps_both(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
     middle = lake.snapshot()
     overwrite(lake, "t", 3, first=10)
@@ -287,7 +287,7 @@ def test_two_tables_of_one_folder_keep_what_either_is_at(lake: Lakehouse) -> Non
         txn.drop_table("ns", "copy")
 
 
-def test_plans_are_shown_and_approved_by_digest(lake: Lakehouse) -> None:
+def test_trim_plans_are_shown_and_approved_by_digest(lake: Lakehouse) -> None:
     overwrite(lake, "t", 8)
     plan = operations.plan_trim_tables(lake, keeping(1))
     shown = json.loads(plan.to_json())
@@ -323,7 +323,7 @@ def raced(lake: Lakehouse, plan: TrimPlan, *actions: Callable[[], None]) -> Trim
     return replace(plan, operation=replace(plan.operation, lake=Lakehouse(Racing(lake.storage, *actions))))
 
 
-def test_a_table_that_changes_meanwhile_is_planned_again(lake: Lakehouse) -> None:
+def test_trim_plans_again_if_a_table_changes(lake: Lakehouse) -> None:
     for name in ("t", "u"):
         overwrite(lake, name, 3)
     plan = operations.plan_trim_tables(lake, keeping(1))
@@ -339,7 +339,7 @@ def test_a_table_that_changes_meanwhile_is_planned_again(lake: Lakehouse) -> Non
     assert len(of_table) == 1 + 3 + 1, "files of the lost attempt were deleted"
 
 
-def test_a_table_that_is_dropped_or_replaced_meanwhile_is_left(lake: Lakehouse) -> None:
+def test_trim_skips_a_table_dropped_or_replaced_meanwhile(lake: Lakehouse) -> None:
     for name in ("t", "u", "v"):
         overwrite(lake, name, 2)
     plan = operations.plan_trim_tables(lake, keeping(1))
@@ -355,7 +355,7 @@ def test_a_table_that_is_dropped_or_replaced_meanwhile_is_left(lake: Lakehouse) 
     assert len(snapshot_ids(lake, "u")) == 3
 
 
-def test_commits_that_touch_nothing_of_it_are_no_obstacle(lake: Lakehouse) -> None:
+def test_trim_ignores_unrelated_commits(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
     plan = operations.plan_trim_tables(lake, keeping(1))
     report = raced(lake, plan, lambda: print(create(lake, "others"))).execute()
@@ -363,7 +363,7 @@ def test_commits_that_touch_nothing_of_it_are_no_obstacle(lake: Lakehouse) -> No
     assert lake.snapshot().has_namespace("others")
 
 
-def test_a_new_export_is_looked_at(lake: Lakehouse) -> None:
+def test_trim_respects_a_new_export(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
     version = lake.latest_version() - 1
     needed = load(lake, "t", version).metadata.current_snapshot_id
@@ -374,7 +374,7 @@ def test_a_new_export_is_looked_at(lake: Lakehouse) -> None:
     assert needed in snapshot_ids(lake, "t")
 
 
-def test_attempts_are_bounded(lake: Lakehouse) -> None:
+def test_trim_attempts_are_bounded(lake: Lakehouse) -> None:
     overwrite(lake, "t", 2)
     plan = operations.plan_trim_tables(lake, keeping(1))
     appends = [lambda: load(lake, "t").append(rows(7))] * (MAX_ATTEMPTS + 1)
@@ -385,7 +385,7 @@ def test_attempts_are_bounded(lake: Lakehouse) -> None:
     assert len(metadata_files(lake)) == n_files + MAX_ATTEMPTS, "nothing of the trim is left"
 
 
-def test_an_unknown_outcome_deletes_nothing(lake: Lakehouse) -> None:
+def test_trim_with_unknown_outcome_deletes_nothing(lake: Lakehouse) -> None:
     overwrite(lake, "t", 2)
     plan = operations.plan_trim_tables(lake, keeping(1))
 
@@ -413,14 +413,14 @@ def test_an_unknown_outcome_deletes_nothing(lake: Lakehouse) -> None:
     assert len(snapshot_ids(lake, "t")) == 1, "it was committed"
 
 
-def test_nothing_is_trimmed_before_reconciliation(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trim_is_blocked_before_a_reconcile(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     overwrite(lake, "t", 2)
     monkeypatch.setattr("trinitylake_ops.operations.gc.survey.Survey.foreign_steps", lambda _: [1])
     with pytest.raises(MaintenanceBlockedError):
         operations.plan_trim_tables(lake, keeping(1))
 
 
-def test_planning_reads_each_metadata_file_once(lake: Lakehouse, lakes: Lakes) -> None:
+def test_trim_plan_reads_each_metadata_file_once(lake: Lakehouse, lakes: Lakes) -> None:
     for name in ("t", "u"):
         overwrite(lake, name, 4)
     metered = MeteredLakehouse(lake)

@@ -46,7 +46,7 @@ def of_table(lake: Lakehouse, table: str) -> dict[int, int]:
     return {one.info.version: one.undone_by for one in reversed(versions) if one.undone_by is not None}
 
 
-def test_versions_after_the_target_of_a_rollback_are_undone(lake: Lakehouse) -> None:
+def test_versions_after_a_rollback_target_are_undone(lake: Lakehouse) -> None:
     alter(lake, "ns", "a")
     alter(lake, "ns", "b")
     assert marks(lake) == {}
@@ -57,7 +57,7 @@ def test_versions_after_the_target_of_a_rollback_are_undone(lake: Lakehouse) -> 
     assert find_undone(lake.files, []) == Undone()
 
 
-def test_a_rollback_that_was_itself_undone_undoes_nothing(lake: Lakehouse) -> None:
+def test_undone_rollback_undoes_nothing(lake: Lakehouse) -> None:
     alter(lake, "ns", "a")
     operations.rollback(lake, 1)
     operations.rollback(lake, 2)
@@ -66,7 +66,7 @@ def test_a_rollback_that_was_itself_undone_undoes_nothing(lake: Lakehouse) -> No
     assert (marks(lake), of_table(lake, "a")) == ({2: 3, 4: 5}, {2: 3, 4: 5})
 
 
-def test_a_rollback_of_a_table_undoes_only_this_table(lake: Lakehouse) -> None:
+def test_rollback_of_a_table_undoes_only_this_table(lake: Lakehouse) -> None:
     alter(lake, "ns", "a")
     alter(lake, "ns", "b")
     operations.rollback(lake, 1, tables=["ns.a"])
@@ -81,7 +81,7 @@ def test_a_rollback_of_a_table_undoes_only_this_table(lake: Lakehouse) -> None:
     assert (undone(lake).text(3), undone(lake).text(6)) == ("undone by 5", "ns.a undone by 7")
 
 
-def test_a_table_that_a_rollback_removes_or_brings_back_is_marked(lake: Lakehouse) -> None:
+def test_table_removed_or_restored_by_a_rollback_is_marked(lake: Lakehouse) -> None:
     drop(lake, "ns", "a")
     operations.rollback(lake, 1, tables=["ns.a"])
     assert (marks(lake, A), of_table(lake, "a")) == ({2: 3}, {2: 3})
@@ -93,7 +93,7 @@ def test_a_table_that_a_rollback_removes_or_brings_back_is_marked(lake: Lakehous
     assert marks(lake, ObjectName("more")) == {}
 
 
-def test_a_restore_from_an_export_undoes_later_versions(lake: Lakehouse, tmp_path: Path) -> None:
+def test_restore_from_an_export_undoes_later_versions(lake: Lakehouse, tmp_path: Path) -> None:
     good = append_rows(lake, "ns.c")
     operations.plan_export(lake, "away", "full", target=str(tmp_path / "backup")).execute()
     bad = append_rows(lake, "ns.c")
@@ -107,7 +107,7 @@ def forged_to(lake: Lakehouse, to: int) -> None:
         txn.alter_table("ns", "a", table(forged=str(to)))
 
 
-def test_a_record_that_only_claims_to_be_a_rollback_marks_nothing(lake: Lakehouse) -> None:
+def test_false_rollback_record_marks_nothing(lake: Lakehouse) -> None:
     alter(lake, "ns", "a")
     forged_to(lake, 1)
     forged_to(lake, 99_999)
@@ -115,7 +115,7 @@ def test_a_record_that_only_claims_to_be_a_rollback_marks_nothing(lake: Lakehous
 
 
 @pytest.mark.parametrize("keeps_unknown", [False, True])
-def test_the_target_of_another_program_is_found_by_content(lakes: Lakes, *, keeps_unknown: bool) -> None:
+def test_target_of_a_foreign_rollback_is_found_by_content(lakes: Lakes, *, keeps_unknown: bool) -> None:
     lake = lakes.local()
     create(lake, "ns", "a", "b")
     alter(lake, "ns", "a")
@@ -124,7 +124,7 @@ def test_the_target_of_another_program_is_found_by_content(lakes: Lakes, *, keep
     assert marks(Lakehouse(lake.storage)) == {3: 4}
 
 
-def test_where_the_target_was_purged_the_record_counts(lake: Lakehouse) -> None:
+def test_record_counts_if_the_target_was_purged(lake: Lakehouse) -> None:
     alter(lake, "ns", "a")
     operations.rollback(lake, 1)
     alter(lake, "ns", "b")
@@ -162,7 +162,7 @@ def _rollback(lake: Lakehouse, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_marks_are_those_of_a_model(lakes: Lakes, seed: int) -> None:
+def test_marks_match_the_model(lakes: Lakes, seed: int) -> None:
     lake, rng = lakes.memory(), random.Random(seed)
     create(lake, "ns", "a", "b")
     actions: list[Callable[[Lakehouse, random.Random], None]] = [_alter, _alter, _rollback]

@@ -24,7 +24,7 @@ def aging(request: pytest.FixtureRequest, lakes: Lakes) -> Aging:
     return made
 
 
-def test_an_aged_lakehouse_is_cleaned_up(aging: Aging) -> None:
+def test_cleanup_with_unordered_listings(aging: Aging) -> None:
     lake = aging.lake
     operations.plan_export(lake, "kept", version=2).execute()
     before = lake.snapshot("kept").namespaces()
@@ -40,7 +40,7 @@ def test_an_aged_lakehouse_is_cleaned_up(aging: Aging) -> None:
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_the_latest_version_and_all_roots_are_found(aging: Aging) -> None:
+def test_latest_version_and_roots_with_unordered_listings(aging: Aging) -> None:
     latest = aging.lake.latest_version()
     aging.lake.storage.delete(HINT_PATH)
     again = Lakehouse(aging.lake.storage)
@@ -50,7 +50,7 @@ def test_the_latest_version_and_all_roots_are_found(aging: Aging) -> None:
     assert operations.inspect_hint(again).hinted == latest
 
 
-def test_one_operation_holds_the_lease(aging: Aging) -> None:
+def test_lease_with_unordered_listings(aging: Aging) -> None:
     storage = aging.lake.storage
     for _ in range(12):
         with lease(storage, "purge"), pytest.raises(MaintenanceBlockedError), lease(storage, "orphans"):
@@ -58,7 +58,7 @@ def test_one_operation_holds_the_lease(aging: Aging) -> None:
 
 
 @pytest.mark.local_only("about lists of storages in memory")
-def test_lists_of_the_whole_process_can_be_shuffled(monkeypatch: pytest.MonkeyPatch, lakes: Lakes) -> None:
+def test_listings_of_the_process_can_be_shuffled(monkeypatch: pytest.MonkeyPatch, lakes: Lakes) -> None:
     storage = lakes.storage()
     assert isinstance(storage, MemoryStorage)
     paths = [f"{number:03}" for number in range(50)]

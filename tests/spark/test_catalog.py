@@ -289,7 +289,7 @@ REFUSED = (
     ("ALTER TABLE lake.facts.days ADD COLUMN x INT NOT NULL", "InvalidInputError", "cannot be NOT NULL"),
     ("ALTER TABLE lake.facts.days SET LOCATION '/tmp/x'", "InvalidInputError", "location"),
     ("ALTER TABLE lake.facts.days DROP COLUMN month", "InvalidDefinitionError", "month"),
-    ("DROP NAMESPACE lake.facts", "NamespaceNotEmptyError", "holds 1 tables"),
+    ("DROP NAMESPACE lake.facts", "NamespaceNotEmptyError", "contains 1 tables"),
     ("DROP TABLE lake.facts.days PURGE", "InvalidInputError", "PURGE"),
 )
 
