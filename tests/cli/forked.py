@@ -1,4 +1,4 @@
-"""The command line in processes forked from the warm test process: no start of Python, and no imports."""
+"""Run the command line in processes forked from the test process, without starting Python or importing modules."""
 
 from __future__ import annotations
 

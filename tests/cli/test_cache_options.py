@@ -1,4 +1,4 @@
-"""The options of the cache on the command line: calls share what a folder on disk keeps."""
+"""Cache options of the command line: commands share a cache folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each conflict of a clone, at the command line: one line that says what to choose, exit code 3, nothing changed."""
+"""Conflicts of clones on the command line: one line that says how to choose, exit code 3, and no change."""
 
 from __future__ import annotations
 

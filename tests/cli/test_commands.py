@@ -1,4 +1,4 @@
-"""Every command in this process: what it prints for people and as JSON, and its exit code."""
+"""Every command in this process: its output for people and as JSON, and its exit code."""
 
 from __future__ import annotations
 

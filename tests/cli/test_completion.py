@@ -1,4 +1,4 @@
-"""Completion in shells: what they are told to run, and what it answers."""
+"""Shell completion: the scripts for shells, and the completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that free space, on a local lakehouse whose clock the tests set."""
+"""The commands that reclaim space, on a local lakehouse with a controlled clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hostile lakehouse says reaches no terminal raw, in any command, and breaks no JSON and no page."""
+"""Hostile text in a lakehouse cannot control the terminal, and breaks neither JSON nor HTML reports, in any command."""
 
 from __future__ import annotations
 

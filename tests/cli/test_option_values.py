@@ -1,4 +1,4 @@
-"""Every option of every command with values that it cannot mean: a code, one line, nothing raw and nothing secret."""
+"""Every option of every command with invalid values: an exit code and one escaped line without secrets."""
 
 from __future__ import annotations
 

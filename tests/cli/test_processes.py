@@ -1,4 +1,4 @@
-"""The command line as a process: exit codes, streams and file systems as they are outside of Python."""
+"""The command line as a process: exit codes, streams, and failing file systems."""
 
 from __future__ import annotations
 

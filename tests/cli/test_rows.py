@@ -1,4 +1,4 @@
-"""Rows of tables on the command line: head and count apply deletes, and no value reaches a terminal raw."""
+"""The commands head and count: they apply deletes, and escape values for the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line on S3 as a process: whatever is wrong is one clear line, soon, and without secrets."""
+"""The command line on S3 as a process: every failure is one clear line, without delay and without secrets."""
 
 from __future__ import annotations
 

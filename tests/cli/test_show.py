@@ -1,4 +1,4 @@
-"""``trinitylake show`` prints words and JSON, and nothing as Python writes it."""
+"""The command show prints texts for people and JSON, never Python values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trinitylake status``: one screen, in words and colors, as JSON and as a page; and what it tells Prometheus."""
+"""The command status: one screen, in text and colors, as JSON and HTML, and its metrics."""
 
 from __future__ import annotations
 

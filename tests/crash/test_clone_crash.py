@@ -1,6 +1,6 @@
-"""Clones, and what brings them back, stopped at every request to either storage.
+"""Clones, and their merges and drops, interrupted at every request to either storage.
 
-After each: both lakehouses verify clean as far as they stand, and doing it again ends as if nothing had happened.
+After each interruption both lakehouses verify clean, and a repetition ends in the same state as an uninterrupted run.
 """
 
 from __future__ import annotations

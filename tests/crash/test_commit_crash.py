@@ -1,8 +1,7 @@
-"""A committing process killed at every request of its commits, before and after the request's effect.
+"""Commits killed at every request, before and after its effect.
 
-An uninterrupted run tells how many requests there are. After each kill: the lakehouse opens, every
-version is sound, it holds exactly the acknowledged commits (the one in flight may be there too, but
-only whole), and the next commit works.
+After each kill the lakehouse opens, every version is intact, it contains exactly the acknowledged commits and possibly
+the complete commit in flight, and the next commit succeeds.
 """
 
 from __future__ import annotations

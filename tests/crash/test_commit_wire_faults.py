@@ -1,8 +1,7 @@
-"""Every request of a commit on S3 meets every fault on the wire, one run each.
+"""Every request of a commit on S3 with every fault on the wire, one run each.
 
-After each run the commit has happened exactly once, or it said CommitOutcomeUnknownError and
-``resolve_commit`` answers rightly, or it failed with another typed error and never happens, also
-not when a delayed request lands at last. A run without faults tells how many requests there are.
+After each run the commit has happened exactly once, or it raised CommitOutcomeUnknownError and ``resolve_commit``
+returns its outcome, or it failed with another typed error and never happens, even if a delayed request arrives late.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Expire, undelete, purge, orphan removal and a commit that are stopped at every storage request.
+"""Expire, undelete, purge, orphan removal and a commit, interrupted at every storage request.
 
-The process dies at each request, before and after its effect; each request is answered by an error; the answer
-to each write is lost. After each of these the lakehouse is opened and checked, the operation is asked for
-again, and ends as an uninterrupted one does; what is left over goes with the next orphan removal.
+The process dies at each request, before and after its effect; each request fails; the response to each write is lost.
+After each of these the lakehouse is checked, and a repetition of the operation ends like an uninterrupted run. The next
+orphan removal deletes leftover files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Exports of every level, restores and their drops, stopped at every request to either storage.
+"""Exports of every level, restores and drops of exports, interrupted at every request to either storage.
 
-After each: both lakehouses open through fresh caches and verify clean, and doing it again ends as if nothing
-had happened; a second time does nothing. Where a stop left what another one left before, all that is known already:
-so it is with whatever is read before the first write, or between two of them.
+After each interruption both lakehouses verify clean through new caches, a repetition ends like an uninterrupted run,
+and a second repetition does nothing. Interruptions that leave the same files as an earlier one are not checked again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Operations that die at every storage request, before and after its effect, and writes whose answers are lost.
+"""Operations killed at every storage request, before and after its effect, and writes with lost responses.
 
-After each: the lakehouse opens through fresh caches and verifies clean, an export is absent, resumable
-or complete, and the same operation, asked for again, ends in the same state as an uninterrupted run.
+After each kill the lakehouse verifies clean through new caches, an export is absent, resumable or complete, and a
+repetition of the operation ends in the same state as an uninterrupted run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A repair that is stopped at every storage request, whose answers are errors, or whose writes are not answered.
+"""Repairs interrupted at every storage request, by a kill, by errors, or by lost responses to writes.
 
-After each of these repair is asked for again, from a new look, and ends as an uninterrupted one does. What was
-written before it stays, byte for byte.
+After each interruption a new repair ends like an uninterrupted one. Files that were written before stay unchanged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Trimming and registering tables, stopped at every storage request, refused there, or left without its answer.
+"""Trimming and registering tables, interrupted at every storage request, by a kill, an error or a lost response.
 
-Appends are killed at each file that they write, while the others are on their way. After each: all versions verify
-clean and read the rows that they did, and the same operation, asked for again, ends in the same state as an
-uninterrupted run.
+Appends are killed at each file that they write. After each interruption all versions verify clean and have their rows,
+and a repetition of the operation ends in the same state as an uninterrupted run.
 """
 
 from __future__ import annotations

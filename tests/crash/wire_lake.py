@@ -1,9 +1,8 @@
-"""A small lakehouse on a real S3 server behind the fault-injecting proxy, and one commit on it.
+"""A small lakehouse on a real S3 server behind the fault-injecting proxy, and one commit to it.
 
-The tree has several levels and the commit writes a lakehouse definition, definitions of objects,
-nodes, the root and the hint. An independent client puts the base there before each run, and
-afterwards downloads what stands under the root to be judged in memory, so that neither the storage
-under test nor a fault can hide what the server holds.
+The tree has several levels, and the commit writes a lakehouse definition, definitions of objects, nodes, the root and
+the hint. A separate client restores the base before each run, and downloads all files afterwards to check them in
+memory, so that neither the storage under test nor a fault can hide what the server contains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options of operations: the command, the job and the task of each have those of its declaration."""
+"""The command, the job and the task of each operation have the options of its declaration."""
 
 from __future__ import annotations
 

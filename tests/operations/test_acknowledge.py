@@ -1,4 +1,4 @@
-"""Roots of other programs that do not follow the one before: acknowledged once, and told as past from then on."""
+"""Roots that another program wrote out of order are acknowledged once, and then reported as past."""
 
 from __future__ import annotations
 

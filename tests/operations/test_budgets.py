@@ -1,4 +1,4 @@
-"""Limits of time and requests count all that a command does, and what is left is said."""
+"""Budgets limit the time and the requests of whole runs, and reports say what is left to do."""
 
 from __future__ import annotations
 

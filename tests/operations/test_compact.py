@@ -1,4 +1,4 @@
-"""Compaction as an operation: a version of its own that changes no object."""
+"""Compaction of the tree: a separate version that changes no object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compaction of tables: fewer files, the same rows at every version, whoever else commits or dies meanwhile."""
+"""Compaction of tables: fewer files with the same rows at every version, despite concurrent commits and crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropping a namespace: planned, approved, done whole or not at all."""
+"""Dropping a namespace: planned, approved, and complete or not done."""
 
 from __future__ import annotations
 

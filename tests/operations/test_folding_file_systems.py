@@ -1,4 +1,4 @@
-"""File systems that list other names than were written: normalized, or in another case. Nothing that is needed goes."""
+"""File systems that list normalized names, or names in another case. Needed files are never deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hint: every state is told apart, repaired, and never left behind a commit."""
+"""The hint: each state is detected and repaired, and the hint is never left behind a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orphans found by an inventory of the storage: the same as by a listing, and never more than stands now."""
+"""Orphans found by an inventory of the storage are the same as by a listing, and only files that still exist."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_full_inventory_gives_the_same_plan_as_a_listing(lake: Lakehouse, tmp_pa
     assert len(plan.paths) == 3
     assert (plan.digest, plan.unowned_files) == (by_listing.digest, by_listing.unowned_files)
     assert plan.inventory == f"file://{location}"
-    assert "of what the inventory of 2023-11-14 22:13 UTC has" in str(plan.table().title)
+    assert "in the inventory of 2023-11-14 22:13 UTC has" in str(plan.table().title)
     assert plan.execute(by_listing.digest).files == 3
     assert not {*plan.paths} & {*keys_of(lake)}
     assert operations.verify(lake).is_clean
@@ -116,7 +116,7 @@ def test_invalid_inventories_are_rejected(lake: Lakehouse, aging: Aging, tmp_pat
             operations.plan_orphan_removal(lake, inventory=location)
 
     good = Path(inventory_of(lake, tmp_path / "good"))
-    refused(FileMissingError, f"{good}.gz", "give the URI of its manifest.json")
+    refused(FileMissingError, f"{good}.gz", "pass the URI of its manifest.json")
     refused(InvalidInputError, "manifest.json", "is not a URI or absolute path")
     refused(CorruptFileError, str(good.parent / "data" / "0"), "no manifest of an inventory")
     refused(InvalidInputError, write_inventory(tmp_path / "b", "bucket", keys_of(lake)), "one of 's3://bucket/', where")

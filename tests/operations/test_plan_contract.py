@@ -1,4 +1,4 @@
-"""What holds for every plan of the maintenance face, found by walking, so that a new one cannot be forgotten."""
+"""The contract of all plans. Plans are discovered, so that new ones are covered."""
 
 import ast
 import dataclasses

@@ -1,4 +1,4 @@
-"""Another program beside us, which knows the format's texts only: nothing that anybody needs is lost."""
+"""Reconcile after changes of another program that knows only the format: nothing that is needed is lost."""
 
 from __future__ import annotations
 

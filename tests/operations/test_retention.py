@@ -1,4 +1,4 @@
-"""What a retention policy keeps: properties over any versions and policies, and an example for each rule."""
+"""Retention policies: properties over any versions and policies, and an example for each rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that differ between two versions of a table: counted by content, within limits, shown where it is allowed."""
+"""Rows that differ between two versions of a table: compared by content, within limits, and shown if permitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking takes longer than a transaction may live: what is looked at does not age, what is written does."""
+"""Reading may take longer than the time to live of a transaction. Only written files age, not files that are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What upkeep is for: after many overwrites, little more stands on disk than what is kept."""
+"""After many overwrites and maintenance, little more than the kept files remains on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a lakehouse: what is due, who commits, and what it costs to tell, whatever the lakehouse holds."""
+"""The status of a lakehouse: due operations, committers, findings, and a bounded cost."""
 
 from __future__ import annotations
 

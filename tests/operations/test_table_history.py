@@ -1,4 +1,4 @@
-"""The history of a table: which versions changed it, and what each did."""
+"""The history of a table: which versions changed it, and how."""
 
 from __future__ import annotations
 

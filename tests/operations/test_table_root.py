@@ -1,4 +1,4 @@
-"""Operations on a lakehouse whose tables stand under a table root: what is freed there, and what never is."""
+"""Operations on a lakehouse with a table root: which files there are deleted, and which never are."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_copy_does_not_delete_files_of_its_original(aging: Aging, table_roots: T
     copy.remove_orphans()
     assert there(root) == before
     shown = str(operations.plan_orphan_removal(copy.lake).table().title)
-    assert f"files under the table root {root} stay" in shown
+    assert f"files under the table root {root} are kept" in shown
     assert f"the lakehouse at {aging.lake.root!r} with the same id" in shown
     assert [one.code for one in operations.verify(copy.lake).findings if one.path == root] == ["table-root-kept"]
 
@@ -307,7 +307,7 @@ def test_damaged_table_file_keeps_its_folder(aging: Aging, root: str) -> None:
     for damage in (b"", b"{}", user.to_bytes()[:-9], TableUser("other", "memory://x/").to_bytes()):
         storage.write(user.path, damage)
         plan = operations.plan_orphan_removal(aging.lake)
-        assert "stay: " in plan.left_table_root, damage
+        assert "are kept: " in plan.left_table_root, damage
     claim_table_root(storage, lakehouse_id, aging.lake.root)
     assert operations.plan_orphan_removal(aging.lake).left_table_root == ""
 

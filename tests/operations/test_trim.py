@@ -1,4 +1,4 @@
-"""Trimming: Iceberg snapshots that no kept version needs leave the latest metadata, and no reader notices."""
+"""Trimming drops Iceberg snapshots that no kept version needs from the latest metadata, and changes no reader."""
 
 from __future__ import annotations
 

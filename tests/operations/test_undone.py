@@ -1,4 +1,4 @@
-"""Undone versions: what a later rollback replaced, for the lakehouse and for single tables, by checked facts."""
+"""Undone versions: those that a later rollback replaced, for the lakehouse and for single tables."""
 
 from __future__ import annotations
 

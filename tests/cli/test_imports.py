@@ -1,4 +1,4 @@
-"""What a command loads: nothing heavy before it is used. Modules are counted, not seconds."""
+"""Commands import heavy modules only when they need them. The tests count modules, not seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of gigabytes in the place of small ones: each is refused by its size, before its bytes are read."""
+"""Huge files in the place of small ones are rejected by their size, before their bytes are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose files look like orphans, and are not: other names of a root, copies, slow writers, other lifetimes."""
+"""Files that look like orphans but are needed: other names of a root, copies, slow writers, and long transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not let a deletion go on: marks cut short, outages in between, other spellings of a path, other owners."""
+"""Conditions that must block a deletion: interrupted marks, outages, other spellings of a path, other owners."""
 
 from __future__ import annotations
 

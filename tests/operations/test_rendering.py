@@ -1,4 +1,4 @@
-"""What plans and reports share: JSON, tables that obey nobody, digests, costs."""
+"""Common parts of plans and reports: JSON, escaped tables, digests and costs."""
 
 from __future__ import annotations
 

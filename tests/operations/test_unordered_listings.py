@@ -1,4 +1,4 @@
-"""Operations over a storage that lists in no order: they find, delete and report the same as over any other."""
+"""Operations on a storage with unordered listings find, delete and report the same as on any other."""
 
 from __future__ import annotations
 

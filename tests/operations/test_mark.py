@@ -1,4 +1,4 @@
-"""What is kept, reachable and deletable: the three functions that every deletion goes through."""
+"""What is kept, what is reachable, and what may be deleted: the definitions that every deletion uses."""
 
 from __future__ import annotations
 

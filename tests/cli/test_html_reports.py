@@ -1,4 +1,4 @@
-"""Pages on the command line: beside what a command prints, whole or not at all."""
+"""HTML reports of commands are written in addition to the output, completely or not at all."""
 
 from __future__ import annotations
 

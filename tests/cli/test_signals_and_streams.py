@@ -1,4 +1,4 @@
-"""The process at its edges: signals before anything is loaded, streams that fail, and long or hostile input."""
+"""Edge cases of the process: signals during imports, failing streams, and long or hostile input."""
 
 from __future__ import annotations
 
