@@ -110,7 +110,7 @@ def test_expire_rejects_a_wrong_digest(aging: Aging, lake: Lakehouse) -> None:
         (plan.digest[:-1], "is not a digest"),
         (plan.digest[:-1] + ("1" if plan.digest[-1] == "0" else "0"), "review the new plan"),
         (f"4-{plan.now_ms}-{digits}", "review the new plan"),
-        (f"77-{plan.now_ms}-{digits}", "cannot be read any more"),
+        (f"77-{plan.now_ms}-{digits}", "can no longer be read"),
         (later.digest, "in the future"),
         (operations.plan_expiration(lake, keeping(3)).digest, "review the new plan"),
     ):

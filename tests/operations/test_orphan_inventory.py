@@ -51,7 +51,7 @@ def test_full_inventory_gives_the_same_plan_as_a_listing(lake: Lakehouse, tmp_pa
     assert len(plan.paths) == 3
     assert (plan.digest, plan.unowned_files) == (by_listing.digest, by_listing.unowned_files)
     assert plan.inventory == f"file://{location}"
-    assert "in the inventory of 2023-11-14 22:13 UTC has" in str(plan.table().title)
+    assert "in the inventory of 2023-11-14 22:13 UTC" in str(plan.table().title)
     assert plan.execute(by_listing.digest).files == 3
     assert not {*plan.paths} & {*keys_of(lake)}
     assert operations.verify(lake).is_clean
@@ -118,17 +118,17 @@ def test_invalid_inventories_are_rejected(lake: Lakehouse, aging: Aging, tmp_pat
     good = Path(inventory_of(lake, tmp_path / "good"))
     refused(FileMissingError, f"{good}.gz", "pass the URI of its manifest.json")
     refused(InvalidInputError, "manifest.json", "is not a URI or absolute path")
-    refused(CorruptFileError, str(good.parent / "data" / "0"), "no manifest of an inventory")
-    refused(InvalidInputError, write_inventory(tmp_path / "b", "bucket", keys_of(lake)), "one of 's3://bucket/', where")
+    refused(CorruptFileError, str(good.parent / "data" / "0"), "not a manifest of an inventory")
+    refused(InvalidInputError, write_inventory(tmp_path / "b", "bucket", keys_of(lake)), "covers 's3://bucket/', which does not contain")
     refused(InvalidInputError, write_inventory(tmp_path / "c", lake.root, ["a/x"]), "contains no file that")
     text = good.read_text()
     for wrong, said in (
-        (text.replace('"CSV"', '"Avro"'), "of format 'Avro'"),
+        (text.replace('"CSV"', '"Avro"'), "have format 'Avro'"),
         (text.replace(" Key,", " Name,"), "with a column 'Key'"),
         (text.replace('"data/1"', '"data/2"'), "data/2' of inventory .* is missing"),
         (text.replace('"data/1"', '"data/../0"'), "is no path below a root"),
-        (text.replace('"creationTimestamp": "0"', '"creationTimestamp": "now"'), "no manifest"),
-        (json.dumps([text]), "no manifest"),
+        (text.replace('"creationTimestamp": "0"', '"creationTimestamp": "now"'), "is not a manifest"),
+        (json.dumps([text]), "is not a manifest"),
     ):
         good.write_text(wrong)
         refused((CorruptFileError, FileMissingError, InvalidInputError), str(good), said)
