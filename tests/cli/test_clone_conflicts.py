@@ -21,10 +21,10 @@ Conflict = Callable[[Lakehouse, Lakehouse], str]
 
 @pytest.fixture
 def parent() -> Iterator[Lakehouse]:
-    made = Lakehouse.create(ROOT)
-    append_rows(made)
-    create(made, "n1", "a")
-    yield made
+    lakehouse = Lakehouse.create(ROOT)
+    append_rows(lakehouse)
+    create(lakehouse, "n1", "a")
+    yield lakehouse
     for root in (ROOT, CLONE):
         drop_memory_root(root)
 
@@ -38,13 +38,13 @@ def test_conflict_is_one_line_and_changes_nothing(cli: Cli, parent: Lakehouse, c
     choice = f"--ours {name} keeps what the parent has, --theirs {name} takes what clone feature has"
     cause = f"1 conflict, nothing was changed: {name}: {CONFLICTS[conflict]}"
     message = f"{cause}; choose a side for each, for example: {choice}\n"
-    refused = cli("promote", "feature", "--yes")
-    assert_error(refused, 3, message)
-    assert refused.err == f"Error: {message}"
+    rejected = cli("promote", "feature", "--yes")
+    assert_error(rejected, 3, message)
+    assert rejected.err == f"Error: {message}"
     opposite = r"--ours [.\w]+ keeps what clone feature has, --theirs [.\w]+ takes what the parent has\n$"
-    refused = cli("refresh", "feature", "--yes")
-    assert_error(refused, 3, "1 conflict, nothing was changed: ")
-    assert re.search(opposite, refused.err)
+    rejected = cli("refresh", "feature", "--yes")
+    assert_error(rejected, 3, "1 conflict, nothing was changed: ")
+    assert re.search(opposite, rejected.err)
     plan = cli("promote", "feature")
     assert (plan.code, CONFLICTS[conflict] in plan.out) == (0, True)
     assert plan.err == f"Nothing was done: 1 conflict; choose a side for each, for example: {choice}\n"

@@ -79,11 +79,11 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def lake() -> Iterator[Lakehouse]:
     """A lakehouse with a namespace of two tables, one of which changed, at version 2."""
-    made = Lakehouse.create(ROOT)
-    create(made, "ns", "t", "u")
-    with made.transaction(message="change", run_id="run-1") as txn:
+    lakehouse = Lakehouse.create(ROOT)
+    create(lakehouse, "ns", "t", "u")
+    with lakehouse.transaction(message="change", run_id="run-1") as txn:
         txn.alter_table("ns", "t", table(changed="yes"))
-    yield made
+    yield lakehouse
     drop_memory_root(ROOT)
 
 
@@ -532,8 +532,8 @@ def test_exports_of_other_levels(cli: Cli, lake: Lakehouse, tmp_path: Path) -> N
 def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     target = f"file://{tmp_path}/feature-x/"
     append_rows(lake, "ns.filled")
-    made = cli("clone", target, "--retain-for", "14d", "--json").json
-    assert (made["name"], made["version"], made["target"]) == ("feature-x", lake.latest_version() - 2, target)
+    created = cli("clone", target, "--retain-for", "14d", "--json").json
+    assert (created["name"], created["version"], created["target"]) == ("feature-x", lake.latest_version() - 2, target)
     assert cli("ls", "--json", root=target).json == cli("ls", "--json").json
     (found,) = cli("clones", "--json").json
     assert (found["name"], found["state"], found["versions"], found["parent_versions"]) == (
@@ -544,7 +544,7 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     )
     assert "feature-x" in cli("clones").out
     shown = " ".join(cli("show").out.split())
-    assert f"clones feature-x (version {made['version']}, at {target})" in shown
+    assert f"clones feature-x (version {created['version']}, at {target})" in shown
     assert "exports" not in shown
     assert "No clones" in cli("clones", root=target).out
     assert_error(cli("clone", target), 3, "feature-x")
@@ -795,7 +795,7 @@ def test_invalid_calls_are_one_line(cli: Cli, arguments: list[str], root: str | 
 
 
 def test_warning_is_shown_after_success(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hint that cannot be written fails no commit; beside an error such a line would be one too many."""
+    """A hint that cannot be written does not fail a commit, and its warning is not shown next to an error."""
 
     def refuse(self: MemoryStorage, path: str, data: bytes) -> None:
         raise StoragePermissionError("not allowed", path=path)
@@ -869,9 +869,9 @@ def test_register_table_registers_a_whole_catalog(cli: Cli, lake: Lakehouse, lak
     assert "known" in shown.out
     assert lake.snapshot().tables("hr") == ["staff"]
     assert_error(cli("register-table", *catalog, "--namespace", "nothing"), 2, "no namespace 'nothing'")
-    refused = cli("register-table", "--catalog", "other", "--catalog-option", "a-secret")
-    assert_error(refused, 2, "--catalog-option takes NAME=VALUE")
-    assert "a-secret" not in refused.err
+    rejected = cli("register-table", "--catalog", "other", "--catalog-option", "a-secret")
+    assert_error(rejected, 2, "--catalog-option takes NAME=VALUE")
+    assert "a-secret" not in rejected.err
 
 
 @pytest.mark.parametrize(

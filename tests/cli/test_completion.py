@@ -23,8 +23,8 @@ def ask(*arguments: str, **variables: str) -> str:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion_script_calls_the_program(shell: str) -> None:
-    told = ask("completion", shell)
-    assert f"_TRINITYLAKE_COMPLETE={shell}_complete" in told
+    script = ask("completion", shell)
+    assert f"_TRINITYLAKE_COMPLETE={shell}_complete" in script
     words = {"COMP_WORDS": "trinitylake roll", "COMP_CWORD": "roll" if shell == "fish" else "1"}
     answer = ask(_TRINITYLAKE_COMPLETE=f"{shell}_complete", **words)
     expected = {"bash": "plain,rollback\n", "zsh": "plain\nrollback\n", "fish": "plain,rollback\tReturn"}
@@ -32,7 +32,7 @@ def test_completion_script_calls_the_program(shell: str) -> None:
 
 
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
-    """As bash does it: by the function that it was told, of the words that stand there."""
+    """Complete words as bash does, with the function that the script defines."""
     program = tmp_path / "trinitylake"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m trinitylake_ops.cli "$@"\n')
     program.chmod(0o755)

@@ -53,12 +53,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> LocalClock:
 @pytest.fixture
 def lake(lakes: Lakes, clock: LocalClock) -> Lakehouse:
     """A lakehouse of versions 0 to 4 that keeps versions for half an hour, an hour after the last of them."""
-    made = lakes.local(maximum_version_age_millis=HOUR_MS // 2, minimum_versions_to_keep=1, txn_ttl_millis=60_000)
-    create(made, "ns", "t", "u")
+    lakehouse = lakes.local(maximum_version_age_millis=HOUR_MS // 2, minimum_versions_to_keep=1, txn_ttl_millis=60_000)
+    create(lakehouse, "ns", "t", "u")
     for _ in range(3):
-        alter(made, "ns", "t")
+        alter(lakehouse, "ns", "t")
     clock.forward()
-    return made
+    return lakehouse
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def root(tmp_path: Path) -> str:
 
 
 def _forge(lake: Lakehouse) -> None:
-    """Put what no writer of ours would write: records, and who made the latest version."""
+    """Write records and a committer that this package would never write."""
     with lake.transaction() as txn:
         definition = txn.base.definition
         export = ExportRecord(name=EVIL, version=1, level=ExportLevel.MINIMAL, target_uri="", root_location=FILE)

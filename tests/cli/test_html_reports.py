@@ -55,9 +55,9 @@ def test_html_report_of_a_limited_log(cli: Cli, lake: Lakehouse, tmp_path: Path)
 def test_html_report_of_an_executed_expiration(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = LocalClock(monkeypatch)
     root = str(tmp_path / "lake")
-    made = Lakehouse.create(root, {"fsync": "false"}, minimum_versions_to_keep=1)
-    create(made, "ns", "t")
-    alter(made, "ns", "t")
+    lakehouse = Lakehouse.create(root, {"fsync": "false"}, minimum_versions_to_keep=1)
+    create(lakehouse, "ns", "t")
+    alter(lakehouse, "ns", "t")
     clock.forward(24 * 9)
     path = tmp_path / "page.html"
     assert cli("expire", "--html", path, root=root).code == 0

@@ -88,11 +88,11 @@ _NOT_HERE = {("--spark-master", None), ("--spark-remote", None), ("--watch", Non
 @pytest.fixture
 def lake() -> Iterator[Lakehouse]:
     drop_memory_root(ROOT)
-    made = Lakehouse.create(ROOT)
-    with made.transaction() as txn:
+    lakehouse = Lakehouse.create(ROOT)
+    with lakehouse.transaction() as txn:
         txn.create_namespace("ns")
         txn.create_table("ns", "t", table())
-    yield made
+    yield lakehouse
     drop_memory_root(ROOT)
 
 

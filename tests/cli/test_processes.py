@@ -49,7 +49,7 @@ def run_all(calls: list[tuple[object, ...]]) -> list[Result]:
 
 
 def rerun_one(calls: list[tuple[object, ...]]) -> list[Result]:
-    """Run the last one in a program started anew, the others in forked processes."""
+    """Run the last command in a new program, and the others in forked processes."""
     return [*(forked.run(*call) for call in calls[:-1]), run(*calls[-1])]
 
 
@@ -150,8 +150,10 @@ def test_first_write_after_a_move_warns_in_one_line(lakes: Lakes, tmp_path: Path
     root = f"file://{tmp_path}/after/"
     assert forked.run("--root", root, "ls").err == ""
     plan = forked.run("--root", root, "compact-tables", "--min-input-files", "2", "--yes")
-    (told,) = [line for line in plan.err.splitlines() if "trinitylake relocate" in line]  # others may tell of progress
-    assert (plan.code, root in told) == (0, True)
+    (warning,) = [
+        line for line in plan.err.splitlines() if "trinitylake relocate" in line
+    ]  # other lines may show progress
+    assert (plan.code, root in warning) == (0, True)
     assert "relocate" not in forked.run("--root", root, "relocate", "--yes").err
     again = forked.run("--root", root, "compact-tables", "--min-input-files", "2", "--yes")
     assert (again.code, "relocate" in again.err) == (0, False)

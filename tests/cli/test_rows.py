@@ -64,8 +64,8 @@ def test_head_and_count_at_a_version(cli: Cli, lake: Lakehouse) -> None:
 
 
 def test_head_and_count_apply_deletes(cli: Cli, lake: Lakehouse) -> None:
-    for made, left in ((with_positions(lake), POSITIONS), (with_equality(lake), EQUALITY)):
-        name, ids = f"ns.{made.name}", [number for number, _ in left]
+    for table, left in ((with_positions(lake), POSITIONS), (with_equality(lake), EQUALITY)):
+        name, ids = f"ns.{table.name}", [number for number, _ in left]
         assert sorted(row["id"] for row in cli("head", name, "--json").json["rows"]) == sorted(ids)
         assert int(cli("count", name).out) == len(ids)
         for limit in range(1, len(ids)):
@@ -92,11 +92,11 @@ def test_head_reads_a_large_file_partially(lake: Lakehouse) -> None:
 
 
 def test_head_continues_after_deleted_rows(lake: Lakehouse) -> None:
-    made = make_table(lake, "t")
-    path = made.append(rows(*range(100)))
-    made.delete_positions({path: list(range(95))})
-    made.delete_equal(pa.table({"id": pa.array([96], pa.int64())}))
-    loaded = made.loaded
+    table = make_table(lake, "t")
+    path = table.append(rows(*range(100)))
+    table.delete_positions({path: list(range(95))})
+    table.delete_equal(pa.table({"id": pa.array([96], pa.int64())}))
+    loaded = table.loaded
     assert isinstance(loaded.io, StorageFileIO)
     for limit, left in ((1, [95]), (2, [95, 97]), (100, [95, 97, 98, 99])):
         assert first_rows(loaded.metadata, loaded.io, limit)["id"].to_pylist() == left

@@ -22,16 +22,16 @@ pytestmark = pytest.mark.debian_packages
 
 WRONG_SECRET = "wrong-secret-of-this-test"
 WRONG_KEY = "wrong-key-of-this-test"
-PATIENCE_S, SHORT_TIMEOUT_S = "30", "0.5"  # the short one where nobody answers
+PATIENCE_S, SHORT_TIMEOUT_S = "30", "0.5"  # the short one for servers without a response
 LONGEST_S = 30
 
 
 @pytest.fixture
 def root(radosgw: S3Server) -> Iterator[str]:
-    made = radosgw.fresh_root()
-    Lakehouse.create(made, radosgw.storage_options)
-    yield made
-    radosgw.delete_all(made)
+    new_root = radosgw.fresh_root()
+    Lakehouse.create(new_root, radosgw.storage_options)
+    yield new_root
+    radosgw.delete_all(new_root)
 
 
 @pytest.fixture

@@ -76,22 +76,22 @@ def test_show_formats_settings_for_people(cli: Cli, root: str, name: list[str]) 
 
 def test_show_formats_records_for_people(cli: Cli, root: str) -> None:
     shown = " ".join(cli("show", root=root).out.split())
-    for said in (
+    for text in (
         "isolation_level serializable",
         "as trial",
         "kept (version",
         "keep_daily=2, keep_last=5",
         "1=1000, 2=2000",
     ):
-        assert said in shown
+        assert text in shown
 
 
 @pytest.mark.parametrize("name", SHOWN, ids=lambda name: " ".join(name) or "lakehouse")
 def test_show_json_contains_all_settings(cli: Cli, root: str, name: list[str]) -> None:
-    def refused(constant: str) -> NoReturn:
+    def reject(constant: str) -> NoReturn:
         raise AssertionError(f"{constant} is no JSON")
 
-    content = json.loads(cli("show", *name, "--json", root=root).out, parse_constant=refused)
+    content = json.loads(cli("show", *name, "--json", root=root).out, parse_constant=reject)
     assert [text for text in texts(content) if PYTHON.search(text)] == []
 
 
@@ -105,5 +105,5 @@ def texts(value: Any) -> list[str]:
 
 
 def test_raw_python_values_are_detected() -> None:
-    told = [RetentionRules(keep_last=5), IsolationLevel.SNAPSHOT, (b"x",), {"a": "b"}, [None], object(), str, ("a",)]
-    assert [value for value in told if not PYTHON.search(repr(value))] == []
+    values = [RetentionRules(keep_last=5), IsolationLevel.SNAPSHOT, (b"x",), {"a": "b"}, [None], object(), str, ("a",)]
+    assert [value for value in values if not PYTHON.search(repr(value))] == []

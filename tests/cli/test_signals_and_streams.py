@@ -19,7 +19,7 @@ from trinitylake_ops.cli.terminal import LONGEST_ECHO_CHARS, OneLineFormatter, p
 
 __all__ = ["lakes"]
 
-# The process says when it stands where the signal is to come: at the first import that takes long, and in a command.
+# The process prints a mark when the signal should come: at the first slow import, and in a command.
 _LOADING = """
 import builtins, os, sys, time
 from trinitylake_ops.cli.entry import main
@@ -87,7 +87,7 @@ def test_signal_during_any_import_shows_no_traceback(number: int) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: interrupted\n")
 
 
-@pytest.mark.parametrize("command", [("log",), ("create-namespace", "made"), ("--help",)], ids=" ".join)
+@pytest.mark.parametrize("command", [("log",), ("create-namespace", "fresh"), ("--help",)], ids=" ".join)
 def test_closed_output_fails_before_the_command_runs(lakes: Lakes, command: tuple[str, ...]) -> None:
     lake = lakes.local("lake")
     program = shlex.join([*PROGRAM, "--root", lake.root, *command])

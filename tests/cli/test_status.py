@@ -29,7 +29,7 @@ def test_status_fits_on_one_screen(cli: Cli, lake: Lakehouse) -> None:
     first, *lines = result.out.splitlines()
     assert first.startswith("Version 2, ")
     assert first.endswith(": 1 finding")
-    said = "\n".join(lines)
+    screen = "\n".join(lines)
     for word in (
         "kept",
         "conflicts",
@@ -42,7 +42,7 @@ def test_status_fits_on_one_screen(cli: Cli, lake: Lakehouse) -> None:
         "clones",
         "requests",
     ):
-        assert word in said
+        assert word in screen
     assert f"  trinitylake --root {test_commands.ROOT} repair-hint" in lines
     assert "\x1b" not in result.out
 
@@ -107,9 +107,9 @@ def test_status_emits_metrics_and_json_lines(cli: Cli, lake: Lakehouse, tmp_path
     path = tmp_path / "m.prom"
     result = cli("--metrics-file", path, "--log-json", "status", "--json")
     assert result.json["version"] == 2
-    told = path.read_text()
-    assert f'trinitylake_lakehouse_version{{lakehouse="{test_commands.ROOT}"}} 2.0' in told
-    assert f'trinitylake_age_seconds{{lakehouse="{test_commands.ROOT}",of="verify"}} +Inf' in told
+    metrics = path.read_text()
+    assert f'trinitylake_lakehouse_version{{lakehouse="{test_commands.ROOT}"}} 2.0' in metrics
+    assert f'trinitylake_age_seconds{{lakehouse="{test_commands.ROOT}",of="verify"}} +Inf' in metrics
     result = cli("--log-json", "rollback", 1, "--yes")
     (line,) = [json.loads(line) for line in result.err.splitlines()]
     assert (line["operation"], line["command"], line["outcome"]) == ("rollback", "rollback", "done")

@@ -116,7 +116,7 @@ def bases() -> dict[str, Files]:
 
 @pytest.fixture
 def restored(bases: dict[str, Files]) -> Iterator[Callable[[Operation], Lakehouse]]:
-    """Gives both storages as they were before the operation, each time anew."""
+    """Provides new copies of both storages from before the operation."""
 
     def restore(operation: Operation) -> Lakehouse:
         for root, files in bases[operation.name].items():

@@ -87,7 +87,7 @@ WITH_THE_OTHER_CLIENT = (
 )
 #: Of those, what a test run has: an answer that is lost, and an effect that comes late.
 WITH_BOTH = ("answer dropped", "request held back, then refused")
-#: What another fault of a test run stands for, such as 500 for 503, and a lost answer for a lost request.
+#: Faults that another fault of the test run covers, such as 500 for 503, or a lost response for a lost request.
 SOAKED = (
     *(
         "503 SlowDown",
@@ -130,9 +130,9 @@ def proxy(radosgw: S3Server) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def lake(radosgw: S3Server, proxy: FaultyProxy, base: dict[str, bytes], client: str) -> Iterator[WireLake]:
-    made = WireLake(radosgw, proxy, client, base)
-    yield made
-    radosgw.delete_all(made.root)
+    wire_lake = WireLake(radosgw, proxy, client, base)
+    yield wire_lake
+    radosgw.delete_all(wire_lake.root)
 
 
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
@@ -204,7 +204,7 @@ def _release(held: tuple[Exchange, ...]) -> None:
 
 
 def _resolve(lake: WireLake, error: CommitOutcomeUnknownError, held: tuple[Exchange, ...]) -> None:
-    """The answer is what stands on the server; a fence makes it final."""
+    """The outcome is that of the server, and a fence makes it final."""
     assert error.version == NEXT_VERSION
     is_there = NEXT_ROOT in lake.files()
     opened = lake.open()

@@ -220,7 +220,7 @@ def uninterrupted(operation: Operation, prepared: Prepared) -> Course:
 
 
 def tidied(clock: AgingStorage) -> Counter[str]:
-    """Remove orphans after a long time, and assert that nothing is left that nobody needs; returns what is left."""
+    """Remove orphans after a long time, assert that no unneeded file is left, and return the remaining files."""
     aging = Aging(Lakehouse(clock), clock)
     aging.later()
     aging.remove_orphans()

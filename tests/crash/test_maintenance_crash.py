@@ -74,7 +74,7 @@ def base() -> dict[str, bytes]:
 
 @pytest.fixture
 def restored(base: dict[str, bytes]) -> Iterator[Callable[[], MemoryStorage]]:
-    """Gives the storage as it was before the operation, each time anew."""
+    """Provides a new copy of the storage from before the operation."""
 
     def restore() -> MemoryStorage:
         drop_memory_root(ROOT)

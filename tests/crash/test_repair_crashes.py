@@ -91,7 +91,7 @@ def state(clock: AgingStorage) -> dict[str, Any]:
         "objects": objects(latest),
         "exports": sorted(info.name for info in operations.list_exports(lake)),
         "hint": clock.read(HINT_PATH),
-        # A lease that could not be given back is a warning until somebody takes it.
+        # A lease that was not released is a warning until another operation acquires it.
         "wrong": sorted((f.code, f.path, f.version) for f in report.findings if f.code != "lease-stale"),
         "damaged": report.damaged_versions,
     }

@@ -29,7 +29,7 @@ from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, drop_m
 
 ROOT = "memory://table-crash/"
 OTHER_ROOT = "memory://table-crash-other/"
-#: What an operator allows who reads tables that were registered from there.
+#: The root that an operator allows, to read tables that were registered from it.
 ALLOWED = {"allowed_roots": OTHER_ROOT}
 HOUR_MS = 3_600_000
 #: With a larger number the trim, a version too, would take the place of one that was kept.
@@ -97,7 +97,7 @@ def base() -> Iterator[dict[str, bytes]]:
 
 @pytest.fixture
 def restored(base: dict[str, bytes]) -> Iterator[Callable[[], Storage]]:
-    """Gives the storage as it was before the operation, each time anew, an hour later."""
+    """Provides a new copy of the storage from before the operation, an hour later."""
 
     def restore() -> Storage:
         drop_memory_root(ROOT)

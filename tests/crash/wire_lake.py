@@ -60,7 +60,7 @@ def change(lake: Lakehouse) -> int:
 
 @dataclass
 class Outcome:
-    """What a commit said: a version, or a typed error."""
+    """The outcome of a commit: a version, or a typed error."""
 
     version: int | None = None
     error: TrinityLakeError | None = None
@@ -193,7 +193,7 @@ def file_kind(exchange: Exchange) -> str:
 
 
 def assert_creates_are_conditional(log: tuple[Exchange, ...]) -> None:
-    """Every file but the hint is made by one PUT under a condition; nothing goes in parts."""
+    """Every file except the hint is created by one conditional PUT, without multipart uploads."""
     for exchange in log:
         assert "upload" not in exchange.query, f"{exchange.target} is part of a multipart upload"
         if exchange.method == "PUT":

@@ -43,7 +43,7 @@ def copied_root(lake: Lakehouse, to: int) -> int:
 
 @pytest.fixture(params=[literal_root, copied_root])
 def literal(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Lakehouse, int]:
-    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})  # whose times do not rise, as the checked ones'
+    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})  # without the checks that times rise
     create(lake, "a")
     create(lake, "b")
     version = request.param(lake, 1)

@@ -63,7 +63,7 @@ def test_plan_requests_beyond_the_budget_are_rejected(expired: Aging) -> None:
     path = expired.lake.files.roots.path(0)
     for _ in range(3):
         storage.read(path)
-    assert spending.requests == 3, "what nobody plans is counted only"
+    assert spending.requests == 3, "requests outside of planning are only counted"
     ends = pytest.raises(BudgetSpentBeforeError)
     with ends, spending.planning(lambda *_: None) as progress:
         progress("versions", 1, 9)
@@ -82,10 +82,10 @@ def test_plan_ends_with_its_budget(expired: Aging, meter: MeteredStorage, operat
     assert whole.requests == meter.snapshot().total, "all is counted"
     for most in (1, whole.requests // 2, whole.requests - 1):
         meter.reset()
-        with pytest.raises(BudgetSpentBeforeError) as told:
+        with pytest.raises(BudgetSpentBeforeError) as raised:
             DELETING[operation](lake, budget=Budget(max_requests=most))
-        assert told.value.exit_code == 1
-        assert f"the budget of {most} requests is spent while planning" in str(told.value)
+        assert raised.value.exit_code == 1
+        assert f"the budget of {most} requests is spent while planning" in str(raised.value)
         assert meter.snapshot().total == most
     assert DELETING[operation](lake, budget=Budget(max_requests=whole.requests)).base_version == lake.latest_version()
 
@@ -138,9 +138,9 @@ def test_time_budget_counts_from_the_start(expired: Aging) -> None:
     for plan in DELETING.values():
         with pytest.raises(BudgetSpentBeforeError):
             plan(expired.lake, budget=spending)
-        made = plan(expired.lake)
+        plan_to_execute = plan(expired.lake)
         with pytest.raises(BudgetSpentBeforeError):
-            made.execute(budget=spending)
+            plan_to_execute.execute(budget=spending)
 
 
 def test_time_without_requests_ends_a_plan(clock: Callable[[int], None]) -> None:
@@ -179,7 +179,7 @@ def test_purge_that_ends_while_sealing_makes_progress_in_each_run(expired: Aging
         stopped.append(report.stopped)
     assert report.is_complete
     assert "remain to be sealed, and all files to be deleted" in stopped[0]
-    assert any("all versions are sealed, the files remain" in told for told in stopped)
+    assert any("all versions are sealed, the files remain" in reason for reason in stopped)
 
 
 @pytest.mark.parametrize("incremental", [False, True])

@@ -44,13 +44,13 @@ def rows(*ids: int | None, place: str | None = "a") -> pa.Table:
 def fill(lake: Lakehouse, name: str, *parts: pa.Table, partitioned: bool = True) -> Table:
     catalog = catalog_at(lake)
     catalog.create_namespace_if_not_exists("ns")
-    made = catalog.create_table_if_not_exists(("ns", name), parts[0].schema)
-    if partitioned and made.spec().is_unpartitioned():
-        with made.update_spec() as update:
+    iceberg_table = catalog.create_table_if_not_exists(("ns", name), parts[0].schema)
+    if partitioned and iceberg_table.spec().is_unpartitioned():
+        with iceberg_table.update_spec() as update:
             update.add_identity("place")
     for part in parts:
-        made.append(part)
-    return made
+        iceberg_table.append(part)
+    return iceberg_table
 
 
 def small(lake: Lakehouse, name: str = "t", times: int = 6) -> Table:
@@ -136,10 +136,10 @@ def test_compact_tables_rejects_invalid_rules(lake: Lakehouse) -> None:
 
 
 def test_compact_tables_executes_the_approved_plan(lake: Lakehouse) -> None:
-    made = small(lake)
+    iceberg_table = small(lake)
     digest = operations.plan_compact_tables(lake).digest
     assert operations.plan_compact_tables(lake).digest == digest
-    made.append(rows(9))
+    iceberg_table.append(rows(9))
     plan = operations.plan_compact_tables(lake)
     version = lake.latest_version()
     with pytest.raises(PlanChangedError):
@@ -150,14 +150,14 @@ def test_compact_tables_executes_the_approved_plan(lake: Lakehouse) -> None:
 
 def test_compact_tables_keeps_concurrent_appends(lake: Lakehouse) -> None:
     """Also such that come between two attempts."""
-    made = small(lake)
+    iceberg_table = small(lake)
     plan = operations.plan_compact_tables(lake)
 
     def write(groups: Groups) -> Written:
         written = rewrite_in_process(groups)
-        made.append(rows(100, 101))
-        with made.update_schema() as update:
-            update.add_column("more", pa.string() and made.schema().find_field("place").field_type)
+        iceberg_table.append(rows(100, 101))
+        with iceberg_table.update_schema() as update:
+            update.add_column("more", pa.string() and iceberg_table.schema().find_field("place").field_type)
         return written
 
     before = content(lake)
@@ -169,14 +169,14 @@ def test_compact_tables_keeps_concurrent_appends(lake: Lakehouse) -> None:
 
 
 def test_compact_tables_skips_tables_rewritten_concurrently(lake: Lakehouse) -> None:
-    made = small(lake)
+    iceberg_table = small(lake)
     small(lake, "u")
     plan = operations.plan_compact_tables(lake)
     before = data_paths(lake)
 
     def write(groups: Groups) -> Written:
         written = rewrite_in_process(groups)
-        made.overwrite(rows(7))
+        iceberg_table.overwrite(rows(7))
         return written
 
     report = plan.execute(write)
@@ -188,13 +188,13 @@ def test_compact_tables_skips_tables_rewritten_concurrently(lake: Lakehouse) -> 
 
 
 def test_compact_tables_discards_files_that_no_longer_fit(lake: Lakehouse) -> None:
-    made = small(lake)
+    iceberg_table = small(lake)
     plan = operations.plan_compact_tables(lake)
     before = data_paths(lake)
 
     def write(groups: Groups) -> Written:
         written = rewrite_in_process(groups)
-        made.delete("id = 3")
+        iceberg_table.delete("id = 3")
         return written
 
     with pytest.raises(CommitConflictError):
@@ -205,15 +205,15 @@ def test_compact_tables_discards_files_that_no_longer_fit(lake: Lakehouse) -> No
 
 
 def test_compact_tables_follows_schema_and_partition_changes(lake: Lakehouse) -> None:
-    made = fill(lake, "t", *(rows(number) for number in range(3)), partitioned=False)
-    with made.update_schema() as update:
+    iceberg_table = fill(lake, "t", *(rows(number) for number in range(3)), partitioned=False)
+    with iceberg_table.update_schema() as update:
         update.rename_column("id", "number")
-        update.add_column("note", made.schema().find_field("place").field_type)
-    with made.update_spec() as change:
+        update.add_column("note", iceberg_table.schema().find_field("place").field_type)
+    with iceberg_table.update_spec() as change:
         change.add_identity("place")
     both = pa.table({"number": [10], "place": ["b"], "note": ["new"]})
     for _ in range(5):
-        made.append(both)
+        iceberg_table.append(both)
     before, version = content(lake), lake.latest_version()
     plan = operations.plan_compact_tables(lake)
     assert (plan.tables[0].files, plan.older_spec_files) == (5, {"ns.t": 3})
@@ -229,10 +229,10 @@ def test_compact_tables_follows_schema_and_partition_changes(lake: Lakehouse) ->
 
 
 def test_compact_tables_commits_once_per_run(lake: Lakehouse) -> None:
-    made = small(lake)
+    iceberg_table = small(lake)
     first = operations.plan_compact_tables(lake).execute(run_id="r")
     for number in range(6):
-        made.append(rows(number))
+        iceberg_table.append(rows(number))
     version = lake.latest_version()
     again = operations.plan_compact_tables(lake)
     assert not again.is_empty
@@ -303,8 +303,8 @@ def test_compact_tables_skips_unreadable_tables(lake: Lakehouse) -> None:
 @pytest.mark.parametrize(("written_ms", "is_committed"), [(1_000, True), (TTL_MS + 1, False)])
 def test_compact_tables_ages_from_the_first_new_file(lakes: Lakes, written_ms: int, is_committed: bool) -> None:
     """To read the rows may take longer than a transaction may live; new files are as old as they are."""
-    made = lakes.memory(txn_ttl_millis=TTL_MS)
-    clock = AgingStorage(made.storage, made.storage.now_ms())
+    lakehouse = lakes.memory(txn_ttl_millis=TTL_MS)
+    clock = AgingStorage(lakehouse.storage, lakehouse.storage.now_ms())
     lake = Lakehouse(clock)
     small(lake)
     before, version, files = content(lake), lake.latest_version(), data_paths(lake)
@@ -329,8 +329,8 @@ def test_compact_tables_ages_from_the_first_new_file(lakes: Lakes, written_ms: i
 
 
 def test_compact_tables_fails_if_a_new_file_was_deleted(lakes: Lakes) -> None:
-    made = lakes.memory(txn_ttl_millis=TTL_MS)
-    clock = AgingStorage(made.storage, made.storage.now_ms())
+    lakehouse = lakes.memory(txn_ttl_millis=TTL_MS)
+    clock = AgingStorage(lakehouse.storage, lakehouse.storage.now_ms())
     lake = Lakehouse(clock)
     small(lake)
     version, files = lake.latest_version(), data_paths(lake)

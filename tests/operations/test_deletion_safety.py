@@ -66,7 +66,7 @@ class Meanwhile(StorageWrapper):
 
 
 def with_dropped_table(lakes: Lakes) -> tuple[Aging, TableDef]:
-    """Return a lakehouse whose only table was dropped, with its definition; the versions that have it are expired."""
+    """Return a lakehouse whose only table was dropped, with its definition. The versions with the table are expired."""
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
     definition = aging.lake.snapshot().table("ns", "t")
@@ -222,7 +222,7 @@ def test_files_in_a_folder_of_another_lakehouse_are_not_purged(lakes: Lakes) -> 
 
 
 def test_owner_file_of_a_restored_table_is_kept(lakes: Lakes) -> None:
-    """Between plan and removal; it says whose what is left behind there later is."""
+    """The table is restored between plan and removal. The owner file decides about files that are left there later."""
     aging, definition = with_dropped_table(lakes)
     aging.clock.delete(aging.lake.snapshot().definition.expirations[0].plan_path)
     aging.purge()
@@ -280,7 +280,7 @@ def test_registration_that_outlives_its_lease_fails(lakes: Lakes) -> None:
 
 
 class LeaseTakenOverAtRead(StorageWrapper):
-    """At the next read after it is armed so much time passes that the lease ends and somebody else takes it."""
+    """At the next read after ``arm``, the lease expires and another operation acquires it."""
 
     def __init__(self, aging: Aging):
         super().__init__(aging.lake.storage)

@@ -125,7 +125,7 @@ def test_approved_expiration_is_planned_again_at_its_version_and_time(aging: Agi
     create(lake, "since")
     aging.later()
     report = operations.plan_expiration(lake, keeping(2)).execute(approved)
-    assert (report.versions, report.spared) == ("0-3", ""), "4 could expire by now, but nobody approved that"
+    assert (report.versions, report.spared) == ("0-3", ""), "version 4 could expire now, but it was not approved"
     assert states(lake) == [("EXPIRED", "0-3")]
 
 
@@ -191,7 +191,7 @@ class Racing(StorageWrapper):
 
 
 def raced(plan: PlannedT, *actions: Callable[[], Any]) -> PlannedT:
-    """Return a plan whose execution others meet."""
+    """Return a plan whose execution runs into other commits."""
     return on(plan, Racing(plan.operation.lake.storage, *actions))
 
 
@@ -668,11 +668,11 @@ def test_deletes_use_the_batch_size_of_the_storage(aging: Aging, lake: Lakehouse
 class Moody(StorageWrapper):
     """Throttles the first deletes, and refuses those under some prefixes."""
 
-    def __init__(self, inner: Storage, n_throttled: int = 0, refused: tuple[str, ...] = (), *, concurrency: int = 1):
+    def __init__(self, inner: Storage, n_throttled: int = 0, rejected: tuple[str, ...] = (), *, concurrency: int = 1):
         super().__init__(inner)
         self.concurrency, self.delete_batch_size = concurrency, 1
         self.n_throttled = n_throttled
-        self.refused = refused
+        self.refused = rejected
         self.deletes: list[str] = []
 
     def delete(self, path: str) -> None:
@@ -697,7 +697,7 @@ def test_permission_error_stops_deletes_under_that_prefix_only(aging: Aging, lak
     purgeable(aging)
     prefixes = sorted({"/".join(info.path.split("/")[:2]) + "/" for info in lake.storage.list("tables/")})
     assert len(prefixes) == 2
-    moody = Moody(lake.storage, refused=(prefixes[0],))
+    moody = Moody(lake.storage, rejected=(prefixes[0],))
     report = operations.plan_purge(Lakehouse(moody)).execute()
     assert not report.is_complete
     assert all(path.startswith(prefixes[0]) for path in report.failures)
@@ -738,9 +738,9 @@ class Watch:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
-    made = Watch()
-    monkeypatch.setattr(deletion, "time", made)
-    return made
+    stopwatch = Watch()
+    monkeypatch.setattr(deletion, "time", stopwatch)
+    return stopwatch
 
 
 def test_delete_rate_is_limited(lakes: Lakes, watch: Watch) -> None:
@@ -953,7 +953,7 @@ def test_orphan_removal_keeps_files_published_since_the_plan(aging: Aging, lake:
     assert set(plan.paths) == {one.location for one in staged}
 
     def publish(number: int) -> None:
-        # Such an old one is refused, unless the storage's time of it is wrong.
+        # A file this old is rejected, unless the storage's time is wrong.
         aging.clock.written_ms[staged[number].location] = aging.clock.time_ms
         with lake.transaction() as txn:
             txn.put_staged([staged[number]])

@@ -148,7 +148,7 @@ def test_folder_of_a_table_id_listed_in_another_case_is_kept(lakes: Lakes) -> No
     lake = Lakehouse.create(clock.root, storage=clock)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
-        txn.create_table("ns", "t", TableDef(id=NFC, table_format="HUDI"))  # nobody can tell its files
+        txn.create_table("ns", "t", TableDef(id=NFC, table_format="HUDI"))  # its files are unknown
     clock.create(f"tables/{NFC}/_owner.json", f'{{"lakehouse_id": "{lake.snapshot().definition.id}"}}'.encode())
     clock.create(f"tables/{NFC}/data/file", b"needed")
     clock.time_ms += LONG_MS

@@ -108,7 +108,7 @@ def test_exported_roots_reach_files_that_versions_do_not(aging: Aging, lake: Lak
     assert {path: lake.storage.read(path) for path in exported} == exported
     assert needed_files(lake, "e") == exported
     manifest = next(iter(path for path in listed(lake.storage) if path.startswith("_ops/export-")), None)
-    assert manifest is None, "nobody names it any more"
+    assert manifest is None, "no record names it any more"
 
 
 def test_version_that_is_an_export_root_is_pinned(aging: Aging, lake: Lakehouse) -> None:
@@ -214,7 +214,7 @@ def test_unreadable_kept_file_blocks_deletion(aging: Aging, lake: Lakehouse, wha
     if what in ("table definition", "manifest list"):
         del plans[0]  # no table's file expires
     for plan in plans:
-        if what == "manifest list" and damage in ("missing", "cut"):  # damage of one table, whose files all stay
+        if what == "manifest list" and damage in ("missing", "cut"):  # damage of one table, whose folder is kept
             removal = plan()
             assert len(removal.damaged) == 1
             assert not [path for path in removal.paths if path.startswith("tables/")]
@@ -420,7 +420,7 @@ def test_files_of_external_managed_tables_are_kept(aging: Aging, lake: Lakehouse
 
 
 def test_folders_of_opaque_tables_are_kept(aging: Aging, lake: Lakehouse) -> None:
-    """Those of another format, and those whose metadata file is gone: what is there may be all that is left."""
+    """Tables of other formats, and tables whose metadata file is missing: the remaining files may be all there is."""
     append_rows(lake, "ns.lost")
     append_rows(lake, "ns.lost")
     lost = lake.snapshot().table("ns", "lost")

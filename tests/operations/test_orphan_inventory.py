@@ -111,19 +111,19 @@ def test_only_unreached_files_are_looked_up(lake: Lakehouse, tmp_path: Path) -> 
 
 
 def test_invalid_inventories_are_rejected(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
-    def refused(error: type[Exception] | tuple[type[Exception], ...], location: str, said: str) -> None:
-        with pytest.raises(error, match=said):
+    def assert_rejected(error: type[Exception] | tuple[type[Exception], ...], location: str, message: str) -> None:
+        with pytest.raises(error, match=message):
             operations.plan_orphan_removal(lake, inventory=location)
 
     good = Path(inventory_of(lake, tmp_path / "good"))
-    refused(FileMissingError, f"{good}.gz", "pass the URI of its manifest.json")
-    refused(InvalidInputError, "manifest.json", "is not a URI or absolute path")
-    refused(CorruptFileError, str(good.parent / "data" / "0"), "not a manifest of an inventory")
+    assert_rejected(FileMissingError, f"{good}.gz", "pass the URI of its manifest.json")
+    assert_rejected(InvalidInputError, "manifest.json", "is not a URI or absolute path")
+    assert_rejected(CorruptFileError, str(good.parent / "data" / "0"), "not a manifest of an inventory")
     other_bucket = write_inventory(tmp_path / "b", "bucket", keys_of(lake))
-    refused(InvalidInputError, other_bucket, "covers 's3://bucket/', which does not contain")
-    refused(InvalidInputError, write_inventory(tmp_path / "c", lake.root, ["a/x"]), "contains no file that")
+    assert_rejected(InvalidInputError, other_bucket, "covers 's3://bucket/', which does not contain")
+    assert_rejected(InvalidInputError, write_inventory(tmp_path / "c", lake.root, ["a/x"]), "contains no file that")
     text = good.read_text()
-    for wrong, said in (
+    for wrong, message in (
         (text.replace('"CSV"', '"Avro"'), "have format 'Avro'"),
         (text.replace(" Key,", " Name,"), "with a column 'Key'"),
         (text.replace('"data/1"', '"data/2"'), "data/2' of inventory .* is missing"),
@@ -132,19 +132,19 @@ def test_invalid_inventories_are_rejected(lake: Lakehouse, aging: Aging, tmp_pat
         (json.dumps([text]), "is not a manifest"),
     ):
         good.write_text(wrong)
-        refused((CorruptFileError, FileMissingError, InvalidInputError), str(good), said)
+        assert_rejected((CorruptFileError, FileMissingError, InvalidInputError), str(good), message)
     good.write_text(text)
     damaged = good.parent / "data" / "1"
     for data in (b"\x1f\x8bx", damaged.read_bytes()[:-20], inventory_file(["a"], "Parquet"), gzip.compress(b"short")):
         damaged.write_bytes(data)
-        refused(CorruptFileError, str(good), "data/1' of inventory .* cannot be read")
+        assert_rejected(CorruptFileError, str(good), "data/1' of inventory .* cannot be read")
     for file_format in ("Parquet", "ORC"):
         good.write_text(text.replace('"CSV"', f'"{file_format}"'))
-        refused(CorruptFileError, str(good), "of inventory .* cannot be read")
+        assert_rejected(CorruptFileError, str(good), "of inventory .* cannot be read")
         for column in (pa.array(["a", None]), pa.array([b"a"]), pa.array([1]), pa.array([["a"]])):
             for name in ("0", "1"):
                 (good.parent / "data" / name).write_bytes(columnar_file(column, file_format))
-            refused(
+            assert_rejected(
                 CorruptFileError, str(good), "of inventory .* cannot be read: its column 'key' does not contain text"
             )
 
@@ -152,7 +152,7 @@ def test_invalid_inventories_are_rejected(lake: Lakehouse, aging: Aging, tmp_pat
 def test_invalid_manifest_is_named_in_the_error(lake: Lakehouse, tmp_path: Path) -> None:
     good = Path(inventory_of(lake, tmp_path / "good"))
     text = good.read_text()
-    for wrong, said in (
+    for wrong, message in (
         (
             text.replace(f'"{lake.root}"', '""'),
             "is not a manifest of an inventory: invalid root 's3:///': it has no bucket",
@@ -167,7 +167,7 @@ def test_invalid_manifest_is_named_in_the_error(lake: Lakehouse, tmp_path: Path)
         (text.replace('"data/1"', r'"\ud800"'), "of inventory .* cannot be read: .* lone surrogate"),
     ):
         good.write_text(wrong)
-        with pytest.raises((CorruptFileError, InvalidInputError), match=said) as caught:
+        with pytest.raises((CorruptFileError, InvalidInputError), match=message) as caught:
             operations.plan_orphan_removal(lake, inventory=str(good))
         assert "pw" not in str(caught.value)
         str(caught.value).encode()

@@ -121,7 +121,7 @@ def test_table_loaded_long_ago_can_be_written(lakes: Lakes) -> None:
 
 
 class _Sleeps(ClockStorage):
-    """Shows the time of another storage's clock; calls somebody before the next root is created."""
+    """Uses the clock of another storage, and runs an action before the next root is created."""
 
     meanwhile = None
 

@@ -108,12 +108,12 @@ def test_execute_returns_a_frozen_report_with_its_cost(plan: type[Plan]) -> None
 def test_plans_and_reports_are_rendered_and_executions_traced(aging: Aging, lakes: Lakes, name: str) -> None:
     plan = _MADE[name](aging.lake, lakes.root("away"))
     assert type(plan).__name__ == name
-    said = json.loads(json.dumps(plan.to_dict()))
+    document = json.loads(json.dumps(plan.to_dict()))
     assert isinstance(plan.is_empty, bool)
-    assert said["digest"] == (None if plan.is_empty else plan.digest)
+    assert document["digest"] == (None if plan.is_empty else plan.digest)
     assert plan.digest.startswith(f"{plan.base_version}-")
     assert str(plan)
-    assert json.loads(plan.to_json()) == said
+    assert json.loads(plan.to_json()) == document
     with hearing() as heard:
         with pytest.raises(PlanChangedError):
             plan.execute(approved_digest="0-none")

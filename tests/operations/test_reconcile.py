@@ -312,7 +312,7 @@ def test_reconcile_drops_an_export_that_cannot_finish(aging: Aging, lake: Lakeho
 def test_reconcile_does_not_restore_a_dropped_external_export(
     lake: Lakehouse, foreign: ForeignLake, tmp_path: Path, is_dropped: bool
 ) -> None:
-    """Its root stands, and tells nothing: dropping it deletes its manifest. One that was lost is no drop."""
+    """Its root remains and proves nothing, because a drop deletes the manifest. A lost manifest is not a drop."""
     operations.plan_export(lake, "backup", target=(tmp_path / "backup").as_uri()).execute()
     (manifest,) = [info.path for info in lake.storage.list("_ops/export-")]
     exported = lake.latest_version()

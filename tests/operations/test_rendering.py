@@ -71,8 +71,8 @@ def test_values_are_converted_to_json() -> None:
 )
 def test_text_is_shown_in_full_and_escaped(text: str, shown: str) -> None:
     assert visible(text) == shown
-    made = new_table(f"Title {text}", "column", rows=[(text,)])
-    assert table_text(made, 1_000).splitlines() == [f"Title {shown}", "column", shown]
+    table = new_table(f"Title {text}", "column", rows=[(text,)])
+    assert table_text(table, 1_000).splitlines() == [f"Title {shown}", "column", shown]
 
 
 def test_tables_are_not_cut() -> None:

@@ -159,7 +159,7 @@ def test_policy_numbers_are_validated(name: str, number: object) -> None:
 
 
 def history_of(*times: datetime) -> list[VersionAge]:
-    """Return versions made at times, each superseded by the next; one more, made now, is the latest."""
+    """Return versions created at certain times, each superseded by the next, and a latest version created now."""
     moments = [int(time.timestamp() * 1000) for time in times] + [NOW_MS]
     ages = [
         VersionAge(version=version, created_at_ms=moment, superseded_at_ms=moments[version + 1])
@@ -233,7 +233,7 @@ def test_numbers_age_and_age_overrides() -> None:
 
 
 def test_age_starts_when_a_version_is_superseded() -> None:
-    """One that was in use until yesterday is a day old, however long ago it was made."""
+    """A version that was in use until yesterday is a day old, however long ago it was created."""
     ages = history_of(at(2020, 1, 1), at(2024, 2, 29))
     assert kept(ages, maximum_age_ms=2 * DAY_MS) == {0, 1}
 

@@ -119,7 +119,7 @@ def test_slow_trim_and_table_compaction_complete(lake: Lakehouse, clock: SlowSto
 
 
 def test_slow_data_file_compaction_completes(clock: SlowStorage) -> None:
-    """To look for them may take longer than a transaction may live; to write them anew may not."""
+    """Finding them may take longer than the time to live of a transaction; rewriting them may not."""
     small = Lakehouse.create("memory://small-files/", storage=clock, txn_ttl_millis=TTL_MS)
     clock.read_ms = 0
     for _ in range(6):
@@ -155,7 +155,7 @@ def test_slow_reconcile_completes(lake: Lakehouse, clock: SlowStorage) -> None:
 
 
 class _Tree:
-    """A change that needs nothing but nodes, whose draft takes as long as a test says."""
+    """A change that only needs nodes, with a draft of a chosen duration."""
 
     def __init__(self, work: Callable[[], None]):
         self._work = work
@@ -165,7 +165,7 @@ class _Tree:
         return draft_of_tree(base, stamp, base.root, CommitInfo("test"))
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        """Nothing stands against it."""
+        """Accept any concurrent commit."""
 
 
 def test_files_of_an_attempt_age(lake: Lakehouse, clock: SlowStorage) -> None:

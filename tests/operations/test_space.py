@@ -60,7 +60,7 @@ def contents_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.local_only("measures what stands on a disk")
+@pytest.mark.local_only("measures disk usage")
 @pytest.mark.parametrize("n_overwrites", [10, pytest.param(30, marks=pytest.mark.soak)])
 def test_space_after_many_overwrites_is_bounded(lakes: Lakes, tmp_path: Path, outside: Path, n_overwrites: int) -> None:
     folder = tmp_path / "lake"

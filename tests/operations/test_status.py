@@ -47,9 +47,9 @@ def command_of(status: Status, what: str) -> str:
 
 
 def with_export(lake: Lakehouse, **fields: object) -> None:
-    made = {"name": "e", "version": 1, "level": ExportLevel.MINIMAL, "state": ExportState.COMPLETE, **fields}
+    record = {"name": "e", "version": 1, "level": ExportLevel.MINIMAL, "state": ExportState.COMPLETE, **fields}
     definition = lake.snapshot().definition
-    lake.alter_definition(exports=(*definition.exports, ExportRecord(**made)))  # type: ignore[arg-type]
+    lake.alter_definition(exports=(*definition.exports, ExportRecord(**record)))  # type: ignore[arg-type]
 
 
 def test_new_lakehouse_has_nothing_due(old: Aging) -> None:
@@ -229,7 +229,7 @@ def test_undone_versions_are_reported_within_the_bound(old: Aging) -> None:
 
 
 def test_status_as_json(old: Aging) -> None:
-    said = lakehouse_status(old.lake).to_dict()
-    assert said["headline"] == "Version 4, 0 s old: nothing to do"
-    assert {"version", "due", "next", "commits", "space", "findings", "ages", "cost"} <= said.keys()
+    document = lakehouse_status(old.lake).to_dict()
+    assert document["headline"] == "Version 4, 0 s old: nothing to do"
+    assert {"version", "due", "next", "commits", "space", "findings", "ages", "cost"} <= document.keys()
     assert "what" in str(lakehouse_status(old.lake))

@@ -19,9 +19,9 @@ ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int32())})
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
-    """Versions 2, 3, 5 and 6 change the table: made, filled, filled again, and with another column."""
-    made = lakes.local()
-    catalog = catalog_at(made)
+    """Versions 2, 3, 5 and 6 create the table, append rows twice, and add a column."""
+    lakehouse = lakes.local()
+    catalog = catalog_at(lakehouse)
     catalog.create_namespace("sales")
     orders = catalog.create_table("sales.orders", ROWS.schema)
     orders.append(ROWS)
@@ -30,7 +30,7 @@ def lake(lakes: Lakes) -> Lakehouse:
     with orders.update_schema() as update:
         update.add_column("name", StringType())
         update.update_column("id", LongType())
-    return made
+    return lakehouse
 
 
 def test_history_lists_versions_that_changed_the_table(lake: Lakehouse) -> None:

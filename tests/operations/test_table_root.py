@@ -47,10 +47,10 @@ def root(table_roots: TableRoots) -> str:
 @pytest.fixture
 def aging(table_roots: TableRoots, root: str) -> Aging:
     """A lakehouse with a table under its table root, some files of which no version needs any more."""
-    made = table_roots.lake(root)
-    append_rows(made.lake)
-    overwrite_rows(made.lake, "ns.t")
-    return made
+    aging = table_roots.lake(root)
+    append_rows(aging.lake)
+    overwrite_rows(aging.lake, "ns.t")
+    return aging
 
 
 def copy_of(aging: Aging, table_roots: TableRoots) -> Aging:
@@ -114,7 +114,7 @@ def test_slow_clock_of_the_table_root_does_not_age_files(
 
 
 def test_foreign_files_under_the_table_root_are_kept(aging: Aging, table_roots: TableRoots, root: str) -> None:
-    """Two lakehouses share a table root, and somebody keeps other files there."""
+    """Two lakehouses share a table root that also contains other files."""
     other = table_roots.lake(root, "other")
     append_rows(other.lake)
     strange = {"tables/nobody/data/1.parquet", "tables/torn/_owner.json", "tables/torn/data/1", "notes.txt", "tables/x"}
@@ -143,7 +143,7 @@ def needed_files_of(lake: Lakehouse, root: str) -> set[str]:
 
 
 def test_copy_does_not_delete_files_of_its_original(aging: Aging, table_roots: TableRoots, root: str) -> None:
-    """Both have one id, so owner files do not tell them apart."""
+    """Both have the same id, so owner files do not distinguish them."""
     copy = copy_of(aging, table_roots)
     before = there(root)
     copy.later()
@@ -216,7 +216,7 @@ def test_definition_alone_does_not_allow_deletion(table_roots: TableRoots, root:
 
 
 def test_unclaimed_table_root_is_kept(table_roots: TableRoots, root: str) -> None:
-    """So are those of lakehouses that were made before there were files of users."""
+    """The same for lakehouses from before table roots recorded their users."""
     aging = table_roots.aging(table_roots.lakes.storage())
     with aging.lake.transaction() as txn:
         txn.alter_definition(replace(txn.definition, table_root=root))
@@ -232,7 +232,7 @@ def test_unclaimed_table_root_is_kept(table_roots: TableRoots, root: str) -> Non
 
 
 def test_plan_file_with_arbitrary_locations_is_harmless(aging: Aging, table_roots: TableRoots, root: str) -> None:
-    """Plans are files of the lakehouse: whoever writes one frees no file of others."""
+    """Plans are files of the lakehouse, and a forged plan must not delete files of others."""
     other = table_roots.lake(root, "other")
     append_rows(other.lake)
     theirs = {f"{root}{path}" for path in needed_files_of(other.lake, root)}
@@ -362,7 +362,7 @@ def test_interrupted_export_keeps_its_table_root_copies(aging: Aging, root: str)
 
 
 def moved_to(root: str, target: str) -> Storage:
-    """Copy all that stands under a table root to another one, and delete it there."""
+    """Move all files under a table root to another one."""
     source, storage = open_storage(root), open_storage(target)
     for info in list(source.list()):
         storage.write(info.path, source.read(info.path))
@@ -390,7 +390,7 @@ def test_table_root_is_moved(aging: Aging, table_roots: TableRoots, root: str) -
     assert root not in catalog_at(again).load_table("ns.t").metadata.model_dump_json()
     assert [catalog_at(again, number).load_table("ns.t").scan().to_arrow().num_rows for number in (2, 3)] == older
     append_rows(again)
-    assert len(rows(opened_before)) == len(expected) + 3, "who has it open learns of it"
+    assert len(rows(opened_before)) == len(expected) + 3, "an open lakehouse notices the move"
     assert operations.verify(lake, deep=True).findings == ()
     kept = {path for path in there(target) if path.endswith(".parquet")}
     aging.later()

@@ -34,14 +34,14 @@ def root(table_roots: TableRoots) -> str:
 
 @pytest.fixture
 def aging(table_roots: TableRoots, root: str) -> Aging:
-    """A lakehouse with orphans beside it and under its table root; files that came late are of another table."""
-    made = table_roots.lake(root, "bucket/lake")
-    append_rows(made.lake)
-    overwrite_rows(made.lake, "ns.t")
-    put_orphans(made, root)
-    made.lake.storage.create(new_node_path(), b"left")
-    made.later()
-    return made
+    """A lakehouse with orphans under its root and its table root. Late files belong to another table."""
+    aging = table_roots.lake(root, "bucket/lake")
+    append_rows(aging.lake)
+    overwrite_rows(aging.lake, "ns.t")
+    put_orphans(aging, root)
+    aging.lake.storage.create(new_node_path(), b"left")
+    aging.later()
+    return aging
 
 
 def storage_at(aging: Aging, root: str) -> Storage:

@@ -43,8 +43,8 @@ def keeping(versions: int) -> RetentionPolicy:
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
     """A lakehouse an hour after its last commit, as a retention policy sees it."""
-    made = lakes.memory()
-    return Lakehouse(ClockStorage(made.storage, made.storage.now_ms() + HOUR_MS))
+    lakehouse = lakes.memory()
+    return Lakehouse(ClockStorage(lakehouse.storage, lakehouse.storage.now_ms() + HOUR_MS))
 
 
 def later(lake: Lakehouse) -> None:
@@ -390,7 +390,7 @@ def test_trim_with_unknown_outcome_deletes_nothing(lake: Lakehouse) -> None:
     plan = operations.plan_trim_tables(lake, keeping(1))
 
     class Unknown(StorageWrapper):
-        """Creates a root, and then nobody learns whether it did."""
+        """Creates a root, and loses the response."""
 
         lost = ""
 

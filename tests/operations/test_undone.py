@@ -24,9 +24,9 @@ A, B = ObjectName("ns", "a"), ObjectName("ns", "b")
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
     """A lakehouse with the tables ``ns.a`` and ``ns.b`` in version 1."""
-    made = lakes.local()
-    create(made, "ns", "a", "b")
-    return made
+    lakehouse = lakes.local()
+    create(lakehouse, "ns", "a", "b")
+    return lakehouse
 
 
 def undone(lake: Lakehouse) -> Undone:

@@ -17,11 +17,11 @@ from trinitylake_ops.storage import MemoryStorage
 
 @pytest.fixture(params=range(3))
 def aging(request: pytest.FixtureRequest, lakes: Lakes) -> Aging:
-    made = Aging.on(UnorderedStorage(lakes.storage(), request.param))
-    lakes.watch(made.lake)
-    grow(made, 5)
-    append_rows(made.lake)
-    return made
+    aging = Aging.on(UnorderedStorage(lakes.storage(), request.param))
+    lakes.watch(aging.lake)
+    grow(aging, 5)
+    append_rows(aging.lake)
+    return aging
 
 
 def test_cleanup_with_unordered_listings(aging: Aging) -> None:
