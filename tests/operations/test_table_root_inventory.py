@@ -117,7 +117,7 @@ def test_inventory_of_another_root_only(table_roots: TableRoots, tmp_path: Path)
     plan = operations.plan_orphan_removal(aging.lake, inventory=location)
     assert plan.paths == sorted(f"{root}{path}" for path in orphans)
     other = write_inventory(tmp_path / "other", "bucket", ["a"])
-    with pytest.raises(InvalidInputError, match=f"one of 's3://bucket/', where .*{root}.* is not"):
+    with pytest.raises(InvalidInputError, match=f"covers 's3://bucket/', which does not contain .*{root}"):
         operations.plan_orphan_removal(aging.lake, inventory=other)
     nothing = write_inventory(tmp_path / "nothing", root, ["a/x", f"tables/{NEW_ID}/data/stray.parquet"])
     with pytest.raises(InvalidInputError):
