@@ -109,7 +109,7 @@ def page(address: str) -> Iterator[Page]:
 def test_start_page_leads_to_concepts(page: Page, address: str) -> None:
     page.goto(address)
     expect(page.get_by_role("heading", level=1)).to_contain_text("Documentation")
-    page.locator("article").get_by_role("link", name="concepts", exact=True).click()
+    page.locator("article").get_by_role("link", name="Concepts", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Concepts")
     picture = page.locator("article img").first
     assert picture.evaluate("image => image.complete && image.naturalWidth") == 900
