@@ -25,7 +25,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from pyiceberg.table import Table
 from sqlalchemy import event
 
-from benchmarks.lakes import REQUEST_SECONDS, SlowStorage, held_back
+from benchmarks.lakes import REQUEST_SECONDS, SlowStorage, deferred_background_work
 from benchmarks.report import Spread, cpu_seconds, seconds, table, write_result
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.iceberg.catalog import catalog_at, catalog_for
@@ -206,8 +206,8 @@ def slow() -> Iterator[tuple[str, RequestCounts, float]]:
             times = []
             for _ in range(N_SLOW_TURNS):
                 one.refresh().append(_ROWS)
-                background.flush()
-                with held_back(), meter.measure() as measured:
+                background.drain()
+                with deferred_background_work(), meter.measure() as measured:
                     times.append(seconds(functools.partial(call, one)))
             yield work, measured.counts, min(times)
 

@@ -75,7 +75,7 @@ class Watched:
 
     def lake(self, root: str) -> Lakehouse:
         """Return a lakehouse without anything in memory."""
-        background.flush()
+        background.drain()
         clear_process_caches()
         return Lakehouse(self.storages[root], cache="off")
 

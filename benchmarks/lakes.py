@@ -52,18 +52,34 @@ def change_tables(lake: Lakehouse, tables: Iterable[int]) -> None:
             txn.alter_table("ns", name(number), changed())
 
 
+class _Deferred(background.ThreadRunner):
+    """Keeps submitted work until it is drained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._work: dict[background.Work, None] = {}
+
+    def submit(self, work: background.Work) -> None:
+        self._work[work] = None
+
+    def drain(self, timeout_s: float) -> bool:
+        del timeout_s
+        while self._work:
+            work = next(iter(self._work))
+            del self._work[work]
+            background.run_logged(work)
+        return True
+
+
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Let what is done beside commits wait until the block ends: nobody waits for it, and it is not counted."""
-    waiting: dict[background.Work, None] = {}
-    put = background.put
-    background.put = lambda work: waiting.update({work: None})
-    try:
-        yield
-    finally:
-        background.put = put
-        for work in waiting:
-            background.do(work)
+def deferred_background_work() -> Iterator[None]:
+    """Run background work when the block ends, so that its requests are not counted in the block."""
+    runner = _Deferred()
+    with background.using(runner):
+        try:
+            yield
+        finally:
+            background.drain()
 
 
 class MadeUpDefinitions(StorageWrapper):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from benchmarks.lakes import MadeUpDefinitions, change_tables, changed, held_back, loaded, name
+from benchmarks.lakes import MadeUpDefinitions, change_tables, changed, deferred_background_work, loaded, name
 from benchmarks.report import Spread, by_tables, plot, table, write_result
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import FileMissingError
@@ -138,7 +138,7 @@ WORKS: Mapping[str, tuple[Callable[[Lakehouse], object], bool]] = {
 
 def measured(storage: Storage, work: Callable[[Lakehouse], object], *, is_warm: bool) -> RequestCounts:
     """Count what a piece of work asks of the storage."""
-    background.flush()  # the hint of the last commit
+    background.drain()  # the hint of the last commit
     meter = MeteredStorage(storage)
     lake = Lakehouse(meter, cache="private")
     if is_warm:
@@ -209,7 +209,7 @@ def commits(
     """Do pieces of work in a commit each; returns what they take after their begin."""
     counts, nodes = [], []
     for work in works:
-        with held_back(), lake.transaction() as txn, meter.measure() as measurement:
+        with deferred_background_work(), lake.transaction() as txn, meter.measure() as measurement:
             work(txn)
             n_before = len(written.created_paths)
             txn.commit()
@@ -235,7 +235,7 @@ def find_latest_rounds() -> dict[str, int]:
     found = {}
     storage = MemoryStorage("memory://find-latest/")
     Lakehouse.create(storage.root, storage=storage)
-    background.flush()  # its hint must not come after those that are tried
+    background.drain()  # its hint must not come after those that are tried
     many = ManyVersions(storage)
     for case, hint in (("right", LATEST), ("deleted", None), ("1,000,000 versions behind", LATEST - 1_000_000)):
         storage.delete(HINT_PATH)

@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from benchmarks.bare.objects import BareObstore, BareS3fs
-from benchmarks.lakes import filled, held_back, name
+from benchmarks.lakes import deferred_background_work, filled, name
 from benchmarks.replay import BareClient, Recorder, Replay, decoded
 from benchmarks.report import Spread, seconds, table, write_result
 from benchmarks.servers import running
@@ -71,8 +71,8 @@ def measure(storage: Storage, work: Work, *, is_cold: bool, bare: BareClient | N
     counted = Lakehouse(meter)
     if not is_cold:
         work(counted)
-    background.flush()
-    with held_back(), meter.measure() as measurement:
+    background.drain()
+    with deferred_background_work(), meter.measure() as measurement:
         work(counted)
     recorder = Recorder(storage)
     warm = Lakehouse(recorder)
@@ -82,7 +82,7 @@ def measure(storage: Storage, work: Work, *, is_cold: bool, bare: BareClient | N
         for turn in range(N_TURNS):
             recorder.requests = []
             lake = Lakehouse(recorder) if is_cold else warm
-            with held_back():
+            with deferred_background_work():
                 engine.append(seconds(lambda lake=lake: work(lake)))  # type: ignore[misc]
                 rounds = recorder.rounds()
             if replay is not None:

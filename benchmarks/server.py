@@ -205,7 +205,7 @@ def rounds_of_requests(folder: Path) -> list[str]:
             answer = served.ask("POST", path, body)
             if answer.status != 200:
                 raise RuntimeError(f"{name}: {answer.status} {answer.body[:300]!r}")
-            background.flush()
+            background.drain()
             rows.append([name, *_shown(meter.snapshot() - before)])
     return table(("request", "rounds", "requests", "of which"), rows)
 

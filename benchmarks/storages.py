@@ -28,7 +28,7 @@ from matplotlib.axes import Axes
 
 from benchmarks.bare.objects import BareAzure, BareGcsfs, BareObstore, BareS3fs
 from benchmarks.bare.others import BareDynamoDB, BareFiles, BareHdfs, BareRedis
-from benchmarks.lakes import SlowStorage, changed, filled, held_back, name
+from benchmarks.lakes import SlowStorage, changed, deferred_background_work, filled, name
 from benchmarks.replay import BareClient, Recorder, Replay, SlowClient, decoded
 from benchmarks.report import RESULTS, plot, table, write_result
 from benchmarks.servers import running
@@ -146,7 +146,7 @@ def counted(storage: Storage, work: Work) -> RequestCounts:
     lake = Lakehouse(meter)
     if not work.is_cold:
         lake.snapshot().tables("ns")
-    with held_back():
+    with deferred_background_work():
         call = work.prepared(lake)
         with meter.measure() as measurement:
             call()
@@ -161,7 +161,7 @@ def measure(storage: Storage, work: Work, bare: BareClient, n_turns: int) -> Fig
     warm.snapshot().tables("ns")
     with Replay(bare, storage) as replay:
         for turn in range(N_FIRST_TURNS + n_turns):
-            with held_back():
+            with deferred_background_work():
                 call = work.prepared(Lakehouse(recorder) if work.is_cold else warm)
                 recorder.requests = []
                 found.engine.add(call)

@@ -1,15 +1,49 @@
-"""Storages whose clock a test sets."""
+"""Clocks that a test sets: of storages, and of the process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 
 
+class ManualClock:
+    """A monotonic clock of a process that advances only by pauses and by ``advance``."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        #: The length of each pause, in seconds.
+        self.pauses_s: list[float] = []
+        #: Called in each pause.
+        self.during_pause: Callable[[], object] = lambda: None
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses_s.append(seconds)
+        self.advance(seconds)
+        self.during_pause()
+
+    def advance(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
+class TickingClock(ManualClock):
+    """A clock that advances by ``tick_s`` seconds with each reading."""
+
+    def __init__(self, tick_s: float = 0.01):
+        super().__init__()
+        self._tick_s = tick_s
+
+    def now_s(self) -> float:
+        self.advance(self._tick_s)
+        return super().now_s()
+
+
 class ClockStorage(StorageWrapper):
-    """Shows ``time_ms`` as the storage's clock."""
+    """A storage whose clock shows ``time_ms``."""
 
     def __init__(self, inner: Storage, time_ms: int):
         super().__init__(inner)
@@ -20,7 +54,7 @@ class ClockStorage(StorageWrapper):
 
 
 class AgingStorage(ClockStorage):
-    """Shows, beside its clock, the time by that clock at which each file was written."""
+    """A storage whose files were last modified at the time that its clock showed when they were written."""
 
     def __init__(self, inner: Storage, time_ms: int):
         super().__init__(inner, time_ms)
@@ -35,10 +69,10 @@ class AgingStorage(ClockStorage):
         self.written_ms[path] = self.time_ms
 
     def stat(self, path: str) -> FileInfo:
-        return self._aged(super().stat(path))
+        return self._with_age(super().stat(path))
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        yield from map(self._aged, super().list(prefix))
+        yield from map(self._with_age, super().list(prefix))
 
-    def _aged(self, info: FileInfo) -> FileInfo:
+    def _with_age(self, info: FileInfo) -> FileInfo:
         return replace(info, last_modified_ms=self.written_ms.get(info.path, info.last_modified_ms))

@@ -19,7 +19,14 @@ from trinitylake_ops.format.keys import TABLE_KEY_PREFIX, clock_reset
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import decode_node, encode_sealed_root
-from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, drop_memory_root, open_storage
+from trinitylake_ops.storage import (
+    LocalStorage,
+    MemoryStorage,
+    Storage,
+    background,
+    drop_memory_root,
+    open_storage,
+)
 from trinitylake_ops.tree.search import scan
 from trinitylake_ops.tree.shape import check_tree, walk
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -97,11 +104,14 @@ def allowing(lake: Lakehouse, *places: Path | str) -> Lakehouse:
 
 def left_over_paths(lake: Lakehouse) -> set[str]:
     """Return the paths of files that no version reaches: none after commits that ended, well or not."""
+    background.drain()
     stored = {info.path for info in lake.storage.list() if not info.path.startswith(TABLES_PREFIX)}
     return stored - reached_paths(lake) - {HINT_PATH, ORPHAN_BARRIER_PATH}
 
 
 def listed(storage: Storage) -> set[str]:
+    """Return the paths of all files, once background work is done."""
+    background.drain()
     return {info.path for info in storage.list()}
 
 

@@ -96,7 +96,7 @@ def check_role(role: str, root: str, as_owner: Options, as_role: Options, *, del
     else:
         for path in before:
             _must_be_refused(storage.delete, path)
-    background.flush()
+    background.drain()
     if role != "maintainer":
         assert before <= _files(root, as_owner)
     check_lake(owner)
@@ -134,7 +134,7 @@ def _must_be_refused(call: Callable[..., None], *arguments: Any) -> None:
 
 
 def _files(root: str, options: Options) -> set[str]:
-    background.flush()
+    background.drain()
     return {file.path for file in open_storage(root, options).list()}
 
 

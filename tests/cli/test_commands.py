@@ -181,7 +181,7 @@ def test_init(cli: Cli, lakes: Lakes) -> None:
         "id": ""
     } == shown["definition"] | {"id": "", "order": 128, "properties": {}}
     assert_error(cli("init", "--node-compression", "gzip", root=f"{root}3"), 2, "lz4")
-    assert_error(cli("init", root=root), 3, "there is a lakehouse")
+    assert_error(cli("init", root=root), 3, "a lakehouse already exists")
     assert_error(cli("init", "--order", 2, root=f"{root}3"), 2, "order")
     for absurd in (1, 59_999, 10**12, 10**30):  # no commit would succeed, or no space ever be freed
         assert_error(cli("init", "--txn-ttl-millis", absurd, root=f"{root}3"), 2, "60000<=x<=315360000000")

@@ -26,6 +26,8 @@ from trinitylake_ops.iceberg.read import count_rows, first_rows
 from trinitylake_ops.storage import drop_memory_root
 from trinitylake_ops.storage.meter import MeteredStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 __all__ = ["cli", "logging_as_it_was"]
 
 

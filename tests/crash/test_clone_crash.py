@@ -30,6 +30,8 @@ from trinitylake_ops.operations.gc import delete
 from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 PARENT, CLONE = "memory://clone-crash-parent/", "memory://clone-crash-clone/"
 ROOTS = {"parent": PARENT, "clone": CLONE}
 Files = dict[str, dict[str, bytes]]

@@ -25,6 +25,8 @@ from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.storage import TEMPORARY_PREFIX, Storage
 from trinitylake_ops.storage.local import storage as local_module
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 SIZES = {"order": 3, "namespace_name_max_size_bytes": 8, "table_name_max_size_bytes": 8}
 LONG = "m" * 3_400  # leaves little room in the root, so that the commits write nodes too
 BASE_VERSION = 1

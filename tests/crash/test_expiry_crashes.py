@@ -43,6 +43,8 @@ from trinitylake_ops.operations.gc import delete as deletion
 from trinitylake_ops.operations.gc.table_files import table_id_in
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROOT = "memory://expiry-crashes/"
 LEASE_MS = 11 * 60 * 1000
 EFFECTS = ("create", "write", "delete")

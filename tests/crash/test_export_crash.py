@@ -24,6 +24,8 @@ from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 from trinitylake_ops.transaction import lakehouse as lakes
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 SOURCE, TARGET = "memory://export-crash-source/", "memory://export-crash-target/"
 Files = dict[str, dict[str, bytes]]
 

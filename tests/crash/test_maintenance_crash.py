@@ -20,6 +20,8 @@ from trinitylake_ops.errors import ConflictError, ExportNotFoundError, StorageEr
 from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROOT = "memory://maintenance-crash/"
 TARGET = 1
 State = dict[str, Any]

@@ -22,6 +22,8 @@ from trinitylake_ops.errors import StoragePermissionError, TransientError, Trini
 from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROOT = "memory://repair-crashes/"
 LEASE_MS = 11 * 60 * 1000
 KINDS = ("objects", "tree")

@@ -27,6 +27,8 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations.retention import RetentionPolicy
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, drop_memory_root
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROOT = "memory://table-crash/"
 OTHER_ROOT = "memory://table-crash-other/"
 #: The root that an operator allows, to read tables that were registered from it.

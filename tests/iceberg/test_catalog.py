@@ -52,6 +52,8 @@ from trinitylake_ops.iceberg.table_change import registering_io
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage
 from trinitylake_ops.transaction.change_set import VIEW_PREFIX
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 IMPLEMENTATION = "trinitylake_ops.iceberg.catalog.TrinityLakeCatalog"
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 

@@ -31,6 +31,8 @@ from trinitylake_ops.iceberg.write.data_files import write_data_files
 from trinitylake_ops.iceberg.write.plan import identity_spec
 from trinitylake_ops.storage import MeteredStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 FLIGHTS = pa.schema(
     [
         pa.field("year", pa.int32()),

@@ -29,6 +29,8 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.io.input_file import READ_AHEAD_BYTES, WHOLE_FILE_BYTES
 from trinitylake_ops.storage import MeteredStorage, StorageWrapper
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 @pytest.fixture
 def io(lake: Lakehouse) -> StorageFileIO:

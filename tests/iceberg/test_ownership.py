@@ -21,6 +21,8 @@ from trinitylake_ops.iceberg.write.plan import plan_write
 from trinitylake_ops.iceberg.write.staging import StagingCatalog, stage_data_files
 from trinitylake_ops.storage import MeteredStorage, open_storage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 def owned(lake: Lakehouse) -> set[str]:
     """Return the ids of all tables with files, each of which must have an owner file of this lakehouse."""

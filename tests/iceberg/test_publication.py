@@ -21,6 +21,8 @@ from trinitylake_ops.iceberg.write.publication import publication_id, publish_on
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.storage import open_storage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ID = publication_id("run", "asset")
 
 

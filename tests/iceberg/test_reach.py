@@ -19,6 +19,8 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.iceberg.reach import FileKind, TableFile, files_of
 from trinitylake_ops.storage import MeteredStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 def reached(lake: Lakehouse, version: int | None = None) -> dict[str, TableFile]:
     files = list(files_of(lake.snapshot(version).table("ns", "t"), reading_io(lake)))

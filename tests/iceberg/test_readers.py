@@ -12,6 +12,8 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.storage import MeteredStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 @pytest.fixture
 def versions(lake: Lakehouse, catalog: TrinityLakeCatalog) -> tuple[int, int]:

@@ -14,6 +14,8 @@ from trinitylake_ops.iceberg.write.stream_epochs import QUERY_ID, Epoch, EpochGu
 from trinitylake_ops.iceberg.write.stream_epochs import find_epoch as find
 from trinitylake_ops.storage import MeteredStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROWS = "1:00ff"
 
 

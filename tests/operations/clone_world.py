@@ -107,7 +107,7 @@ class CloneWorld:
             drop_memory_root(root)
 
     def lake(self, side: str) -> Lakehouse:
-        background.flush()
+        background.drain()
         clear_process_caches()
         return Lakehouse.open(self.roots[side])
 
@@ -248,7 +248,7 @@ class CloneWorld:
                 assert self._ends and side == "clone", self.journal  # half of it is deleted
                 continue
             done.append(f"{side}'s {what}")
-        background.flush()  # a hint that comes later would be left by a drop
+        background.drain()  # a hint that comes later would be left by a drop
         self.met.update(Met("order", first, then) for first, then in itertools.combinations(done, 2))
         self.journal.append(f"clean up beside it, {'slowly' if is_slow else 'at once'}: {', '.join(done)}")
 
@@ -408,7 +408,7 @@ class CloneWorld:
                     stack.enter_context(mock.patch.object(module, "open_storage", lambda root, _=None: storages[root]))
                 clear_process_caches()
                 run(Lakehouse(storages[self.roots["parent"]], cache="off"))
-                background.flush()  # the thread that writes the hint may die, too
+                background.drain()  # the thread that writes the hint may die, too
         except (DeathError, TrinityLakeError) as error:
             if isinstance(error, TrinityLakeError) and visit is None and not isinstance(error, AmbiguousWriteError):
                 raise

@@ -17,6 +17,8 @@ from trinitylake_ops.operations import Budget, budget
 from trinitylake_ops.operations.budget import BudgetSpentBeforeError, BudgetSpentError, Spending, counting
 from trinitylake_ops.storage import MeteredStorage, RequestCounts
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 DELETING = {"purge": operations.plan_purge, "orphans": operations.plan_orphan_removal}
 #: To give back a lease, and to record what was done.
 TIDY_REQUESTS = 24

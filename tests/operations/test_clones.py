@@ -30,7 +30,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.operations import CloneInfo, CloneState
 
-pytestmark = pytest.mark.usefixtures("targets")
+pytestmark = [pytest.mark.usefixtures("targets"), pytest.mark.usefixtures("fixed_requests")]
 NAMES = ("clone-a", "clone-b", "clone-c")
 
 

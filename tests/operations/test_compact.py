@@ -13,6 +13,8 @@ from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import PlanChangedError
 from trinitylake_ops.tree.shape import walk
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 def untidy(lakes: Lakes) -> Lakehouse:
     """A lakehouse of several levels with thin nodes and messages in buffers."""

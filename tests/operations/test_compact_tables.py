@@ -32,6 +32,8 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.write.compact import FileGroup
 from trinitylake_ops.iceberg.write.rewrite import Rewriting, rewrite_in_process
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 Written = list[list[DataFile]]
 TTL_MS = 60_000
 Groups = Sequence[tuple[Rewriting, FileGroup]]

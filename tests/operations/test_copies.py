@@ -25,6 +25,8 @@ from trinitylake_ops.iceberg.io.file_io import reading_io
 from trinitylake_ops.operations.definition_commits import MAX_ATTEMPTS
 from trinitylake_ops.storage import MeteredStorage, StorageWrapper
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 @pytest.fixture
 def source(lakes: Lakes) -> Aging:

@@ -15,11 +15,9 @@ from pyiceberg.table import Table
 from tests.lakes import Lakes, allowing
 from tests.operations.aging import Aging
 from tests.operations.changes import append_rows, create
-from tests.own_time import give_own_time
 from trinitylake_ops import Lakehouse, TableDef, operations
 from trinitylake_ops.errors import InvalidInputError, MaintenanceBlockedError, ThrottledError
 from trinitylake_ops.format.file_names import lease_path, new_node_path, owner_path
-from trinitylake_ops.operations.gc import delete as deletion
 from trinitylake_ops.operations.gc.mark import Mark
 from trinitylake_ops.operations.gc.survey import survey_versions
 from trinitylake_ops.operations.gc.unreached import delete_unreached
@@ -29,9 +27,7 @@ from trinitylake_ops.storage import FileInfo, LocalStorage, Storage, StorageWrap
 ROWS = pa.table({"id": pa.array([1], pa.int64())})
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_own_time(monkeypatch, deletion, sleep=lambda seconds: None)
+pytestmark = pytest.mark.usefixtures("manual_clock")
 
 
 class Meanwhile(StorageWrapper):

@@ -6,10 +6,12 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.clock import ManualClock, TickingClock
 from tests.faults import FaultyStorage, fail, lose_response
 from tests.lakes import Lakes, listed, roots, table
 from tests.operations.aging import (
@@ -45,10 +47,11 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations import Budget, budget
 from trinitylake_ops.operations.base import PlannedT
 from trinitylake_ops.operations.export_records import manifest_targets
-from trinitylake_ops.operations.gc import delete as deletion
 from trinitylake_ops.operations.gc.delete import delete_files
 from trinitylake_ops.operations.lease import lease
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
+
+pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
 @pytest.fixture
@@ -685,9 +688,9 @@ class Moody(StorageWrapper):
         super().delete(path)
 
 
-def test_purge_slows_down_after_throttling(aging: Aging, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("manual_clock")
+def test_purge_slows_down_after_throttling(aging: Aging, lake: Lakehouse) -> None:
     n_files = purgeable(aging)
-    monkeypatch.setattr(deletion, "_FIRST_PAUSE_SECONDS", 0.001)
     moody = Moody(lake.storage, n_throttled=3)
     report = operations.plan_purge(Lakehouse(moody)).execute()
     assert (report.is_complete, report.files, report.throttled, dict(report.failures)) == (True, n_files, 3, {})
@@ -719,38 +722,14 @@ def files_to_delete(storage: Storage, number: int) -> dict[str, int]:
     return {f"f{index:02}": 2 for index in range(number)}
 
 
-class Watch:
-    """The time of a deletion that never waits: each look at it takes a moment, sleep is remembered."""
-
-    def __init__(self, moment_seconds: float = 0.0):
-        self.now_seconds = 0.0
-        self.moment_seconds = moment_seconds
-        self.pauses: list[float] = []
-
-    def monotonic(self) -> float:
-        self.now_seconds += self.moment_seconds
-        return self.now_seconds
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now_seconds += seconds
-
-
-@pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
-    stopwatch = Watch()
-    monkeypatch.setattr(deletion, "time", stopwatch)
-    return stopwatch
-
-
-def test_delete_rate_is_limited(lakes: Lakes, watch: Watch) -> None:
+def test_delete_rate_is_limited(lakes: Lakes, manual_clock: ManualClock) -> None:
     storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=4)
     done = delete_files(storage, files_to_delete(storage, 12), Budget(requests_per_second=2))
     assert (done.files, done.bytes, done.is_complete) == (12, 24, True)
-    assert watch.pauses == [0, 1, 1, 1, 1, 1], "two at once, each second"
+    assert manual_clock.pauses_s == [0, 1, 1, 1, 1, 1], "two at once, each second"
 
 
-def test_deletes_are_sent_right_after_the_check(lakes: Lakes, watch: Watch) -> None:
+def test_deletes_are_sent_right_after_the_check(lakes: Lakes, manual_clock: ManualClock) -> None:
     """At a low rate the lease could end meanwhile, and versions come."""
     storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=1)
     sizes_bytes = files_to_delete(storage, 3)
@@ -758,25 +737,25 @@ def test_deletes_are_sent_right_after_the_check(lakes: Lakes, watch: Watch) -> N
 
     class Timed(StorageWrapper):
         def delete(self, path: str) -> None:
-            assert looked_s[-1] == watch.now_seconds
+            assert looked_s[-1] == manual_clock.now_s()
             super().delete(path)
 
     done = delete_files(
         Timed(storage),
         sizes_bytes,
         Budget(requests_per_second=0.001),
-        before_batch=lambda: looked_s.append(watch.now_seconds),
+        before_batch=lambda: looked_s.append(manual_clock.now_s()),
     )
     assert (done.files, done.failures, looked_s) == (3, {}, [0, 1000, 2000])
 
 
-def test_backoff_grows_and_the_budget_applies_while_throttled(lakes: Lakes, watch: Watch) -> None:
+def test_backoff_grows_and_the_budget_applies_while_throttled(lakes: Lakes, manual_clock: ManualClock) -> None:
     storage = Moody(lakes.storage("plain"), n_throttled=10**6, concurrency=8)
     done = delete_files(storage, files_to_delete(storage, 30), Budget(max_requests=20))
     assert len(storage.deletes) == done.requests == 20
     assert (done.files, done.is_complete, done.stopped) == (0, False, "the budget of 20 requests is spent")
-    assert len(watch.pauses) == 2
-    assert all(0 <= pause <= 2**number for number, pause in enumerate(watch.pauses))
+    assert len(manual_clock.pauses_s) == 2
+    assert all(0 <= pause <= 2**number for number, pause in enumerate(manual_clock.pauses_s))
     storage.n_throttled = 5
     done = delete_files(storage, dict.fromkeys(listed(storage), 2))
     assert (done.files, done.is_complete) == (30, True)
@@ -788,7 +767,7 @@ def test_backoff_grows_and_the_budget_applies_while_throttled(lakes: Lakes, watc
 
 def test_time_budget_ends_a_deletion(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=1)
-    monkeypatch.setattr(budget, "time", Watch(moment_seconds=1))
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=TickingClock(1.0).now_s))
     done = delete_files(storage, files_to_delete(storage, 10), Budget(max_seconds=4))
     assert (done.files, done.stopped) == (4, "the budget of 4 seconds is spent")
 
@@ -800,10 +779,10 @@ def test_budgets_must_be_positive(field: str) -> None:
             Budget(**{field: number})
 
 
-def test_deletes_with_lost_responses_are_retried(lakes: Lakes, watch: Watch) -> None:
+def test_deletes_with_lost_responses_are_retried(lakes: Lakes, manual_clock: ManualClock) -> None:
     storage = FaultyStorage(OneByOne(lakes.storage("plain")), [lose_response(3, kind="delete", times=2)], concurrency=1)
     done = delete_files(storage, files_to_delete(storage, 5))
-    assert (done.files, done.is_complete, len(watch.pauses)) == (5, True, 2)
+    assert (done.files, done.is_complete, len(manual_clock.pauses_s)) == (5, True, 2)
 
 
 # What stops everything

@@ -35,6 +35,8 @@ from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.operations import ExportReport
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 def export(lake: Lakehouse, name: str, **arguments: Any) -> ExportReport:
     return maintenance.plan_export(lake, name, **arguments).execute()

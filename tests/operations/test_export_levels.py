@@ -28,6 +28,8 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations import ExportReport, RestorePlan
 from trinitylake_ops.storage import MeteredStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 NAMES = ("ns.t", "ns.u", "other.v")
 
 

@@ -13,6 +13,8 @@ from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.operations import HintState
 from trinitylake_ops.storage import MemoryStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 WRONG = [
     (b"0", HintState.BEHIND, 0),
     (b"1", HintState.BEHIND, 1),

@@ -33,6 +33,8 @@ from trinitylake_ops.operations.gc.tables import table_files
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
 from trinitylake_ops.tree.shape import walk
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 UUID = "00000000-0000-4000-8000-000000000000"
 
 

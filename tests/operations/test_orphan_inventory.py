@@ -22,6 +22,8 @@ from trinitylake_ops.format.file_names import new_node_path, owner_path
 from trinitylake_ops.operations.gc.table_files import table_id_in
 from trinitylake_ops.storage import LocalStorage, MeteredStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 @pytest.fixture
 def lake(aging: Aging) -> Lakehouse:

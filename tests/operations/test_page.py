@@ -36,6 +36,8 @@ from trinitylake_ops.reports.timeline import timeline
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.versions.undone import rolled_back_to
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 HOSTILE = "<script>alert('x')</script>\"'&amp;\u202egpj.exe\x00\x1b[31m{{ 7 * 7 }}]]>--><svg onload=x>"
 MOST_PAGE_BYTES = 2_000_000
 

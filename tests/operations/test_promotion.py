@@ -31,6 +31,8 @@ from trinitylake_ops.operations import ChangedOn, Comparison
 from trinitylake_ops.reports import comparison_page
 from trinitylake_ops.transaction.change_set import VIEW_PREFIX, views_in
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 NAME = "feature"
 
 

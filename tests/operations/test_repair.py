@@ -30,6 +30,8 @@ from trinitylake_ops.iceberg.reach import FileKind, files_of
 from trinitylake_ops.operations import Budget, RepairReport
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROOT = "memory://repair/"
 
 

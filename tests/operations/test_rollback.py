@@ -36,6 +36,8 @@ from trinitylake_ops.transaction.change_set import VIEW_PREFIX, views_in
 from trinitylake_ops.tree.shape import walk
 from trinitylake_ops.versions.history import Change
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 class InterferingStorage(FaultyStorage):
     """Runs an action just before the first root is created."""

@@ -27,6 +27,8 @@ from trinitylake_ops.iceberg.reach import files_of
 from trinitylake_ops.operations.exports import export as export_module
 from trinitylake_ops.storage import LocalStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 def unwatched(tmp_path: Path, **fields: object) -> Lakehouse:
     """A lakehouse that a test damages."""

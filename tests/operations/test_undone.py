@@ -18,6 +18,8 @@ from trinitylake_ops.operations.diff.table_history import table_history
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.versions.undone import Undone, find_undone
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 A, B = ObjectName("ns", "a"), ObjectName("ns", "b")
 
 

@@ -34,6 +34,8 @@ from trinitylake_ops.iceberg.reach import FileKind, files_of
 from trinitylake_ops.operations import Finding
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROOT = "memory://verify/"
 LATEST = 5
 EXPORT = "kept"

@@ -26,6 +26,8 @@ from trinitylake_ops.operations import VerifyReport
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tree.shape import holder_of
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 #: What each kind of file is called.
 KINDS = {
     "root": r"_[01]{32}\.arrow",

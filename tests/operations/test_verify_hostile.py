@@ -25,6 +25,8 @@ from trinitylake_ops.operations.verification import objects as verify_objects
 from trinitylake_ops.reports import log_page, verification_page
 from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROOT = "memory://hostile/"
 ORDER = 4
 

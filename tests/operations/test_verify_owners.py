@@ -17,6 +17,8 @@ from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.iceberg.managed import owner_file, read_owner
 from trinitylake_ops.operations.executor import LOCAL
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:

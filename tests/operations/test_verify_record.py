@@ -33,6 +33,8 @@ from trinitylake_ops.operations.verification import storage as verify_storage
 from trinitylake_ops.operations.verification import tables as verify_tables
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 KINDS = (".arrow", ".binpb", ".json", ".avro")
 
 

@@ -23,6 +23,8 @@ from trinitylake_ops.operations.lease import DURATION_MS, lease
 from trinitylake_ops.storage import Storage, StorageWrapper
 from trinitylake_ops.versions.snapshot import Snapshot
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 #: A process that died does not give its lease back.
 NO_RELEASE = fail(1, DeathError, kind="write", path_part="_ops/lease", times=99)  # type: ignore[arg-type]
 

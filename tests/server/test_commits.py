@@ -30,6 +30,8 @@ from trinitylake_ops.server.settings import ONLY
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage import Storage, StorageWrapper
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 CONFLICT = (409, "CommitFailedException")
 UNKNOWN = (500, "CommitStateUnknownException")

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tests.clock import TickingClock
 from tests.server.requests import COMMIT, TABLE, TABLES, commit_of, created, new_key, properties
 from tests.server.served import Served
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.iceberg import catalog_at
-from trinitylake_ops.transaction import commit_queue as queue_module
+from trinitylake_ops.storage import process_clock
 from trinitylake_ops.transaction import lakehouse as lakehouse_module
 
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 
 
 @pytest.fixture(autouse=True)
-def lengthen_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "_MOMENT_COMMITS", 1e9)
-    monkeypatch.setattr(queue_module, "_LONGEST_MOMENT_S", math.inf)
+def clock() -> Iterator[TickingClock]:
+    """Let a commit take some milliseconds, so that its version is taken for the latest one for some requests."""
+    clock = TickingClock(0.001)
+    with process_clock.using(clock):
+        yield clock
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def asked(own: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_nobody_asks_for_the_version_that_was_just_made(
-    served: Served, own: Lakehouse, monkeypatch: pytest.MonkeyPatch
+    served: Served, own: Lakehouse, clock: TickingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions, before = asked(own, monkeypatch), own.latest_version()
     for value in "12":
@@ -67,7 +69,7 @@ def test_nobody_asks_for_the_version_that_was_just_made(
     assert served.ask("POST", COMMIT, {"table-changes": changes}).status == 204
     assert questions == []
     assert own.latest_version() == before + 3
-    monkeypatch.setattr(queue_module, "_LONGEST_MOMENT_S", 0.0)
+    clock.advance(1)
     assert served.ask("POST", TABLE, commit_of(properties(a="3"))).status == 200
     assert questions == [1], "the moment is over"
 

@@ -32,6 +32,8 @@ from trinitylake_ops.server.settings import ONLY
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage import MeteredStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 

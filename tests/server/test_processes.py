@@ -34,6 +34,8 @@ from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.telemetry.settings import log_as_json
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 #: How many clients are connected and ask for nothing.
 N_IDLE = 1_000
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})

@@ -20,6 +20,8 @@ from trinitylake_ops.errors import StorageError
 from trinitylake_ops.server import telemetry
 from trinitylake_ops.server.warehouses import Warehouses
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 def basic(token: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"anybody:{token}".encode()).decode()}

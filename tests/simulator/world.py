@@ -45,15 +45,12 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
 )
 from trinitylake_ops.iceberg.io import file_io as file_io_module
-from trinitylake_ops.operations import hint as hint_module
 from trinitylake_ops.operations import lease as lease_module
 from trinitylake_ops.operations import retention as retention_module
 from trinitylake_ops.operations.exports import check as export_check_module
 from trinitylake_ops.operations.exports import export as export_module
-from trinitylake_ops.operations.gc import delete as deletion_module
-from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage, background
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage, background, process_clock
 from trinitylake_ops.storage.cache import storage as cache_module
-from trinitylake_ops.transaction import commit as commit_module
 from trinitylake_ops.transaction import commit_queue as queue_module
 from trinitylake_ops.transaction import group as member_module
 from trinitylake_ops.transaction import lakehouse as lakehouse_module
@@ -337,13 +334,8 @@ class World:
             mock.patch.object(queue_module, "threading", threads),
             mock.patch.object(Storage, "concurrency", 1),
             mock.patch.object(Storage, "is_remote", self._is_remote),
-            mock.patch.object(commit_module, "time", _Pauses(self)),
-            mock.patch.object(fairness_module, "time", _Pauses(self)),
-            mock.patch.object(background, "put", self.put_beside),
-            # A thread of its own would not be simulated: requests for turns are renewed by each attempt alone.
-            mock.patch.object(fairness_module, "start_in_background"),
-            mock.patch.object(deletion_module, "time", _Pauses(self)),
-            mock.patch.object(hint_module, "time", _Pauses(self)),
+            background.using(_SimulatedRunner(self)),
+            process_clock.using(_SimulatedClock(self)),
             mock.patch.object(lease_module, "DURATION_MS", LEASE_MS),
             mock.patch.object(retention_module, "CLOCK_MARGIN_MS", CLOCK_MARGIN_MS),
             mock.patch.object(orphan_barrier_module, "YOUNG_MS", CLOCK_MARGIN_MS),
@@ -365,19 +357,19 @@ class World:
             finally:
                 logging.disable(logging.NOTSET)
 
-    def put_beside(self, work: background.Work) -> None:
-        """Let a thread of the process do work beside the one that asks, and equal work once."""
+    def run_in_background(self, work: background.Work) -> None:
+        """Run work in another thread of the calling process. Equal work that has not started runs once."""
         here = greenlet.getcurrent()
         process = next((thread.process for thread in self._threads if thread.body is here), None)
         if process is None:  # the test itself
-            background.do(work)
+            background.run_logged(work)
         elif work not in process.waiting:
             process.waiting.append(work)
 
             def body() -> None:
                 self.hand_over()
                 process.waiting.remove(work)
-                background.do(work)
+                background.run_logged(work)
 
             self._threads.append(_Thread(process, greenlet.greenlet(body), is_beside=True))
 
@@ -396,12 +388,34 @@ class _Crashed:
     process: Process
 
 
-class _Pauses:
-    """The module ``time`` of a simulated process."""
+class _SimulatedClock:
+    """The monotonic clock of all simulated processes."""
 
     def __init__(self, world: World):
-        self.sleep = world.pause
-        self.monotonic = lambda: _SECONDS_A_STEP * world.n_steps
+        self._world = world
+
+    def now_s(self) -> float:
+        return _SECONDS_A_STEP * self._world.n_steps
+
+    def sleep(self, seconds: float) -> None:
+        self._world.pause(seconds)
+
+
+class _SimulatedRunner:
+    """Runs the background work of all simulated processes."""
+
+    def __init__(self, world: World):
+        self._world = world
+
+    def submit(self, work: background.Work) -> None:
+        self._world.run_in_background(work)
+
+    def drain(self, timeout_s: float) -> bool:
+        del timeout_s  # the seed decides when work runs, and callers must not depend on it
+        return True
+
+    def start_thread(self, work: background.Work, name: str) -> None:
+        """Do nothing: a real thread would not be simulated, so that only attempts renew slot requests."""
 
 
 class _Threads:

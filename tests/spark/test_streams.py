@@ -35,7 +35,7 @@ from trinitylake_ops.spark.runtime.errors import spark_failures
 from trinitylake_ops.spark.source.data_source import TrinityLakeSource
 from trinitylake_ops.spark.source.writer import WriteTarget, stream_writer
 
-pytestmark = pytest.mark.local_only("tasks of Spark read a folder here")
+pytestmark = [pytest.mark.local_only("tasks of Spark read a folder here"), pytest.mark.usefixtures("fixed_requests")]
 
 Rows = list[tuple[Any, ...]]
 

@@ -35,6 +35,8 @@ from trinitylake_ops.spark.tables.reader import read_staged, read_table
 from trinitylake_ops.spark.tables.writer import stage_dataframe
 from trinitylake_ops.storage import LocalStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 NO_FSYNC = {"fsync": "false"}
 
 

@@ -17,10 +17,8 @@ from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import TransientError
 from trinitylake_ops.format.file_names import HINT_PATH
-from trinitylake_ops.storage import MemoryStorage, StorageWrapper, background, drop_memory_root
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, StorageWrapper, background, drop_memory_root
 from trinitylake_ops.transaction.pacing import Fairness
-
-pytestmark = pytest.mark.beside
 
 
 class Counted:
@@ -40,27 +38,27 @@ class Counted:
 def test_equal_work_that_waits_is_done_once() -> None:
     first, second = Counted(), Counted()
     second.may_end.set()
-    background.put(first)
+    background.submit(first)
     assert first.has_begun.wait(60)
     for _ in range(10):
-        background.put(second)
-    background.put(first)
-    assert not background.flush(0.01), "the first is on its way"
+        background.submit(second)
+    background.submit(first)
+    assert not background.drain(0.01), "the first is on its way"
     first.may_end.set()
-    assert background.flush(60)
+    assert background.drain(60)
     assert (first.n_done, second.n_done) == (2, 1)
 
 
 def test_a_thread_that_is_busy_or_rests_is_not_woken() -> None:
     first, second = Counted(), Counted()
     second.may_end.set()
-    background.put(first)
+    background.submit(first)
     assert first.has_begun.wait(60)
-    with mock.patch.object(background._background._changed, "notify_all") as wake:
-        background.put(second)
+    with mock.patch.object(threading.Condition, "notify_all") as wake:
+        background.submit(second)
     assert not wake.called
     first.may_end.set()
-    assert background.flush(60)
+    assert background.drain(60)
     assert second.n_done == 1
 
 
@@ -71,81 +69,82 @@ def test_work_that_fails_is_logged_and_others_are_done(caplog: pytest.LogCapture
     def fail() -> None:
         raise OSError("the disk is on fire")
 
-    background.put(fail)
-    background.put(after)
-    assert background.flush(60)
+    background.submit(fail)
+    background.submit(after)
+    assert background.drain(60)
     assert after.n_done == 1
     assert "the disk is on fire" in caplog.text
 
 
 def test_a_thread_that_cannot_start_or_dies_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = background._BackgroundThread()
+    made = background.ThreadRunner()
     works = [Counted() for _ in range(3)]
     for work in works:
         work.may_end.set()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
-        made.put(works[0])
+        made.submit(works[0])
         assert works[0].n_done == 1, "done at once, where nobody else can"
 
     def die() -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading, "excepthook", lambda *_: None)
-    made.put(die)
-    assert made.flush(60)
-    made.put(works[1])
-    assert made.flush(60)
+    made.submit(die)
+    assert made.drain(60)
+    made.submit(works[1])
+    assert made.drain(60)
     assert works[1].n_done == 1
 
 
 def test_a_flush_waits_for_what_was_asked_for_before_it_alone() -> None:
-    made = background._BackgroundThread()
+    made = background.ThreadRunner()
     first, later = Counted(), Counted()
-    made.put(first)
+    made.submit(first)
     assert first.has_begun.wait(60)
-    flushed = threading.Thread(target=lambda: results.append(made.flush(60)))
+    flushed = threading.Thread(target=lambda: results.append(made.drain(60)))
     results: list[bool] = []
     flushed.start()
-    while made._n_flushing == 0:
+    while made._n_draining == 0:
         flushed.join(0.01)
-    made.put(later)
+    made.submit(later)
     first.may_end.set()
     flushed.join(60)
     assert results == [True]
     assert later.n_done == 0
     later.may_end.set()
-    assert made.flush(60)
+    assert made.drain(60)
 
 
 def test_who_waited_in_vain_for_work_does_not_wait_for_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "LONGEST_WAIT_S", 0.01)
-    made = background._BackgroundThread()
+    monkeypatch.setattr(background, "DRAIN_TIMEOUT_S", 0.01)
+    made = background.ThreadRunner()
     hanging = Counted()
-    made.put(hanging)
+    made.submit(hanging)
     assert hanging.has_begun.wait(60)
-    assert not made.flush(0.01)
-    assert not made.flush(3600), "at once"
+    assert not made.drain(0.01)
+    assert not made.drain(3600), "at once"
     hanging.may_end.set()
     while hanging.n_done == 0:
         assert hanging.may_end.wait(60)
     later = Counted()
     later.may_end.set()
-    made.put(later)
+    made.submit(later)
     while later.n_done == 0:
-        made.flush(0.005)
+        made.drain(0.005)
 
 
 def test_looks_for_turns_do_not_pile_up() -> None:
-    fairness, storage = Fairness(), MemoryStorage("memory://beside/")
+    fairness, storage = Fairness(), MeteredStorage(MemoryStorage("memory://beside/"))
     hanging = Counted()
-    background.put(hanging)
+    background.submit(hanging)
     assert hanging.has_begun.wait(60)
     for _ in range(100):
         fairness.poll_periodically(storage)
-    assert len(background._background._waiting) == 1
     hanging.may_end.set()
-    assert background.flush(60)
+    with storage.measure() as polling:
+        assert background.drain(60)
+    assert polling.counts.requests == {"list": 1}
 
 
 class SlowHint(StorageWrapper):
@@ -184,7 +183,7 @@ def test_no_commit_waits_for_its_hint_and_of_many_the_last_is_written(storage: S
     assert lake.snapshot().version == 20
     assert storage.hints == []
     storage.let_go.set()
-    assert background.flush(60)
+    assert background.drain(60)
     assert storage.hints[-1] == b"20"
     assert len(storage.hints) <= 2, "the one on its way, and the last"
     check_lake(Lakehouse(storage))
@@ -237,7 +236,7 @@ def test_a_killed_process_leaves_the_hint_behind_and_nothing_else(tmp_path: Path
     assert lake.latest_version() == 30
     check_lake(lake)
     commit(lake, 1)
-    assert background.flush(60)
+    assert background.drain(60)
     assert (tmp_path / HINT_PATH).read_text() == "31"
 
 
@@ -247,7 +246,7 @@ def test_a_child_works_beside_by_a_thread_of_its_own(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         commit(lake, 2)
-        os._exit(0 if background.flush(60) else 1)
+        os._exit(0 if background.drain(60) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert (tmp_path / HINT_PATH).read_text() == "2"
     assert lake.latest_version() == 2
@@ -260,9 +259,9 @@ def test_a_lakehouse_that_is_removed_does_not_come_back(tmp_path: Path) -> None:
         commit(lake, 1)
         (folder / HINT_PATH).unlink(missing_ok=True)
         folder.rename(tmp_path / "moved")
-        assert background.flush(60)
+        assert background.drain(60)
         commit(Lakehouse.open(str(tmp_path / "moved")), 2)
-        assert background.flush(60)
+        assert background.drain(60)
         assert not folder.exists()
         shutil.rmtree(tmp_path / "moved")
 

@@ -37,6 +37,8 @@ from trinitylake_ops.storage.cache.storage import (
 from trinitylake_ops.storage.contract.suite import run_together
 from trinitylake_ops.storage.s3.settings import S3_ENVIRONMENT
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROOT = "memory://cache/"
 MIB = 1024 * 1024
 

@@ -17,6 +17,8 @@ from trinitylake_ops.storage import MeteredStorage, RetryStorage, Storage, Stora
 from trinitylake_ops.storage.local import commit_lock as line_module
 from trinitylake_ops.storage.local.storage import LocalStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 LONG_S = 60.0
 _FORK = multiprocessing.get_context("fork")
 

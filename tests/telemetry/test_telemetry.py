@@ -33,6 +33,8 @@ from trinitylake_ops.telemetry.otel import OtelListener
 from trinitylake_ops.telemetry.prometheus import PrometheusListener
 from trinitylake_ops.telemetry.settings import JsonFormatter, TelemetrySettings, about
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:

@@ -21,6 +21,8 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.storage import MeteredStorage, Storage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 PATH = "tables/t/metadata/0.json"
 
 

@@ -27,6 +27,8 @@ from trinitylake_ops.versions.root_files import ProbedRoots
 from trinitylake_ops.versions.roots import Roots
 from trinitylake_ops.versions.time_travel import bounded_time_ms, find_version_at, find_version_before
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
 YEAR_MS = 365 * 24 * HOUR_MS

@@ -32,6 +32,8 @@ from trinitylake_ops.format.node_file import decode_node, encode_node
 from trinitylake_ops.storage import RetryStorage, Storage, StorageWrapper
 from trinitylake_ops.tree.shape import walk
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROOT_2 = root_path(2)
 ROOTS = frozenset(map(root_path, range(10)))
 LONG = "m" * 3500  # leaves little room in the root, so that messages are flushed into new nodes

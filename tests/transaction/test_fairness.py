@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.clock import AgingStorage, ClockStorage
+from tests.clock import AgingStorage, ClockStorage, ManualClock, TickingClock
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, left_over_paths, listed, table
-from tests.own_time import give_own_time
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.file_names import SLOT_REQUEST_PREFIX, new_slot_request_path, parse_slot_request_path
-from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage import Storage, background, process_clock
 from trinitylake_ops.transaction import commit
 from trinitylake_ops.transaction import pacing as fairness
 from trinitylake_ops.transaction.pacing import (
@@ -34,13 +33,22 @@ from trinitylake_ops.transaction.publish import Created, Lost
 from trinitylake_ops.versions.root_files import KnownRoot
 from trinitylake_ops.versions.roots import Roots
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
+
+class StoppedClock(ManualClock):
+    """A clock on which pauses take no time."""
+
+    def advance(self, seconds: float) -> None:
+        del seconds
+
 
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses of writers that give way, which take no time."""
-    taken: list[float] = []
-    give_own_time(monkeypatch, fairness, sleep=taken.append)
-    return taken
+def pauses() -> Iterator[list[float]]:
+    """The pauses of writers that wait for others, in seconds. They take no time."""
+    clock = StoppedClock()
+    with process_clock.using(clock):
+        yield clock.pauses_s
 
 
 def _lake(lakes: Lakes) -> Lakehouse:
@@ -135,19 +143,18 @@ def test_others_wait_as_long_as_somebody_asks(lakes: Lakes, pauses: list[float])
 
 @pytest.mark.parametrize("is_exclusive", [False, True])
 def test_who_waited_begins_on_what_was_committed_meanwhile(
-    lakes: Lakes, monkeypatch: pytest.MonkeyPatch, is_exclusive: bool
+    lakes: Lakes, manual_clock: ManualClock, is_exclusive: bool
 ) -> None:
     clock = AgingStorage(_lake(lakes).storage, 1_700_000_000_000)
     lake = Lakehouse(clock)
     lake.storage.write(new_slot_request_path(5_000), b"")
     _change(lake, COMMITS_BETWEEN_POLLS)
 
-    def sleep(seconds: float) -> None:
-        del seconds
+    def commit_other() -> None:
         with Lakehouse(lake.storage).transaction() as other:
             other.create_namespace(f"other-{other.base.version}")
 
-    give_own_time(monkeypatch, fairness, sleep=sleep)
+    manual_clock.during_pause = commit_other
     txn = lake.transaction()
     txn.alter_table("ns", "t", table(n="1"))
     if is_exclusive:
@@ -158,7 +165,7 @@ def test_who_waited_begins_on_what_was_committed_meanwhile(
 
 
 def test_who_waited_and_finds_its_changes_made_is_told_a_version_that_has_them(
-    lakes: Lakes, monkeypatch: pytest.MonkeyPatch
+    lakes: Lakes, manual_clock: ManualClock
 ) -> None:
     """Not the one that it began on, though it lost no race."""
     lake = Lakehouse(AgingStorage(_lake(lakes).storage, 1_700_000_000_000))
@@ -166,11 +173,11 @@ def test_who_waited_and_finds_its_changes_made_is_told_a_version_that_has_them(
     lake.storage.write(turn, b"")
     _change(lake, COMMITS_BETWEEN_POLLS)
 
-    def sleep(_seconds: float) -> None:
+    def commit_same_change() -> None:
         Lakehouse(lake.storage).alter_definition(properties={"a": "b"})
         lake.storage.delete(turn)
 
-    give_own_time(monkeypatch, fairness, sleep=sleep)
+    manual_clock.during_pause = commit_same_change
     txn = lake.transaction()
     txn.alter_definition(replace(txn.definition, properties={"a": "b"}))
     version = txn.commit()
@@ -191,18 +198,17 @@ def test_the_wait_leaves_a_transaction_time(lakes: Lakes, pauses: list[float]) -
     assert pauses == []
 
 
-def test_others_go_on_when_the_request_is_gone(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_go_on_when_the_request_is_gone(lakes: Lakes, manual_clock: ManualClock) -> None:
     storage = AgingStorage(_lake(lakes).storage, 1_700_000_000_000)
     path = new_slot_request_path(400)
     storage.write(path, b"")
-    pauses: list[float] = []
+    pauses = manual_clock.pauses_s
 
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
+    def withdraw_after_two() -> None:
         if len(pauses) == 2:
             storage.delete(path)
 
-    give_own_time(monkeypatch, fairness, sleep=sleep)
+    manual_clock.during_pause = withdraw_after_two
     own_fairness = Fairness()
     own_fairness.poll(storage)
     own_fairness.yield_to_others(storage, 1_000)
@@ -246,24 +252,17 @@ def test_other_files_beside_requests_are_left_alone(lakes: Lakes, pauses: list[f
     [(1_000, 4, LONGEST_WAIT_S), (15_000, 30, 30), (600_000, 120, LONGEST_WAIT_FOR_LONG_ATTEMPTS_S)],
 )
 def test_the_longest_wait_is_bounded(
-    lakes: Lakes, monkeypatch: pytest.MonkeyPatch, attempt_ms: int, first_s: float, longest_s: float
+    lakes: Lakes, manual_clock: ManualClock, attempt_ms: int, first_s: float, longest_s: float
 ) -> None:
-    now_s = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
-
-    give_own_time(monkeypatch, fairness, sleep=sleep, monotonic=lambda: now_s)
     storage = AgingStorage(_lake(lakes).storage, 1_700_000_000_000)
     storage.write(new_slot_request_path(attempt_ms), b"")
     own_fairness = Fairness()
     own_fairness.poll(storage)
     waited = []
     for _ in range(4):
-        begin_s = now_s
+        begin_s = manual_clock.now_s()
         assert own_fairness.yield_to_others(storage, 1_000)
-        waited.append(now_s - begin_s)
+        waited.append(manual_clock.now_s() - begin_s)
     assert waited[0] == pytest.approx(max(first_s, min(waited[0], 2 * first_s)))
     assert waited[-1] == pytest.approx(longest_s)
 
@@ -275,52 +274,51 @@ def test_looking_costs_a_request_in_some_commits_and_no_round(lakes: Lakes) -> N
     assert sum(request.path.startswith(SLOT_REQUEST_PREFIX) for request in storage.log) == 3
 
 
-class Time:
-    """Time that passes only where somebody sleeps, for a writer that waits and for the storage."""
+class SharedClock(ManualClock):
+    """One clock of a waiting writer and of the storage."""
 
-    def __init__(self, storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, storage: Storage):
+        super().__init__()
         self.storage = AgingStorage(storage, 1_700_000_000_000)
-        self._now_s = 0.0
         self.each_second: Callable[[], None] = lambda: None
-        give_own_time(monkeypatch, fairness, sleep=self.sleep, monotonic=lambda: self._now_s)
 
-    def sleep(self, seconds: float) -> None:
-        before_s, self._now_s = self._now_s, self._now_s + seconds
+    def advance(self, seconds: float) -> None:
+        before_s = self.now_s()
+        super().advance(seconds)
         self.storage.time_ms += round(1000 * seconds)
-        if int(before_s) < int(self._now_s):
+        if int(before_s) < int(self.now_s()):
             self.each_second()
 
     def waited_s(self, own_fairness: Fairness) -> float:
-        """Return how long a commit waits for others."""
-        begin_s = self._now_s
-        own_fairness.yield_to_others(self.storage, 1_000)
-        return self._now_s - begin_s
+        """Return how long a commit waits for other writers."""
+        begin_s = self.now_s()
+        with process_clock.using(self):
+            own_fairness.yield_to_others(self.storage, 1_000)
+        return self.now_s() - begin_s
 
 
 @pytest.mark.parametrize("attempt_ms", [100, 60_000, 600_000])
-def test_a_killed_writer_costs_others_less_than_five_seconds_together(
-    lakes: Lakes, monkeypatch: pytest.MonkeyPatch, attempt_ms: int
-) -> None:
-    time = Time(_lake(lakes).storage, monkeypatch)
-    time.storage.write(new_slot_request_path(attempt_ms), b"")
+def test_a_killed_writer_costs_others_less_than_five_seconds_together(lakes: Lakes, attempt_ms: int) -> None:
+    clock = SharedClock(_lake(lakes).storage)
+    clock.storage.write(new_slot_request_path(attempt_ms), b"")
     own_fairness, waited_s = Fairness(), []
-    own_fairness.poll(time.storage)
+    own_fairness.poll(clock.storage)
     for _ in range(100):
-        waited_s.append(time.waited_s(own_fairness))
-        time.sleep(0.01)
+        waited_s.append(clock.waited_s(own_fairness))
+        clock.advance(0.01)
     assert sum(waited_s) < 5
-    assert _asked(time.storage) == set()
+    assert _asked(clock.storage) == set()
 
 
-def test_a_writer_that_shows_that_it_is_there_is_waited_for(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_shows_that_it_is_there_is_waited_for(lakes: Lakes) -> None:
     """Longer and longer, so that all who are in its way wait at once; but no commit waits for ever."""
-    time = Time(_lake(lakes).storage, monkeypatch)
+    clock = SharedClock(_lake(lakes).storage)
     path = new_slot_request_path(2_000)
-    time.storage.write(path, b"")
-    time.each_second = lambda: time.storage.write(path, b"")
+    clock.storage.write(path, b"")
+    clock.each_second = lambda: clock.storage.write(path, b"")
     own_fairness = Fairness()
-    own_fairness.poll(time.storage)
-    waited_s = [time.waited_s(own_fairness) for _ in range(4)]
+    own_fairness.poll(clock.storage)
+    waited_s = [clock.waited_s(own_fairness) for _ in range(4)]
     assert waited_s == pytest.approx(sorted(waited_s))
     assert waited_s[0] >= 4
     assert waited_s[-1] == pytest.approx(LONGEST_WAIT_S)
@@ -335,35 +333,37 @@ def test_a_writer_with_long_attempts_asks_after_its_first_lost_attempt(lakes: La
         turn.withdraw()
 
 
-def _renewals(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Return what would be done beside: the test does it when it likes, and it pauses for no time."""
-    renewals: list[Callable[[], None]] = []
-    monkeypatch.setattr(fairness, "start_in_background", renewals.append)
+class _NoThreads(background.InlineRunner):
+    """Keeps what would run in a thread of its own, for the test to run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[background.Work] = []
+
+    def start_thread(self, work: background.Work, name: str) -> None:
+        self.kept.append(work)
+
+
+@pytest.fixture
+def renewals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[background.Work]]:
+    """The renewals of slot requests that writers start, without pauses; the test runs them."""
+    runner = _NoThreads()
     monkeypatch.setattr(fairness, "RENEWAL_S", 0)
-    return renewals
+    with background.using(runner):
+        yield runner.kept
 
 
-def test_who_asks_renews_its_request_while_its_attempt_may_take(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_renews_its_request_while_its_attempt_may_take(lakes: Lakes, renewals: list[background.Work]) -> None:
     """Not for ever: who hangs is not waited for."""
-    renewals = _renewals(monkeypatch)
     storage = FaultyStorage(_lake(lakes).storage)
-    now_s = 0.0
-
-    def monotonic() -> float:
-        nonlocal now_s
-        now_s += 1
-        return now_s
-
-    give_own_time(monkeypatch, fairness, monotonic=monotonic)
-    turn = SlotRequest(storage)
-    turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, 10)
-    renewals[0]()
+    with process_clock.using(TickingClock(1.0)):
+        SlotRequest(storage).note_conflicts(CONFLICTS_BEFORE_REQUEST, 10)
+        renewals[0]()
     assert [request.kind for request in storage.log] == ["write"] * 40
     assert len({request.path for request in storage.log}) == 1
 
 
-def test_who_asks_no_longer_renews_nothing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    renewals = _renewals(monkeypatch)
+def test_who_asks_no_longer_renews_nothing(lakes: Lakes, renewals: list[background.Work]) -> None:
     lake = _lake(lakes)
     turn = SlotRequest(lake.storage)
     turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, 10)
@@ -372,9 +372,10 @@ def test_who_asks_no_longer_renews_nothing(lakes: Lakes, monkeypatch: pytest.Mon
     assert _asked(lake.storage) == set()
 
 
-def test_an_interrupted_writer_renews_nothing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_writer_renews_nothing(
+    lakes: Lakes, monkeypatch: pytest.MonkeyPatch, renewals: list[background.Work]
+) -> None:
     """Its process may go on for hours; the request that it leaves lapses."""
-    renewals = _renewals(monkeypatch)
     lake = _lake(lakes)
 
     def interrupt() -> None:
@@ -389,14 +390,12 @@ def test_an_interrupted_writer_renews_nothing(lakes: Lakes, monkeypatch: pytest.
     assert _asked(lake.storage) == set()
 
 
-def test_a_renewal_that_fails_harms_nobody(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    renewals = _renewals(monkeypatch)
+def test_a_renewal_that_fails_harms_nobody(lakes: Lakes, renewals: list[background.Work]) -> None:
     plan = [fail(number, StoragePermissionError, kind="write", path_part=SLOT_REQUEST_PREFIX) for number in (2, 3)]
     storage = FaultyStorage(_lake(lakes).storage, plan)
-    give_own_time(monkeypatch, fairness, monotonic=iter(range(100)).__next__)
-    turn = SlotRequest(storage)
-    turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, 1)
-    renewals[0]()
+    with process_clock.using(TickingClock(1.0)):
+        SlotRequest(storage).note_conflicts(CONFLICTS_BEFORE_REQUEST, 1)
+        renewals[0]()
     assert len(_asked(storage)) == 1
 
 

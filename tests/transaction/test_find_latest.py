@@ -18,6 +18,8 @@ from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, drop_memory_root
 from trinitylake_ops.versions.roots import Roots, find_latest
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 LATEST = 37
 
 

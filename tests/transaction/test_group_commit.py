@@ -39,6 +39,8 @@ from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.commit_info import acting_for_run
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 def alters(name: str, **properties: str) -> Any:
     return lambda txn: txn.alter_table("ns", name, table(**properties))
@@ -337,7 +339,7 @@ def test_interrupts_at_every_line_leave_nobody_waiting(lakes: Lakes, interrupted
                 assert (type(outcome), number) == (Interrupted, interrupted)
         assert lake._queue._leader is None or lake._queue._leader.is_done
         assert all(waiting.is_done for waiting in lake._queue._waiting)
-        assert not lake._queue._coming
+        assert not lake._queue._arriving
         if not any(isinstance(outcome, Interrupted) for outcome in outcomes):
             break
     assert at_line > 10, "the lines were met"

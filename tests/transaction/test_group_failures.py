@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.clock import ManualClock
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, left_over_paths, listed, table
-from tests.own_time import give_own_time
 from tests.transaction.groups import (
     LONGEST_WAIT_S,
     Committing,
@@ -41,13 +41,14 @@ from trinitylake_ops.format.file_names import (
     root_path,
 )
 from trinitylake_ops.storage import background
-from trinitylake_ops.transaction import pacing
 from trinitylake_ops.transaction.group import Member
 from trinitylake_ops.transaction.pacing import COMMITS_BETWEEN_POLLS, CONFLICTS_BEFORE_REQUEST
 from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.time_to_live import YOUNG_MS
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.root_files import KnownRoot
+
+pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 ADDED = "tables/x/metadata/0.json"
 
@@ -132,21 +133,31 @@ def test_where_nothing_was_sent_the_outcome_is_known(lakes: Lakes) -> None:
     assert left_over_paths(lake) == set()
 
 
-def test_one_that_fails_asks_for_no_turn_any_more(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+class _LateRunner(background.ThreadRunner):
+    """Keeps background work for the test to run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[background.Work] = []
+
+    def submit(self, work: background.Work) -> None:
+        self.kept.append(work)
+
+
+def test_one_that_fails_asks_for_no_turn_any_more(lakes: Lakes) -> None:
     """It asks beside. That may come after its end."""
     storage = Hooked(lakes.storage())
     lake = filled(lakes, storage)
     elsewhere(storage.inner, creates("contested"))
     txn = lake.transaction()
     txn.alter_table("ns", "contested", table(ours="1"))
-    late = list[Callable[[], None]]()
-    monkeypatch.setattr(background, "put", late.append)
+    late = _LateRunner()
     works = [creates(f"other{number}") for number in range(CONFLICTS_BEFORE_REQUEST - 1)]
     first_at_roots(storage, [*works, lambda other: other.alter_table("ns", "contested", table(theirs="1"))])
-    with pytest.raises(CommitConflictError):
+    with background.using(late), pytest.raises(CommitConflictError):
         txn.commit()
-    assert late
-    for work in late:
+    assert late.kept
+    for work in late.kept:
         work()
     assert not [path for path in listed(storage.inner) if path.startswith(SLOT_REQUEST_PREFIX)]
 
@@ -158,9 +169,9 @@ def test_an_interrupted_one_is_waited_for_by_nobody_and_leaves_no_files(lakes: L
     for at_line in range(1, 100):
         (txn,) = creating(lake, f"interrupted{at_line}")
         txn.add_file(ADDED, b"x")
-        outcome = Committing(txn, interrupting(at_line, "_write_ahead", "_has_arrived")).outcome()
-        background.flush()
-        assert not lake._queue._coming
+        outcome = Committing(txn, interrupting(at_line, "_write_ahead", "_note_arrival")).outcome()
+        background.drain()
+        assert not lake._queue._arriving
         if lake.snapshot().tables("ns"):
             break
         assert isinstance(outcome, Interrupted)
@@ -194,12 +205,12 @@ def test_one_that_leaves_while_it_waits_deletes_its_files(lakes: Lakes, monkeypa
     assert isinstance(Committing(waiting).outcome(), Interrupted)
     is_waiting.set()
     assert first.version() == 2
-    background.flush()
+    background.drain()
     assert left_over_paths(lake) == set()
     assert not storage.inner.exists(ADDED)
 
 
-def test_who_cannot_see_what_others_made_of_their_turn_goes_on(lakes: Lakes) -> None:
+def test_who_cannot_see_what_others_made_of_their_turn_goes_on(lakes: Lakes, manual_clock: ManualClock) -> None:
     """Another process asked for a turn, and has had it. Which version it made cannot be read."""
     storage = Hooked(lakes.storage())
     lake = filled(lakes, storage)
@@ -209,13 +220,12 @@ def test_who_cannot_see_what_others_made_of_their_turn_goes_on(lakes: Lakes) -> 
     fairness.poll(storage.inner)
     (txn,) = creating(lake, "a")
 
-    def has_had_it(longest_s: float) -> None:
+    def withdraw_request() -> None:
         storage.inner.delete(request)
         storage.before_read = unreadable
 
-    with pytest.MonkeyPatch.context() as patch:
-        give_own_time(patch, pacing, sleep=has_had_it)
-        assert txn.commit() == 2
+    manual_clock.during_pause = withdraw_request
+    assert txn.commit() == 2
     storage.before_read = lambda _: None
     assert left_over_paths(lake) == set()
 
@@ -241,7 +251,7 @@ def test_versions_of_ones_own_process_are_no_sign_of_another(lakes: Lakes) -> No
 
         storage.before_read = before_read
         one = Committing(slow)
-        until(lambda: len(lake._queue._coming) == 1)
+        until(lambda: len(lake._queue._arriving) == 1)
         fast.commit()
         is_other_done.set()
         one.version()
@@ -256,6 +266,6 @@ def test_a_latest_version_that_cannot_be_decoded_leaves_no_files(lakes: Lakes) -
     lake.files.roots.keep(KnownRoot(2, root_path(2), b"garbage"))
     with pytest.raises(CorruptFileError):
         txn.commit()
-    background.flush()
+    background.drain()
     assert not storage.exists(ADDED)
     assert not [path for path in listed(storage) if "-table-" in path]

@@ -40,6 +40,8 @@ from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 from trinitylake_ops.versions.commit_info import LONGEST_USER_CHARS, acting_for_run
 from trinitylake_ops.versions.history import Change, diff_snapshots
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 def add_root(lake: Lakehouse, version: int, **system: str | None) -> None:
     """Write a root as another program might: the rows of its predecessor with other system rows."""

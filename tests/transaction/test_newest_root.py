@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
+from tests.clock import ManualClock
 from tests.foreign import ForeignLake
 from tests.lakes import check_lake, table
 from tests.request_budgets import budget
@@ -23,8 +22,9 @@ from trinitylake_ops.storage import (
 )
 from trinitylake_ops.transaction.pacing import COMMITS_BETWEEN_POLLS
 from trinitylake_ops.transaction.publish import create_root
-from trinitylake_ops.versions import roots as roots_module
 from trinitylake_ops.versions.root_files import KnownRoot
+
+pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 ROOT = "memory://newest-root/"
 
@@ -193,9 +193,8 @@ def test_reads_past_the_caches_keep_no_root(lake: Lakehouse, meter: MeteredStora
 
 
 def test_who_begins_at_once_after_open_asks_for_nothing(
-    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
+    lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock
 ) -> None:
-    monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
     with meter.measure() as opening:
         opened = Lakehouse.open(ROOT, storage=meter)
     assert opening.counts.rounds == budget("open").rounds
@@ -209,27 +208,26 @@ def test_who_begins_at_once_after_open_asks_for_nothing(
     assert txn.commit() == 2
 
 
-def test_who_waits_after_open_asks_again(lake: Lakehouse, meter: MeteredStorage) -> None:
+def test_who_waits_after_open_asks_again(lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock) -> None:
     opened = Lakehouse.open(ROOT, storage=meter)
+    manual_clock.advance(0.01)
     with meter.measure() as begin:
         opened.snapshot()
     assert begin.counts.requests == budget("begin, warm").requests
 
 
 def test_what_open_found_is_not_new_once_this_process_committed(
-    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
+    lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock
 ) -> None:
-    monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
     opened = Lakehouse.open(ROOT, storage=meter)
     commit(lake, "b")
     assert opened.snapshot().namespaces() == ["a", "b"]
 
 
 def test_what_open_found_is_not_told_after_something_newer(
-    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
+    lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock
 ) -> None:
     """Another process is not counted: no read of one object goes back behind an earlier one."""
-    monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
     opened = Lakehouse.open(ROOT, storage=meter)
     ForeignLake(meter).commit_table("a", "t")
     assert opened.latest_version() == 2
@@ -237,9 +235,8 @@ def test_what_open_found_is_not_told_after_something_newer(
 
 
 def test_who_opened_while_a_root_was_on_its_way_asks_again(
-    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
+    lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
     found: list[Lakehouse] = []
     create = meter.create
 
@@ -254,9 +251,8 @@ def test_who_opened_while_a_root_was_on_its_way_asks_again(
 
 
 def test_creating_a_root_counts_also_where_its_answer_is_lost(
-    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
+    lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock
 ) -> None:
-    monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
     opened = Lakehouse.open(ROOT, storage=meter)
     another = NodeFile(system={COMMIT_ID: "another"})
     assert not create_root(KnownRoot(1, root_path(1), b"another", another), lake.files.roots)

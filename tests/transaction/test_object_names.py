@@ -17,6 +17,8 @@ from trinitylake_ops.transaction.change_set import VIEW_PREFIX, views_in
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.snapshot import CatalogReader
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 VIEW = f"{VIEW_PREFIX}v"
 
 

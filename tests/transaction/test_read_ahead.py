@@ -18,6 +18,8 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, drop_memory_root
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROOT = "memory://read-ahead/"
 N_TABLES = 400
 

@@ -167,12 +167,12 @@ SERIALIZABLE_ONLY: dict[str, tuple[Work, Work, str]] = {
     "phantom table": (
         lambda txn: (txn.tables("ns"), txn.create_namespace("x")),
         lambda txn: txn.create_table("ns", "t99", table()),
-        "table ns.t99: we read it or the range it is in, a concurrent commit created it",
+        "table ns.t99: we read it or listed it, a concurrent commit created it",
     ),
     "vanished table": (
         lambda txn: (txn.tables("one"), txn.create_namespace("x")),
         lambda txn: txn.drop_table("one", "t"),
-        "table one.t: we read it or the range it is in, a concurrent commit dropped it",
+        "table one.t: we read it or listed it, a concurrent commit dropped it",
     ),
     "phantom namespace": (
         lambda txn: (txn.namespaces(), txn.create_table("one", "x", table())),

@@ -128,6 +128,7 @@ def test_a_fence_decides_and_keeps_it_out(lake: Lakehouse) -> None:
         held.land()
     assert resolve(lake, error) == resolve(lake, error, fence=True) == "lost"
     assert lake.latest_version() == 1, "a second fence is not needed"
+    lake.close()
     assert lake.storage.read("_latest_hint.txt") == b"1"
 
 

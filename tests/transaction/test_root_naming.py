@@ -31,6 +31,8 @@ from trinitylake_ops.versions.root_files import ProbedRoots
 from trinitylake_ops.versions.roots import Roots, find_latest
 from trinitylake_ops.versions.time_travel import find_version_at
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 LATEST = 9
 OTHERS = [naming for naming in ROOT_NAMINGS if naming != ROOT_NAMING]
 
@@ -215,7 +217,6 @@ def assert_refused(storage: MemoryStorage, own: RootNaming, stray_path: str) -> 
     assert stray_path in named
     assert {root_naming(path) for path in named} == {own, root_naming(stray_path)}
     assert all(storage.exists(path) for path in named)
-    assert "move the others away" in caught.value.message
     assert len(str(caught.value).splitlines()) == 1
 
 

@@ -31,7 +31,10 @@ from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 
-pytestmark = pytest.mark.local_only("about caches, which no storage changes, and files of the local file system")
+pytestmark = [
+    pytest.mark.local_only("about caches, which no storage changes, and files of the local file system"),
+    pytest.mark.usefixtures("fixed_requests"),
+]
 
 SIZES: dict[str, Any] = {"order": 4, "namespace_name_max_size_bytes": 16, "table_name_max_size_bytes": 16}
 N_TABLES = 40

@@ -15,7 +15,7 @@ from trinitylake_ops.format.keys import COMMIT_ID, COMMIT_INFO, CREATED_AT_MILLI
 from trinitylake_ops.format.node_file import NodeFile, decode_node, encode_node
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, StorageWrapper, drop_memory_root
 
-pytestmark = pytest.mark.local_only("looks at roots that no server holds")
+pytestmark = [pytest.mark.local_only("looks at roots that no server holds"), pytest.mark.usefixtures("fixed_requests")]
 
 ORDER = 3
 ROOT = "memory://times/"

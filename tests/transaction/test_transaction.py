@@ -29,6 +29,8 @@ from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.transaction.transaction import Transaction
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 @pytest.fixture
 def filled(lake: Lakehouse) -> Lakehouse:

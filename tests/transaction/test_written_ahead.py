@@ -37,6 +37,8 @@ from trinitylake_ops.transaction.group import Group, Member
 from trinitylake_ops.transaction.pacing import Pacing
 from trinitylake_ops.transaction.transaction import Transaction
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 @pytest.fixture(autouse=True)
 def requests_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +137,7 @@ def test_the_first_waits_for_those_who_write(
 
     def before(path: str) -> None:
         if "-first-" in path:
-            until(lambda: len(lake._queue._coming) == 2)
+            until(lambda: len(lake._queue._arriving) == 2)
         elif "-second-" in path:
             is_first_ready.wait(LONGEST_WAIT_S)
         elif patience_s == 0:  # a root
@@ -276,7 +278,7 @@ def test_a_process_loses_no_attempt_to_itself(lakes: Lakes) -> None:
 
     storage.before = before
     first = Committing(slow)
-    until(lambda: len(lake._queue._coming) == 1)
+    until(lambda: len(lake._queue._arriving) == 1)
     assert fast.commit() == 2
     is_other_done.set()
     assert first.version() == 3

@@ -13,6 +13,8 @@ from trinitylake_ops.tree import node
 from trinitylake_ops.tree.bulk import FILL
 from trinitylake_ops.tree.forecast import forecast_tree, mean_flush_messages
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 ROOT = "memory://forecast/"
 
 

@@ -255,7 +255,7 @@ def _run() -> int:
         code = 0
         if sys.stdout is not None:
             sys.stdout.flush()
-        background.flush()  # so that its warnings are shown
+        background.drain()  # so that its warnings are shown
         buffered_warnings.flush()
     except click.exceptions.Exit as ended:
         buffered_warnings.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -11,7 +10,7 @@ from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, operation_span
 from trinitylake_ops.operations.rendering import Document, Table, new_table
-from trinitylake_ops.storage import background
+from trinitylake_ops.storage import background, process_clock
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.root_files import HINT_READ_BYTES
 from trinitylake_ops.versions.roots import Roots, find_latest
@@ -59,7 +58,7 @@ class HintReport(Document):
 
 def inspect_hint(lake: Lakehouse) -> HintReport:
     """Compare the hint with the latest version. Raises LakehouseNotFoundError, StorageError."""
-    background.flush()  # pending hints of commits of this process
+    background.drain()  # pending hints of commits of this process
     metered = MeteredLakehouse(lake)
     state, hinted, latest = _state(metered.lake.files.roots)
     for _ in range(_MOST_PROBES):
@@ -67,7 +66,7 @@ def inspect_hint(lake: Lakehouse) -> HintReport:
             break
         # A writer sets the hint after the root, so a commit between the two reads looks like a late hint.
         before = hinted
-        time.sleep(_PAUSE_S)
+        process_clock.sleep(_PAUSE_S)
         state, hinted, latest = _state(metered.lake.files.roots)
         if hinted == before:
             break  # no writer is updating it

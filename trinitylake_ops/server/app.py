@@ -139,7 +139,7 @@ class Application:
         self.metrics.close()
         if self._issuers is not None:
             self._issuers.close()
-        background.flush()
+        background.drain()
 
     async def _logged(self, request: Request) -> JsonResponse:
         begun_s, request_id = time.monotonic(), secrets.token_hex(8)

@@ -3,6 +3,9 @@
 One daemon thread per process runs submitted work in order. Work that is submitted again before it has started runs
 once. Pending work is completed at interpreter exit and before a fork; a process that is killed or calls ``os._exit``
 drops it. Nothing durable may depend on background work.
+
+The runner belongs to the process and not to a ``Lakehouse``: exit and fork handling need one per process, and command
+lines, servers and catalogs open lakehouses themselves. ``using`` replaces it, for example in tests that count requests.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 from weakref import WeakSet
 
@@ -22,13 +26,34 @@ Work = Callable[[], None]
 logger = logging.getLogger(__name__)
 
 #: Pause after each unit of work, so that a burst of commits triggers one hint update instead of many.
-REST_S = 0.02
+BATCH_WINDOW_S = 0.02
 #: Maximum time that interpreter exit or a fork waits for pending work.
-LONGEST_WAIT_S = 10.0
+DRAIN_TIMEOUT_S = 10.0
 
 
-class _BackgroundThread:
-    """A daemon thread, started on first use, and its queue in the order of first submission."""
+class Runner(Protocol):
+    """Runs background work."""
+
+    def submit(self, work: Work) -> None:
+        """Run work soon, without making the caller wait. Equal work that has not started runs once."""
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait for all work submitted so far. Return False on timeout."""
+
+    def start_thread(self, work: Work, name: str) -> None:
+        """Run work that takes long in a thread of its own.
+
+        Args:
+            work: The work.
+            name: The name of the thread.
+
+        Raises:
+            RuntimeError: No thread can be started, for example at interpreter exit.
+        """
+
+
+class ThreadRunner:
+    """Runs work on one daemon thread, which starts on first use, in the order of first submission."""
 
     def __init__(self) -> None:
         self.after_fork_in_child()
@@ -36,82 +61,96 @@ class _BackgroundThread:
     def after_fork_in_child(self) -> None:
         """Reset all state: the thread does not exist in a forked child."""
         self._changed = threading.Condition()  # with a reentrant lock, because a signal handler may fork
-        self._waiting: dict[Work, int] = {}
-        self._n_put = 0
-        self._working_on: int | None = None
-        self._released: int | None = None
-        self._n_flushing = 0
+        self._pending: dict[Work, int] = {}
+        self._n_submitted = 0
+        self._running: int | None = None
+        self._given_up: int | None = None
+        self._n_draining = 0
         self._is_idle = False  # the thread waits for work, not for the end of its pause
         self._thread: threading.Thread | None = None
 
-    def put(self, work: Work) -> None:
+    def submit(self, work: Work) -> None:
+        """Queue work, or run it in the caller's thread if no thread can be started."""
         with self._changed:
-            if work not in self._waiting:
-                self._n_put += 1
-                self._waiting[work] = self._n_put
+            if work not in self._pending:
+                self._n_submitted += 1
+                self._pending[work] = self._n_submitted
             try:
                 self._start()
-            except RuntimeError:  # interpreter shutdown, or a limit on threads
-                del self._waiting[work]
+            except RuntimeError:  # interpreter exit, or a limit on threads
+                del self._pending[work]
             else:
                 if self._is_idle:  # waking a pausing thread would cost every commit of a burst a context switch
                     self._changed.notify_all()
                 return
-        do(work)
+        run_logged(work)
 
-    def flush(self, longest_s: float) -> bool:
-        deadline_s = time.monotonic() + longest_s
+    def drain(self, timeout_s: float) -> bool:
+        """Wait for all work submitted so far. Return False on timeout."""
+        deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            last = self._n_put
-            self._n_flushing += 1
+            last = self._n_submitted
+            self._n_draining += 1
             self._changed.notify_all()
             try:
-                while self._is_undone(last):
+                while self._is_unfinished(last):
                     remaining_s = deadline_s - time.monotonic()
-                    if self._is_hanging():
+                    if self._is_stuck():
                         return False
                     if remaining_s <= 0 or not self._changed.wait(remaining_s):
-                        if longest_s >= LONGEST_WAIT_S:
-                            self._released = self._working_on
+                        if timeout_s >= DRAIN_TIMEOUT_S:
+                            self._given_up = self._running
                         return False
             finally:
-                self._n_flushing -= 1
+                self._n_draining -= 1
         return True
 
-    def _is_undone(self, last: int) -> bool:
-        """Whether work with a number up to ``last`` is queued or running."""
-        is_working = self._working_on is not None and self._working_on <= last
-        return is_working or any(number <= last for number in self._waiting.values())
+    def start_thread(self, work: Work, name: str) -> None:
+        """Start a daemon thread."""
+        threading.Thread(target=work, name=name, daemon=True).start()
 
-    def _is_hanging(self) -> bool:
-        """Whether an earlier flush already timed out on the running work."""
-        return self._working_on is not None and self._working_on == self._released
+    def _is_unfinished(self, last: int) -> bool:
+        """Whether work with a number up to ``last`` is queued or running."""
+        is_running = self._running is not None and self._running <= last
+        return is_running or any(number <= last for number in self._pending.values())
+
+    def _is_stuck(self) -> bool:
+        """Whether an earlier drain already timed out on the running work."""
+        return self._running is not None and self._running == self._given_up
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            thread = threading.Thread(target=self._work, name="trinitylake-background", daemon=True)
+            thread = threading.Thread(target=self._run, name="trinitylake-background", daemon=True)
             thread.start()
             self._thread = thread
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._changed:
                 self._is_idle = True
-                self._changed.wait_for(lambda: bool(self._waiting))
+                self._changed.wait_for(lambda: bool(self._pending))
                 self._is_idle = False
-                work = next(iter(self._waiting))
-                self._working_on = self._waiting.pop(work)
+                work = next(iter(self._pending))
+                self._running = self._pending.pop(work)
             try:
-                do(work)
+                run_logged(work)
             finally:
                 with self._changed:
-                    self._working_on = None
+                    self._running = None
                     self._changed.notify_all()
             with self._changed:
-                self._changed.wait_for(lambda: self._n_flushing > 0, REST_S)
+                self._changed.wait_for(lambda: self._n_draining > 0, BATCH_WINDOW_S)
 
 
-def do(work: Work) -> None:
+class InlineRunner(ThreadRunner):
+    """Runs work in the thread that submits it, so that requests are sent in a fixed order."""
+
+    def submit(self, work: Work) -> None:
+        """Run work at once."""
+        run_logged(work)
+
+
+def run_logged(work: Work) -> None:
     """Run work and log any error, because no caller waits for it."""
     try:
         work()
@@ -119,19 +158,52 @@ def do(work: Work) -> None:
         logger.warning("background work failed; completed commits are not affected", exc_info=True)
 
 
-def put(work: Work) -> None:
-    """Run work in the background. Equal work that is still queued runs once."""
-    _background.put(work)
+_process_runner = ThreadRunner()
+_runner: Runner = _process_runner
 
 
-def flush(longest_s: float = LONGEST_WAIT_S) -> bool:
-    """Wait until all submitted work is done. Return False on timeout."""
-    return _background.flush(longest_s)
+def submit(work: Work) -> None:
+    """Run work in the background. Equal work that has not started runs once."""
+    _runner.submit(work)
 
 
-_background = _BackgroundThread()
-atexit.register(flush)
-os.register_at_fork(before=flush, after_in_child=_background.after_fork_in_child)
+def drain(timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
+    """Wait for all background work submitted so far. Return False on timeout."""
+    return _runner.drain(timeout_s)
+
+
+def start_thread(work: Work, name: str) -> None:
+    """Run work that takes long in a thread of its own.
+
+    Args:
+        work: The work.
+        name: The name of the thread.
+
+    Raises:
+        RuntimeError: No thread can be started, for example at interpreter exit.
+    """
+    _runner.start_thread(work, name)
+
+
+@contextmanager
+def using(runner: Runner) -> Iterator[None]:
+    """Replace the runner of this process while the block runs. Work submitted before is completed first."""
+    global _runner  # noqa: PLW0603 - one per process
+    drain()
+    before, _runner = _runner, runner
+    try:
+        yield
+    finally:
+        _runner = before
+
+
+def inline() -> AbstractContextManager[None]:
+    """Run background work in the thread that submits it while the block runs."""
+    return using(InlineRunner())
+
+
+atexit.register(drain)
+os.register_at_fork(before=drain, after_in_child=_process_runner.after_fork_in_child)
 
 
 class ForkAware(Protocol):

@@ -1,6 +1,6 @@
 """Read and change the catalog on a base version, in memory.
 
-A transaction is such an editor that can also be committed or saved (transaction.py).
+A transaction is an editor that can also be committed or saved (transaction.py).
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ _LISTED_TABLES = 3
 
 
 class IdOf(Enum):
-    """What is known of the id of a table that is created."""
+    """What the caller knows about the id of a table that is created."""
 
-    #: Nothing: another table may have it.
+    #: Nothing: another table may have the id.
     ANY_TABLE = "any"
-    #: No table has it yet: its folder was made before, and other changes may create a table there.
+    #: No table has the id yet, but its folder exists, so concurrent changes may also create a table with it.
     STAGED_TABLE = "staged"
-    #: It was made for this change, and nothing else knows it.
+    #: The id was generated for this change.
     NEW_TABLE = "new"
 
 
 class CatalogEditor(CatalogReader):
-    """Changes on a base version. Only the editor's own reads see them."""
+    """Changes on a base version, which only the editor's own reads see."""
 
     def __init__(self, base: Snapshot):
         self.base = base
         self._changes = ChangeSet()
-        self._adopting: set[str] = set()  # keys that may get the id of a table that exists
+        self._adopting: set[str] = set()  # keys of tables that may get the id of an existing table
         self._is_open = True
         self._is_frozen = False
 
-    # Reading, own writes included
+    # Reads, including own writes
 
     @property
     def definition(self) -> LakehouseDef:
-        """The lakehouse definition, with this transaction's changes."""
+        """The lakehouse definition, including own changes."""
         self._changes.has_read_definition = True
         if self._changes.definition is not None:
             return self._changes.definition
@@ -67,11 +67,11 @@ class CatalogEditor(CatalogReader):
 
     @cached_attribute
     def keys(self) -> KeyCodec:
-        """The encoding of this lakehouse's keys, which is fixed at its creation."""
+        """The encoding of the lakehouse's keys, which is fixed at creation."""
         return self.base.keys
 
     def entry(self, key: str) -> Entry | None:
-        """Return what a key maps to, own writes included."""
+        """Return the entry of a key, including own writes."""
         self._changes.read_keys.add(key)
         if key in self._changes.writes:
             return self._changes.writes[key]
@@ -79,7 +79,7 @@ class CatalogEditor(CatalogReader):
             return self.base.entry(key)
 
     def prefix_keys(self, prefix: str) -> pa.ChunkedArray:
-        """Return all keys with a prefix, own writes included, ascending, as a column of text."""
+        """Return all keys with a prefix in ascending order as a string column, including own writes."""
         self._changes.read_prefixes.add(prefix)
         with reading_bases(self.base):
             keys = self.base.prefix_keys(prefix)
@@ -97,13 +97,23 @@ class CatalogEditor(CatalogReader):
         with reading_bases(self.base):
             return self.base.table_at(location)
 
-    # Writing
+    # Writes
 
     def create_namespace(self, namespace: str, properties: Mapping[str, str] | None = None) -> NamespaceDef:
-        """Create a namespace and return it. Raises ObjectExistsError, InvalidNameError, InvalidDefinitionError."""
+        """Create a namespace and return it.
+
+        Args:
+            namespace: The name.
+            properties: The properties.
+
+        Raises:
+            ObjectExistsError: The namespace exists.
+            InvalidNameError: The name cannot be stored.
+            InvalidDefinitionError: A property cannot be stored.
+        """
         key = self.keys.namespace_key(namespace)
         if self.entry(key) is not None:
-            raise ObjectExistsError(f"namespace {namespace!r} exists")
+            raise ObjectExistsError(f"namespace {namespace!r} already exists")
         check_new_name(namespace, "namespace")
         definition = NamespaceDef(id=str(uuid.uuid4()), properties=dict(properties or {}))
         validate_properties(f"namespace {namespace}", definition.properties)
@@ -111,9 +121,16 @@ class CatalogEditor(CatalogReader):
         return definition
 
     def alter_namespace(self, namespace: str, properties: Mapping[str, str]) -> NamespaceDef:
-        """Replace a namespace's properties and return it.
+        """Replace the properties of a namespace and return it.
 
-        Raises NamespaceNotFoundError, InvalidNameError, InvalidDefinitionError.
+        Args:
+            namespace: The name.
+            properties: The new properties.
+
+        Raises:
+            NamespaceNotFoundError: The namespace does not exist.
+            InvalidNameError: The name cannot be stored.
+            InvalidDefinitionError: A property cannot be stored.
         """
         current = self.namespace(namespace)
         definition = replace(current, properties=dict(properties))
@@ -123,15 +140,22 @@ class CatalogEditor(CatalogReader):
         return definition
 
     def drop_namespace(self, namespace: str, cascade: bool = False) -> None:
-        """Drop a namespace, with its tables when ``cascade``.
+        """Drop a namespace.
 
-        Raises NamespaceNotFoundError, NamespaceNotEmptyError, InvalidNameError.
+        Args:
+            namespace: The name.
+            cascade: Whether to drop its tables.
+
+        Raises:
+            NamespaceNotFoundError: The namespace does not exist.
+            NamespaceNotEmptyError: The namespace contains tables, and ``cascade`` is not set.
+            InvalidNameError: The name cannot be stored.
         """
         tables = self.tables(namespace)
         if tables and not cascade:
             shown = ", ".join(tables[:_LISTED_TABLES]) + (", ..." if len(tables) > _LISTED_TABLES else "")
             raise NamespaceNotEmptyError(
-                f"namespace {namespace!r} holds {len(tables)} tables ({shown}); drop them first, or cascade"
+                f"namespace {namespace!r} contains {len(tables)} tables ({shown}); drop them first, or set cascade"
             )
         for table in tables:
             self._write(self.keys.table_key(namespace, table), None)
@@ -140,32 +164,32 @@ class CatalogEditor(CatalogReader):
     def create_table(
         self, namespace: str, table: str, definition: TableDef, *, id_of: IdOf = IdOf.ANY_TABLE
     ) -> TableDef:
-        """Create a table and return its definition, with an id when it had none.
+        """Create a table and return its definition. An empty id is filled in.
 
-        The schema's ids and names are checked, the table's files are not. The commit raises TableHasAnotherNameError if
-        another table has the id, unless this transaction drops that one, as a rename does.
+        The ids and names of the schema are validated; the table's files are not. The commit raises
+        TableHasAnotherNameError if another table has the same id, unless this transaction drops it, as a rename does.
 
         Args:
-            namespace: The name of a namespace that exists.
+            namespace: The name of an existing namespace.
             table: The name of the table.
             definition: The definition.
-            id_of: What the caller knows of the definition's id. A check of ``ANY_TABLE`` reads all definitions.
+            id_of: What the caller knows about the definition's id. ``ANY_TABLE`` makes the commit read all definitions.
 
         Raises:
-            NamespaceNotFoundError: If the namespace does not exist.
-            ObjectExistsError: If the table exists.
-            InvalidNameError: If a name cannot be stored.
-            InvalidDefinitionError: If the definition cannot be stored.
+            NamespaceNotFoundError: The namespace does not exist.
+            ObjectExistsError: The table exists.
+            InvalidNameError: A name cannot be stored.
+            InvalidDefinitionError: The definition cannot be stored.
         """
         key = self._table_key_in_namespace(namespace, table)
         if self.entry(key) is not None:
-            raise ObjectExistsError(f"table {namespace}.{table} exists")
+            raise ObjectExistsError(f"table {namespace}.{table} already exists")
         check_new_name(table, "table")
         if not definition.id:
             definition, id_of = replace(definition, id=str(uuid.uuid4())), IdOf.NEW_TABLE
         table_prefix(definition.id)
         if id_of is IdOf.STAGED_TABLE and self._changes.staged_ids.get(definition.id, key) != key:
-            id_of = IdOf.ANY_TABLE  # which the commit rejects
+            id_of = IdOf.ANY_TABLE  # the commit rejects it
         validate_properties(f"table {namespace}.{table}", definition.properties)
         self._write(key, validate_table_def(definition))
         if id_of is IdOf.ANY_TABLE:
@@ -175,9 +199,18 @@ class CatalogEditor(CatalogReader):
         return definition
 
     def alter_table(self, namespace: str, table: str, definition: TableDef) -> TableDef:
-        """Replace a table's definition and return it. Its id stays the same; an empty id is filled in.
+        """Replace the definition of a table and return it. The id cannot change; an empty id is filled in.
 
-        Raises TableNotFoundError, NamespaceNotFoundError, InvalidNameError, InvalidDefinitionError.
+        Args:
+            namespace: The namespace of the table.
+            table: The name of the table.
+            definition: The new definition.
+
+        Raises:
+            TableNotFoundError: The table does not exist.
+            NamespaceNotFoundError: The namespace does not exist.
+            InvalidNameError: A name cannot be stored.
+            InvalidDefinitionError: The definition cannot be stored, or has another id.
         """
         key = self._table_key_in_namespace(namespace, table)
         current = self.table(namespace, table)
@@ -193,25 +226,35 @@ class CatalogEditor(CatalogReader):
         return definition
 
     def drop_table(self, namespace: str, table: str) -> None:
-        """Drop a table. Raises TableNotFoundError, NamespaceNotFoundError, InvalidNameError."""
+        """Drop a table.
+
+        Args:
+            namespace: The namespace of the table.
+            table: The name of the table.
+
+        Raises:
+            TableNotFoundError: The table does not exist.
+            NamespaceNotFoundError: The namespace does not exist.
+            InvalidNameError: A name cannot be stored.
+        """
         key = self._table_key_in_namespace(namespace, table)
         if self.entry(key) is None:
             raise TableNotFoundError(f"there is no table {namespace}.{table}")
         self._write(key, None)
 
     def restore_entry(self, key: str, location: str | None, *, mirrors: bool = False) -> None:
-        """Point a key to a definition of another version, or to nothing.
+        """Point a key to a definition of another version, or delete it.
 
-        A table's namespace must exist, as this transaction leaves it. Unless ``mirrors`` says that the lakehouse is to
-        be what another one is, the commit raises TableHasAnotherNameError as for :meth:`create_table`.
+        The namespace of a table must exist in this transaction. Unless ``mirrors`` is set, the commit raises
+        TableHasAnotherNameError like :meth:`create_table`.
 
         Args:
             key: The key of a namespace or a table.
-            location: The location of the definition, None for nothing.
+            location: The location of the definition, None to delete the key.
             mirrors: Whether the caller copies all names of another lakehouse.
 
         Raises:
-            NamespaceNotFoundError: If the table's namespace does not exist.
+            NamespaceNotFoundError: The namespace of the table does not exist.
         """
         name = self.keys.decode(key)
         if name is not None and name.table is not None and location is not None:
@@ -221,47 +264,51 @@ class CatalogEditor(CatalogReader):
         self._write(key, location)
 
     def alter_definition(self, definition: LakehouseDef) -> None:
-        """Replace the lakehouse definition. The version that commits it is the first to be written by its settings.
+        """Replace the lakehouse definition. Its settings already apply to the version that commits it.
 
-        Raises InvalidDefinitionError for settings fixed at creation, and for those out of their range.
+        Raises InvalidDefinitionError for settings that are fixed at creation or out of range.
         """
         self._check_changeable()
         self._changes.definition = validate_changed_settings(self.base.definition, definition)
 
     def put_staged(self, staged: Sequence[StagedDefinition]) -> None:
-        """Create or replace tables by definitions that other processes staged since this transaction began.
+        """Create or replace tables with definitions that other processes have staged since this transaction began.
 
-        Their files are looked at in parallel. Raises NamespaceNotFoundError, InvalidNameError, FileMissingError,
-        CorruptFileError. Raises InvalidDefinitionError where a table of that name has another id. Raises
-        InvalidInputError for a definition that was staged before, or for another table. Nothing is changed then.
+        Reads their files in parallel. Changes nothing on an error. Raises NamespaceNotFoundError, InvalidNameError,
+        FileMissingError, CorruptFileError, InvalidDefinitionError if a table of the same name has another id, and
+        InvalidInputError for a definition that was staged earlier or for another table.
         """
         self._check_changeable()
         check_staged(staged, self.base.definition.file_path_max_size_bytes)
-        keys = [self._table_key_in_namespace(one.namespace, one.table) for one in staged]
+        keys = [self._table_key_in_namespace(item.namespace, item.table) for item in staged]
         definitions = read_staged(self.base, staged)
-        for key, one, definition in zip(keys, staged, definitions, strict=True):
+        for key, item, definition in zip(keys, staged, definitions, strict=True):
             if self.entry(key) is None:
-                check_new_name(one.table, "table")
-            elif self.table(one.namespace, one.table).id != definition.id:
+                check_new_name(item.table, "table")
+            elif self.table(item.namespace, item.table).id != definition.id:
                 raise InvalidDefinitionError(
-                    f"table {one.namespace}.{one.table} has another id than the staged definition; stage it with the"
-                    " id that the table has"
+                    f"the staged definition of table {item.namespace}.{item.table} has a different id than the table;"
+                    " stage it with the table's id"
                 )
-        for key, one in zip(keys, staged, strict=True):
+        for key, item in zip(keys, staged, strict=True):
             if self.entry(key) is None:
                 self._adopting.add(key)
-            self._write(key, one.location)
+            self._write(key, item.location)
 
     def add_file(self, path: str, data: bytes) -> None:
-        """Let the commit write a file under a fresh name, in the round of the definitions that name it.
+        """Add a file that the commit writes in the same round trip as its definitions.
 
-        A transaction that changes nothing writes no file. Where the commit fails, the file is deleted, best effort.
+        A transaction that changes nothing writes no file. If the commit fails, the file is deleted, best effort.
+
+        Args:
+            path: A path that was never used.
+            data: The bytes of the file.
         """
         self._check_changeable()
         self._changes.files[path] = data
 
     def added_file(self, path: str) -> bytes | None:
-        """Return the bytes of a file that the commit will write, None for another."""
+        """Return the bytes of a file that the commit will write, None if there is no such file."""
         return self._changes.files.get(path)
 
     def _table_key_in_namespace(self, namespace: str, table: str) -> str:
@@ -275,13 +322,13 @@ class CatalogEditor(CatalogReader):
         self._check_changeable()
         self._changes.write(key, entry)
         if not isinstance(entry, NamespaceDef | TableDef) and is_namespace_key(key):
-            # The namespace is dropped, or set to a definition of another version, perhaps with another id.
+            # The namespace is dropped, or replaced by one of another version that may have a different id.
             self._changes.replaced_namespaces.add(self.object_name(key).namespace)
 
     def _check_changeable(self) -> None:
         self._check_open()
         if self._is_frozen:
-            raise ConflictError("the transaction may have been saved as it is: save it again, or end it")
+            raise ConflictError("the transaction cannot be changed: it may have been saved; save it again or end it")
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -1,9 +1,9 @@
-"""The changes of a transaction, what it relied on and read, and the names that it creates.
+"""The changes of a transaction, the objects that it relies on and reads, and the names that it creates.
 
-A plain value: it can be saved, and checked on a newer version.
+A change set is a plain value that can be saved, and checked against a later version.
 
-A view is a property of its namespace. So a commit that creates tables, or that writes the definition of a namespace, is
-checked on each version that it is based on.
+Views are properties of their namespaces. Therefore a commit that creates tables or writes the definition of a namespace
+checks the names of tables and views on each version that it is based on.
 """
 
 from __future__ import annotations
@@ -35,35 +35,46 @@ from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.versions.snapshot import Entry, Snapshot
 from trinitylake_ops.versions.table_names import table_ids
 
-#: Begins a name in a footprint that no key has: two changes that create tables with one id touch each other.
+#: Prefix of table ids in a footprint, which no key has: two changes that create tables with the same id conflict.
 _STAGED_ID = "\0id "
 
 
 @dataclass(slots=True)
 class ChangeSet:
-    """The changes of one transaction, on the version that it began on.
+    """The changes of one transaction relative to its base version."""
 
-    ``writes`` maps each key to its new entry, None for a deletion. ``definition`` is the lakehouse definition where it
-    changes. ``files`` are written with the definitions that name them. ``relied_namespaces`` have to stay, as tables in
-    them were changed. ``replaced_namespaces`` were dropped or set, so no new table may be in them. Keys, prefixes and
-    settings that were read count for a serializable transaction. ``staged_ids`` are ids of new tables that the caller
-    chose, because their folders were made before.
-    """
-
+    #: The new entry of each changed key, None for a deletion.
     writes: dict[str, Entry | None] = field(default_factory=dict)
+    #: The lakehouse definition, if it changes.
     definition: LakehouseDef | None = None
+    #: Files that are written in the same round trip as the definitions, by path.
     files: dict[str, bytes] = field(default_factory=dict)
+    #: Namespaces that must not be dropped by others, because tables in them changed.
     relied_namespaces: set[str] = field(default_factory=set)
+    #: Namespaces that were dropped or replaced, in which others must not create tables.
     replaced_namespaces: set[str] = field(default_factory=set)
+    #: Keys that were read. Only checked for serializable transactions.
     read_keys: set[str] = field(default_factory=set)
+    #: Prefixes that were listed. Only checked for serializable transactions.
     read_prefixes: set[str] = field(default_factory=set)
+    #: Whether the lakehouse definition was read. Only checked for serializable transactions.
     has_read_definition: bool = False
-    staged_ids: dict[str, str] = field(default_factory=dict)  # of new tables whose place was made before: id -> key
-    encoded: dict[str, bytes] = field(default_factory=dict)  # definitions among the writes, without their seals
+    #: Keys of new tables whose folders existed before, by table id.
+    staged_ids: dict[str, str] = field(default_factory=dict)
+    #: Encoded definitions of the writes by key, without checksums.
+    encoded: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def of_saved(cls, saved: SavedTransaction, path: str) -> Self:
-        """Return the changes that a saved transaction holds; ``path`` is its file. Raises CorruptFileError."""
+        """Decode the changes of a saved transaction.
+
+        Args:
+            saved: The saved transaction.
+            path: The path of its file, for error messages.
+
+        Raises:
+            CorruptFileError: A definition cannot be decoded.
+        """
         definition = None if saved.lakehouse_def is None else LakehouseDef.from_bytes(saved.lakehouse_def, path)
         return cls(
             writes={write.key: _entry(write, path) for write in saved.writes},
@@ -76,7 +87,7 @@ class ChangeSet:
         )
 
     def saved_in(self, saved: SavedTransaction) -> SavedTransaction:
-        """Return a saved transaction with these changes. Raises InvalidDefinitionError."""
+        """Return a copy of a saved transaction with these changes. Raises InvalidDefinitionError."""
         return replace(
             saved,
             writes=tuple(_saved_write(key, entry) for key, entry in self.writes.items()),
@@ -95,8 +106,13 @@ class ChangeSet:
         self.writes[key] = entry
 
     def definition_file(self, key: str, path: str) -> bytes:
-        """Return the file of a definition among the writes."""
-        if key not in self.encoded:  # of a saved transaction
+        """Return the bytes of the definition file for a written key.
+
+        Args:
+            key: The key.
+            path: The path of the file, which is part of its checksum.
+        """
+        if key not in self.encoded:  # the transaction was saved
             entry = self.writes[key]
             assert isinstance(entry, NamespaceDef | TableDef)
             self.encoded[key] = entry.to_bytes()
@@ -104,16 +120,19 @@ class ChangeSet:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be written."""
+        """Whether there are no writes."""
         return not self.writes and self.definition is None
 
     def changes_nothing_on(self, base: Snapshot) -> bool:
-        """Whether a version stays as it is, as all objects that were made were dropped again. Raises StorageError."""
+        """Whether the writes have no effect on a version, for example a create and a drop of the same object.
+
+        Raises StorageError.
+        """
         has_writes = any(entry is not None or base.entry(key) is not None for key, entry in self.writes.items())
         return not has_writes and self.definition in (None, base.definition)
 
     def footprint(self, keys: KeyCodec, isolation: IsolationLevel) -> Footprint:
-        """Return what the transaction touches."""
+        """Return the keys that the transaction touches."""
         relied = {keys.namespace_key(namespace) for namespace in self.relied_namespaces}
         prefixes = {keys.tables_prefix(namespace) for namespace in self.replaced_namespaces}
         if isolation != IsolationLevel.SNAPSHOT:
@@ -125,25 +144,31 @@ class ChangeSet:
     def conflicts(
         self, isolation: IsolationLevel, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]
     ) -> list[str]:
-        """Return a line for each change between ``base`` and ``latest`` that conflicts with a write or a read.
+        """Describe each change between two versions that conflicts with a write or a read, one line per conflict.
 
-        ``changes`` is the difference of the two versions by key. The lakehouse definition is merged elsewhere.
+        The lakehouse definition is merged separately.
+
+        Args:
+            isolation: The isolation level.
+            base: The version that the transaction is based on.
+            latest: The later version.
+            changes: The differences between the two versions by key.
         """
         keys = base.keys
-        found = written_key_conflicts(keys, changes, self.writes)
-        found += self._id_conflicts(latest, changes)
+        conflicts = written_key_conflicts(keys, changes, self.writes)
+        conflicts += self._id_conflicts(latest, changes)
         for namespace in sorted(self.relied_namespaces):
-            found += self._namespace_conflicts(namespace, base, latest)
-        for namespace in sorted(self.replaced_namespaces):  # also namespaces that were created anew since
-            found += new_table_conflicts(keys, changes, namespace, self.writes)
+            conflicts += self._namespace_conflicts(namespace, base, latest)
+        for namespace in sorted(self.replaced_namespaces):  # includes namespaces that others have recreated
+            conflicts += new_table_conflicts(keys, changes, namespace, self.writes)
         if isolation != IsolationLevel.SNAPSHOT:
-            found += read_conflicts(keys, changes, self.read_keys, self.read_prefixes)
+            conflicts += read_conflicts(keys, changes, self.read_keys, self.read_prefixes)
             if self.has_read_definition and base.definition != latest.definition:
-                found.append("settings of the lakehouse: we read them, a concurrent commit changed them")
-        return found
+                conflicts.append("settings of the lakehouse: we read them, a concurrent commit changed them")
+        return conflicts
 
     def _id_conflicts(self, latest: Snapshot, changes: Mapping[str, KeyChange]) -> list[str]:
-        """Return a line for each new table whose place another commit has used for a table of another name."""
+        """Describe each new table whose id another commit has assigned to a table of another name."""
         if not self.staged_ids:
             return []
         tables = {key: change.after for key, change in changes.items() if key.startswith(TABLE_KEY_PREFIX)}
@@ -155,7 +180,7 @@ class ChangeSet:
         ]
 
     def _namespace_conflicts(self, namespace: str, base: Snapshot, latest: Snapshot) -> list[str]:
-        """A table's namespace must still be the one that was read, though its properties may have changed."""
+        """Describe a namespace that was dropped or recreated. Changes to its properties are no conflict."""
         key = base.keys.namespace_key(namespace)
         if key in self.writes or base.entry(key) == latest.entry(key):
             return []
@@ -166,22 +191,21 @@ class ChangeSet:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The keys that a transaction touches. They tell whether it may follow others within one version.
+    """The keys that a transaction touches, which decide whether it can share a version with others."""
 
-    ``writes`` are the keys that it sets or deletes. ``keys`` and ``prefixes`` are those where a change by another
-    transaction may matter to it.
-    """
-
+    #: Keys that the transaction sets or deletes.
     writes: Collection[str]
+    #: Further keys whose changes by others may affect the transaction.
     keys: Collection[str] = ()
+    #: Prefixes of keys whose changes by others may affect the transaction.
     prefixes: tuple[str, ...] = ()
 
     def may_conflict(self, other: Footprint) -> bool:
-        """Whether one of the two transactions may matter to the other."""
+        """Whether one of the two transactions may affect the other."""
         return self.is_touched_by(other.writes) or other.is_touched_by(self.writes)
 
     def is_touched_by(self, written: Collection[str]) -> bool:
-        """Whether a write of these keys matters to this transaction, or may."""
+        """Whether writes of these keys may affect this transaction."""
         return any(
             key in self.writes or key in self.keys or (self.prefixes and key.startswith(self.prefixes))
             for key in written
@@ -206,21 +230,20 @@ def _saved_write(key: str, entry: Entry | None) -> SavedWrite:
     return SavedWrite(key=key, definition=entry.to_bytes())
 
 
-#: The beginning of the name of a property that is a view. The rest is the name of the view.
+#: Prefix of a namespace property that defines a view, followed by the name of the view.
 VIEW_PREFIX = "trinitylake.view."
 _LISTED_NAMES = 3
 
 
 def views_in(properties: Iterable[str]) -> list[str]:
-    """Return the names of the views among the properties of a namespace, in order."""
+    """Return the sorted names of the views in the properties of a namespace."""
     return sorted(name.removeprefix(VIEW_PREFIX) for name in properties if name.startswith(VIEW_PREFIX))
 
 
 class NewNames:
-    """The tables and views that a change creates.
+    """The names of tables and views that a change creates.
 
-    Names that the base version already has do not count: an object of a name that was taken before the change can
-    still be altered.
+    Names in the base version are not checked, so that objects with conflicting names from before can still be altered.
 
     Args:
         base: The version that the change was made on.
@@ -234,11 +257,11 @@ class NewNames:
 
     @property
     def has_any(self) -> bool:
-        """Whether a name has to be checked: the change creates a table, or a namespace may get a view."""
+        """Whether there are names to check: the change creates a table, or may add a view to a namespace."""
         return bool(self._tables or self._namespaces)
 
     def check(self, version: Snapshot) -> None:
-        """Check the new names on a version. Definitions of namespaces are read where the change needs them.
+        """Check the new names on a version. Reads definitions of namespaces if necessary.
 
         Raises:
             ObjectExistsError: A new table has the name of a view, or a new view the name of a table.
@@ -285,11 +308,11 @@ class NewNames:
 
     @cached_attribute
     def view_keys(self) -> list[str]:
-        """The keys that tables with the names of new views would have."""
+        """The keys of tables that would have the same names as new views."""
         keys: list[str] = []
         for namespace, views in self._views.items():
             for view in views:
-                with contextlib.suppress(InvalidNameError):  # no table can have the name, which another program wrote
+                with contextlib.suppress(InvalidNameError):  # a name of another program that no table can have
                     keys.append(self._base.keys.table_key(namespace, view))
         return keys
 
@@ -305,7 +328,7 @@ class NewNames:
 
     @cached_attribute
     def _namespaces(self) -> dict[str, Entry]:
-        """The new entries of namespaces that may have views, by name."""
+        """The new entries of namespaces that may contain views, by name."""
         return {
             self._base.object_name(key).namespace: entry
             for key, entry in self._writes.items()
@@ -318,14 +341,14 @@ def _may_have_views(entry: Entry | None) -> bool:
 
 
 def _views(version: Snapshot, entries: Mapping[str, Entry]) -> dict[str, set[str]]:
-    """Return the names of views by namespace, of those namespaces that have views."""
+    """Return the names of views by namespace. Namespaces without views are left out."""
     definitions = _definitions(version, entries)
     names = {namespace: set(views_in(definition.properties)) for namespace, definition in definitions.items()}
     return {namespace: views for namespace, views in names.items() if views}
 
 
 def _definitions(version: Snapshot, entries: Mapping[str, Entry]) -> dict[str, NamespaceDef]:
-    """Return definitions of namespaces by name. Those that are not in memory are read in parallel."""
+    """Return definitions of namespaces by name. Reads those that are not in memory in parallel."""
     locations, read = [entry for entry in entries.values() if isinstance(entry, str)], dict[str, NamespaceDef]()
     if locations:
         with version.reading():

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.format.keys import COMMIT_ID
-from trinitylake_ops.storage import background
+from trinitylake_ops.storage import background, process_clock
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.telemetry import hub, spans
@@ -125,7 +124,7 @@ class Commit:
             CommitOutcomeUnknownError: The change may or may not have been committed.
             TrinityLakeError: What the storage raises. Nothing was committed.
         """
-        begun_s = time.monotonic()
+        begun_s = process_clock.now_s()
         try:
             with spans.span("commit", {"trinitylake.base_version": base.version}) as span:
                 self.committed = self._until_decided(base)
@@ -137,7 +136,7 @@ class Commit:
                 )
             self._settle(self.committed)
             if self.committed.root is not None:
-                hub.observe(VERSION_SECONDS, time.monotonic() - begun_s)
+                hub.observe(VERSION_SECONDS, process_clock.now_s() - begun_s)
                 hub.observe(VERSION_ATTEMPTS, self._n_conflicts + 1)
             return self.committed
         finally:
@@ -147,7 +146,7 @@ class Commit:
         """Attempt the commit on one version after the other, until it succeeds or fails for good."""
         try:
             while True:
-                begun_s = time.monotonic()
+                begun_s = process_clock.now_s()
                 with reading_bases(base), spans.span("attempt", {"trinitylake.base_version": base.version}):
                     draft = self._change.draft(base, self._stamp(base))
                     if draft is None:
@@ -233,7 +232,7 @@ class Commit:
         self._pacing.note_other_commit()
         if self._n_conflicts >= self._max_attempts:
             raise attempts_exhausted(self._max_attempts, base.version + 1)
-        self._pacing.note_conflict(self._n_conflicts, time.monotonic() - begun_s)
+        self._pacing.note_conflict(self._n_conflicts, process_clock.now_s() - begun_s)
         latest = latest_after(self._files, probe)
         # The age is checked first: a purge may have deleted what the base of an old change reaches.
         with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out transactions that are too old
@@ -256,7 +255,7 @@ class Commit:
         """Note that the root of the attempt was not created. Its nodes are deleted while the next attempt runs."""
         self.sent = None
         if self._nodes:
-            background.put(functools.partial(discard, self._files.storage, list(self._nodes)))
+            background.submit(functools.partial(discard, self._files.storage, list(self._nodes)))
             self._nodes = {}
 
 

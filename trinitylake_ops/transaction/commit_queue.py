@@ -1,10 +1,10 @@
-"""The queue of a process: which transaction commits next, and which go into the same root (protocol.md, C).
+"""The commit queue of a process: which transaction commits next, and which share a root (protocol.md, C).
 
-The first arrival becomes the leader and commits at once. Transactions that arrive meanwhile wait. When the leader is
-done, the first of them leads the next group and takes along all that fit. A reader who follows one transaction can skip
-the queue: alone, it becomes a group of one, which ``commit.py`` commits.
+The first transaction becomes the leader and commits at once. Transactions that arrive in the meantime wait. When the
+leader is done, the first of them leads the next group, which contains all waiting transactions that fit. To follow a
+single transaction, skip this module: alone, it forms a group of one, which ``commit.py`` commits.
 
-An interrupt (KeyboardInterrupt, in the main thread) may come at any point. The waiting transactions still get an
+An interrupt (KeyboardInterrupt in the main thread) may occur at any point. The waiting transactions still get an
 outcome, and the next one leads.
 """
 
@@ -24,6 +24,7 @@ from weakref import WeakValueDictionary
 
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.file_names import MAX_VERSION
+from trinitylake_ops.storage import process_clock
 from trinitylake_ops.storage.background import at_fork
 from trinitylake_ops.transaction.change_set import Footprint
 from trinitylake_ops.transaction.commit import Committed
@@ -36,33 +37,38 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_SECONDS = 1.0
-_MOST_OF_THE_REST = 0.25
-#: What a commit made is taken for the latest version for so many times as long as it took, and no longer than this.
-_MOMENT_COMMITS = 10.0
-_LONGEST_MOMENT_S = 0.5
+#: How often a waiting thread checks that there is a leader, in case an interrupt removed it.
+_LEADER_CHECK_INTERVAL_S = 1.0
+#: Maximum wait for other writers, as a share of a transaction's remaining time to live.
+_MAX_SLOT_WAIT_SHARE = 0.25
+#: How long a committed version counts as recent: a multiple of the duration of its commit, up to a maximum.
+_RECENT_COMMIT_DURATIONS = 10.0
+_MAX_RECENT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _RecentCommit:
-    """A version that this process committed, and when."""
+    """A version that this process committed.
+
+    The times are those of the process clock, in seconds.
+    """
 
     root: KnownRoot
     begun_s: float
-    made_s: float
+    committed_s: float
 
     def as_base(self, files: LakehouseFiles) -> Snapshot | None:
-        """Return it for a transaction that begins now, None after a moment, and where a later one is known."""
-        newest, age_s = files.roots.newest, time.monotonic() - self.made_s
-        moment_s = min(_MOMENT_COMMITS * (self.made_s - self.begun_s), _LONGEST_MOMENT_S)
-        if age_s >= moment_s or (newest is not None and newest.version > self.root.version):
+        """Return the version as the base of a new transaction, None if it is not recent or a later one is known."""
+        newest, age_s = files.roots.newest, process_clock.now_s() - self.committed_s
+        recent_s = min(_RECENT_COMMIT_DURATIONS * (self.committed_s - self.begun_s), _MAX_RECENT_S)
+        if age_s >= recent_s or (newest is not None and newest.version > self.root.version):
             return None
-        stood_at_ms = files.storage.now_ms() - math.ceil(1000 * age_s)
-        return Snapshot(files, self.root.version, self.root.path, self.root.node, stood_at_ms)
+        committed_at_ms = files.storage.now_ms() - math.ceil(1000 * age_s)
+        return Snapshot(files, self.root.version, self.root.path, self.root.node, committed_at_ms)
 
 
 class CommitQueue:
-    """The transactions of a process that are to be committed to one lakehouse."""
+    """The transactions of one process that are waiting to be committed to one lakehouse."""
 
     def __init__(self) -> None:
         self._fairness = Fairness()
@@ -70,49 +76,59 @@ class CommitQueue:
         at_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Start anew: the waiting threads do not exist in a forked child."""
+        """Reset all state: the waiting threads do not exist in a forked child."""
         self._lock = threading.Lock()
-        self._beside = threading.RLock()  # a precondition of one that goes alone may commit, too
+        self._exclusive_lock = threading.RLock()  # reentrant: a precondition of an exclusive transaction may commit
         self._waiting: deque[Member] = deque()
-        self._coming: set[Member] = set()  # who writes files before it waits
-        # Who waits for those holds no lock meanwhile: an interrupt would release one that another thread holds.
+        self._arriving: set[Member] = set()  # members that write their files before they join the queue
+        # The leader waits for them without a lock: an interrupt could release a lock that another thread holds.
         self._arrivals: SimpleQueue[None] | None = None
         self._leader: Member | None = None
         self._newest: Committed | None = None
-        self._newest_of_others: Committed | None = None
+        self._newest_exclusive: Committed | None = None
         self._recent_commit: _RecentCommit | None = None
 
     def recent_commit(self, files: LakehouseFiles) -> Snapshot | None:
-        """Return the version that this process committed a moment ago, if there is one.
+        """Return the version that this process committed recently, if any.
 
-        The storage is not asked, so another process may have committed since.
+        Sends no request, so another process may have committed a later version.
         """
         recent_commit = self._recent_commit
         return None if recent_commit is None else recent_commit.as_base(files)
 
     def commit(self, submission: Submission, max_attempts: int) -> int:
-        """Commit a transaction, perhaps together with others; returns its version.
+        """Commit a transaction, possibly together with others, and return its version.
 
-        A transaction that goes alone is committed beside the queue: none in the queue waits for it. Unless they are
-        large, such transactions go one after the other, so that they lose no attempts to each other. Raises what
-        :meth:`commit.Commit.run` raises.
+        An exclusive transaction bypasses the queue, so that no queued transaction waits for it. Unless they are large,
+        exclusive transactions commit one after another, so that they do not conflict with each other.
+
+        Args:
+            submission: The transaction.
+            max_attempts: The number of conflicts after which it fails.
+
+        Raises:
+            CommitConflictError: The transaction conflicts with another commit.
+            CommitAttemptsExhaustedError: All attempts lost to other commits.
+            TransactionExpiredError: The transaction is older than its time to live.
+            CommitOutcomeUnknownError: The transaction may or may not have been committed.
+            TrinityLakeError: Any other error means that nothing was committed.
         """
         own = Member.of(submission, max_attempts)
         if own.is_exclusive:
-            before, pacing = self._newest_of_others, pace(own.base.files, self._fairness)
-            with nullcontext() if own.is_large else self._beside, _wait_for_slot(own, pacing) as newest:
-                meanwhile = None if self._newest_of_others is before else self._newest_of_others
-                committed = Group(own, pacing).run(newest or meanwhile)
-                self._newest_of_others = committed or self._newest_of_others
+            before, pacing = self._newest_exclusive, pace(own.base.files, self._fairness)
+            with nullcontext() if own.is_large else self._exclusive_lock, _wait_for_slot(own, pacing) as newest:
+                since_then = None if self._newest_exclusive is before else self._newest_exclusive
+                committed = Group(own, pacing).run(newest or since_then)
+                self._newest_exclusive = committed or self._newest_exclusive
             return own.result()
         try:
             if not self._leads_at_once(own):
                 self._write_ahead(own)
-                self._has_arrived(own)
+                self._note_arrival(own)
                 with self._lock:
                     self._waiting.append(own)
                     self._choose_leader()
-            while not own.wakes.wait(_PATIENCE_SECONDS):
+            while not own.wakes.wait(_LEADER_CHECK_INTERVAL_S):
                 with self._lock:
                     self._choose_leader()
             if own.outcome is None:
@@ -121,44 +137,47 @@ class CommitQueue:
         finally:
             try:
                 self._leave_queue(own)
-            except BaseException:  # an interrupt: the other transactions must not wait for ever
+            except BaseException:  # an interrupt: the other transactions must not wait indefinitely
                 self._leave_queue(own)
                 raise
 
     def _leads_at_once(self, own: Member) -> bool:
-        """Let a transaction lead that has not written its files, if no other is there. Returns whether it leads.
+        """Make a transaction the leader before it writes its files, if no other one is queued. Return whether it leads.
 
-        Its files are then written in the round of its nodes, which saves a local disk a wait for the device. Storages
-        across a network write them before in any case, as others that come meanwhile do.
+        Its files are then written in the same round trip as its nodes, so that a local disk flushes its device once. On
+        remote storage, transactions always write their files before they join the queue.
         """
         with self._lock:
-            if own.base.files.storage.is_remote or self._is_led or self._waiting or self._coming:
+            if own.base.files.storage.is_remote or self._is_led or self._waiting or self._arriving:
                 return False
             self._waiting.append(own)
             self._choose_leader()
             return True
 
     def _write_ahead(self, own: Member) -> None:
-        """Write the files of ``own`` before it waits. The first of those who do so looks for other processes beside."""
+        """Write the files of ``own`` before it joins the queue.
+
+        The first transaction to do so also probes for commits of other processes in the same round trip.
+        """
         roots, version = own.base.files.roots, own.base.version
         pacing = pace(own.base.files, self._fairness)
         with self._lock:
-            is_first = not self._coming and not self._is_led
-            self._coming.add(own)
+            is_first = not self._arriving and not self._is_led
+            self._arriving.add(own)
         own.write_ahead(pacing.calls_to_probe(roots, version + 1) if is_first and version < MAX_VERSION else ())
         known, latest = roots.newest, pacing.latest_seen(roots)
         if latest is None:
             return
         with self._lock:
-            is_ours = self._is_led
+            may_be_ours = self._is_led
             self._newest = _later(self._newest, Committed(latest.version, latest))
-        if not is_ours and (known is None or known.version < latest.version):
+        if not may_be_ours and (known is None or known.version < latest.version):
             pacing.note_other_commit()
 
-    def _has_arrived(self, own: Member) -> None:
-        """Note that it writes no files any more. May be repeated."""
+    def _note_arrival(self, own: Member) -> None:
+        """Note that ``own`` has written its files. May be repeated."""
         with self._lock:
-            self._coming.discard(own)
+            self._arriving.discard(own)
             if self._arrivals is not None:
                 self._arrivals.put(None)
 
@@ -168,73 +187,75 @@ class CommitQueue:
         group = Group(own, pacing)
         try:
             with _wait_for_slot(own, pacing) as newest:
-                self._await_coming(own)
+                self._await_arriving(own)
                 self._gather(group)
-                begun_s = time.monotonic()
-                made = group.run(self._latest_known(own, newest), functools.partial(self._gather, group))
+                begun_s = process_clock.now_s()
+                committed = group.run(self._latest_known(own, newest), functools.partial(self._gather, group))
                 self._recent_commit = None
-                if made is not None and made.root is not None:
+                if committed is not None and committed.root is not None:
                     with self._lock:
-                        self._newest = _later(self._newest, made)
-                    self._recent_commit = _RecentCommit(made.root, begun_s, time.monotonic())
+                        self._newest = _later(self._newest, committed)
+                    self._recent_commit = _RecentCommit(committed.root, begun_s, process_clock.now_s())
         finally:
             self._requeue(group.abandoned())
 
     def _latest_known(self, own: Member, newest: Committed | None) -> Committed | None:
-        """Return the latest version that anybody here knows, so that ``own`` loses no attempt to its own process."""
-        kept = own.base.files.roots.newest
-        newest = newest if kept is None else _later(newest, Committed(kept.version, kept))
+        """Return the latest version known to this process, so that ``own`` does not conflict with its own process."""
+        root = own.base.files.roots.newest
+        newest = newest if root is None else _later(newest, Committed(root.version, root))
         return newest if self._newest is None else _later(newest, self._newest)
 
-    def _await_coming(self, own: Member) -> None:
-        """Wait for those who write their files, where they are no fewer than those who wait.
+    def _await_arriving(self, own: Member) -> None:
+        """Wait for members that write their files, if there are at least as many of them as waiting members.
 
-        One version for all of them is sooner there than two. They get as long as ``own`` took for its files.
+        One version for all of them takes less time than two. The wait lasts at most as long as ``own`` took to write
+        its files.
         """
         arrivals = SimpleQueue[None]()
         with self._lock:
-            coming = set(self._coming)
-            if len(coming) < len(self._waiting):
+            arriving = set(self._arriving)
+            if len(arriving) < len(self._waiting):
                 return
             self._arrivals = arrivals
         deadline_s = time.monotonic() + own.ahead_s
         try:
-            while not coming.isdisjoint(self._coming):
+            while not arriving.isdisjoint(self._arriving):
                 arrivals.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except Empty:
-            pass  # they took too long
+            pass  # the remaining members go into a later version
         finally:
             self._arrivals = None
 
     def _gather(self, group: Group, base_version: int = MAX_VERSION) -> None:
-        """Take the members of the next version from the queue: the leader, then in order all that fit.
+        """Move the members of the next version from the queue to a group: the leader, then in order all that fit.
 
-        No transaction overtakes one that stays behind and that it touches. One that began on a version later than
-        ``base_version`` stays behind. So does one that leads by now, since the leader of the group has its outcome.
+        Skips transactions whose base is later than ``base_version``, and one that has become the leader because the
+        leader of the group already has its outcome. A transaction that may conflict with a skipped one is skipped, so
+        that it does not overtake it.
         """
         with self._lock:
             candidates = [waiting for waiting in self._waiting if waiting not in group and not waiting.is_done]
-        behind: list[Footprint] = []
+        skipped: list[Footprint] = []
         for candidate in candidates:
             footprint = candidate.footprint
-            overtakes = any(footprint.may_conflict(other) for other in behind)
+            overtakes = any(footprint.may_conflict(other) for other in skipped)
             if overtakes or candidate.base.version > base_version or not group.has_room_for(candidate):
-                behind.append(footprint)
+                skipped.append(footprint)
                 continue
             with self._lock:
-                # The thread of another may have been interrupted, and left the queue.
-                is_free = candidate in self._waiting and candidate is not self._leader
-                if is_free:
+                # An interrupted thread may have removed its transaction from the queue.
+                is_available = candidate in self._waiting and candidate is not self._leader
+                if is_available:
                     group.take(candidate)
                     self._waiting.remove(candidate)
-            if not is_free:
-                behind.append(footprint)
+            if not is_available:
+                skipped.append(footprint)
 
     def _requeue(self, members: Sequence[Member]) -> None:
-        """Let members wait again for which nothing was sent.
+        """Put members for which no root was sent back into the queue.
 
-        Their files may have been discarded, and a delete whose answer was lost can take effect later. So they get new
-        names.
+        Their files get new names, because the old files may have been discarded, or a delete whose response was lost
+        may still take effect.
         """
         for member in members:
             member.submission.rename_files()
@@ -244,11 +265,11 @@ class CommitQueue:
             self._waiting.extendleft(member for member in reversed(members) if not member.has_left)
 
     def _leave_queue(self, own: Member) -> None:
-        """Leave the queue, however ``own`` ended. If it led, the next one leads. May be repeated from any point.
+        """Remove ``own`` from the queue, whatever its outcome. May be repeated from any point.
 
-        Files that it wrote for nobody are deleted.
+        If it was the leader, the next member leads. Files that it wrote and no group has taken are deleted.
         """
-        self._has_arrived(own)
+        self._note_arrival(own)
         with self._lock:
             own.has_left = True
             if own in self._waiting:
@@ -259,51 +280,51 @@ class CommitQueue:
 
     @property
     def _is_led(self) -> bool:
-        """Whether a transaction leads. An interrupt may have kept one that is done from leaving."""
+        """Whether there is an active leader. An interrupt may have kept a finished one from leaving the queue."""
         return self._leader is not None and not self._leader.is_done
 
     def _choose_leader(self) -> None:
-        """Let the first waiting transaction lead, where none leads."""
+        """Make the first waiting transaction the leader, if there is none."""
         if not self._is_led:
             while self._waiting and self._waiting[0].is_done:
                 self._waiting.popleft()
             self._leader = self._waiting[0] if self._waiting else None
         if self._leader is not None:
             self._leader.wakes.set()
-        elif not self._coming:
-            self._newest = None  # the next arrival has read the latest version itself
+        elif not self._arriving:
+            self._newest = None  # the next transaction has read the latest version itself
 
 
 @contextmanager
 def _wait_for_slot(own: Member, pacing: Pacing) -> Iterator[Committed | None]:
-    """Wait for writers of other processes, for a part of the time that ``own`` has left.
+    """Wait for writers of other processes, for a share of the time to live that ``own`` has left.
 
-    Yields the latest version if it waited, so that ``own`` does not begin with a conflict.
+    Yields the latest version after a wait, so that the first attempt of ``own`` does not conflict.
     """
     files = own.base.files
-    rest_ms = own.begun_at_ms + own.base.definition.txn_ttl_millis - files.storage.now_ms()
-    with pacing.slot(_MOST_OF_THE_REST * rest_ms / 1000) as has_waited:
+    remaining_ms = own.begun_at_ms + own.base.definition.txn_ttl_millis - files.storage.now_ms()
+    with pacing.slot(_MAX_SLOT_WAIT_SHARE * remaining_ms / 1000) as has_waited:
         yield _latest(files, own.base.version) if has_waited else None
 
 
 def _latest(files: LakehouseFiles, known: int) -> Committed | None:
-    """Return the latest version, None where it is the one that is known, or where it cannot be told."""
+    """Return the latest version, None if it is ``known`` or cannot be read."""
     try:
         version = find_later(files.roots, known)
         if version == known:
             return None
         return Committed(version, files.roots.known(version, files.roots.storage.read(files.roots.path(version))))
     except StorageError as error:
-        logger.info("the latest version cannot be told before a commit, which goes on without it: %s", error)
+        logger.info("the latest version could not be read before a commit; committing without it: %s", error)
         return None
 
 
-def _later(one: Committed | None, other: Committed) -> Committed:
-    return other if one is None or one.version < other.version else one
+def _later(first: Committed | None, second: Committed) -> Committed:
+    return second if first is None or first.version < second.version else first
 
 
 def shared_queue(identity: str) -> CommitQueue:
-    """Return the queue that all share who opened the same root in the same way in this process."""
+    """Return the queue of this process for a storage identity (root and options)."""
     return _shared_queues.setdefault(identity, CommitQueue())
 
 

@@ -1,4 +1,4 @@
-"""Finds changes of a concurrent commit that conflict with a transaction (docs/internals/protocol.md, "Rebase")."""
+"""Find changes of a concurrent commit that conflict with a transaction (protocol.md, "Rebase")."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.tree.diff import KeyChange
 
-# One key each: their entries depend on each other, so they never merge.
+# These settings depend on each other, so concurrent changes to them never merge.
 _OPERATIONAL_STATE = ("exported_snapshots", "exports", "expirations")
 _MERGED_BY_KEY = ("properties", "maximum_version_age_millis_overrides")
 
 
 def written_key_conflicts(keys: KeyCodec, changes: Mapping[str, KeyChange], written: Mapping[str, object]) -> list[str]:
-    """Return a line for every key that both sides wrote."""
+    """Describe every key that both sides wrote, one line per key.
+
+    Args:
+        keys: The encoding of keys.
+        changes: The changes of the concurrent commits by key.
+        written: The writes of the transaction by key.
+    """
     return [
-        f"{describe_key(keys, key)}: we {_did_to(written[key])} it, a concurrent commit {_did(changes[key])} it"
+        f"{describe_key(keys, key)}: we {_verb_for_write(written[key])} it, a concurrent commit"
+        f" {_verb_for_change(changes[key])} it"
         for key in sorted(changes.keys() & written.keys())
     ]
 
@@ -26,10 +33,17 @@ def written_key_conflicts(keys: KeyCodec, changes: Mapping[str, KeyChange], writ
 def new_table_conflicts(
     keys: KeyCodec, changes: Mapping[str, KeyChange], dropped_namespace: str, written: Collection[str]
 ) -> list[str]:
-    """Return a line for every table that a concurrent commit put into a namespace that we drop."""
+    """Describe every table that a concurrent commit created in a namespace that the transaction drops.
+
+    Args:
+        keys: The encoding of keys.
+        changes: The changes of the concurrent commits by key.
+        dropped_namespace: The namespace.
+        written: The keys that the transaction writes.
+    """
     prefix = keys.tables_prefix(dropped_namespace)
     return [
-        f"{describe_key(keys, key)}: a concurrent commit {_did(change)} it, we dropped its namespace"
+        f"{describe_key(keys, key)}: a concurrent commit {_verb_for_change(change)} it, we dropped its namespace"
         for key, change in changes.items()
         if key.startswith(prefix) and change.after is not None and key not in written
     ]
@@ -38,38 +52,53 @@ def new_table_conflicts(
 def read_conflicts(
     keys: KeyCodec, changes: Mapping[str, KeyChange], points: Collection[str], prefixes: Collection[str]
 ) -> list[str]:
-    """Return a line for every change to what a serializable transaction read: keys and scanned prefixes."""
+    """Describe every change to a key or prefix that a serializable transaction read, one line per key.
+
+    Args:
+        keys: The encoding of keys.
+        changes: The changes of the concurrent commits by key.
+        points: The keys that were read.
+        prefixes: The prefixes that were listed.
+    """
     return [
-        f"{describe_key(keys, key)}: we read it or the range it is in, a concurrent commit {_did(change)} it"
+        f"{describe_key(keys, key)}: we read it or listed it, a concurrent commit {_verb_for_change(change)} it"
         for key, change in sorted(changes.items())
         if key in points or any(key.startswith(prefix) for prefix in prefixes)
     ]
 
 
 def describe_key(keys: KeyCodec, key: str) -> str:
-    """Return a key in the words that people use."""
+    """Return a readable description of a key."""
     name = keys.decode(key)
     if name is None:
         return f"object {key!r}"
     return f"{'namespace' if name.table is None else 'table'} {name}"
 
 
-def _did(change: KeyChange) -> str:
+def _verb_for_change(change: KeyChange) -> str:
     if change.before is None:
         return "created"
     return "dropped" if change.after is None else "changed"
 
 
-def _did_to(write: object) -> str:
+def _verb_for_write(write: object) -> str:
     return "dropped" if write is None else "wrote"
 
 
 def merge_lakehouse_defs(
     base: LakehouseDef, ours: LakehouseDef, theirs: LakehouseDef
 ) -> tuple[LakehouseDef, list[str]]:
-    """Return the definition that holds the changes of both sides, and a line for each conflict.
+    """Merge two changed lakehouse definitions.
 
-    Settings merge field by field, free-form maps key by key; exports and expirations count as one key.
+    Settings merge by field and free-form maps by key. Exports and expirations count as a single field.
+
+    Args:
+        base: The common base.
+        ours: The definition of the transaction.
+        theirs: The definition of the concurrent commit.
+
+    Returns:
+        The merged definition, and a line for each conflict.
     """
     conflicts: list[str] = []
     merged: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Creating a lakehouse: its definition and version 0."""
+"""Create a lakehouse: its definition and version 0."""
 
 from __future__ import annotations
 
@@ -34,21 +34,27 @@ from trinitylake_ops.versions.time_travel import check_time
 
 
 def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
-    """Create version 0, empty, under our naming of roots.
+    """Create an empty version 0 with the default naming of roots.
 
-    Raises LakehouseExistsError, CommitOutcomeUnknownError, StorageError. Raises InvalidDefinitionError for a node size
-    above the limit of reads. StorageError also means that the storage overwrites a file that it should create if
-    absent.
+    Args:
+        files: The files of the lakehouse.
+        definition: The lakehouse definition.
+
+    Raises:
+        LakehouseExistsError: There is a lakehouse at this root.
+        InvalidDefinitionError: The node size exceeds the read limit of the storage.
+        CommitOutcomeUnknownError: Version 0 may or may not have been created.
+        StorageError: A request failed, or the storage overwrites files that should only be created if absent.
     """
     storage = files.storage
     if definition.node_file_max_size_bytes > storage.whole_file_limit_bytes:
         raise InvalidDefinitionError(
-            f"node_file_max_size_bytes is {definition.node_file_max_size_bytes}, and no node of more than"
-            f" {storage.whole_file_limit_bytes} is read; choose less, or raise the storage option"
-            " 'whole_file_limit_bytes' for all who open the lakehouse"
+            f"node_file_max_size_bytes is {definition.node_file_max_size_bytes}, above the read limit of"
+            f" {storage.whole_file_limit_bytes} bytes; choose a smaller size, or raise the storage option"
+            " 'whole_file_limit_bytes' for all clients of the lakehouse"
         )
     if has_roots(storage):
-        raise LakehouseExistsError(f"there is a lakehouse at {storage.root} already", path=storage.root)
+        raise LakehouseExistsError(f"a lakehouse already exists at {storage.root}", path=storage.root)
     claim_named_root(files, definition)
     path = new_lakehouse_def_path()
     info = CommitInfo("init", "create the lakehouse")
@@ -67,9 +73,10 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
 
 
 def claim_named_root(files: LakehouseFiles, definition: LakehouseDef) -> None:
-    """Make the table root that the operator names, if any, that of this lakehouse. Raises StorageError.
+    """Claim the configured table root, if any, for this lakehouse.
 
-    A root that content may not name stays as it is: nothing is ever written there.
+    A root that lakehouse content is not allowed to name is left alone, because nothing is ever written there. Raises
+    StorageError.
     """
     if not definition.table_root:
         return
@@ -79,15 +86,15 @@ def claim_named_root(files: LakehouseFiles, definition: LakehouseDef) -> None:
 
 
 def check_no_table_under(base: Snapshot, table_root: str) -> None:
-    """Raise InvalidInputError if tables of a version stand under its table root: they would be looked for elsewhere."""
+    """Raise InvalidInputError if the current table root contains tables, which another root would make unreachable."""
     root = normalize_root_uri(table_root)
     for key, location in scan(base.files.nodes, base.root, TABLE_KEY_PREFIX, prefix_end(TABLE_KEY_PREFIX)):
         definition = base.table_at(location)
         if definition.is_managed and definition.format_properties.get(METADATA_LOCATION, "").startswith(root):
             name = base.keys.decode(key)
             raise InvalidInputError(
-                f"table {name} stands under the table root {root}, so another table root cannot be set; move the files,"
-                " and say where they are: trinitylake relocate --table-root",
+                f"the table root cannot be changed: table {name} is under the current one, {root}; move the files and"
+                " run: trinitylake relocate --table-root",
                 path=location,
             )
 
@@ -98,7 +105,7 @@ def has_roots(storage: Storage) -> bool:
 
 
 def write_lakehouse_definition(storage: Storage, path: str, definition: LakehouseDef) -> None:
-    """Write the definition of a new lakehouse, and check that its storage can hold one. Raises StorageError."""
+    """Write the definition of a new lakehouse, and check that the storage is suitable. Raises StorageError."""
     content = definition.to_bytes(path)
     create_fresh(storage, {path: content})
     _check_storage(storage, path, content)
@@ -112,7 +119,19 @@ def first_root(
     info: CommitInfo,
     cost: CommitCost | None = None,
 ) -> NodeFile:
-    """Return the root of a version 0, empty but for its system rows. Raises StorageError where the clock is wrong."""
+    """Return the root of version 0, which only contains system rows.
+
+    Args:
+        storage: The storage, which provides the time.
+        definition: The lakehouse definition.
+        definition_path: The path of the definition.
+        commit_id: The id of the commit, a UUID.
+        info: The commit info.
+        cost: The cost in the commit info. By default that of an empty lakehouse.
+
+    Raises:
+        StorageError: The clock of the storage is wrong.
+    """
     created_at_ms = storage.now_ms()
     check_time(created_at_ms)
     system = {
@@ -125,7 +144,20 @@ def first_root(
 
 
 def create_first_version(files: LakehouseFiles, definition: LakehouseDef, root: NodeFile) -> bool:
-    """Create version 0. Returns False when another one exists. Raises CommitOutcomeUnknownError, StorageError."""
+    """Create version 0.
+
+    Args:
+        files: The files of the lakehouse.
+        definition: The lakehouse definition.
+        root: The root of version 0.
+
+    Returns:
+        False if another writer has created version 0.
+
+    Raises:
+        CommitOutcomeUnknownError: Version 0 may or may not have been created.
+        StorageError: Version 0 was not created.
+    """
     files.roots.known_naming = ROOT_NAMING
     path = files.roots.path(0)
     is_ours = create_root(KnownRoot(0, path, TreeLimits.of(definition).encoded(root, path), root), files.roots)
@@ -137,12 +169,12 @@ def create_first_version(files: LakehouseFiles, definition: LakehouseDef, root: 
 def _check_storage(storage: Storage, path: str, content: bytes) -> None:
     """Read back a file that was just created, and create it again.
 
-    The read finds users that may write but not read. The second create finds servers that overwrite a file, and would
-    let commits overwrite each other (S1).
+    The read detects clients with write but without read permission. The second create detects servers that overwrite
+    files, where commits would overwrite each other (S1).
     """
     if storage.read(path) != content:
         raise StorageError(
-            f"the storage of {storage.root} returns other bytes than were written; check that its address is right",
+            f"the storage of {storage.root} does not return the bytes that were written; check its address",
             path=path,
         )
     try:
@@ -150,7 +182,7 @@ def _check_storage(storage: Storage, path: str, content: bytes) -> None:
     except FileExistsAlreadyError:
         return
     raise StorageError(
-        f"the storage of {storage.root} overwrites a file that was to be created only if absent (If-None-Match), so"
-        " concurrent commits would be lost; nothing was created, keep the lakehouse elsewhere",
+        f"no lakehouse was created: the storage of {storage.root} ignores create-if-absent (If-None-Match), so"
+        " concurrent commits would be lost; use another storage",
         path=path,
     )

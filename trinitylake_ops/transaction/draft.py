@@ -1,4 +1,4 @@
-"""A draft: the files that a commit would write on a base, before anything is sent."""
+"""Drafts: the files that a commit would write on a base version."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from trinitylake_ops.versions.time_travel import VersionTime
 
 @dataclass(frozen=True, slots=True)
 class RootStamp:
-    """The values that one attempt gives to the root that it would create."""
+    """The time and the id that one attempt assigns to its root."""
 
+    #: The time of the version.
     time: VersionTime
+    #: The id of the attempt, a UUID.
     commit_id: str
 
     @property
@@ -46,9 +48,13 @@ class RootStamp:
         lakehouse_def: str,
         is_rollback: bool = False,
     ) -> dict[str, str]:
-        """Return the system rows of the root that follows ``base``, with room for its cost.
+        """Return the system rows of the next root, with room for the cost of the commit. Keeps unknown rows.
 
-        Unknown rows of ``base`` are carried on.
+        Args:
+            base: The version before.
+            info: The commit info.
+            lakehouse_def: The path of the lakehouse definition.
+            is_rollback: Whether the version is the result of a rollback.
         """
         previous = base.files.roots.path(base.version)
         unknown = {name: value for name, value in base.root.system.items() if name not in SYSTEM_KEYS}
@@ -66,27 +72,33 @@ class RootStamp:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The files that a commit on a base would write, before its root has a name.
+    """The files that a commit would write on a base version."""
 
-    ``root_system`` holds the system rows that :meth:`RootStamp.system` made of ``info``. ``tree`` has the root's other
-    rows and all new nodes. ``definition_files`` maps paths to new definitions, which rebases share. ``definition`` is
-    that of the new version, and says how its root is encoded. ``checks`` are made while the files are written; what one
-    raises keeps the root from being sent. ``on_write_error`` gets the error of a file that could not be written,
-    before it is raised.
-    """
-
+    #: The system rows of the root, with room for the cost of the commit.
     root_system: dict[str, str]
+    #: The commit info.
     info: CommitInfo
+    #: The other rows of the root, and all new nodes.
     tree: EditedTree
+    #: New definition files by path. Attempts after a rebase share them.
     definition_files: Mapping[str, bytes]
+    #: The lakehouse definition of the new version, which determines the encoding of its root.
     definition: LakehouseDef
+    #: Run while the files are written. If one raises an error, the root is not sent.
     checks: Sequence[Callable[[], None]] = ()
+    #: Called with the error of a file that could not be written, before it is raised.
     on_write_error: Callable[[TrinityLakeError], None] | None = None
 
     def root(self, cost: CommitCost, path: str, version: int) -> KnownRoot:
-        """Return the root of a version that will stand at ``path``.
+        """Encode the root.
 
-        Raises InvalidDefinitionError for a ``node_compression`` that this program cannot write.
+        Args:
+            cost: The cost of the commit.
+            path: The path of the root.
+            version: The version.
+
+        Raises:
+            InvalidDefinitionError: This program cannot write the ``node_compression`` of the lakehouse.
         """
         tree, system = self.tree.root, {**self.root_system, COMMIT_INFO: self.info.encode(cost, version)}
         node = NodeFile(tree.keys, tree.values, tree.children, tree.buffer, system)
@@ -98,12 +110,18 @@ class Draft:
 def draft_of_tree(
     base: Snapshot, stamp: RootStamp, root: NodeFile, info: CommitInfo, *, is_rollback: bool = False
 ) -> Draft:
-    """Return the draft of a tree that is taken over with its pointers and buffer.
+    """Return the draft of a version with the tree of an existing root and the lakehouse definition of ``base``.
 
-    The lakehouse definition is that of ``base``.
+    Args:
+        base: The version before.
+        stamp: The time and the id of the attempt.
+        root: The root whose tree is reused.
+        info: The commit info.
+        is_rollback: Whether the version is the result of a rollback.
 
-
-    Raises what :func:`carried_tree` raises.
+    Raises:
+        StorageError: A node cannot be read.
+        CorruptFileError: A node cannot be decoded.
     """
     system = stamp.system(base, info, lakehouse_def=base.definition_location, is_rollback=is_rollback)
     tree = carried_tree(base.files.nodes, root, base.limits, created_at_ms=stamp.created_at_ms, root_system=system)
@@ -112,15 +130,17 @@ def draft_of_tree(
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """The changes that transactions write on a base: messages by key, and new files by path.
+    """The changes that transactions write on a base version."""
 
-    ``lakehouse_def`` and ``definition`` are those of a changed lakehouse definition, otherwise None.
-    """
-
+    #: The location of the new definition by key, None for a deletion.
     messages: Mapping[str, str | None]
+    #: New files by path.
     files: Mapping[str, bytes]
+    #: The commit info.
     info: CommitInfo
+    #: The path of the lakehouse definition, if it changes.
     lakehouse_def: str | None = None
+    #: The lakehouse definition, if it changes.
     definition: LakehouseDef | None = None
 
     def draft(
@@ -130,11 +150,11 @@ class Writes:
         checks: Sequence[Callable[[], None]] = (),
         on_write_error: Callable[[TrinityLakeError], None] | None = None,
     ) -> Draft:
-        """Return the draft of a version that holds these changes.
+        """Return the draft of a version with these changes.
 
         Args:
             base: The version before.
-            stamp: What the attempt gives to the root.
+            stamp: The time and the id of the attempt.
             checks: See :class:`Draft`.
             on_write_error: See :class:`Draft`.
         """

@@ -1,8 +1,8 @@
 """Transactions that one commit publishes together (docs/internals/protocol.md, "Group commit").
 
-A group is one change for ``commit.py``, and each of its members is checked as if it were committed by itself, after
-those before it. ``commit_queue.py`` decides which transactions form a group, and whose thread commits it. A reader who
-follows one transaction can skip both.
+To ``commit.py`` a group is one change. Each member is checked as if it were committed alone, after the members before
+it. ``commit_queue.py`` decides which transactions form a group and whose thread commits it. To follow a single
+transaction, skip both modules.
 """
 
 from __future__ import annotations
@@ -33,38 +33,55 @@ from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.latest import reading_bases
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: Larger transactions go alone, beside the queue. They take long, and no other transaction should wait for them.
+#: Larger transactions bypass the queue, because they take long and no other transaction should wait for them.
 MAX_GROUP_CHANGES = 1_000
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A transaction that waits for its outcome: a version, or an error."""
+    """A transaction that is waiting for its outcome."""
 
+    #: The transaction.
     submission: Submission
-    #: the version that it began on, if it changes nothing there
+    #: The version that the transaction began on, if it changes nothing there.
     unchanged_version: int | None
-    #: the last version on which it was found to hold
+    #: The last version without a conflict.
     base: Snapshot
+    #: The number of conflicts after which the transaction fails.
     max_attempts: int
+    #: What the transaction touches.
     footprint: Footprint
+    #: Upper bound of its commit info.
     largest_info: CommitInfo
-    #: set when there is an outcome, and when this transaction has to lead
+    #: Set when there is an outcome, and when this transaction becomes the leader.
     wakes: threading.Event
+    #: The number of conflicts so far.
     n_conflicts: int = 0
-    #: why it may not be committed; the next draft leaves it out
+    #: Why it must not be committed; the next draft leaves it out.
     failure: TrinityLakeError | None = None
+    #: The version, or the error.
     outcome: int | BaseException | None = None
+    #: Whether it has left the queue.
     has_left: bool = False
-    #: the files that it wrote ahead, and how long that took
+    #: The files that it wrote before it joined the queue.
     written: Mapping[str, bytes] = field(default_factory=dict)
+    #: The time that writing these files took, in seconds.
     ahead_s: float = 0.0
-    #: whether a group has these files, and deletes them if it fails
+    #: Whether a group owns these files, and deletes them if it fails.
     is_taken: bool = False
 
     @classmethod
     def of(cls, submission: Submission, max_attempts: int) -> Member:
-        """Ask a transaction, in its own thread, for all values that other threads look at. Raises its errors."""
+        """Compute, in the transaction's thread, all values that other threads read.
+
+        Args:
+            submission: The transaction.
+            max_attempts: The number of conflicts after which it fails.
+
+        Raises:
+            StorageError: The base cannot be read.
+            TransactionExpiredError: The base was purged.
+        """
         info, base = submission.largest_info(), submission.base
         with reading_bases(base):
             footprint = submission.footprint()
@@ -78,7 +95,7 @@ class Member:
 
     @property
     def is_done(self) -> bool:
-        """Whether the transaction is settled, so that no thread has to commit it any more."""
+        """Whether the transaction is settled, so that no thread needs to commit it."""
         return self.has_left or self.outcome is not None
 
     @property
@@ -88,14 +105,20 @@ class Member:
 
     @property
     def is_large(self) -> bool:
-        """Whether it takes so long that no other transaction should wait for it."""
+        """Whether the commit takes so long that no other transaction should wait for it."""
         return len(self.footprint.writes) > MAX_GROUP_CHANGES
 
     def write_ahead(self, also: Sequence[Callable[[], None]]) -> None:
-        """Write its files in its own thread, and make the calls of ``also`` in that round.
+        """Write the files in the transaction's own thread, so that its version only takes the round trip of the root.
 
-        Its names are checked in the same round. Its version then waits for the root alone. Raises ObjectExistsError and
-        what the storage raises; no file remains then, best effort.
+        Checks the names of new tables and views in the same round trip. On an error the files are deleted, best effort.
+
+        Args:
+            also: Further calls for this round trip.
+
+        Raises:
+            ObjectExistsError: A table and a view would have the same name.
+            StorageError: A file cannot be written.
         """
         begun_s = time.monotonic()
         with reading_bases(self.base):
@@ -116,9 +139,9 @@ class Member:
             self.submission.check_names(self.base)
 
     def discard_written(self) -> None:
-        """Delete the files that it wrote ahead, beside. May be repeated from any point."""
+        """Delete the files that it wrote ahead, in the background. May be repeated from any point."""
         if self.written:
-            background.put(functools.partial(discard, self.base.files.storage, list(self.written)))
+            background.submit(functools.partial(discard, self.base.files.storage, list(self.written)))
             self.written = {}
 
     def settle(self, outcome: int | BaseException) -> None:
@@ -140,16 +163,16 @@ class AllSettledError(TrinityLakeError):
 
 
 class Group:
-    """Transactions on their way to become one version: the leader, and the members that go with it.
+    """Transactions that are committed as one version: a leader and its followers.
 
-    For the commit it is the change (commit.Committable) and the limit of its age (time_to_live.AgeLimit) in one. A
-    member that conflicts, is too old, or has used up its attempts fails by itself, and the others go on.
+    A group is both the change (commit.Committable) and its age limit (time_to_live.AgeLimit). A member that conflicts,
+    has expired or has used up its attempts fails alone, and the others continue.
     """
 
     def __init__(self, leader: Member, pacing: Pacing):
         self._leader = leader
-        self._pending = [leader]  # those without an outcome so far
-        self._followers: list[Member] = []  # all others that were ever members
+        self._pending = [leader]  # members without an outcome
+        self._followers: list[Member] = []  # all members except the leader, settled ones included
         self._files = leader.base.files
         self._pacing = pacing
         self._written = dict(leader.written)
@@ -160,9 +183,9 @@ class Group:
         return member in self._pending
 
     def has_room_for(self, candidate: Member) -> bool:
-        """Whether one more transaction fits: it touches nothing that the others touch, and the root has room for it.
+        """Whether a transaction fits: it touches nothing that a member touches, and the root has room for it.
 
-        A transaction with the id of a member is the same transaction, sent again. On the next version it finds that it
+        A transaction with the id of a member is a retry of it, and waits for the next version, where it finds that it
         was committed.
         """
         members = self._pending
@@ -187,14 +210,17 @@ class Group:
         self._pending.append(candidate)
 
     def run(self, newest: Committed | None, gather: Callable[[int], None] = lambda _: None) -> Committed | None:
-        """Commit the members as one version and settle each. Returns that version, None where none was committed.
+        """Commit the members as one version and settle each.
 
         Args:
-            newest: The latest version that is known.
-            gather: Takes more members that may go on a base version. Called before each draft.
+            newest: The latest known version.
+            gather: Adds members that may be committed on a base version. Called before each draft.
+
+        Returns:
+            The version, None if nothing was committed.
 
         Raises:
-            CorruptFileError: The root of ``newest`` cannot be decoded. No member has an outcome then.
+            CorruptFileError: The root of ``newest`` cannot be decoded. The members then have no outcome.
         """
         base, self._gather = self._newest_base(newest), gather
         self._leader.is_taken = True
@@ -213,16 +239,17 @@ class Group:
         return committed
 
     def _newest_base(self, newest: Committed | None) -> Snapshot:
-        """Return the newest known version: one that a member began on, or the one committed just before."""
+        """Return the newest known version: the base of a member, or ``newest``."""
         bases = [member.base for member in self._pending]
         if newest is not None and newest.root is not None:
             bases.append(Snapshot(self._files, newest.version, newest.root.path, newest.root.node))
         return max(bases, key=lambda snapshot: snapshot.version)
 
     def abandoned(self) -> list[Member]:
-        """Settle the members that have no outcome after an interrupt of the leader, at any point.
+        """Settle the members without an outcome, after the leader was interrupted at any point.
 
-        Returns the members for which nothing was sent.
+        Returns:
+            The members for which no root was sent.
         """
         unsent = []
         for member in self._followers:
@@ -238,9 +265,9 @@ class Group:
     # The change
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
-        """Return what all members together write on ``base``, with those that have come since the last attempt.
+        """Draft the writes of all members on ``base``, including members that joined since the last attempt.
 
-        Members that would write nothing are done, and those fail that conflict with ``base``.
+        Settles members that would write nothing. Fails members that conflict with ``base``.
         """
         self._gather(base.version)
         self._bring_to(base)
@@ -253,11 +280,11 @@ class Group:
             try:
                 writes = member.submission.writes_on(base)
                 has_new_names = writes is not None and member.submission.has_new_names
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
+            except Exception as error:  # noqa: BLE001 - any error concerns this member only
                 self._settle(member, error)
                 continue
             if writes is None:
-                # Others made the same change since, or there was nothing to change from the outset.
+                # Another commit made the same change, or there was nothing to change in the first place.
                 unchanged = base.version if member.unchanged_version is None else member.unchanged_version
                 self._settle(member, unchanged)
             else:
@@ -266,8 +293,8 @@ class Group:
                 if has_new_names:
                     checks.append(functools.partial(_check_names, member, base))
         self._check_any_pending()
-        common = parts[0] if len(parts) == 1 else _together(parts)
-        return common.draft(base, stamp, checks, functools.partial(_blame, owners))
+        combined = parts[0] if len(parts) == 1 else _combine(parts)
+        return combined.draft(base, stamp, checks, functools.partial(_fail_owner, owners))
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         """Check every member against ``latest``."""
@@ -280,7 +307,7 @@ class Group:
         self._bring_to(latest)
 
     def _bring_to(self, base: Snapshot) -> None:
-        """Check members with earlier bases against ``base``. Members that conflict fail."""
+        """Check members with earlier bases against ``base``, and fail those that conflict."""
         changes: dict[int, dict[str, KeyChange]] = {}
         for member in list(self._pending):
             if member.base.version == base.version:
@@ -292,7 +319,7 @@ class Group:
                         changes[member.base.version] = {change.key: change for change in differences}
                     member.submission.check(member.base, base, changes[member.base.version])
                 member.base = base
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
+            except Exception as error:  # noqa: BLE001 - any error concerns this member only
                 self._settle(member, error)
         self._check_any_pending()
 
@@ -303,7 +330,7 @@ class Group:
 
     def _settle_all(self, outcome: int | TrinityLakeError) -> None:
         for member in self._pending:
-            # Raised in several threads, one object would gather all their tracebacks.
+            # One shared error object would collect the tracebacks of all threads that raise it.
             member.settle(copy.copy(outcome))
         self._pending = []
 
@@ -311,7 +338,7 @@ class Group:
         if not self._pending:
             raise AllSettledError("no transaction of the group is left")
 
-    # The limit of its age: each member has its own
+    # The age limit: each member has its own
 
     def begin_writing(self) -> None:
         """Do nothing: each transaction keeps its age."""
@@ -321,9 +348,9 @@ class Group:
         self.check(definition)
 
     def check(self, definition: LakehouseDef) -> None:
-        """Raise DraftOutdatedError where a member has outlived its time to live. The next draft leaves it out.
+        """Raise DraftOutdatedError if a member has exceeded its time to live. The next draft leaves it out.
 
-        Such a member has no outcome yet: this root may have been sent before, and may exist.
+        The member is not settled here, because this root may have been sent before and may exist.
         """
         members = self._pending
         if not members:
@@ -331,7 +358,7 @@ class Group:
         storage, unreadable = self._files.storage, None
         oldest_ms = min(member.begun_at_ms for member in members)
         barred_ms = recorded_barrier_ms(definition, storage.now_ms())
-        try:  # read before the time is taken, as the response may take a while
+        try:  # before the clock is read, because the response may take a while
             barred_ms = removed_before_ms(storage, definition, oldest_ms)
         except TrinityLakeError as error:
             unreadable = error
@@ -344,7 +371,7 @@ class Group:
             if unreadable is not None and not is_young(member.begun_at_ms, now_ms):
                 member.failure = copy.copy(unreadable)
         if any(member.failure is not None for member in members):
-            raise DraftOutdatedError("some of the transactions are too old")
+            raise DraftOutdatedError("a transaction of the group has expired")
 
 
 def group_info(infos: Iterable[CommitInfo]) -> CommitInfo:
@@ -366,28 +393,28 @@ def group_info(infos: Iterable[CommitInfo]) -> CommitInfo:
 
 
 def _check_names(member: Member, base: Snapshot) -> None:
-    """Check a member's new names. Raises DraftOutdatedError where they are taken; the next draft leaves it out."""
+    """Check a member's new names. If they are taken, raise DraftOutdatedError; the next draft leaves the member out."""
     try:
         with reading_bases(base):
             member.submission.check_names(base)
     except TrinityLakeError as error:
         member.failure = error
-        raise DraftOutdatedError("a name of one of the transactions is taken") from error
+        raise DraftOutdatedError("a new name of a transaction of the group is taken") from error
 
 
-def _blame(owners: Mapping[str, Member], error: TrinityLakeError) -> None:
-    """Let the member fail whose file could not be written.
+def _fail_owner(owners: Mapping[str, Member], error: TrinityLakeError) -> None:
+    """Fail the member that owns the file that could not be written.
 
     Raises DraftOutdatedError if there is one; the next draft leaves it out.
     """
     member = None if error.path is None else owners.get(error.path)
     if member is not None:
         member.failure = error
-        raise DraftOutdatedError("a file of one of the transactions could not be written") from error
+        raise DraftOutdatedError("a file of a transaction of the group could not be written") from error
 
 
-def _together(parts: Sequence[Writes]) -> Writes:
-    """Return the writes of several transactions, which touch nothing of each other's."""
+def _combine(parts: Sequence[Writes]) -> Writes:
+    """Combine the writes of transactions that touch disjoint objects."""
     messages: dict[str, str | None] = {}
     files: dict[str, bytes] = {}
     for part in parts:

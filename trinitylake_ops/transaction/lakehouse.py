@@ -1,4 +1,4 @@
-"""The front door: opening, creating, reading and changing a lakehouse."""
+"""Open, create, read and change a lakehouse."""
 
 from __future__ import annotations
 
@@ -42,12 +42,18 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 
 class Lakehouse:
-    """A lakehouse at a root URI. All methods are safe to call from several threads.
+    """A lakehouse at a root URI. All methods are thread-safe.
 
-    ``storage`` is the storage as it is. Nodes and definitions are read through a cache. A lakehouse that is opened by
-    its root uses the cache of the process, and its ``cache_folder``. It shares them with all that have the same root
-    and options. A lakehouse on a given storage has a cache to itself, unless ``cache`` says otherwise. With "off" each
-    read asks the storage. Raises InvalidInputError for options of the cache that make no sense.
+    Nodes and definitions are read through a cache. ``storage`` is the storage without the cache.
+
+    Args:
+        storage: The storage.
+        storage_options: Options of the storage and the cache.
+        cache: "shared" uses the cache of the process and the ``cache_folder``, together with all lakehouses with the
+            same root and options; "private" uses a separate cache; "off" sends a request for each read.
+
+    Raises:
+        InvalidInputError: An option of the cache is invalid.
     """
 
     def __init__(
@@ -95,11 +101,19 @@ class Lakehouse:
         storage: Storage | None = None,
         **lakehouse_def_fields: Any,
     ) -> Lakehouse:
-        """Create a lakehouse with version 0, empty, and return it.
+        """Create a lakehouse with an empty version 0, and return it.
 
-        ``lakehouse_def_fields`` are fields of :class:`LakehouseDef`. ``storage`` replaces the storage
-        that the root URI would open. Raises LakehouseExistsError, InvalidLocationError,
-        InvalidDefinitionError, StorageError.
+        Args:
+            root_uri: The root.
+            storage_options: Options of the storage and the cache.
+            storage: Used instead of the storage that the root URI would open.
+            **lakehouse_def_fields: Fields of :class:`LakehouseDef`.
+
+        Raises:
+            LakehouseExistsError: There is a lakehouse at this root.
+            InvalidLocationError: The root is invalid.
+            InvalidDefinitionError: A field is invalid.
+            StorageError: A request failed.
         """
         root = normalize_root_uri(root_uri)
         definition = _without_own_root(_new_definition(lakehouse_def_fields), root)
@@ -118,8 +132,16 @@ class Lakehouse:
     ) -> Lakehouse:
         """Open a lakehouse.
 
-        Raises LakehouseNotFoundError, InvalidLocationError, StorageError, and CorruptFileError when roots of several
-        namings are there.
+        Args:
+            root_uri: The root.
+            storage_options: Options of the storage and the cache.
+            storage: Used instead of the storage that the root URI would open.
+
+        Raises:
+            LakehouseNotFoundError: There is no lakehouse at this root.
+            InvalidLocationError: The root is invalid.
+            CorruptFileError: There are roots of several namings.
+            StorageError: A request failed.
         """
         root = normalize_root_uri(root_uri)
         cache: Literal["shared", "private"] = "private" if storage else "shared"
@@ -128,7 +150,7 @@ class Lakehouse:
         return lake
 
     def on(self, storage: Storage) -> Lakehouse:
-        """Return the lakehouse on a storage that wraps its own, such as one that counts; both share what they keep."""
+        """Return this lakehouse on a storage that wraps its own, for example to count requests. Both share caches."""
         other = Lakehouse(storage, self.storage_options, cache="off")
         files = self.files.storage.on(storage) if isinstance(self.files.storage, CacheStorage) else storage
         other.files = replace(
@@ -145,11 +167,11 @@ class Lakehouse:
         return latest_snapshot(self.files).definition
 
     def close(self) -> None:
-        """Wait until what follows commits beside is done, such as the hint; for who then removes or moves the folder.
+        """Wait for background work, for example hint updates, before the folder is moved or deleted.
 
-        The lakehouse can still be used.
+        The lakehouse can still be used afterwards.
         """
-        background.flush()
+        background.drain()
 
     # Versions
 
@@ -164,25 +186,40 @@ class Lakehouse:
         *,
         latest: Snapshot | None = None,
     ) -> Snapshot:
-        """Return the latest version, or a version by its number, by an export's name, or by a time.
+        """Return the latest version, or a version by number, export name or time.
 
-        ``timestamp`` is an aware datetime or milliseconds since the epoch; the newest version created at or before it
-        is returned. In a clone, times before it began lead to the parent's versions, and ``parent@N`` is one of them.
-        ``latest`` is the latest version, if the caller has just found it. Raises VersionNotFoundError,
-        VersionExpiredError, ExportNotFoundError, InvalidInputError when both are given.
+        Args:
+            version: A version number, the name of an export, or ``parent@N`` for a version of a clone's parent.
+            timestamp: An aware datetime or milliseconds since the epoch. Selects the newest version that was created at
+                or before this time. In a clone, earlier times select versions of the parent.
+            latest: The latest version, if the caller has just read it.
+
+        Raises:
+            VersionNotFoundError: There is no such version.
+            VersionExpiredError: The version was expired.
+            ExportNotFoundError: There is no such export.
+            InvalidInputError: Both ``version`` and ``timestamp`` are set, or one of them is invalid.
         """
         return self._lookup.snapshot(version, timestamp, latest)
 
     def exported(self, name: str, storage_options: Mapping[str, str] | None = None) -> Snapshot:
-        """Return what an export holds. ``storage_options`` are for the storage of an export at another root.
+        """Return the version of an export.
 
-        By default they are this lakehouse's options if the scheme is the same. Raises what ``snapshot`` raises.
+        Args:
+            name: The name of the export.
+            storage_options: Options for the storage of an export at another root. By default those of this lakehouse,
+                if the scheme is the same.
+
+        Raises:
+            ExportNotFoundError: There is no such export.
+            VersionNotFoundError: Its version does not exist.
+            VersionExpiredError: Its version was expired.
         """
         return self._lookup.exported(name, latest_snapshot(self.files), storage_options)
 
     def _version_at_root(self, root: str, version: int, storage_options: Mapping[str, str] | None) -> Snapshot:
-        """Return a version of the lakehouse at another root, the target of an export of this one."""
-        if storage_options is None:  # otherwise the caller knows the target
+        """Return a version of the lakehouse at another root, the target of an export."""
+        if storage_options is None:  # a caller that passes options trusts the target
             self.external_storages.allowed_roots.check_root(root)
             storage_options = options_for(self, root)
         other = Lakehouse.open(root, storage_options)
@@ -190,31 +227,40 @@ class Lakehouse:
         return other.snapshot(version)
 
     def _version_of_parent(self, parent: ParentRecord, version: int | None, timestamp_ms: int | None) -> Snapshot:
-        """Return a version of the lakehouse of which this one is a clone, from before it began."""
-        places = self.external_storages.allowed_roots
-        places.check_root(parent.root)
+        """Return a version of the parent of this clone, from before the clone was created."""
+        allowed_roots = self.external_storages.allowed_roots
+        allowed_roots.check_root(parent.root)
         other = Lakehouse.open(parent.root, options_for(self, parent.root))
         latest = other.snapshot()
-        check_granted(parent, latest.definition, places)
+        check_granted(parent, latest.definition, allowed_roots)
         if version is not None:
             return other.snapshot(check_within(parent, version), latest=latest)
-        found = other.snapshot(timestamp=timestamp_ms, latest=latest)
-        if found.version <= parent.cloned_version:
-            return found
+        snapshot = other.snapshot(timestamp=timestamp_ms, latest=latest)
+        if snapshot.version <= parent.cloned_version:
+            return snapshot
         return other.snapshot(parent.cloned_version, latest=latest)
 
     def history(self, limit: int | None = None, latest: Snapshot | None = None) -> Iterator[VersionInfo]:
-        """Yield versions, newest first, at most ``limit``; roots are read in parallel batches.
+        """Yield versions, newest first. Roots are read in parallel batches.
 
-        They begin at the latest version, or at ``latest`` if the caller has found it. Versions whose roots other
-        programs deleted are left out.
+        Versions whose roots were deleted by other programs are left out.
+
+        Args:
+            limit: Maximum number of versions. None for all.
+            latest: The version to start with. By default the latest.
         """
         return history(self.files, limit, latest)
 
     def diff(self, before: int | str, after: int | str) -> list[Change]:
-        """Return what changed between two versions, by namespace and table.
+        """Return the changed namespaces and tables between two versions. Shared subtrees are not read.
 
-        Subtrees that both share are not read. Raises what ``snapshot`` raises.
+        Args:
+            before: The earlier version, like ``version`` of :meth:`snapshot`.
+            after: The later version.
+
+        Raises:
+            VersionNotFoundError: There is no such version.
+            VersionExpiredError: A version was expired.
         """
         return diff_snapshots(self.snapshot(before), self.snapshot(after), self.files)
 
@@ -231,12 +277,19 @@ class Lakehouse:
         transaction_id: str | None = None,
         base: Snapshot | None = None,
     ) -> Transaction:
-        """Begin a transaction on the latest version, or on ``base``, which was the latest a moment ago.
+        """Begin a transaction.
 
-        ``isolation`` is "snapshot" or "serializable"; by default it is the lakehouse's own. The log records the
-        message, free-form properties, a name for the operation, and the id of a run. It also records
-        ``transaction_id``, a UUID, new by default. By it a caller finds the commit again (``saved.version_of``). Raises
-        InvalidInputError for another isolation, for an id in another form, or when these texts take more than 4 KiB.
+        Args:
+            isolation: "snapshot" or "serializable". By default that of the lakehouse.
+            message: A message for the log.
+            properties: Free-form properties for the log.
+            operation: The name of the operation, for the log.
+            run_id: The id of a run, for the log.
+            transaction_id: A UUID by which the commit can be found later (``saved.version_of``). By default a new one.
+            base: The version to begin on, which was the latest recently. By default the latest version.
+
+        Raises:
+            InvalidInputError: The isolation or the id is invalid, or the texts take more than 4 KiB.
         """
         if transaction_id is not None:
             transaction_id = checked_id(transaction_id)
@@ -245,36 +298,52 @@ class Lakehouse:
         return Transaction(base, _isolation(isolation, base.definition), info, self._queue, transaction_id)
 
     def just_committed(self) -> Snapshot | None:
-        """Return the version that this process committed a moment ago, if there is one.
+        """Return the version that this process committed recently, if any.
 
-        The storage is not asked: another process may have committed since. A transaction that begins on it is rebased
-        like any other. Its reads are not answers to whoever needs the latest version.
+        Sends no request, so another process may have committed a later version. A transaction that begins on this
+        version is rebased like any other. Do not use it for reads that need the latest version.
         """
         return self._queue.recent_commit(self.files)
 
     def resume_transaction(self, transaction_id: str) -> Transaction:
-        """Return a saved transaction, to go on with it and commit it.
+        """Resume a saved transaction. It is committed once, regardless of how often it is resumed.
 
-        The transaction is committed once, however often it is resumed. Raises InvalidInputError,
-        TransactionNotFoundError, CorruptFileError, StorageError. Raises TransactionExpiredError when the transaction is
-        too old, VersionExpiredError when its base version was expired.
+        Raises TransactionNotFoundError, TransactionExpiredError, VersionExpiredError if its base was expired,
+        CorruptFileError, StorageError, and InvalidInputError if the id is no UUID.
         """
         saved = read_saved(self.storage, transaction_id)
         TransactionAge(self.storage, saved.begun_at_millis).check(self.snapshot().definition)
         return Transaction.resumed(saved, self.snapshot(saved.base_version), self._queue)
 
     def stage_definition(self, namespace: str, table: str, definition: TableDef) -> StagedDefinition:
-        """Write a table's definition for a transaction of another process, which takes it by ``put_staged``.
+        """Write a table definition for a transaction of another process, which adds it with ``put_staged``.
 
-        A definition that is never taken is an orphan. Raises InvalidNameError, InvalidDefinitionError, StorageError.
+        A definition that is never used becomes an orphan.
+
+        Args:
+            namespace: The namespace of the table.
+            table: The name of the table.
+            definition: The definition.
+
+        Raises:
+            InvalidNameError: A name cannot be stored.
+            InvalidDefinitionError: The definition cannot be stored.
+            StorageError: The file cannot be written.
         """
         return stage_definition(self.snapshot(), namespace, table, definition)
 
     def alter_definition(self, message: str | None = None, **fields: Any) -> int:
-        """Change settings of the lakehouse in a commit of its own; returns the version.
+        """Change settings of the lakehouse in a separate commit, and return its version.
 
-        A new ``table_root`` is made that of this lakehouse. Raises InvalidDefinitionError for unknown fields and for
-        those fixed at creation, InvalidInputError for a new table root while tables stand under the former one.
+        A new ``table_root`` is claimed for this lakehouse.
+
+        Args:
+            message: A message for the log.
+            **fields: Fields of :class:`LakehouseDef`.
+
+        Raises:
+            InvalidDefinitionError: A field is unknown, invalid or fixed at creation.
+            InvalidInputError: The table root changes while the current one contains tables.
         """
         with self.transaction(message=message, operation="alter-definition") as txn:
             before = txn.base.definition
@@ -288,16 +357,24 @@ class Lakehouse:
         return txn.committed_version
 
     def resolve_commit(self, version: int, commit_id: str, *, fence: bool = False) -> CommitResolution:
-        """Say what became of a commit that ended with CommitOutcomeUnknownError: committed, lost or undecided.
+        """Return the outcome of a commit that raised CommitOutcomeUnknownError: committed, lost or undecided.
 
-        ``fence`` decides an undecided commit: an empty commit takes the version, unless the other commit lands first.
-        Raises what :func:`publish.resolve_commit` raises.
+        Args:
+            version: The version that the error names.
+            commit_id: The commit id that the error names.
+            fence: Whether to decide an undecided commit: an empty commit takes the version, unless the other commit is
+                first.
+
+        Raises:
+            InvalidInputError: The version or the id is invalid.
+            VersionNotFoundError: The version cannot have been attempted yet.
+            CorruptFileError: The root was deleted.
         """
         return resolve_commit(self.files, version, commit_id, self.commit if fence else None)
 
     @property
     def failed_hint_writes(self) -> int:
-        """How many of this object's commits could not write the hint."""
+        """The number of commits of this object that could not write the hint."""
         return self.files.hint.n_failures
 
     def commit(
@@ -308,17 +385,16 @@ class Lakehouse:
         *,
         written_since_ms: int | None = None,
     ) -> int:
-        """Commit a change of any kind, as operations do, and return its version.
+        """Commit a change of an operation, and return its version, or ``base.version`` if nothing changes.
 
-        Transactions of this process that wait do not join it, and it waits for no slot. It returns ``base.version`` if
-        nothing changes there.
+        Waiting transactions of this process do not join the commit, and it does not wait for slots.
 
         Args:
             change: The change.
             base: The version that was the latest.
             max_attempts: The number of attempts after which a conflict fails the commit.
-            written_since_ms: When the first file was written that the change names, by the storage's clock. The time to
-                live counts from it. By default it counts from the first file of each attempt.
+            written_since_ms: When the first file of the change was written, by the storage's clock. The time to live
+                counts from it. By default it counts from the first file of each attempt.
 
         Raises:
             CommitConflictError: The change conflicts with another commit.
@@ -333,9 +409,9 @@ class Lakehouse:
 
 
 def options_for(lake: Lakehouse, other_root: str) -> StorageOptions | None:
-    """Return a lakehouse's options for another root. None: those of the environment.
+    """Return the storage options of a lakehouse for another root, None for those of the environment.
 
-    Roots that the operator allows are allowed there, too.
+    Roots that the operator allows are also allowed there.
     """
     options = lake.storage_options.beyond(lake.root, other_root)
     if ALLOWED_ROOTS not in lake.storage_options:
@@ -344,9 +420,9 @@ def options_for(lake: Lakehouse, other_root: str) -> StorageOptions | None:
 
 
 def _without_own_root(definition: LakehouseDef, root: str) -> LakehouseDef:
-    """Return a definition without a ``table_root`` that is the lakehouse's own root.
+    """Return a definition without a ``table_root`` that equals the root of the lakehouse.
 
-    None says the same, and a copy would keep the name.
+    An empty table root means the same, and a copied lakehouse would keep pointing to the original root.
     """
     table_root = definition.table_root
     is_own = table_root != "" and f"{as_uri(table_root).rstrip('/')}/" == root
@@ -360,12 +436,12 @@ def _new_definition(fields: Mapping[str, Any]) -> LakehouseDef:
 def _replaced(definition: LakehouseDef, fields: Mapping[str, Any]) -> LakehouseDef:
     try:
         changed = replace(definition, **fields)
-        # In the form in which it will be read again: None becomes a default, a number its enum.
+        # Normalize to the form that is read back: None becomes a default, and a number an enum.
         return LakehouseDef.from_bytes(changed.to_bytes(), "settings")
     except TypeError as error:
-        raise InvalidDefinitionError(f"these settings do not exist: {error}") from error
+        raise InvalidDefinitionError(f"unknown lakehouse setting: {error}") from error
     except CorruptFileError as error:
-        raise InvalidDefinitionError(f"these settings could not be read again: {error.message}") from error
+        raise InvalidDefinitionError(f"invalid lakehouse setting: {error.message}") from error
 
 
 def _isolation(name: str | None, definition: LakehouseDef) -> IsolationLevel:
@@ -374,4 +450,4 @@ def _isolation(name: str | None, definition: LakehouseDef) -> IsolationLevel:
     try:
         return IsolationLevel[str(name).upper()]
     except KeyError:
-        raise InvalidInputError(f"isolation {name!r} is neither 'snapshot' nor 'serializable'") from None
+        raise InvalidInputError(f"isolation is {name!r}; it must be 'snapshot' or 'serializable'") from None

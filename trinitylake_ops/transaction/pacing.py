@@ -3,10 +3,10 @@
 A reader can understand commits without this module. ``Pacing`` is its whole interface, and its default does nothing:
 everything here only saves requests and time, or shares them fairly, and no commit depends on it.
 
-A writer that lost often, or much, requests a slot: others then wait before they commit (docs/internals/protocol.md,
-"Fairness"; docs/internals/fast-commits.md). A request is an empty file, whose name says how long an attempt of its
-writer takes. Its writer renews it every second for as long as the attempt may take. A request that was not renewed for
-some seconds counts for nothing.
+A writer that has lost several attempts, or a long one, requests a slot: other writers then wait before they commit
+(protocol.md, "Fairness"; fast-commits.md). A request is an empty file whose name contains the
+duration of its writer's attempt. The writer renews it every second while the attempt may take. A request that was not
+renewed for a few seconds is ignored.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import functools
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.file_names import SLOT_REQUEST_PREFIX, new_slot_request_path, parse_slot_request_path
-from trinitylake_ops.storage import background
+from trinitylake_ops.storage import background, process_clock
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.versions.root_files import KnownRoot
 from trinitylake_ops.versions.roots import RootProbe, Roots, speculative_probe
@@ -31,28 +30,30 @@ logger = logging.getLogger(__name__)
 
 Call = Callable[[], None]
 
-#: Attempts in a row that a writer loses before it asks for a turn. Fewer losses are common among equals.
+#: Consecutive conflicts after which a writer requests a slot. Fewer are common among equally fast writers.
 CONFLICTS_BEFORE_REQUEST = 5
-#: A writer also asks after losing one attempt of this length: writers with short attempts would win every time.
+#: A writer also requests a slot after losing one attempt of this duration: writers with shorter attempts would win
+#: every time.
 LONG_ATTEMPT_S = 0.5
-#: A process looks for requests after so many of its commits.
+#: Number of its commits after which a process lists the requests of other writers.
 COMMITS_BETWEEN_POLLS = 8
-#: The maximum time that a process waits before one commit, unless a request says that its attempts take longer.
+#: Maximum time that a process waits before one commit, unless a request names a longer attempt.
 LONGEST_WAIT_S = 20.0
-#: The maximum time that a process waits for a writer whose attempts take long, as a multiple of one attempt and in all.
-_ATTEMPTS_WAITED_FOR = 2
+#: Maximum time that a process waits for a writer with long attempts: a multiple of one attempt, and in total.
+_MAX_ATTEMPTS_WAITED = 2
 LONGEST_WAIT_FOR_LONG_ATTEMPTS_S = 120.0
-#: How often a writer renews its request, and how long the request counts after that, by the storage's clock.
+#: How often a writer renews its request, and how long a request is valid after a renewal, by the storage's clock.
 RENEWAL_S = 1.0
 LAPSE_MS = 3_500
 _FEWEST_PAUSES = 8
 _MOST_PAUSES = 64
-_LONGEST_PAUSE_S = 1.0  # between two looks for the requests
+_LONGEST_PAUSE_S = 1.0  # between two listings of the requests
 _LONGEST_ATTEMPT_MS = 600_000
+#: How long a request is renewed: a multiple of one attempt, and at least this time.
 _ATTEMPTS_RENEWED = 4
 _SHORTEST_RENEWAL_S = 5.0
 _LONGEST_RENEWAL_WAIT_S = 1.0
-#: The maximum time that a commit waits for those of other processes, where its storage has a commit lock.
+#: Maximum time that a commit waits for commits of other processes on a storage with a commit lock.
 LONGEST_LOCK_WAIT_S = 2.0
 
 
@@ -61,16 +62,16 @@ class Pacing:
 
     A commit calls ``slot`` around all its work. It calls ``calls_with_files``, ``seen``, ``calls_with_root`` and
     ``end_attempt`` in each attempt, and ``note_other_commit`` and ``note_conflict`` after each conflict. In the end it
-    calls ``committed`` or ``withdraw``, and ``close`` in any case. What this module itself cannot do is logged.
+    calls ``committed`` or ``withdraw``, and ``close`` in any case. Failures of pacing itself are only logged.
     """
 
     def slot(self, longest_s: float) -> AbstractContextManager[bool]:
-        """Wait for other writers for up to ``longest_s`` seconds. The block gets whether it waited."""
+        """Wait for other writers for up to ``longest_s`` seconds. Yields whether it waited."""
         del longest_s
         return nullcontext(False)
 
     def calls_to_probe(self, roots: Roots, version: int) -> Sequence[Call]:
-        """Return reads of a version that other writers may have created, for a round trip of the caller."""
+        """Return reads of a version that other writers may have created, to run in a round trip of the caller."""
         del roots, version
         return ()
 
@@ -95,13 +96,18 @@ class Pacing:
         return None
 
     def end_attempt(self) -> None:
-        """Undo what was prepared for the root of an attempt and not used."""
+        """Discard the staged root of an attempt, if it was not used."""
 
     def note_other_commit(self) -> None:
-        """Note that another process commits at the same time."""
+        """Note that another process commits concurrently."""
 
     def note_conflict(self, n_conflicts: int, attempt_s: float) -> None:
-        """Note that attempts were lost, of which the last one took ``attempt_s`` seconds."""
+        """Note a conflict.
+
+        Args:
+            n_conflicts: The number of conflicts of this commit so far.
+            attempt_s: The duration of the last attempt in seconds.
+        """
 
     def committed(self) -> None:
         """End a commit that created a version."""
@@ -110,7 +116,7 @@ class Pacing:
         """End a commit that created no version, or that may have."""
 
     def close(self) -> None:
-        """Release what an interrupted commit would hold otherwise."""
+        """Stop renewing the slot request, which an interrupted commit leaves behind."""
 
 
 def pace(files: LakehouseFiles, fairness: Fairness | None = None) -> Pacing:
@@ -118,8 +124,8 @@ def pace(files: LakehouseFiles, fairness: Fairness | None = None) -> Pacing:
 
     Args:
         files: The files of the lakehouse.
-        fairness: What this process knows of other writers. None for a commit that waits for no slot, as those of
-            operations do: it still requests one.
+        fairness: What this process knows of other writers. None for a commit that does not wait for slots, for example
+            of an operation. It still requests one after conflicts.
     """
     return WriterPacing(files, fairness)
 
@@ -136,13 +142,13 @@ class WriterPacing(Pacing):
 
     @contextmanager
     def slot(self, longest_s: float) -> Iterator[bool]:
-        """Wait for writers of other processes: first for those that request a slot, then for the commit lock."""
-        gave_way = self._fairness is not None and self._fairness.yield_to_others(self._storage, longest_s)
+        """Wait for writers of other processes: first for requested slots, then for the commit lock."""
+        has_yielded = self._fairness is not None and self._fairness.yield_to_others(self._storage, longest_s)
         with self._storage.commit_lock(min(longest_s, LONGEST_LOCK_WAIT_S)) as has_waited:
-            yield gave_way or has_waited
+            yield has_yielded or has_waited
 
     def calls_to_probe(self, roots: Roots, version: int) -> Sequence[Call]:
-        """Return reads of a version and of the one after it, where others commit at the same time."""
+        """Return reads of a version and its successor if other processes commit concurrently."""
         self._probe = None
         if self._fairness is None or not self._fairness.is_crowded:
             return ()
@@ -150,7 +156,7 @@ class WriterPacing(Pacing):
         return reads
 
     def calls_with_files(self, root: KnownRoot, roots: Roots, *, has_files: bool) -> Sequence[Call]:
-        """Stage the root, and read it early where others commit at the same time."""
+        """Stage the root, and probe its version if other processes commit concurrently."""
         calls: list[Call] = []
         if roots.storage.supports_staging:
             calls.append(functools.partial(roots.storage.stage, root.path, root.data))
@@ -160,7 +166,7 @@ class WriterPacing(Pacing):
         return calls
 
     def calls_with_root(self, root: KnownRoot, roots: Roots) -> Sequence[Call]:
-        """Read the root and the next one early. A read costs a storage that stages more than a rejected create."""
+        """Probe the version and its successor, unless the storage stages: a rejected create is cheaper there."""
         return () if roots.storage.supports_staging else self.calls_to_probe(roots, root.version)
 
     def seen(self, path: str) -> RootProbe | None:
@@ -182,12 +188,12 @@ class WriterPacing(Pacing):
         self._probe = None
         if may_request_slot(n_conflicts, attempt_s):
             self._slot_request = self._slot_request or SlotRequest(self._storage)
-            background.put(functools.partial(self._slot_request.note_conflicts, n_conflicts, attempt_s))
+            background.submit(functools.partial(self._slot_request.note_conflicts, n_conflicts, attempt_s))
 
     def committed(self) -> None:
-        """Withdraw the request in the background. After some commits, list the requests of other writers there."""
+        """Withdraw the slot request, and periodically list those of other writers, in the background."""
         if self._slot_request is not None:
-            background.put(self._slot_request.withdraw)
+            background.submit(self._slot_request.withdraw)
         if self._fairness is not None:
             self._fairness.poll_periodically(self._storage)
 
@@ -196,29 +202,29 @@ class WriterPacing(Pacing):
             self._slot_request.withdraw()
 
     def close(self) -> None:
-        """Renew the request no longer, so that others do not wait for a writer that was interrupted."""
+        """Stop renewing the request, so that other writers do not wait for an interrupted one."""
         if self._slot_request is not None:
             self._slot_request.end()
 
 
 class SlotRequest:
-    """The request for a turn of a writer that loses one attempt after the other."""
+    """The slot request of a writer whose attempts keep losing."""
 
     def __init__(self, storage: Storage):
         self._storage = storage
         self._path: str | None = None
         self._renewal: _Renewal | None = None
         self._is_over = False
-        self._lock = threading.RLock()  # a signal handler may end what its thread was asking for
+        self._lock = threading.RLock()  # reentrant: a signal handler may end the request that its thread is writing
 
     def note_conflicts(self, n_conflicts: int, attempt_seconds: float) -> None:
-        """Request a turn, or renew the request, if attempts were lost often enough or took long enough.
+        """Request a slot, or renew the request, after enough conflicts or a long attempt.
 
         Runs in the background, so the commit may have ended already.
 
         Args:
-            n_conflicts: The number of lost attempts.
-            attempt_seconds: The time of the last one, including its rebase.
+            n_conflicts: The number of conflicts of the commit so far.
+            attempt_seconds: The duration of the last attempt, including its rebase.
         """
         with self._lock:
             if may_request_slot(n_conflicts, attempt_seconds) and not self._is_over:
@@ -227,25 +233,28 @@ class SlotRequest:
     def _write_request(self, attempt_seconds: float) -> None:
         attempt_ms = max(1, min(_LONGEST_ATTEMPT_MS, round(1000 * attempt_seconds)))
         if self._path is not None and attempt_ms > 2 * (parse_slot_request_path(self._path) or 0):
-            self._delete()  # the time in its name is no longer true
+            self._delete()  # the duration in its name is out of date
         self._path = self._path or new_slot_request_path(attempt_ms)
         try:
             self._storage.write(self._path, b"")
         except TrinityLakeError as error:
-            logger.warning("could not ask other writers to wait: %s", error)
+            logger.warning("a slot request could not be written: %s", error)
         self._end_renewal()
         longest_s = max(_SHORTEST_RENEWAL_S, _ATTEMPTS_RENEWED * attempt_ms / 1000)
-        self._renewal = _Renewal(self._storage, self._path, time.monotonic() + longest_s)
-        start_in_background(self._renewal)
+        self._renewal = _Renewal(self._storage, self._path, process_clock.now_s() + longest_s)
+        try:
+            background.start_thread(self._renewal, "trinitylake-slot-request")
+        except RuntimeError as error:  # at interpreter exit
+            logger.warning("a slot request is not renewed: no thread can be started: %s", error)
 
     def end(self) -> None:
-        """Ask no more, and renew the request no longer. A process that sees it waits some seconds at most."""
+        """Send no more requests and stop the renewal. A process that still sees the request waits a few seconds."""
         with self._lock:
             self._is_over = True
             self._end_renewal()
 
     def withdraw(self) -> None:
-        """Ask no more, and delete the request."""
+        """Send no more requests, and delete the current one."""
         with self._lock:
             self._is_over = True
             self._delete()
@@ -263,15 +272,17 @@ class SlotRequest:
 
 
 def may_request_slot(n_conflicts: int, attempt_seconds: float) -> bool:
-    """Return whether a writer may request a turn after losing attempts, the last of which took ``attempt_seconds``."""
+    """Return whether a writer may request a slot.
+
+    Args:
+        n_conflicts: The number of conflicts of its commit so far.
+        attempt_seconds: The duration of its last attempt.
+    """
     return n_conflicts >= CONFLICTS_BEFORE_REQUEST or attempt_seconds >= LONG_ATTEMPT_S
 
 
 class _Renewal:
-    """Shows that the writer of a request is there.
-
-    It ends with the attempt, or when that takes too long to be waited for.
-    """
+    """Renews a slot request until the attempt ends, or takes longer than other writers wait."""
 
     def __init__(self, storage: Storage, path: str, until_s: float):
         self._storage = storage
@@ -283,32 +294,24 @@ class _Renewal:
 
     def __call__(self) -> None:
         """Renew the request every second."""
-        while not self._is_ended.wait(RENEWAL_S) and time.monotonic() < self._until_s:
+        while not self._is_ended.wait(RENEWAL_S) and process_clock.now_s() < self._until_s:
             self._is_idle.clear()
             try:
                 if not self._is_ended.is_set():
                     self._storage.write(self._path, b"")
             except TrinityLakeError as error:
-                logger.warning("could not go on asking other writers to wait: %s", error)
+                logger.warning("a slot request could not be renewed: %s", error)
             finally:
                 self._is_idle.set()
 
     def end(self) -> None:
-        """Renew no more. Waits a little for a renewal on its way, which would outlive the request's deletion."""
+        """Stop. Waits briefly for a renewal in flight, which would otherwise recreate a deleted request."""
         self._is_ended.set()
         self._is_idle.wait(_LONGEST_RENEWAL_WAIT_S)
 
 
-def start_in_background(work: Callable[[], None]) -> None:
-    """Do work in a thread of its own, which ends with the process."""
-    try:
-        threading.Thread(target=work, name="turn-request", daemon=True).start()
-    except RuntimeError as error:  # an interpreter that ends can start no threads
-        logger.warning("a request for a turn is not renewed: %s", error)
-
-
 class Fairness:
-    """What one process knows of others that commit to the same lakehouse, and its waiting for those that ask."""
+    """Tracks contention with other processes, and waits for writers that requested a slot."""
 
     def __init__(self) -> None:
         self._n_commits = 0
@@ -319,58 +322,65 @@ class Fairness:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether the commit of another process was first in one of the last commits."""
+        """Whether one of the last commits conflicted with a commit of another process."""
         return self._n_commits < self._n_crowded
 
     def note_other_commit(self) -> None:
-        """Note that the commit of another process was first."""
+        """Note a conflict with a commit of another process."""
         self._n_crowded = self._n_commits + COMMITS_BETWEEN_POLLS
 
     def poll_periodically(self, storage: Storage) -> None:
-        """Count a commit. Beside one in so many, look for requests of others."""
+        """Count a commit. Every ``COMMITS_BETWEEN_POLLS`` commits, list the slot requests in the background."""
         self._n_commits += 1
         if self._n_commits % COMMITS_BETWEEN_POLLS == 0:
             self._storage = storage
-            background.put(self._poll)
+            background.submit(self._poll)
 
     def _poll(self) -> None:
         if self._storage is not None:
             self.poll(self._storage)
 
     def poll(self, storage: Storage) -> None:
-        """Look for requests of others."""
+        """List the requests of other writers."""
         self._pending_requests = _pending_requests(storage)
 
     def yield_to_others(self, storage: Storage, longest_s: float) -> bool:
-        """Wait until the writers that were seen to ask have committed, but not for ever. Returns whether it waited.
+        """Wait until the writers of the known requests have committed, up to a limit.
 
-        If such a writer still asks then, the next commit waits too, and twice as long. Where many writers wait, each in
-        its own time, all of them must do so at once.
+        If one of these requests is still pending after the wait, the next commit waits again, and twice as long:
+        with many writers, all of them must pause at the same time.
+
+        Args:
+            storage: The storage of the requests.
+            longest_s: Maximum time of the wait in seconds.
+
+        Returns:
+            Whether it waited.
         """
         if not self._pending_requests:
             return False
-        logger.info("waiting for other writers that lose all the time: %s", ", ".join(self._pending_requests))
-        begin_s, waited_for = time.monotonic(), set(self._pending_requests)
+        logger.info("waiting for writers that requested a slot: %s", ", ".join(self._pending_requests))
+        begun_s, first_requests = process_clock.now_s(), set(self._pending_requests)
         n_paused = 0
         while True:
             self.poll(storage)
             attempt_s = max(self._pending_requests.values(), default=0) / 1000
-            wait_s = min(_ATTEMPTS_WAITED_FOR * attempt_s, LONGEST_WAIT_FOR_LONG_ATTEMPTS_S)
-            rest_s = min(longest_s, max(LONGEST_WAIT_S, wait_s)) - (time.monotonic() - begin_s)
+            wait_s = min(_MAX_ATTEMPTS_WAITED * attempt_s, LONGEST_WAIT_FOR_LONG_ATTEMPTS_S)
+            remaining_s = min(longest_s, max(LONGEST_WAIT_S, wait_s)) - (process_clock.now_s() - begun_s)
             pause_s = min(_LONGEST_PAUSE_S, attempt_s)
-            # A long attempt gets the time that it needs, however many pauses that takes.
-            if not self._pending_requests or rest_s <= 0 or n_paused >= max(self._n_pauses, 2 * wait_s / pause_s):
+            # A long attempt gets the time it needs, regardless of the number of pauses.
+            if not self._pending_requests or remaining_s <= 0 or n_paused >= max(self._n_pauses, 2 * wait_s / pause_s):
                 break
-            time.sleep(min(rest_s, random.uniform(0.5, 1) * pause_s))
+            process_clock.sleep(min(remaining_s, random.uniform(0.5, 1) * pause_s))
             n_paused += 1
-        is_one_left = not waited_for.isdisjoint(self._pending_requests)
-        self._n_pauses = min(_MOST_PAUSES, 2 * self._n_pauses) if is_one_left else _FEWEST_PAUSES
+        is_pending = not first_requests.isdisjoint(self._pending_requests)
+        self._n_pauses = min(_MOST_PAUSES, 2 * self._n_pauses) if is_pending else _FEWEST_PAUSES
         return n_paused > 0
 
 
 def _pending_requests(storage: Storage) -> dict[str, int]:
-    """Return the requests that count, with how many milliseconds an attempt takes. Lapsed requests are deleted."""
-    asking, lapsed = {}, []
+    """Return the duration of an attempt in milliseconds for each valid request. Delete lapsed requests."""
+    pending, lapsed = {}, []
     try:
         for info in storage.list(SLOT_REQUEST_PREFIX):
             attempt_ms = parse_slot_request_path(info.path)
@@ -379,17 +389,17 @@ def _pending_requests(storage: Storage) -> dict[str, int]:
             if abs(storage.now_ms() - info.last_modified_ms) > LAPSE_MS:
                 lapsed.append(info.path)
             else:
-                asking[info.path] = attempt_ms
+                pending[info.path] = attempt_ms
     except TrinityLakeError as error:
-        logger.warning("could not see whether other writers wait: %s", error)
+        logger.warning("the slot requests of other writers could not be listed: %s", error)
         return {}
     _delete(storage, lapsed)
-    return asking
+    return pending
 
 
 def _delete(storage: Storage, paths: list[str]) -> None:
     try:
         for path, error in storage.delete_many(paths).items():
-            logger.warning("the request %r of a writer for its turn could not be deleted: %s", path, error)
+            logger.warning("slot request %r could not be deleted: %s", path, error)
     except TrinityLakeError as error:
-        logger.warning("requests of writers for their turns could not be deleted: %s", error)
+        logger.warning("slot requests could not be deleted: %s", error)

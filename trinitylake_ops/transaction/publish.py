@@ -1,9 +1,8 @@
-"""Publish a root: create it if absent, and resolve what became of a request with a lost response.
+"""Publish a root: create it if absent, and resolve the outcome if the response is lost.
 
-A version exists as soon as its root exists, so this is the step that makes a commit durable and visible
-(docs/internals/protocol.md, C3 and C4). The response "created" is trusted. After any other response the root is read
-back, and its ``commit_id`` shows which writer created it. If that cannot be read either, the outcome is unknown until
-:func:`resolve_commit` finds it.
+A version exists as soon as its root exists, so this step makes a commit durable and visible (protocol.md, C3 and C4).
+The response "created" is trusted. After any other response the root is read back, and its ``commit_id`` identifies
+the writer that created it. If it cannot be read back, the outcome is unknown until :func:`resolve_commit` finds it.
 """
 
 from __future__ import annotations
@@ -45,8 +44,9 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Another writer has created the version; ``probe`` is what was read of it and of the version after it."""
+    """Another writer has created the version."""
 
+    #: The root of that version, and its successor if there is one.
     probe: RootProbe
 
 
@@ -57,7 +57,7 @@ def publish_root(root: KnownRoot, roots: Roots, before_send: Callable[[], None],
         root: The root, whose files are all written. It has a ``commit_id`` that no other root has.
         roots: The roots of the lakehouse.
         before_send: Called before every send, including resends. Its error ends the sends.
-        pacing: May have seen another root of this version already, which is then not read again.
+        pacing: May have read the root of another writer for this version already, which is then not read again.
 
     Raises:
         CommitOutcomeUnknownError: The root may exist now or later.
@@ -69,7 +69,7 @@ def publish_root(root: KnownRoot, roots: Roots, before_send: Callable[[], None],
     calls, probes = pacing.calls_with_root(root, roots), list[RootProbe]()
 
     def read_back() -> bytes:
-        """Read the root. In the same round trip read what follows it, in case that it is not ours."""
+        """Read the root and, in the same round trip, its successor in case the root is not ours."""
         probes.append(pacing.seen(root.path) or probe_successors(roots, root.version))
         data = probes[-1].probed.contents[root.path]
         if data is None:
@@ -92,8 +92,8 @@ def create_root(
         root: The root.
         roots: The roots of the lakehouse.
         before_send: Called before every send, including resends. Its error ends the sends.
-        read_back: Reads the root of the version, for a caller that reads more in the same round trip.
-        calls: Calls to make in the round trip of the first send.
+        read_back: Reads the root, for a caller that reads more in the same round trip.
+        calls: Further calls for the round trip of the first send.
 
     Raises:
         CommitOutcomeUnknownError: The root may exist now or later.
@@ -114,11 +114,11 @@ def create_root(
     except AmbiguousWriteError as error:
         raise outcome_unknown(roots, root.version, commit_id, error.message) from error
     finally:
-        count_created_root()  # a lakehouse that was opened meanwhile may have missed it
+        count_created_root()  # a lakehouse that was opened in the meantime may have missed this root
 
 
 def outcome_unknown(roots: Roots, version: int, commit_id: str, reason: str) -> CommitOutcomeUnknownError:
-    """Return the error of a commit whose root may exist now, or later.
+    """Return the error for a commit whose root may exist now or later.
 
     Args:
         roots: The roots of the lakehouse.
@@ -126,9 +126,9 @@ def outcome_unknown(roots: Roots, version: int, commit_id: str, reason: str) -> 
         commit_id: The id in its root.
         reason: Why the outcome is unknown.
     """
-    advice = f"ask later with: trinitylake resolve-commit {version} {commit_id}"
+    advice = f"check later with: trinitylake resolve-commit {version} {commit_id}"
     if version == 0:
-        advice = "run init again: it succeeds, or says that the lakehouse is there"
+        advice = "run init again: it succeeds, or reports that the lakehouse exists"
     return CommitOutcomeUnknownError(
         f"version {version} may or may not have been committed ({reason}); nothing was deleted; {advice}",
         commit_id=commit_id,
@@ -157,11 +157,11 @@ def resolve_commit(
         files: The files of the lakehouse.
         version: The version of the attempt, which CommitOutcomeUnknownError names.
         commit_id: The id of the attempt, which CommitOutcomeUnknownError names.
-        commit: Commits a change on a base. It decides an undecided attempt: an empty commit takes the version, unless
+        commit: Commits a change on a base, to decide an undecided attempt: an empty commit takes the version, unless
             the attempt is first. None leaves the attempt undecided.
 
     Raises:
-        InvalidInputError: No commit creates the version, or the id is no commit id.
+        InvalidInputError: The version is out of range, or the id is no UUID.
         VersionNotFoundError: The version cannot have been attempted yet.
         CorruptFileError: The root was deleted.
         CommitOutcomeUnknownError: The outcome of the empty commit is unknown.
@@ -169,9 +169,9 @@ def resolve_commit(
     try:
         uuid.UUID(commit_id)
     except (ValueError, AttributeError):
-        raise InvalidInputError(f"{commit_id[:64]!r} is no commit id: give the one that the error named") from None
+        raise InvalidInputError(f"invalid commit id {commit_id[:64]!r}; pass the id that the error named") from None
     if not 0 <= version <= MAX_VERSION:
-        raise InvalidInputError(f"no commit makes version {version}: give one from 0 to {MAX_VERSION}")
+        raise InvalidInputError(f"invalid version {version}; it must be between 0 and {MAX_VERSION}")
     owner = _owner(files, version)
     if owner is None:
         # The latest version is found before the root is read again, so a root that is created in between is found.
@@ -188,7 +188,7 @@ def resolve_commit(
 
 
 def _owner(files: LakehouseFiles, version: int) -> str | None:
-    """Return the ``commit_id`` of a root, live or sealed: empty if its writer gave none, None without a root."""
+    """Return the ``commit_id`` of a live or sealed root: empty if the root has none, None if there is no root."""
     path = files.roots.path(version)
     try:
         return decode_system_rows(files.storage.read(path), path).get(COMMIT_ID, "")
@@ -219,7 +219,7 @@ class Fence:
     fenced_commit_id: str
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
-        message = f"takes version {base.version + 1}, so that commit {self.fenced_commit_id} can no longer land"
+        message = f"takes version {base.version + 1}, so that commit {self.fenced_commit_id} can no longer succeed"
         return draft_of_tree(base, stamp, base.root, CommitInfo("fence", message))
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:

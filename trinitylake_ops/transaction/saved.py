@@ -1,7 +1,7 @@
-"""Transactions between processes: saved transactions, and definitions that other processes stage for them.
+"""Transactions across processes: saved transactions, and definitions that other processes stage for a transaction.
 
-The file of a saved transaction belongs to no tree. It is deleted when the transaction is committed. Where that fails,
-or no process resumes it, a removal of orphans deletes it.
+The file of a saved transaction belongs to no tree. It is deleted when the transaction is committed. If that fails, or
+if no process resumes the transaction, orphan removal deletes it.
 """
 
 from __future__ import annotations
@@ -39,22 +39,34 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 logger = logging.getLogger(__name__)
 
-_BATCH = 64
+_BATCH = 64  # roots that are read at a time
 
 
 @dataclass(frozen=True, slots=True)
 class StagedDefinition:
-    """A table's definition that is written, but that no version holds. It travels between processes."""
+    """A table definition that was written but belongs to no version yet. It can be sent to other processes."""
 
+    #: The namespace of the table.
     namespace: str
+    #: The name of the table.
     table: str
+    #: The path of the definition file.
     location: str
 
 
 def stage_definition(snapshot: Snapshot, namespace: str, table: str, definition: TableDef) -> StagedDefinition:
-    """Write a table's definition for a transaction of another process.
+    """Write a table definition for a transaction of another process.
 
-    Raises InvalidNameError, InvalidDefinitionError, StorageError.
+    Args:
+        snapshot: The latest version.
+        namespace: The namespace of the table.
+        table: The name of the table.
+        definition: The definition. An empty id is filled in.
+
+    Raises:
+        InvalidNameError: A name cannot be stored.
+        InvalidDefinitionError: The definition cannot be stored.
+        StorageError: The file cannot be written.
     """
     snapshot.keys.table_key(namespace, table)
     if not definition.id:
@@ -66,34 +78,50 @@ def stage_definition(snapshot: Snapshot, namespace: str, table: str, definition:
 
 
 def check_staged(staged: Sequence[object], limit_bytes: int) -> None:
-    """Raise InvalidInputError for an object not from ``stage_definition``, and for two of one table or file."""
-    found = [one for one in staged if isinstance(one, StagedDefinition) and type(one.location) is str]
-    if len(found) < len(staged):
-        raise InvalidInputError("put_staged takes what stage_definition returned")
-    for named in ({(one.namespace, one.table) for one in found}, {one.location for one in found}):
-        if len(named) < len(found):
-            raise InvalidInputError("two of the staged definitions are of one table, or one file; take one of them")
-    for one in found:
-        if not is_table_definition_path(one.location, one.namespace, one.table, limit_bytes):
-            raise InvalidInputError(f"{one.location!r} was not staged for table {one.namespace}.{one.table}")
+    """Check staged definitions that another process sent.
+
+    Args:
+        staged: The definitions.
+        limit_bytes: The maximum length of a path.
+
+    Raises:
+        InvalidInputError: An object was not returned by ``stage_definition``, or two of them have the same table or
+            file.
+    """
+    definitions = [item for item in staged if isinstance(item, StagedDefinition) and type(item.location) is str]
+    if len(definitions) < len(staged):
+        raise InvalidInputError("put_staged only accepts the return values of stage_definition")
+    for unique in ({(item.namespace, item.table) for item in definitions}, {item.location for item in definitions}):
+        if len(unique) < len(definitions):
+            raise InvalidInputError("two staged definitions have the same table or file; pass only one of them")
+    for item in definitions:
+        if not is_table_definition_path(item.location, item.namespace, item.table, limit_bytes):
+            raise InvalidInputError(f"{item.location!r} was not staged for table {item.namespace}.{item.table}")
 
 
 def read_staged(snapshot: Snapshot, staged: Sequence[StagedDefinition]) -> list[TableDef]:
-    """Return the content of the files of staged definitions, for a transaction that began on ``snapshot``.
+    """Read the files of staged definitions in parallel, for a transaction that began on ``snapshot``.
 
-    The files are read in parallel. Raises InvalidInputError for a definition staged before that version was read.
-    Raises InvalidDefinitionError, FileMissingError, CorruptFileError, StorageError.
+    Args:
+        snapshot: The base of the transaction.
+        staged: The definitions.
+
+    Raises:
+        InvalidInputError: A definition was staged before the base was read.
+        InvalidDefinitionError: A definition cannot be stored.
+        CorruptFileError: A file cannot be decoded.
+        StorageError: A file is missing or cannot be read.
     """
     storage, oldest_ms = snapshot.files.storage, snapshot.read_at_ms - CLOCK_MARGIN_MS
 
-    def load(one: StagedDefinition) -> TableDef:
-        if storage.stat(one.location).last_modified_ms < oldest_ms:
+    def load(item: StagedDefinition) -> TableDef:
+        if storage.stat(item.location).last_modified_ms < oldest_ms:
             raise InvalidInputError(
-                f"table {one.namespace}.{one.table} was staged before this transaction began; its file may be"
-                " removed as an orphan, stage it again"
+                f"table {item.namespace}.{item.table} was staged before this transaction began, and its file may be"
+                " removed as an orphan; stage it again"
             )
-        storage.drop_cached(one.location)  # only the file's content counts
-        definition = validate_table_def(TableDef.from_bytes(storage.read(one.location), one.location))
+        storage.drop_cached(item.location)  # the file itself must be readable
+        definition = validate_table_def(TableDef.from_bytes(storage.read(item.location), item.location))
         table_prefix(definition.id)
         return definition
 
@@ -101,15 +129,23 @@ def read_staged(snapshot: Snapshot, staged: Sequence[StagedDefinition]) -> list[
 
 
 def write_saved(storage: Storage, saved: SavedTransaction) -> None:
-    """Save a transaction, in place of its former file. Raises StorageError."""
+    """Write the file of a saved transaction, replacing an earlier one. Raises StorageError."""
     path = saved_transaction_path(saved.id)
     storage.write(path, saved.to_bytes(path))
 
 
 def read_saved(storage: Storage, transaction_id: str) -> SavedTransaction:
-    """Return a saved transaction.
+    """Read a saved transaction.
 
-    Raises InvalidInputError, TransactionNotFoundError, CorruptFileError, StorageError.
+    Args:
+        storage: The storage of the lakehouse.
+        transaction_id: The id of the transaction.
+
+    Raises:
+        InvalidInputError: The id is no UUID.
+        TransactionNotFoundError: There is no such transaction.
+        CorruptFileError: Its file cannot be decoded.
+        StorageError: Its file cannot be read.
     """
     known_id = checked_id(transaction_id)
     path = saved_transaction_path(known_id)
@@ -120,17 +156,17 @@ def read_saved(storage: Storage, transaction_id: str) -> SavedTransaction:
             f"there is no saved transaction {known_id}: it was committed, dropped, or never saved", path=path
         ) from None
     if saved.id != known_id:
-        raise CorruptFileError(f"the file of transaction {known_id} holds another one", path=path)
+        raise CorruptFileError(f"the file of transaction {known_id} contains transaction {saved.id}", path=path)
     return saved
 
 
 def checked_id(transaction_id: str) -> str:
-    """Return the id of a transaction in its written form. Raises InvalidInputError for a text that is no id."""
+    """Return the id of a transaction in canonical form. Raises InvalidInputError if it is no UUID."""
     try:
         return str(uuid.UUID(transaction_id))
     except (ValueError, AttributeError, TypeError):
         raise InvalidInputError(
-            f"{str(transaction_id)[:64]!r} is no id of a transaction: give the one that save() returned"
+            f"invalid transaction id {str(transaction_id)[:64]!r}; pass the id that save() returned"
         ) from None
 
 
@@ -144,7 +180,7 @@ def delete_saved_transaction(storage: Storage, transaction_id: str) -> None:
 
 
 class CommittedByOtherError(TrinityLakeError):
-    """Another process resumed the same transaction and committed it, as ``committed_version``."""
+    """Another process has resumed the same transaction and committed it as ``committed_version``."""
 
     def __init__(self, message: str, *, committed_version: int):
         super().__init__(message, version=committed_version)
@@ -152,11 +188,19 @@ class CommittedByOtherError(TrinityLakeError):
 
 
 def pinned_version(latest: Snapshot, pin_id: str) -> int:
-    """Return the version that is pinned under an id, the same for all callers.
+    """Return the version that is pinned under an id, which is the same for all callers.
 
-    The first caller pins the latest version. The pin is a saved transaction without changes. It keeps no version from
-    expiring, and a removal of orphans deletes it. Raises InvalidInputError, CorruptFileError, AmbiguousWriteError,
-    StorageError.
+    The first caller pins the latest version. The pin is a saved transaction without changes. It does not protect the
+    version from expiration, and orphan removal deletes it.
+
+    Args:
+        latest: The latest version.
+        pin_id: A UUID.
+
+    Raises:
+        InvalidInputError: The id is no UUID.
+        CorruptFileError: The pin cannot be decoded.
+        StorageError: The pin cannot be read or written.
     """
     files, known_id = latest.files, checked_id(pin_id)
     with contextlib.suppress(TransactionNotFoundError):
@@ -169,29 +213,37 @@ def pinned_version(latest: Snapshot, pin_id: str) -> int:
         isolation_level=IsolationLevel.SNAPSHOT,
         operation="pin",
     ).to_bytes()
-    create_settled(files.storage, saved_transaction_path(known_id), pin, is_ours=lambda found: found == pin)
+    create_settled(files.storage, saved_transaction_path(known_id), pin, is_ours=lambda data: data == pin)
     return read_saved(files.storage, known_id).base_version
 
 
 def version_of(files: LakehouseFiles, transaction_id: str, after: int, latest: int) -> int | None:
-    """Return the version above ``after``, up to ``latest``, that holds a transaction, None where none does.
+    """Return the version that contains a transaction, None if no version does.
 
-    Raises VersionNotFoundError where a root that would tell is gone, StorageError.
+    Args:
+        files: The files of the lakehouse.
+        transaction_id: The id of the transaction.
+        after: The version after which the search begins.
+        latest: The last version of the search.
+
+    Raises:
+        VersionNotFoundError: A root was deleted, so it is unknown whether the transaction was committed.
+        StorageError: A root cannot be read.
     """
     return versions_of(files, (transaction_id,), after, latest).get(transaction_id)
 
 
 def versions_of(files: LakehouseFiles, transaction_ids: Collection[str], after: int, latest: int) -> dict[str, int]:
-    """Return the versions that hold transactions, by the ids of those that were committed.
+    """Return the versions that contain transactions, by transaction id. Transactions in no version are left out.
 
     Args:
         files: The files of the lakehouse.
         transaction_ids: The ids of the transactions.
-        after: The version above which the search begins.
-        latest: The version with which it ends.
+        after: The version after which the search begins.
+        latest: The last version of the search.
 
     Raises:
-        VersionNotFoundError: A root is missing, so it is unknown whether a transaction was committed.
+        VersionNotFoundError: A root was deleted, so it is unknown whether a transaction was committed.
         StorageError: A root cannot be read.
     """
     wanted, versions = set(transaction_ids), dict[str, int]()

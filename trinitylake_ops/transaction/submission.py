@@ -1,6 +1,6 @@
-"""A transaction that is submitted for commit: what it writes on a base, and whether it still holds on a later one.
+"""A transaction that is submitted for commit: its writes on a base, and its conflicts with later versions.
 
-Nothing here sends a write: ``Submission`` turns changes into files and messages, which ``commit.py`` writes.
+``Submission`` only turns changes into files and messages; ``commit.py`` writes them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from trinitylake_ops.versions.snapshot import Entry, Snapshot
 
 _LONGEST_OPERATION = "alter-definition"
 _LONGEST_SUMMARY_CHARS = 200
-_SHORT_CHARS = 64  # an operation and a run of such lengths leave room for all else
+_SHORT_CHARS = 64  # an operation and a run id of this length always leave enough room
 _LARGEST_COUNTS = {"set": 10**9, "deleted": 10**9}
 
 
 def check_info(info: CommitInfo) -> None:
-    """Raise InvalidInputError for a message so long that the commit cannot add its own entries."""
+    """Raise InvalidInputError if the message leaves no room for the entries that the commit adds."""
     if not (info.message or info.properties) and max(len(info.operation), len(info.run_id or "")) <= _SHORT_CHARS:
         return
     _largest(info, "\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS).largest()
@@ -35,20 +35,26 @@ def check_info(info: CommitInfo) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """``check`` raises a typed error for a version on which a transaction may not be committed.
+    """A condition for the commit of a transaction."""
 
-    ``is_alone`` says that others in a group may change what it looks at.
-    """
-
+    #: Raises a typed error for a version on which the transaction must not be committed.
     check: Callable[[Snapshot], None]
+    #: Whether other transactions of a group may affect the condition, so that the transaction needs its own version.
     is_alone: bool
 
 
 class Submission:
     """A transaction that is ready to be committed.
 
-    ``base`` is the version that the transaction began on, ``begun_at_ms`` the moment of that by the storage's clock.
-    ``was_saved`` says that other processes may have resumed it.
+    Args:
+        transaction_id: The id of the transaction.
+        base: The version that the transaction began on.
+        changes: The changes.
+        isolation: The isolation level.
+        info: The commit info of the transaction.
+        begun_at_ms: When the transaction began, by the storage's clock.
+        preconditions: Conditions that are checked on each later version.
+        was_saved: Whether the transaction was saved, so that other processes may have resumed it.
     """
 
     def __init__(
@@ -84,20 +90,20 @@ class Submission:
 
     @property
     def is_alone(self) -> bool:
-        """Whether what the transaction touches is known only for a whole version. It then gets a version to itself."""
-        return self._changes.definition is not None or any(one.is_alone for one in self._preconditions)
+        """Whether the transaction needs a version of its own, because it may touch anything in a version."""
+        return self._changes.definition is not None or any(condition.is_alone for condition in self._preconditions)
 
     def footprint(self) -> Footprint:
-        """Return what the transaction touches, including the names of its new views. Raises StorageError."""
+        """Return the keys that the transaction touches, including those of its new views. Raises StorageError."""
         footprint, view_keys = self._changes.footprint(self._keys, self._isolation), self._names.view_keys
         return replace(footprint, keys={*footprint.keys, *view_keys}) if view_keys else footprint
 
     def largest_info(self) -> CommitInfo:
-        """Return what the transaction will say about itself, with the largest numbers that it may contain."""
+        """Return an upper bound of the transaction's commit info, with the largest possible numbers."""
         return _largest(self._info, self._summary())
 
     def writes_on(self, base: Snapshot) -> Writes | None:
-        """Return what the transaction would write on ``base``, or None when nothing would change."""
+        """Return the transaction's writes on ``base``, None if nothing would change."""
         messages: dict[str, str | None] = {}
         self._check_not_reclaimed()
         files = dict(self._changes.files)
@@ -133,28 +139,34 @@ class Submission:
         self._names.check(base)
 
     def rename_files(self) -> None:
-        """Give new names to all files that it would write. Its former files may be deleted at any time."""
+        """Choose new names for all files, because those with the old names may be deleted at any time."""
         self._paths.clear()
         self._definition_path = None
         self._was_rolled_back = True
 
     def _check_not_reclaimed(self) -> None:
-        """Raise CommitConflictError where files have names that others gave them, and may be deleted at any time."""
+        """Raise CommitConflictError if the caller chose the name of a file that may be deleted at any time."""
         if self._was_rolled_back and self._changes.files:
             raise CommitConflictError(
-                "the thread that committed this transaction with others was interrupted; nothing was committed, try"
+                "nothing was committed: the thread that committed this transaction with others was interrupted; try"
                 " again",
                 base_version=self.base.version,
                 latest_version=self.base.version,
             )
 
     def check(self, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]) -> None:
-        """Check that the transaction still holds on ``latest``, which differs from ``base`` by ``changes``.
+        """Check that the transaction does not conflict with ``latest``, and merge lakehouse definitions.
 
-        Take over what merges.
+        Args:
+            base: The version without conflicts so far.
+            latest: The version to check.
+            changes: The differences between the two versions by key.
 
-        Raises CommitConflictError, and what its preconditions raise. Raises CommittedByOtherError for a saved
-        transaction that one of the versions between holds, with the same changes.
+        Raises:
+            CommitConflictError: A change conflicts with the transaction.
+            CommittedByOtherError: The transaction was saved, and another process has committed it with the same
+                changes.
+            TrinityLakeError: A precondition is not satisfied.
         """
         if self._was_saved and (version := version_of(base.files, self.id, base.version, latest.version)) is not None:
             self._check_committed_as(Snapshot.of(base.files, version), base)
@@ -162,7 +174,7 @@ class Submission:
         conflicts += self._merge_definition(base, latest)
         if conflicts:
             raise CommitConflictError(
-                f"version {latest.version} conflicts with this transaction, based on version {base.version}: "
+                f"version {latest.version} conflicts with this transaction, which is based on version {base.version}: "
                 + "; ".join(conflicts),
                 conflicts=tuple(conflicts),
                 base_version=base.version,
@@ -172,7 +184,7 @@ class Submission:
             precondition.check(latest)
 
     def _merge_definition(self, base: Snapshot, latest: Snapshot) -> list[str]:
-        """Take over the changes of others in the lakehouse definition. Returns the conflicts."""
+        """Merge the changes of other commits to the lakehouse definition into ours. Return the conflicts."""
         ours = self._changes.definition
         if ours is None or latest.definition_location == base.definition_location:
             return []
@@ -181,20 +193,20 @@ class Submission:
         return conflicts
 
     def _check_committed_as(self, committed: Snapshot, base: Snapshot) -> NoReturn:
-        """Raise the error for a transaction that another process committed.
+        """Raise CommittedByOtherError for a transaction that another process committed.
 
-        Raises CommitConflictError where this copy has changed since, TransactionExpiredError where the version was
-        purged.
+        Raises CommitConflictError instead if this copy contains other changes, TransactionExpiredError if the version
+        was purged.
         """
         if committed.root.is_sealed:
             raise TransactionExpiredError(
-                f"transaction {self.id} was committed as version {committed.version} by another process; the version"
-                " was purged since, so it is unknown whether it had these changes",
+                f"transaction {self.id} was committed by another process as version {committed.version}; that version"
+                " was purged, so it is unknown whether it contained these changes",
                 path=committed.location,
                 version=committed.version,
             )
         for key, entry in self._changes.writes.items():
-            if not _holds(committed, key, entry):
+            if not _has_entry(committed, key, entry):
                 self._raise_changed(committed, base, describe_key(self._keys, key))
         ours = self._changes.definition
         if ours is not None:
@@ -207,14 +219,14 @@ class Submission:
 
     def _raise_changed(self, committed: Snapshot, base: Snapshot, what: str) -> NoReturn:
         raise CommitConflictError(
-            f"transaction {self.id} was committed as version {committed.version} by another process, which resumed it,"
-            f" with another {what}; begin a new one for what is missing",
-            conflicts=(f"{what}: we changed it since",),
+            f"transaction {self.id} was committed by another process as version {committed.version}, with a different"
+            f" {what}; begin a new transaction for the missing changes",
+            conflicts=(f"{what}: this process changed it after the transaction was saved",),
             base_version=base.version,
             latest_version=committed.version,
         )
 
-    # What the transaction says about itself
+    # Commit info
 
     def _info_on(self, base: Snapshot, messages: Mapping[str, str | None]) -> CommitInfo:
         n_set = sum(value is not None for value in messages.values())
@@ -226,7 +238,7 @@ class Submission:
         )
 
     def _operation_on(self, base: Snapshot) -> str:
-        """Return the operation of a transaction that has no name for it, when it does one thing."""
+        """Return the operation of a transaction that does not name one."""
         writes = self._changes.writes
         if not writes:
             return "alter-definition"
@@ -239,7 +251,7 @@ class Submission:
         return f"{'create' if base.entry(key) is None else 'alter'}-{kind}"
 
     def _summary(self) -> str | None:
-        """Return the object of a transaction that has no message, when it is one object."""
+        """Return the name of the changed object as the message, if the transaction changes a single object."""
         if len(self._changes.writes) != 1:
             return None
         return str(self.base.object_name(next(iter(self._changes.writes))))[:_LONGEST_SUMMARY_CHARS]
@@ -252,8 +264,8 @@ class Submission:
         return new_table_path(name.namespace, name.table, limit_bytes)
 
 
-def _holds(version: Snapshot, key: str, entry: Entry | None) -> bool:
-    """Whether a key maps to such an entry in a version. Raises StorageError, CorruptFileError."""
+def _has_entry(version: Snapshot, key: str, entry: Entry | None) -> bool:
+    """Whether a key maps to an equal entry in a version. Raises StorageError, CorruptFileError."""
     location = version.entry(key)
     if entry is None or isinstance(entry, str) or location is None:
         return location == entry

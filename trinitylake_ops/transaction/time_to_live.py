@@ -1,8 +1,8 @@
-"""How old a change may be when it is committed (docs/internals/protocol.md, "Orphans").
+"""The time to live of changes until they are committed (protocol.md, "Orphans").
 
-The files of a change are removed as orphans once they are older than the time to live. Transactions that began before a
-certain moment may have lost files so. The lakehouse definition records that moment, and so does a file. Another program
-that goes back to an older definition forgets the former, but not the file.
+Uncommitted files that are older than the time to live are removed as orphans. Transactions that began before such a
+removal may have lost files. The barrier, which is the time before which this can have happened, is recorded in the
+lakehouse definition and in a file. The file remains if another program restores an older definition.
 """
 
 from __future__ import annotations
@@ -17,53 +17,52 @@ from trinitylake_ops.format.file_names import ORPHAN_BARRIER_PATH
 from trinitylake_ops.format.sealed_files import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS, Storage
 
-#: Orphans are older than any time to live and a margin of minutes. A younger transaction has lost nothing.
+#: Orphans are older than any time to live plus a margin of minutes, so a younger transaction has lost no files.
 YOUNG_MS = 60_000
 _FIELD = "orphans_removed_before_millis"
 
 
 class AgeLimit(Protocol):
-    """Tells whether a change may still be committed."""
+    """Limits the age of a change at its commit."""
 
     def begin_writing(self) -> None:
-        """Note that all files of an attempt are still to be written."""
+        """Note that an attempt has not written any files yet."""
 
     def check_base(self, definition: LakehouseDef) -> None:
-        """Raise as ``check`` does where a purge may have deleted what the base of a lost attempt reaches."""
+        """Raise the errors of ``check`` if a purge may have deleted files that the base of a lost attempt needs."""
 
     def check(self, definition: LakehouseDef) -> None:
-        """Raise TransactionExpiredError or DraftOutdatedError for a change too old by the newest definition read."""
+        """Raise TransactionExpiredError or DraftOutdatedError if the change is too old by the newest definition."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionAge:
-    """The age of a transaction, from its begin by the storage's clock.
+    """Limits the age of a transaction, which counts from its beginning, to the lakehouse's time to live."""
 
-    It must not outlive the lakehouse's time to live.
-    """
-
+    #: The storage of the lakehouse.
     storage: Storage
+    #: When the transaction began, by the storage's clock.
     begun_at_ms: int
 
     def begin_writing(self) -> None:
         """Do nothing: the transaction keeps its age."""
 
     def check_base(self, definition: LakehouseDef) -> None:
-        """Raise TransactionExpiredError as ``check`` does, since the transaction has known its base since it began."""
+        """Raise TransactionExpiredError like ``check``, because the transaction is at least as old as its base."""
         self.check(definition)
 
     def check(self, definition: LakehouseDef) -> None:
         """Raise TransactionExpiredError when the transaction is older than its time to live."""
-        # asked first, as the answer may take a while
+        # before the clock is read, because the response may take a while
         barred_ms = removed_before_ms(self.storage, definition, self.begun_at_ms)
         check_age(self.begun_at_ms, self.storage.now_ms(), definition, barred_ms)
 
 
 class OperationAge:
-    """The age of an operation that writes all its files in each attempt: it is as old as the first of these.
+    """Limits the age of an operation that writes all its files in each attempt. It counts from the first file.
 
-    Its reads before the first file may take any time. They still hold where its root can be created: nothing was
-    committed since the version that it looked at. So all that this version reaches is there.
+    Reads before the first file may take any time. If the root can be created, nothing was committed since the version
+    that was read, so all files of that version still exist.
     """
 
     def __init__(self, storage: Storage):
@@ -75,36 +74,50 @@ class OperationAge:
         self._writing_since_ms = self._storage.now_ms()
 
     def check_base(self, definition: LakehouseDef) -> None:
-        """Do nothing: the operation does all anew on the latest version."""
+        """Do nothing: the operation starts from scratch on the latest version."""
 
     def check(self, definition: LakehouseDef) -> None:
-        """Raise TransactionExpiredError when the files of this attempt are older than the time to live."""
+        """Raise TransactionExpiredError if the files of this attempt are older than the time to live."""
         if self._writing_since_ms is not None:
             TransactionAge(self._storage, self._writing_since_ms).check(definition)
 
 
 def check_age(begun_at_ms: int, now_ms: int, definition: LakehouseDef, barred_before_ms: int) -> None:
-    """Raise TransactionExpiredError for a transaction that is older than its time to live.
+    """Check the age of a transaction. All times are in milliseconds since the epoch.
 
-    Raises it also for a transaction that began before ``barred_before_ms``. Its files may have been removed as orphans,
-    when the time to live was shorter.
+    Args:
+        begun_at_ms: When the transaction began.
+        now_ms: The current time.
+        definition: The lakehouse definition, which contains the time to live.
+        barred_before_ms: The barrier. The files of transactions that began earlier may have been removed as orphans
+            while the time to live was shorter.
+
+    Raises:
+        TransactionExpiredError: The transaction is older than its time to live, or began before the barrier.
     """
     if begun_at_ms < barred_before_ms:
         raise TransactionExpiredError(
-            "orphans from before the transaction began were removed since, perhaps files of its own; begin a new one"
+            "transaction expired: its files may have been removed as orphans; begin a new one"
         )
     age_ms = now_ms - begun_at_ms
     if age_ms > definition.txn_ttl_millis:
         raise TransactionExpiredError(
-            f"the transaction began {age_ms} ms ago, more than txn_ttl_millis ({definition.txn_ttl_millis});"
+            f"transaction expired: it began {age_ms} ms ago, more than txn_ttl_millis ({definition.txn_ttl_millis});"
             " begin a new one"
         )
 
 
 def removed_before_ms(storage: Storage, definition: LakehouseDef, begun_at_ms: int) -> int:
-    """Return the moment before which a transaction may have lost files, in milliseconds since the epoch.
+    """Return the barrier in milliseconds since the epoch: transactions that began earlier may have lost files.
 
-    The file is read only for a transaction that began longer than a minute ago. Raises CorruptFileError, StorageError.
+    Args:
+        storage: The storage of the lakehouse.
+        definition: The lakehouse definition.
+        begun_at_ms: When the transaction began. The barrier file is only read if that was more than a minute ago.
+
+    Raises:
+        CorruptFileError: The barrier cannot be decoded.
+        StorageError: The barrier cannot be read.
     """
     now_ms = storage.now_ms()
     known_ms = recorded_barrier_ms(definition, now_ms)
@@ -116,23 +129,25 @@ def removed_before_ms(storage: Storage, definition: LakehouseDef, begun_at_ms: i
 
 
 def recorded_barrier_ms(definition: LakehouseDef, now_ms: int) -> int:
-    """Return the moment in the definition before which transactions may have lost files.
-
-    It is 0 if it is still to come: no barrier is raised beyond its own time, so a clock was wrong.
-    """
+    """Return the barrier in the lakehouse definition, or 0 if it is in the future because a clock was wrong."""
     known_ms = definition.orphans_removed_before_millis
     return known_ms if known_ms <= now_ms + CLOCK_MARGIN_MS else 0
 
 
 def is_young(begun_at_ms: int, now_ms: int) -> bool:
-    """Whether a transaction began so short a time ago that it has lost nothing as an orphan."""
+    """Whether a transaction is too young to have lost files as orphans."""
     return now_ms - begun_at_ms <= YOUNG_MS
 
 
 def raise_barrier(storage: Storage, before_ms: int) -> None:
-    """Bar transactions that began before a moment.
+    """Raise the barrier to a time, unless it is later already. The caller holds the lease.
 
-    The caller holds the lease. A later moment in the file stays. Raises StorageError.
+    Args:
+        storage: The storage of the lakehouse.
+        before_ms: The barrier in milliseconds since the epoch.
+
+    Raises:
+        StorageError: The barrier cannot be read or written.
     """
     try:
         existing_ms = _read(storage)
@@ -145,20 +160,20 @@ def raise_barrier(storage: Storage, before_ms: int) -> None:
 def _read(storage: Storage) -> int:
     try:
         data = storage.read(ORPHAN_BARRIER_PATH, limit_bytes=MAX_NOTE_BYTES)
-        found = decode_sealed_json(data, ORPHAN_BARRIER_PATH)[_FIELD]
-        # no barrier was ever raised beyond its own time
-        if type(found) is not int or not 0 <= found <= storage.now_ms():
-            raise TypeError(f"{_FIELD} is no moment in the past")
+        barrier_ms = decode_sealed_json(data, ORPHAN_BARRIER_PATH)[_FIELD]
+        # the barrier is never raised to a time in the future
+        if type(barrier_ms) is not int or not 0 <= barrier_ms <= storage.now_ms():
+            raise TypeError(f"{_FIELD} is not a time in the past")
     except FileMissingError:
         return 0
     except (CorruptFileError, KeyError, TypeError) as error:
         raise _unreadable() from error
-    return found
+    return barrier_ms
 
 
 def _unreadable() -> CorruptFileError:
     return CorruptFileError(
-        "the barrier for transactions from before a removal of orphans cannot be read; remove orphans once more,"
-        " which writes it anew, and begin new transactions",
+        "the barrier for transactions from before an orphan removal is corrupt; remove orphans again, which rewrites"
+        " it, and begin new transactions",
         path=ORPHAN_BARRIER_PATH,
     )

@@ -1,4 +1,4 @@
-"""Transactions: many changes of the catalog, committed as one version."""
+"""Transactions: changes to the catalog that are committed as one version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.table_names import OneName, table_ids
 
-#: How a transaction ended, as telemetry tells it.
+#: Outcomes in telemetry.
 _OUTCOMES: Mapping[type[TrinityLakeError], str] = {
     CommitConflictError: "conflict",
     CommitAttemptsExhaustedError: "exhausted",
@@ -43,11 +43,19 @@ _OUTCOMES: Mapping[type[TrinityLakeError], str] = {
 
 
 class Transaction(CatalogEditor):
-    """Changes on a base version. Only the transaction's own reads see them until they are committed.
+    """Changes on a base version. Until they are committed, only the transaction's own reads see them.
 
-    As a context manager, a transaction commits on a normal exit and drops everything on an exception.
-    ``committed_version`` is the version that holds the changes, or the base version when there were none. It is None
-    before the commit.
+    As a context manager, a transaction commits on a normal exit and discards its changes on an exception.
+
+    Args:
+        base: The version that the transaction begins on.
+        isolation: The isolation level.
+        info: The commit info: message, operation, run and properties.
+        queue: The commit queue of the process.
+        transaction_id: The id, a UUID. By default a new one.
+
+    Raises:
+        InvalidInputError: The commit info is too long.
     """
 
     def __init__(
@@ -62,9 +70,10 @@ class Transaction(CatalogEditor):
         self._queue = queue
         self.id = transaction_id or str(uuid.uuid4())
         self.isolation = isolation
+        #: The version that contains the changes, or the base version if there are none. None before the commit.
         self.committed_version: int | None = None
         self._info = replace(info, members=(self.id,))
-        # A message that leaves no room for what the commit adds is refused here, not at the commit.
+        # Reject a message that leaves no room for the commit's own entries now, instead of at the commit.
         check_info(self._info)
         self._preconditions: list[Precondition] = []
         self._begun_at_ms = base.read_at_ms
@@ -72,14 +81,22 @@ class Transaction(CatalogEditor):
 
     @classmethod
     def resumed(cls, saved: SavedTransaction, base: Snapshot, queue: CommitQueue) -> Self:
-        """Return a transaction as it was when it was saved; ``base`` is the version that it began on.
+        """Return a transaction in the state in which it was saved.
 
-        Raises CorruptFileError, TransactionExpiredError.
+        Args:
+            saved: The saved transaction.
+            base: The version that it began on.
+            queue: The commit queue of the process.
+
+        Raises:
+            CorruptFileError: The transaction began on a different version, or cannot be decoded.
         """
         path = saved_transaction_path(saved.id)
         if base.root.system.get(COMMIT_ID, "") != saved.base_commit_id:
             raise CorruptFileError(
-                f"transaction {saved.id} began on another version {base.version} than there is now", path=path
+                f"transaction {saved.id} cannot be resumed: version {base.version}, which it began on, was replaced by"
+                " a different version",
+                path=path,
             )
         info = CommitInfo(saved.operation, saved.message, saved.run_id, dict(saved.properties))
         begun = Snapshot(base.files, base.version, base.location, base.root, saved.begun_at_millis)
@@ -95,30 +112,31 @@ class Transaction(CatalogEditor):
         return self._begun_at_ms
 
     def reset_age(self) -> None:
-        """Count the time to live from now, as no file was written until now.
+        """Count the time to live from now, because no file was written before.
 
-        The base may be old: if the version after it can be created, nothing was committed since. Raises ConflictError
-        for a transaction that was saved, since other processes know its age.
+        The base may be old: if the next version can be created, nothing was committed since. Raises ConflictError for a
+        transaction that was saved, because other processes know its age.
         """
         self._check_changeable()
         if self._is_saved:
-            raise ConflictError("the transaction was saved, and keeps its age")
+            raise ConflictError("the age of a saved transaction cannot be reset")
         self._begun_at_ms = self.base.files.storage.now_ms()
 
     def backdate(self, begun_at_ms: int) -> None:
-        """Count the time to live from an earlier moment, when the oldest published file was written.
+        """Count the time to live from an earlier time, when the oldest published file was written.
 
-        A removal of orphans spares files that no version reaches for no longer than that time.
+        Orphan removal spares unreferenced files only for the time to live.
         """
         self._check_changeable()
         self._begun_at_ms = min(self._begun_at_ms, begun_at_ms)
 
     def require(self, precondition: Callable[[Snapshot], None], *, alone: bool = True) -> None:
-        """Check a condition on the base now, and again on every newer version of a rebase.
+        """Check a condition on the base now, and again on each later version of a rebase.
 
-        ``precondition`` raises a typed error when it does not hold. The transaction gets a version to itself, as
-        another in its group might change what the condition looks at. With ``alone`` false none can: it looks for this
-        transaction's own id.
+        Args:
+            precondition: Raises a typed error if the condition is not satisfied.
+            alone: Whether another transaction of the same group could affect the condition. The transaction then gets
+                a version of its own.
         """
         precondition(self.base)
         self._preconditions.append(Precondition(precondition, alone))
@@ -126,15 +144,22 @@ class Transaction(CatalogEditor):
     # Ending
 
     def commit(self, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> int:
-        """Commit and return the version, or the base version when nothing changed.
+        """Commit and return the version, or the base version if nothing changed. The transaction ends in any case.
 
-        Raises CommitConflictError, CommitAttemptsExhaustedError, TransactionExpiredError,
-        CommitOutcomeUnknownError, StorageError. Raises ObjectExistsError if a table and a view would have the same name
-        (decision 7). The transaction has ended in any case.
+        Args:
+            max_attempts: The number of conflicts with other commits after which the commit fails.
+
+        Raises:
+            CommitConflictError: A change conflicts with another commit.
+            CommitAttemptsExhaustedError: All attempts lost to other commits.
+            TransactionExpiredError: The transaction is older than its time to live.
+            CommitOutcomeUnknownError: The transaction may or may not have been committed.
+            ObjectExistsError: A table and a view would have the same name.
+            StorageError: Nothing was committed.
         """
         self._check_open()
         if type(max_attempts) is not int or max_attempts < 1:
-            raise InvalidInputError(f"max_attempts is {max_attempts!r}, it must be a number, at least 1")
+            raise InvalidInputError(f"max_attempts is {max_attempts!r}; it must be an integer of at least 1")
         self._is_open = False
         self._require_one_name()
         if self._changes.is_empty and not self._preconditions:
@@ -146,7 +171,10 @@ class Transaction(CatalogEditor):
         return self.committed_version
 
     def _require_one_name(self) -> None:
-        """Let the commit check that no table that gets an id here has another name. Raises TableHasAnotherNameError."""
+        """Require that no table whose id is assigned here exists under another name.
+
+        Raises TableHasAnotherNameError, now or at the commit.
+        """
         ids: dict[str, str | None] = {}
         for key, entry in self._changes.writes.items():
             if entry is None:
@@ -163,12 +191,15 @@ class Transaction(CatalogEditor):
             self.require(check)
 
     def _is_rename(self, ids: dict[str, str | None]) -> bool:
-        """Whether tables only change their names. Other commits cannot use their ids, as they change the old names."""
+        """Whether all assigned ids come from tables that are dropped here.
+
+        No other commit can then assign these ids, because it would change the old names.
+        """
         dropped = table_ids(self.base, {key: self.base.entry(key) for key, table_id in ids.items() if table_id is None})
         return {table_id for table_id in ids.values() if table_id} <= set(dropped.values())
 
     def _commit_with_telemetry(self, max_attempts: int) -> int:
-        """Commit, and tell telemetry how it ended."""
+        """Commit, and emit the outcome."""
         with spans.span("transaction", {"trinitylake.transaction": self.id}) as span:
             try:
                 version = self._commit_once(max_attempts)
@@ -180,7 +211,7 @@ class Transaction(CatalogEditor):
             return version
 
     def _commit_once(self, max_attempts: int) -> int:
-        """Commit, unless this transaction was saved and another process has resumed and committed it."""
+        """Commit, unless another process has resumed and committed this transaction."""
         submission = Submission(
             self.id,
             self.base,
@@ -197,12 +228,12 @@ class Transaction(CatalogEditor):
             return error.committed_version
 
     def save(self) -> str:
-        """Save the transaction and return its id, by which another process resumes it. It ends here.
+        """Save the transaction, end it in this process, and return its id, with which another process resumes it.
 
-        The transaction keeps its age. It has to be committed within the lakehouse's ``txn_ttl_millis`` of its begin.
-        Where saving fails, the file may have landed all the same. The transaction can then be saved again and ended,
-        but not be changed. Raises InvalidInputError for a transaction with preconditions of an operation, or with
-        files to write. Raises StorageError.
+        The transaction keeps its age: it must be committed within the lakehouse's ``txn_ttl_millis`` after it began. If
+        saving fails, the file may have been written nevertheless. The transaction can then be saved again or ended, but
+        not changed. Raises StorageError, and InvalidInputError for a transaction with preconditions of an operation or
+        with files to write.
         """
         self._check_open()
         if self._preconditions:
@@ -221,14 +252,14 @@ class Transaction(CatalogEditor):
             properties=self._info.properties,
         )
         saved = self._changes.saved_in(identity)
-        # Even if the write fails, the file may have landed or may still land, and be resumed.
+        # Even if the write fails, the file may exist now or later, and another process may resume it.
         self._is_saved = self._is_frozen = True
         write_saved(self.base.files.storage, saved)
         self._is_open = False
         return self.id
 
     def rollback(self) -> None:
-        """Drop all changes and end the transaction. A saved one can no longer be resumed."""
+        """Discard all changes and end the transaction. If it was saved, it can no longer be resumed."""
         self._end()
         if self._is_saved:
             delete_saved_transaction(self.base.files.storage, self.id)

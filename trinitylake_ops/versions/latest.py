@@ -1,4 +1,4 @@
-"""Finding and reading the latest version (docs/internals/protocol.md, F)."""
+"""Find and read the latest version (protocol.md, F)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,26 @@ _MOST_PROBES = 5
 
 
 def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
-    """Return the latest version, and read the versions that ``probed`` wants on the way.
+    """Return the latest version.
 
-    Raises LakehouseNotFoundError, CorruptFileError, StorageError.
+    Args:
+        files: The files of the lakehouse.
+        probed: Collects the roots that are read, including those of its wanted versions.
+
+    Raises:
+        LakehouseNotFoundError: There is no root.
+        CorruptFileError: The latest root is sealed, or there are roots of several namings.
+        StorageError: A root cannot be read.
     """
     snapshot = _resolve_latest(files, probed)
     for _ in range(_MOST_PROBES):
         if not snapshot.root.is_sealed:
             return snapshot
-        # A reader that sleeps long enough finds the latest version, and reads it when it was purged.
+        # A reader that is suspended between finding and reading a version may find it purged.
         snapshot = _resolve_latest(files)
     raise CorruptFileError(
-        f"the root of version {snapshot.version}, the latest, is sealed: another program copied one of a purged"
-        " version; move such files away, from the latest version down to one that is not sealed",
+        f"the root of the latest version, {snapshot.version}, is sealed: another program copied the root of a purged"
+        " version; move sealed roots away, from the latest version down to the first that is not sealed",
         path=snapshot.location,
         version=snapshot.version,
     )
@@ -39,24 +46,24 @@ def _resolve_latest(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
     newest = files.roots.newest
     if newest is not None:
         read_at_ms = files.storage.now_ms()
-        found = confirm_latest(files.roots, newest, probed or ProbedRoots(files.roots.storage))
-        return _snapshot(files, *found, read_at_ms)
+        version, data = confirm_latest(files.roots, newest, probed or ProbedRoots(files.roots.storage))
+        return _snapshot(files, version, data, read_at_ms)
     files.storage.expect_clock()
     hinted = read_hint(files.storage)
-    read_at_ms = files.storage.now_ms()  # asked before any root is read; a storage may know it from the hint's answer
+    read_at_ms = files.storage.now_ms()  # before any root is read; the response to the hint may have set the clock
     return _snapshot(files, *find_latest_from(files.roots, hinted, probed), read_at_ms)
 
 
 def open_latest(files: LakehouseFiles) -> None:
-    """Find the latest version of a lakehouse that was not looked at before; who asks for it next asks no storage.
+    """Find the latest version of a lakehouse that is being opened, so that the next read needs no request for it.
 
-    Raises LakehouseNotFoundError, StorageError, and CorruptFileError when roots of several namings are there.
+    Raises LakehouseNotFoundError, StorageError, and CorruptFileError for roots of several namings.
     """
     files.roots.opened(*open_roots(files.roots))
 
 
 def latest_after(files: LakehouseFiles, probe: RootProbe) -> Snapshot:
-    """Return the latest version from a look after one that exists, mostly without another request."""
+    """Return the latest version from a probe of a version that exists, usually without another request."""
     snapshot = _snapshot(files, *find_latest_after(files.roots, probe), probe.read_at_ms)
     return latest_snapshot(files) if snapshot.root.is_sealed else snapshot
 
@@ -68,10 +75,10 @@ def _snapshot(files: LakehouseFiles, version: int, root_file: bytes, read_at_ms:
 
 @contextlib.contextmanager
 def reading_bases(*bases: Snapshot) -> Iterator[None]:
-    """Read files of versions in the block. An error tells when a file vanished because its version was purged.
+    """Read files of versions in the block, and report a file that is missing because its version was purged.
 
-    Raises TransactionExpiredError instead of FileMissingError or VersionExpiredError in that case. This can happen to a
-    transaction that is young enough now, but was too old for the time to live at the purge.
+    Raises TransactionExpiredError in that case, instead of FileMissingError or VersionExpiredError. This happens to a
+    transaction that is younger than the current time to live, but was older than the time to live at the purge.
     """
     try:
         yield
@@ -79,7 +86,7 @@ def reading_bases(*bases: Snapshot) -> Iterator[None]:
         for base in bases:
             if base.is_sealed_now():
                 raise TransactionExpiredError(
-                    f"version {base.version}, which it is based on, was expired and purged; begin a new one",
+                    f"transaction expired: its base version {base.version} was expired and purged; begin a new one",
                     path=base.location,
                     version=base.version,
                 ) from error

@@ -1,4 +1,4 @@
-"""The files by which versions are found: the roots that this process knows or probed, their naming, and the hint."""
+"""Files that identify versions: known and probed roots, their naming, and the hint."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 
 logger = logging.getLogger(__name__)
 
-HINT_READ_BYTES = 64  # more than any number takes, with white space; a file of garbage may be huge
+#: More than any version number takes, including white space. A corrupt hint may be large.
+HINT_READ_BYTES = 64
 _UUID_CHARS = 36
 
 
 class KnownRoot:
-    """A root that this process has read or created: its bytes, which are decoded on first use."""
+    """A root that this process has read or created. It is decoded on first use."""
 
     def __init__(self, version: int, path: str, data: bytes, node: NodeFile | None = None):
         self.version = version
@@ -39,9 +40,9 @@ class KnownRoot:
 
     @cached_attribute
     def _mark(self) -> tuple[int, bytes]:
-        """The offset and the bytes of its ``commit_id``, which no other root has.
+        """The offset and the bytes of the ``commit_id``, which identifies this root.
 
-        No bytes where it has none, where it is no UUID, or where the file is compressed.
+        Empty bytes if there is no ``commit_id``, if it is no UUID, or if the file is compressed.
         """
         try:
             commit_id = self.node.system.get(COMMIT_ID, "").encode()
@@ -51,9 +52,9 @@ class KnownRoot:
         return (offset, commit_id) if offset >= 0 and len(commit_id) == _UUID_CHARS else (0, b"")
 
     def still_exists(self, storage: Storage) -> bool:
-        """Whether this very root is at its path, and not one of a lakehouse that replaced this one.
+        """Whether the path still contains this root, not that of a lakehouse that replaced this one.
 
-        Reads its ``commit_id`` only, if it has one. Raises StorageError.
+        Reads only the ``commit_id``, if there is one. Raises StorageError.
         """
         offset, commit_id = self._mark
         try:
@@ -66,18 +67,24 @@ class KnownRoot:
 
 @dataclass(frozen=True, slots=True)
 class JustOpened:
-    """The latest version that ``open`` found: when by the storage's clock, and what this process had done by then."""
+    """The latest version when a lakehouse was opened."""
 
+    #: Its root.
     root: KnownRoot
+    #: When it was read, by the storage's clock.
     read_at_ms: int
-    found_at_s: float
+    #: When it was read, by the process clock.
+    opened_at_s: float
+    #: How many roots this process had created until then.
     n_created: int
 
 
 class ProbedRoots:
-    """Roots that were looked for: which of them exist, and the content of those that were read (None: absent).
+    """Probed roots: which of them exist, and the contents of those that were read (None for a missing one).
 
-    ``wanted`` are versions that the caller will ask for besides the latest.
+    Args:
+        storage: The storage of the lakehouse.
+        wanted: Versions that the caller needs in addition to the latest one.
     """
 
     def __init__(self, storage: Storage, wanted: Iterable[int] = ()):
@@ -87,7 +94,7 @@ class ProbedRoots:
         self.contents: dict[str, bytes | None] = {}
 
     def read(self, paths: Iterable[str]) -> None:
-        """Read roots in one round. Raises the first failure to read a root that exists."""
+        """Read roots in one round trip. Raises StorageError for the first root that exists and cannot be read."""
         unread = [path for path in dict.fromkeys(paths) if path not in self.contents]
         run_parallel(in_one_round_trip(self.read_one), unread, self.storage.concurrency, self.storage.serial_read_limit)
 
@@ -101,38 +108,43 @@ class ProbedRoots:
 
 
 def one_naming(root_uri: str, paths: Iterable[str]) -> RootNaming | None:
-    """Return the naming of the root nodes among paths, None if there are none.
+    """Return the naming of the roots among paths, None if there are no roots.
 
-    Raises CorruptFileError for several namings.
+    Args:
+        root_uri: The root of the lakehouse, for the error message.
+        paths: Paths of files.
+
+    Raises:
+        CorruptFileError: There are roots of several namings.
     """
-    found: dict[RootNaming, str] = {}
+    examples: dict[RootNaming, str] = {}
     for path in sorted(paths):
         naming = root_naming(path)
         if naming is not None:
-            found.setdefault(naming, path)
-    if len(found) > 1:
-        first, second, *_ = found.values()
+            examples.setdefault(naming, path)
+    if len(examples) > 1:
+        first, second, *_ = examples.values()
         raise CorruptFileError(
-            f"{root_uri} holds root files of several namings, such as {first!r} and {second!r}, but a lakehouse has"
-            " one; check the storage's address, find out which of them are its own, and move the others away",
+            f"{root_uri} contains root files of several namings, for example {first!r} and {second!r}, but a lakehouse"
+            " uses only one; check the address of the storage, and move the root files of other lakehouses away",
             path=second,
         )
-    return next(iter(found), None)
+    return next(iter(examples), None)
 
 
 def read_hint(storage: Storage) -> int | None:
-    """Return the version the hint names, or None when it is missing, holds no version or cannot be read."""
+    """Return the version in the hint, None if the hint is missing, invalid or cannot be read."""
     try:
         return parse_hint(storage.read(HINT_PATH, length=HINT_READ_BYTES))
     except FileMissingError:
         return None
     except StorageError as error:
-        logger.warning("the hint cannot be read, going on without it: %s", error)
+        logger.warning("the hint cannot be read, continuing without it: %s", error)
         return None
 
 
 class HintWriter:
-    """Writes the hint, best effort. The hint only saves requests, so a failure is logged and counted, no more."""
+    """Writes the hint, best effort. The hint only saves requests, so failures are only logged and counted."""
 
     def __init__(self, storage: Storage):
         self._storage = storage
@@ -141,18 +153,18 @@ class HintWriter:
 
     @property
     def n_failures(self) -> int:
-        """How many hints could not be written."""
-        background.flush()
+        """The number of hints that could not be written."""
+        background.drain()
         return len(self._failed)
 
     def note(self, version: int) -> None:
-        """Let the hint name a version that was just committed, unless we have committed a newer one, too.
+        """Write a version that was just committed to the hint, unless this object has committed a newer one.
 
-        It is written beside: the caller does not wait, and of versions that follow each other at once only the last is.
+        The write runs in the background. Of several versions in quick succession, only the last one is written.
         """
         if version >= self._newest:
             self._newest = version
-            background.put(self._write_newest)
+            background.submit(self._write_newest)
 
     def _write_newest(self) -> None:
         version = self._newest

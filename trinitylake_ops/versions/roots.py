@@ -1,10 +1,9 @@
-"""Finds versions: how their roots are named, and which is the latest (docs/internals/protocol.md, F)."""
+"""Find versions: how their roots are named, and which one is the latest (protocol.md, F)."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,20 +18,24 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
     root_naming,
 )
+from trinitylake_ops.storage import process_clock
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.versions.root_files import JustOpened, KnownRoot, ProbedRoots, one_naming, read_hint
 
-#: What the names of version 0 begin with in all namings, and those of no other version.
+#: Prefix of the names of version 0 in all namings, and of no other version.
 _OLDEST_PREFIX = min((naming.path(0).partition(".")[0] for naming in ROOT_NAMINGS), key=len)
 
 
 class Roots:
-    """The root nodes of one lakehouse: their storage and their names.
+    """The roots of one lakehouse: their storage, their naming and the newest known one.
 
-    A lakehouse keeps its naming, so that it is found out once: on opening, otherwise when it is first needed. It also
-    keeps the newest root that it knows, from which the latest one is found in a round. Without ``keeps_newest`` it
-    reads all roots anew.
+    The naming is resolved once: when the lakehouse is opened, otherwise on first use.
+
+    Args:
+        storage: The storage of the lakehouse.
+        known_naming: The naming of the roots, None if it is not known yet.
+        keeps_newest: Whether to remember the newest known root, from which the latest one is found in one round trip.
     """
 
     def __init__(self, storage: Storage, known_naming: RootNaming | None = None, *, keeps_newest: bool = True):
@@ -51,71 +54,88 @@ class Roots:
         return self.known_naming
 
     def path(self, version: int) -> str:
-        """Return the path of a version's root, present or not.
+        """Return the path of a version's root, whether it exists or not.
 
-        Raises VersionNotFoundError, and what ``naming`` raises.
+        Raises VersionNotFoundError for a version that cannot exist, and the errors of ``naming``.
         """
         return self.naming.path(version)
 
     def known(self, version: int, data: bytes) -> KnownRoot:
-        """Return the root of the latest version by its bytes, and keep it. The same bytes are decoded once."""
+        """Return the root of the latest version for its bytes, and remember it. The same bytes are decoded once."""
         newest = self.newest
         if newest is not None and newest.version == version and newest.data == data:
             return newest
-        found = KnownRoot(version, self.path(version), data)
-        self.keep(found)
-        return found
+        root = KnownRoot(version, self.path(version), data)
+        self.keep(root)
+        return root
 
     def keep(self, root: KnownRoot) -> None:
-        """Keep the root of the latest version, unless another thread found a later one since."""
+        """Remember the root of the latest version, unless another thread has found a later one."""
         if self._keeps_newest and (self.newest is None or root.version >= self.newest.version):
             self.newest = root
 
     def opened(self, version: int, data: bytes, read_at_ms: int) -> None:
-        """Keep the latest version that ``open`` found for the first who asks, if that is at once."""
+        """Remember the latest version when the lakehouse was opened, for a first read that follows immediately.
+
+        Args:
+            version: The version.
+            data: The bytes of its root.
+            read_at_ms: When it was read, by the storage's clock.
+        """
         if self._keeps_newest:
-            found = self.known(version, data)
-            self._just_opened = JustOpened(found, read_at_ms, time.monotonic(), _n_created)
+            root = self.known(version, data)
+            self._just_opened = JustOpened(root, read_at_ms, process_clock.now_s(), _n_created)
 
     def take_opened(self) -> JustOpened | None:
-        """Return what ``open`` found, once, if it is as good as new and this process created no root since."""
+        """Return the latest version when the lakehouse was opened, once, if it is recent.
+
+        It is not recent if this process has created a root since.
+        """
         opened, self._just_opened = self._just_opened, None
         if opened is None or opened.n_created != _n_created:
             return None
-        return opened if time.monotonic() - opened.found_at_s < _JUST_NOW_S else None
+        return opened if process_clock.now_s() - opened.opened_at_s < _RECENT_OPEN_S else None
 
 
 def count_created_root() -> None:
-    """Note that this process creates a root, or did: what it opened before is no longer new."""
+    """Note that this process creates a root: versions that were read on opening are no longer recent."""
     global _n_created  # noqa: PLW0603 - of the process
     _n_created += 1
 
 
 _n_created = 0
-#: For so long what ``open`` found is the latest version. The next statement comes in that time; a message from a
-#: process that has committed since hardly does.
-_JUST_NOW_S = 0.001
-#: So many versions are read at once after two that are not the latest.
+#: How long the version that was read on opening counts as the latest one. The next statement of a program runs within
+#: this time. A message from another process that has committed in between hardly arrives within it.
+_RECENT_OPEN_S = 0.001
+#: Number of versions that are read together after two that are not the latest.
 _N_NEAR = 2
 
 
 def find_latest(roots: Roots) -> tuple[int, bytes]:
     """Return the latest version and the bytes of its root.
 
-    The hint only says where to start: a missing, garbage, stale or leading one costs requests and never fails. A right
-    hint takes two sequential rounds, and one where ``roots`` knows the latest version already. A naming that is neither
-    known yet nor ours costs one more. Raises LakehouseNotFoundError, CorruptFileError, StorageError.
+    The hint is only a starting point: a missing, invalid, stale or leading hint costs requests, but never fails. With a
+    correct hint this takes two round trips, or one if ``roots`` already knows the latest version. An unknown naming
+    that is not the default takes one more. Raises LakehouseNotFoundError, CorruptFileError, StorageError.
     """
-    roots.take_opened()  # it is older than what is found now
+    roots.take_opened()  # older than the version that is found now
     if roots.newest is not None:
         return confirm_latest(roots, roots.newest, ProbedRoots(roots.storage))
     return find_latest_from(roots, read_hint(roots.storage))
 
 
 def find_latest_from(roots: Roots, hinted: int | None, probed: ProbedRoots | None = None) -> tuple[int, bytes]:
-    """Return the latest version and the bytes of its root, as :func:`find_latest` does after it has read the hint.
+    """Return the latest version and the bytes of its root, like :func:`find_latest`, for a hint that was read already.
 
-    The roots that ``probed`` wants are read in the same round as the root that the hint names.
+    Args:
+        roots: The roots of the lakehouse.
+        hinted: The version in the hint, None if there is none.
+        probed: Collects the roots that are read. Its wanted versions are read together with the hinted root.
+
+    Raises:
+        LakehouseNotFoundError: There is no root.
+        CorruptFileError: There are roots of several namings.
+        StorageError: A root cannot be read.
     """
     start = hinted or 0
     naming = roots.known_naming or ROOT_NAMING
@@ -126,20 +146,24 @@ def find_latest_from(roots: Roots, hinted: int | None, probed: ProbedRoots | Non
 
 @dataclass(slots=True)
 class RootProbe:
-    """What one round tells of a version and what follows it, with the storage's time just before."""
+    """The result of reading a version, its successor and possibly the hint in one round trip."""
 
+    #: The probed version.
     version: int
+    #: The roots that were read.
     probed: ProbedRoots
+    #: The version in the hint, None if there is none or it was not read.
     hinted: int | None
+    #: The storage's time before the reads.
     read_at_ms: int
 
     def latest(self, roots: Roots) -> KnownRoot | None:
-        """Return the latest version that it saw, None where the version was not there.
+        """Return the latest version of the probe, None if the probed version does not exist.
 
-        Where the hint names a later one, that is looked for. A read that fails leaves what was seen.
+        Follows a hint to a later version. Falls back to the probed versions if that one cannot be read.
         """
-        found = [self.probed.contents.get(path) for path in _pair(roots.naming, self.version)]
-        seen = [(self.version + at, data) for at, data in enumerate(found) if data is not None]
+        contents = [self.probed.contents.get(path) for path in _pair(roots.naming, self.version)]
+        seen = [(self.version + offset, data) for offset, data in enumerate(contents) if data is not None]
         if not seen:
             return None
         if self.hinted is not None and self.hinted > seen[-1][0]:
@@ -149,9 +173,10 @@ class RootProbe:
 
 
 def probe_successors(roots: Roots, version: int) -> RootProbe:
-    """Read the root of a version, its successor and the hint in one round.
+    """Read the root of a version, its successor and the hint in one round trip.
 
-    Raises the failure to read the root; the successor is read again by who needs it.
+    Raises StorageError if the root of the version cannot be read. Failures to read the successor are ignored; it is
+    read again when it is needed.
     """
     roots.take_opened()
     path = roots.path(version)
@@ -170,10 +195,14 @@ def probe_successors(roots: Roots, version: int) -> RootProbe:
 
 
 def speculative_probe(roots: Roots, version: int) -> tuple[RootProbe, list[Callable[[], None]]]:
-    """Return a look after a version that may not exist, and the reads that fill it, for a round of the caller's.
+    """Return a probe of a version that may not exist, and the reads that fill it in, for a round trip of the caller.
 
-    A read that fails leaves a gap in the look. The hint is read, too, where who falls behind would take rounds to
-    catch up.
+    Failed reads are ignored. On remote storage the hint is also read, because a writer that has fallen behind would
+    need several round trips to catch up.
+
+    Args:
+        roots: The roots of the lakehouse.
+        version: The version to probe.
     """
     probed = ProbedRoots(roots.storage)
     probe = RootProbe(version, probed, None, roots.storage.now_ms())
@@ -190,9 +219,16 @@ def speculative_probe(roots: Roots, version: int) -> tuple[RootProbe, list[Calla
 
 
 def find_latest_after(roots: Roots, probe: RootProbe) -> tuple[int, bytes]:
-    """Return the same as :func:`find_latest` from a look after a version that exists: at once when it is the latest.
+    """Return the latest version and the bytes of its root, starting from a probe of a version that exists.
 
-    Otherwise it takes one more round, as the look has read the hint, too.
+    Takes no further request if the probed version is the latest, otherwise usually one more round trip.
+
+    Args:
+        roots: The roots of the lakehouse.
+        probe: The probe.
+
+    Raises:
+        StorageError: A root cannot be read.
     """
     return _latest_after(roots, roots.naming, probe.version, probe.hinted, probe.probed)
 
@@ -200,7 +236,7 @@ def find_latest_after(roots: Roots, probe: RootProbe) -> tuple[int, bytes]:
 def _latest_after(
     roots: Roots, naming: RootNaming, known: int, hinted: int | None, probed: ProbedRoots
 ) -> tuple[int, bytes]:
-    """Go on from a version that is known to exist. What was read of it and its successor is not read again."""
+    """Continue from a version that is known to exist. Roots that were read already are not read again."""
     probed.read(_pair(naming, known))
     is_latest = known == MAX_VERSION or probed.contents[naming.path(known + 1)] is None
     start = max(known if is_latest else known + 1, hinted or 0)
@@ -211,23 +247,33 @@ def _latest_after(
 
 
 def confirm_latest(roots: Roots, newest: KnownRoot, probed: ProbedRoots) -> tuple[int, bytes]:
-    """Return the same as :func:`find_latest` in one round, where ``newest`` is still the latest.
+    """Return the latest version and the bytes of its root, in one round trip if ``newest`` is still the latest.
 
-    The round reads the hint, the successor of ``newest``, a few bytes of ``newest`` itself, and what ``probed`` wants.
+    Reads the hint, the successor of ``newest`` and a few bytes of ``newest`` itself.
+
+    Args:
+        roots: The roots of the lakehouse.
+        newest: The newest known root.
+        probed: Collects the roots that are read. Its wanted versions are read in the same round trip.
+
+    Raises:
+        LakehouseNotFoundError: There is no root.
+        CorruptFileError: There are roots of several namings.
+        StorageError: A root cannot be read.
     """
     naming = roots.naming
     path = naming.path(newest.version)
-    stands: list[bool] = []
+    still_exists: list[bool] = []
 
     def read_or_compare(read_path: str) -> None:
         if read_path == path:
-            stands.append(newest.still_exists(roots.storage))
+            still_exists.append(newest.still_exists(roots.storage))
         else:
             probed.read_one(read_path)
 
     paths = dict.fromkeys([*_pair(naming, newest.version), *map(naming.path, probed.wanted)])
     hinted = _with_hint(roots.storage, read_or_compare, list(paths))
-    if stands[0]:
+    if still_exists[0]:
         probed.contents[path] = newest.data
         probed.existing.add(path)
         return _latest_after(roots, naming, newest.version, hinted, probed)
@@ -236,10 +282,10 @@ def confirm_latest(roots: Roots, newest: KnownRoot, probed: ProbedRoots) -> tupl
 
 
 def open_roots(roots: Roots) -> tuple[int, bytes, int]:
-    """Return the same as :func:`find_latest` for a lakehouse that was not looked at before, with the storage's time.
+    """Return the latest version, the bytes of its root and the storage's time, for a lakehouse that is being opened.
 
-    All names that version 0 and the hint's version can have are probed. Roots of several namings raise
-    CorruptFileError.
+    Probes all names that version 0 and the hinted version can have. Raises LakehouseNotFoundError, StorageError, and
+    CorruptFileError for roots of several namings.
     """
     probed = ProbedRoots(roots.storage)
     roots.storage.expect_clock()
@@ -252,14 +298,14 @@ def open_roots(roots: Roots) -> tuple[int, bytes, int]:
 
 
 def _probe_oldest(probed: ProbedRoots) -> int | None:
-    """Return the hint. In the same round, find which names of version 0 exist."""
+    """Return the hinted version. In the same round trip, find which names of version 0 exist."""
 
     def probe(path: str) -> None:
         if path == _OLDEST_PREFIX:
             probed.existing.update(info.path for info in probed.storage.list(path) if root_naming(info.path))
             return
         try:
-            probed.storage.read(path, length=1)  # some storages do not say why they refuse a stat
+            probed.storage.read(path, length=1)  # some storages give no reason when they reject a stat
         except FileMissingError:
             return
         probed.existing.add(path)
@@ -269,7 +315,7 @@ def _probe_oldest(probed: ProbedRoots) -> int | None:
 
 
 def _with_hint(storage: Storage, probe: Callable[[str], None], paths: Sequence[str]) -> int | None:
-    """Return the hint. In the same round, probe paths."""
+    """Return the hinted version. In the same round trip, probe paths."""
     hinted: list[int | None] = []
 
     def read_or_probe(path: str) -> None:
@@ -287,7 +333,7 @@ def _pair(naming: RootNaming, version: int) -> list[str]:
 
 
 def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoots) -> tuple[int, bytes]:
-    """Go on from the roots that were read: ``start`` and its successor, in the naming that is most likely."""
+    """Continue from ``start`` and its successor, which were read in the most likely naming."""
     if probed.contents[naming.path(start)] is None:
         candidates = ROOT_NAMINGS if roots.known_naming is None else (naming,)
         probed.read(path for named in candidates for version in (0, start) for path in _pair(named, version))
@@ -313,9 +359,15 @@ def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoo
 
 
 def read_roots(roots: Roots, versions: Sequence[int], batch: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield versions, in their order, with the bytes of their roots, None where one is gone.
+    """Yield versions in the given order with the bytes of their roots, None for a deleted root.
 
-    ``batch`` roots are read at a time. Raises StorageError.
+    Args:
+        roots: The roots of the lakehouse.
+        versions: The versions.
+        batch: Number of roots that are read at a time.
+
+    Raises:
+        StorageError: A root cannot be read.
     """
     for first in range(0, len(versions), batch):
         paths = [roots.path(version) for version in versions[first : first + batch]]
@@ -330,9 +382,9 @@ def read_roots(roots: Roots, versions: Sequence[int], batch: int) -> Iterator[tu
 
 
 def find_later(roots: Roots, known: int) -> int:
-    """Return the latest version, searching from one that exists: one look where it is the latest.
+    """Return the latest version, searching from one that exists. Takes one request if that is the latest.
 
-    Version numbers have no gaps, since no name is ever freed. Raises StorageError.
+    Version numbers have no gaps, because a root is never removed without a replacement. Raises StorageError.
     """
     step = 1
     while known + step <= MAX_VERSION and _exists(roots, known + step):
@@ -353,7 +405,7 @@ def _exists(roots: Roots, version: int) -> bool:
 
 
 def _latest_listed(roots: Roots) -> tuple[int, bytes]:
-    """Return the largest version under the root and its bytes, where version 0 is gone (a clean-up by others)."""
+    """Return the largest listed version and the bytes of its root, if another program deleted version 0."""
     paths = _listed_roots(roots.storage)
     naming = one_naming(roots.storage.root, paths)
     if naming is None:
@@ -364,7 +416,7 @@ def _latest_listed(roots: Roots) -> tuple[int, bytes]:
 
 
 def listed_versions(storage: Storage) -> set[int]:
-    """Return the versions of all root files that a listing shows.
+    """Return the versions of all listed root files.
 
     Raises CorruptFileError for several namings, VersionNotFoundError for a number beyond the largest version.
     """
@@ -382,15 +434,16 @@ def _versions(paths: Iterable[str]) -> set[int]:
 
 
 def versions_beyond_gap(roots: Roots, latest: int, listed: Iterable[int]) -> list[int]:
-    """Return the listed versions above the latest, ascending; none where the next one was committed since."""
+    """Return the listed versions above the latest in ascending order, or none if the next one was committed since."""
     beyond = sorted(version for version in listed if version > latest)
     return beyond if beyond and not _exists(roots, latest + 1) else []
 
 
 def check_no_gap(roots: Roots, latest: int) -> None:
-    """Raise CorruptFileError when there is a root beyond the latest version: one between them was deleted.
+    """Raise CorruptFileError if there is a root beyond the latest version, because a root between them was deleted.
 
-    A commit would fill the gap and be lost among the versions after it. Roots of several namings raise the same error.
+    A commit would fill the gap and be lost behind the versions after it. Also raises CorruptFileError for roots of
+    several namings.
     """
     if beyond := versions_beyond_gap(roots, latest, listed_versions(roots.storage)):
         raise CorruptFileError(

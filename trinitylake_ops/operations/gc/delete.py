@@ -7,7 +7,6 @@ discarded by ``transaction.commit.discard``.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from trinitylake_ops.operations.executor import LOCAL, DeletionFence, Executor
 from trinitylake_ops.operations.gc.survey import Progress, no_progress, on_latest
 from trinitylake_ops.operations.gc.table_files import table_id_in
 from trinitylake_ops.operations.rendering import Document
-from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage import Storage, process_clock
 from trinitylake_ops.telemetry import hub
 from trinitylake_ops.telemetry.hub import FREED_BYTES, FREED_FILES
 
@@ -203,7 +202,7 @@ class _Run:
         self._held_back: frozenset[str] = frozenset()
         self._idle_rounds = 0
         # The rate limit starts now, so that the time for planning does not allow a burst.
-        self._begun_s = 0.0 if self._budget.requests_per_second is None else time.monotonic()
+        self._begun_s = 0.0 if self._budget.requests_per_second is None else process_clock.now_s()
         self._refused: dict[str, StorageError] = {}
         self._check_failure: StorageError | None = None
         self._done = Deletion()
@@ -291,7 +290,7 @@ class _Run:
             retry=retry_if_exception_type(_TRANSIENT),
             stop=stop_after_attempt(_TRIES),
             wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
-            sleep=time.sleep,
+            sleep=process_clock.sleep,
             retry_error_callback=lambda _: None,  # final failures are in the report
         )
         again(attempt)
@@ -312,7 +311,7 @@ class _Run:
         """Wait until the rate limit, over the whole run, allows the next batch."""
         if self._budget.requests_per_second is not None:
             due_s = self._begun_s + self._done.requests / self._budget.requests_per_second
-            time.sleep(max(0.0, due_s - time.monotonic()))
+            process_clock.sleep(max(0.0, due_s - process_clock.now_s()))
 
 
 def _prefix_of(path: str) -> str:

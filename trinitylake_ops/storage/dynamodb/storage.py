@@ -127,7 +127,7 @@ class DynamoDBStorage(Storage):
     def _sweep_in_time(self) -> None:
         if time.monotonic() >= self._next_sweep_s:
             self._next_sweep_s = time.monotonic() + SWEEP_SECONDS
-            background.put(self._sweep)
+            background.submit(self._sweep)
 
     def _sweep(self) -> None:
         self._parts.sweep()
