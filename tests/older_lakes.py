@@ -15,6 +15,7 @@ OLDEST_FORM = OlderForm("value", has_pnode=False, has_null_row=False, txn="strin
 
 def copy_renamed(lake: Lakehouse, storage: Storage, naming: RootNaming, form: OlderForm = OLDEST_FORM) -> None:
     """Copy a lakehouse into an empty storage, its roots in that naming and, where they can be, in that form."""
+    lake.close()
     for info in lake.storage.list():
         data, path = lake.storage.read(info.path), info.path
         version = parse_root_path(path)

@@ -641,6 +641,7 @@ def test_export_recorded_by_another_program_is_listed(cli: Cli, lake: Lakehouse)
 
 
 def test_hint(cli: Cli, lake: Lakehouse) -> None:
+    lake.close()
     lake.storage.write(HINT_PATH, b"0")
     shown = cli("repair-hint", "--check-only", "--json").json
     assert (shown["state"], shown["hinted"], shown["latest"], shown["repaired"]) == ("behind", 0, 2, False)
@@ -712,6 +713,7 @@ def test_verify(cli: Cli, lake: Lakehouse) -> None:
     result = cli("verify", "--json")
     assert (result.code, result.err, result.json["findings"]) == (0, "", [])
     assert cli("verify").out.startswith("Clean: 3 versions")
+    lake.close()
     lake.storage.write(HINT_PATH, b"0")
     warned = cli("verify", "--json")
     assert (warned.code, [f["severity"] for f in warned.json["findings"]]) == (0, ["warning"])
@@ -740,6 +742,7 @@ def test_verify_with_record_and_limits(cli: Cli, lake: Lakehouse) -> None:
 def test_repair(cli: Cli, lake: Lakehouse) -> None:
     nothing = cli("repair")
     assert (nothing.code, nothing.err) == (0, "Nothing to do.\n")
+    lake.close()
     lake.storage.write(HINT_PATH, b"0")
     plan = cli("repair", "--json")
     assert (plan.code, [step["action"] for step in plan.json["steps"]]) == (0, ["hint"])

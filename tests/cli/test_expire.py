@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_commands import Cli, Result, assert_error, assert_planned, logging_as_it_was
-from tests.lakes import Lakes, lakes
+from tests.lakes import Lakes, lakes, listed
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.operations.changes import alter, content, create, node_bytes, node_columns, overwrite_rows
 from trinitylake_ops import Lakehouse, operations
@@ -146,7 +146,7 @@ def test_trim_expire_purge_and_orphans_reclaim_table_files(run: Run, lake: Lakeh
     assert run("orphans", "--apply", plan["digest"], "--json").json["files"] == sum(plan["files"].values())
     assert run("orphans").err == "Nothing to do.\n"
     assert run("orphans", "--yes").err == "Nothing to do.\n"
-    paths = {info.path for info in lake.storage.list()}
+    paths = listed(lake.storage)
     assert "a-file-of-others.txt" in paths
     assert len([path for path in paths if path.endswith(".parquet")]) == 2, "the data of the latest version"
     assert run("verify").code == 0

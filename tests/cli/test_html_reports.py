@@ -38,6 +38,7 @@ def test_html_report_is_written_in_addition_to_output(
 
 
 def test_html_report_of_findings_with_exit_code_1(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+    lake.close()
     lake.storage.write(HINT_PATH, b"1")
     lake.storage.write(lake.files.roots.path(1), b"garbage")
     path = tmp_path / "page.html"

@@ -23,6 +23,7 @@ from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import UnsupportedTypeError
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.storage import background
 
 __all__ = ["lakes"]
 
@@ -62,6 +63,7 @@ def assert_one_line(result: Result, code: int, part: str) -> None:
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
+    background.drain()
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

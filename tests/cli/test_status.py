@@ -23,6 +23,7 @@ __all__ = ["cli", "lake", "lakes", "logging_as_it_was"]
 
 
 def test_status_fits_on_one_screen(cli: Cli, lake: Lakehouse) -> None:
+    lake.close()
     lake.storage.write(HINT_PATH, b"0")
     result = cli("status")
     assert result.code == 0

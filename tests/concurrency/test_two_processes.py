@@ -62,6 +62,7 @@ def test_two_processes_of_many_commits_each_lose_nothing(lakes: Lakes) -> None:
     assert hint is not None
     assert 0 < hint <= latest
     lake.alter_definition(properties={"done": "yes"})
+    lake.close()
     assert lake.storage.read(HINT_PATH) == str(latest + 1).encode()
 
     for version in [*range(0, latest, 25), latest]:

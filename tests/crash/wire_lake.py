@@ -44,6 +44,7 @@ def make_base() -> dict[str, bytes]:
         with lake.transaction() as txn:  # fills the buffer of the root, so that the next commit flushes it
             for number in range(9):
                 txn.create_table("ns", f"u{number}", table())
+        lake.close()
         return {info.path: storage.read(info.path) for info in storage.list()}
 
 

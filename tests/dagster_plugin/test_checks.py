@@ -116,6 +116,7 @@ def test_all_pass_on_a_sound_lakehouse(lake: Lake) -> None:
 
 
 def test_a_wrong_hint(lake: Lake) -> None:
+    lake.lake.close()
     lake.lake.storage.write(HINT_PATH, b"1")
     (name, one), *others = lake.failed().items()
     assert (name, others, one.severity) == ("hint_right", [], WARN)

@@ -242,6 +242,7 @@ def test_two_lakehouses_are_apart(lakes: Lakes, instance: dg.DagsterInstance) ->
 def test_a_failed_check_names_the_job_of_its_lakehouse(lakes: Lakes, instance: dg.DagsterInstance) -> None:
     sales, hr = lakes.local("sales"), lakes.local("hr")
     put(hr, "shop.orders", 1)
+    hr.close()
     hr.storage.write("_latest_hint.txt", b"0")
     ours = settings(
         hr.root, "hr", location_name="lakes", checks=["hint_right", "verify_clean"], crons={"check": "0 6 * * *"}

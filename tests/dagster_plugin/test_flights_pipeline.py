@@ -130,6 +130,7 @@ def test_operations_report_to_the_lakehouse_asset(pipeline: Pipeline) -> None:
 
 
 def test_hint_and_verify_jobs(pipeline: Pipeline) -> None:
+    pipeline.lake().close()
     pipeline.lake().storage.write("_latest_hint.txt", b"garbage")
     pipeline.must_run("repair_hint")
     assert pipeline.lake().storage.read("_latest_hint.txt") == str(pipeline.lake().latest_version()).encode()

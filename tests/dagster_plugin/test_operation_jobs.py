@@ -81,6 +81,7 @@ def test_an_unattended_repair_never_rolls_back(jobs: Jobs) -> None:
     damaged = jobs.lake.snapshot().entry(jobs.lake.snapshot().keys.table_key("more", "t"))
     assert damaged is not None
     jobs.lake.storage.delete(damaged)
+    jobs.lake.close()
     jobs.lake.storage.write(HINT_PATH, b"0")
     latest = jobs.lake.latest_version()
     ran = jobs.must_run("repair", unattended=True)

@@ -100,6 +100,7 @@ def test_rollback_export_hint_and_verify_are_jobs(pipeline: Pipeline) -> None:
     assert pipeline.lake().diff(2, 4) == []
     pipeline.must_run("export", name="kept", level="minimal", version=3)
     assert pipeline.lake().snapshot("kept").version == 3
+    pipeline.lake().close()
     pipeline.lake().storage.write("_latest_hint.txt", b"garbage")
     pipeline.must_run("repair_hint")
     assert pipeline.lake().storage.read("_latest_hint.txt") == str(pipeline.lake().latest_version()).encode()

@@ -99,6 +99,7 @@ def test_each_schedule_does_its_work(scheduled: Scheduled) -> None:
     lake = scheduled.lake
     overwrite_rows(lake, "ns.a")
     scheduled.clock.forward()
+    lake.close()
     lake.storage.write("_latest_hint.txt", b"garbage")
     assert scheduled.must_run("repair_hint").metadata["state"] == "garbage"
     ran = scheduled.must_run("trim")

@@ -48,6 +48,7 @@ def test_a_repair_is_planned_and_applied(jobs: Jobs) -> None:
     damaged = snapshot.entry(snapshot.keys.table_key("more", "t"))
     assert damaged is not None
     jobs.lake.storage.delete(damaged)
+    jobs.lake.close()
     jobs.lake.storage.write(HINT_PATH, b"0")
     failed = jobs.run("verify")
     assert not failed.success

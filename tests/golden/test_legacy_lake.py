@@ -259,6 +259,7 @@ def test_a_root_of_another_naming_is_refused_by_open(copy: Lakehouse, stray: Roo
 
 
 def test_white_space_around_the_hint(copy: Lakehouse) -> None:
+    copy.close()
     copy.storage.write(HINT_PATH, b"\n 3\t\r\n")
     assert operations.inspect_hint(copy).is_right
     assert Lakehouse.open(copy.root).latest_version() == LATEST

@@ -22,6 +22,7 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType, UUIDType
 
+from tests.lakes import listed
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
@@ -232,10 +233,10 @@ def test_a_file_with_other_rows_than_recorded_is_refused(lake: Lakehouse, catalo
     other = pa.BufferOutputStream()
     pq.write_table(pq.read_table(pa.BufferReader(lake.storage.read(first))), other)  # by another program
     lake.storage.write(second, other.getvalue().to_pybytes())
-    before = {info.path for info in lake.storage.list()}
+    before = listed(lake.storage)
     with pytest.raises(CorruptFileError, match=f"{second}' holds 2 rows, its manifest says 1"):
         rewrite_in_process([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])
-    assert {info.path for info in lake.storage.list()} == before
+    assert listed(lake.storage) == before
 
 
 def written_for(table: Table) -> tuple[FileGroup, list[DataFile]]:

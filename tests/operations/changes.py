@@ -115,4 +115,5 @@ def make_untidy(lake: Lakehouse) -> None:
 
 def content(lake: Lakehouse) -> dict[str, bytes]:
     """Return every file of a lakehouse."""
+    lake.close()
     return {info.path: lake.storage.read(info.path) for info in lake.storage.list()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.lakes import listed
 from tests.operations.aging import Aging
 from tests.operations.changes import append_rows
 from trinitylake_ops import Lakehouse, operations
@@ -11,6 +12,7 @@ from trinitylake_ops.storage import Storage
 
 def copied(lake: Lakehouse, target: Storage) -> Lakehouse:
     """Copy all files, as ``cp -r`` does."""
+    lake.close()
     for info in lake.storage.list():
         target.create(info.path, lake.storage.read(info.path))
     return Lakehouse(target)
@@ -21,7 +23,7 @@ def rows(lake: Lakehouse) -> list[int]:
 
 
 def files(lake: Lakehouse) -> set[str]:
-    return {info.path for info in lake.storage.list()}
+    return listed(lake.storage)
 
 
 def drop_all(lake: Lakehouse) -> None:

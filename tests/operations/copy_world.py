@@ -14,7 +14,7 @@ from tests.operations.aging import DAY_MS, keeping
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.iceberg.catalog import catalog_at
-from trinitylake_ops.storage import MemoryStorage, drop_memory_root
+from trinitylake_ops.storage import MemoryStorage, background, drop_memory_root
 
 SCHEMA = pa.schema([("id", pa.int64())])
 TABLES = ("a", "b", "c")
@@ -362,6 +362,7 @@ def _live(lake: Lakehouse) -> set[int]:
 
 
 def _copy_files(source: str, target: str) -> None:
+    background.drain()
     there, here = MemoryStorage(source), MemoryStorage(target)
     for info in list(there.list()):
         here.create(info.path, there.read(info.path))

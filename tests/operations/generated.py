@@ -65,6 +65,7 @@ def generated(seed: int) -> dict[str, bytes]:
             txn.create_namespace("last")
             for number in range(12):
                 txn.create_table("last", f"t{number}", table())
+        lake.close()
         return {info.path: storage.read(info.path) for info in storage.list()}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.clock import AgingStorage
-from tests.lakes import Lakes
+from tests.lakes import Lakes, listed
 from tests.operations.aging import Aging
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.access import external_files
@@ -90,7 +90,7 @@ def put_orphans(aging: Aging, root: str) -> set[str]:
 
 def there(table_root: str) -> set[str]:
     """Return the paths of all files under a table root in this process's memory or on this machine."""
-    return {info.path for info in open_storage(table_root).list()}
+    return listed(open_storage(table_root))
 
 
 def needed_there(lake: Lakehouse, table_root: str) -> set[str]:

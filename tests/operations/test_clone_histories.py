@@ -15,6 +15,8 @@ from tests.operations.copy_world import Clock
 from trinitylake_ops.operations.gc import delete
 from trinitylake_ops.storage import MemoryStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 _STEPS = 16
 ORDERS = list(itertools.permutations([f"{side}'s {what}" for side in SIDES for what in UPKEEP], 2))
 

@@ -7,7 +7,10 @@ import pytest
 from tests.operations.copy_world import Clock, CopyWorld, Recorder
 from trinitylake_ops.storage import MemoryStorage
 
-pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match any records")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Delete operation did not match any records"),
+    pytest.mark.usefixtures("fixed_requests"),
+]
 
 _STEPS = 25
 _SEEDS_EACH = 5

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from tests.lakes import Lakes
+from tests.lakes import Lakes, listed
 from tests.operations.changes import append_rows, create
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg import copy
@@ -49,9 +49,9 @@ def test_copies_under_older_names_are_not_made_again(
         operations.plan_export(lake, "first", target=target, level="full").execute()
     there = Lakehouse.open(target)
     assert 5 in versions_of_uuids(there.storage)
-    before = {info.path for info in there.storage.list()}
+    before = listed(there.storage)
     create(lake, "more")
     operations.plan_export(lake, "second", target=target, level="full").execute()
-    new = {info.path for info in there.storage.list()} - before
+    new = listed(there.storage) - before
     assert not [path for path in new if "-table-" in path or path.startswith("tables/")], new
     assert operations.verify(Lakehouse.open(target)).findings == ()

@@ -20,6 +20,7 @@ from trinitylake_ops.format.file_names import root_naming
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations import CloneState
+from trinitylake_ops.storage import background
 
 pytestmark = pytest.mark.local_only("folders of one machine")
 
@@ -43,6 +44,7 @@ def record_of(lake: Lakehouse) -> ExportRecord:
 
 
 def everything(folder: Path) -> dict[Path, bytes]:
+    background.drain()
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -22,6 +22,8 @@ from trinitylake_ops.errors import InvalidInputError, TransactionExpiredError
 from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.iceberg.catalog import catalog_at
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 def later(lake: Lakehouse, days: int = 3) -> Lakehouse:
     return Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + days * DAY_MS))

@@ -28,6 +28,8 @@ from trinitylake_ops.spark.executor import SparkExecutor
 from trinitylake_ops.storage import Storage, StorageWrapper
 from trinitylake_ops.versions.snapshot import Snapshot
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 def _away(lake: Lakehouse, target: str) -> Plan:
     operations.plan_export(lake, "away", "full", target=target).execute()
@@ -185,6 +187,7 @@ def test_operation_makes_its_plan_again(aging: Aging, lakes: Lakes, name: str) -
 
 
 def test_repair_steps_are_data(aging: Aging) -> None:
+    aging.lake.close()
     aging.lake.storage.write(HINT_PATH, b"1")
     plan = operations.plan_repair(aging.lake)
     assert plan.to_take

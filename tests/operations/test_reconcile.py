@@ -27,6 +27,8 @@ from trinitylake_ops.operations.export_records import begin
 from trinitylake_ops.operations.lease import lease
 from trinitylake_ops.storage import Storage, StorageWrapper
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 @pytest.fixture
 def lake(aging: Aging) -> Lakehouse:

@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 
-from tests.lakes import Lakes, allowing, table
+from tests.lakes import Lakes, allowing, listed, table
 from tests.operations.changes import ROWS, append_rows, create
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
@@ -127,7 +127,7 @@ def test_what_cannot_be_registered_is_told_clearly(lake: Lakehouse, source: SqlC
     nanoseconds = json.loads(Path(location.removeprefix("file://")).read_text())
     nanoseconds["schemas"][0]["fields"][0]["type"] = "timestamp_ns"
     (tmp_path / "ns.json").write_text(json.dumps(nanoseconds))
-    version, files = lake.latest_version(), {info.path for info in lake.storage.list()}
+    version, files = lake.latest_version(), listed(lake.storage)
     for arguments, error, words in (
         (("ns", "t", f"{tmp_path}/text.json"), CorruptFileError, "no Iceberg table metadata"),
         (("ns", "t", f"{tmp_path}/binary.json"), CorruptFileError, "no Iceberg table metadata"),
@@ -143,7 +143,7 @@ def test_what_cannot_be_registered_is_told_clearly(lake: Lakehouse, source: SqlC
             operations.register_table(lake, *arguments)
     with pytest.raises(InvalidInputError, match="'MANAGED'"):
         operations.register_table(lake, "ns", "t", location, table_type="MANAGED")
-    assert (lake.latest_version(), {info.path for info in lake.storage.list()}) == (version, files)
+    assert (lake.latest_version(), listed(lake.storage)) == (version, files)
 
 
 def test_a_managed_table_of_this_lakehouse_is_managed_again(lake: Lakehouse, lakes: Lakes) -> None:
@@ -232,10 +232,10 @@ def test_conflicts_are_listed_before_anything_is_written(lake: Lakehouse, changi
     operations.register_catalog(lake, changing_source, namespaces=["hr"])
     changing_source.load_table("hr.staff").append(ROWS)
     create(lake, "sales", "orders")
-    version, files = lake.latest_version(), {info.path for info in lake.storage.list()}
+    version, files = lake.latest_version(), listed(lake.storage)
     with pytest.raises(ObjectExistsError, match=r"sales\.orders"):
         operations.register_catalog(lake, changing_source)
-    assert (lake.latest_version(), {info.path for info in lake.storage.list()}) == (version, files)
+    assert (lake.latest_version(), listed(lake.storage)) == (version, files)
 
 
 def test_names_that_meet_and_names_that_the_format_forbids(

@@ -14,7 +14,7 @@ from tests.lakes import Lakes, allowing
 from tests.operations.aging import LONG_MS
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg.catalog import catalog_at
-from trinitylake_ops.storage import LocalStorage, Storage
+from trinitylake_ops.storage import LocalStorage, Storage, background
 
 TABLES = [f"t{number}" for number in range(5)]
 ROWS = 10_000
@@ -44,6 +44,7 @@ def lake_with_tables(storage: Storage) -> Lakehouse:
 
 
 def bytes_under(folder: Path) -> int:
+    background.drain()
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -57,6 +58,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:
+    background.drain()
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 

@@ -147,6 +147,7 @@ def test_committers_and_conflicts_are_counted(old: Aging) -> None:
 
 
 def test_problems_become_findings(old: Aging) -> None:
+    old.lake.close()
     old.lake.storage.write(HINT_PATH, b"1")
     status = lakehouse_status(old.lake)
     assert (status.hint, status.tone) == (HintState.BEHIND, "warn")

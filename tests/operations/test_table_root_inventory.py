@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.inventories import write_inventory
+from tests.lakes import listed
 from tests.operations.aging import Aging
 from tests.operations.changes import append_rows, drop, overwrite_rows
 from tests.operations.copies import rows
@@ -55,9 +56,9 @@ def keys(prefix: str, paths: Collection[str]) -> list[str]:
 def inventory(folder: Path, aging: Aging, root: str, *, of_lake: bool = True, of_tables: bool = True) -> str:
     """Write an inventory of the bucket of both roots, with the keys of one of them or of both."""
     bucket = root.removesuffix("tables/")
-    listed = keys("lake/", {info.path for info in aging.lake.storage.list()}) if of_lake else []
-    listed += keys("tables/", there(root)) if of_tables else []
-    return write_inventory(folder, bucket, ["what/a/key", *listed, "tables/x"])
+    paths = keys("lake/", listed(aging.lake.storage)) if of_lake else []
+    paths += keys("tables/", there(root)) if of_tables else []
+    return write_inventory(folder, bucket, ["what/a/key", *paths, "tables/x"])
 
 
 def test_inventory_of_both_roots_gives_the_same_plan_as_a_listing(aging: Aging, root: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyiceberg.table.statistics import PartitionStatisticsFile, StatisticsFile
 from pyiceberg.table.update import SetPartitionStatisticsUpdate
 
 from tests.clock import ClockStorage
-from tests.lakes import Lakes
+from tests.lakes import Lakes, listed
 from tests.operations.changes import ROWS, create
 from trinitylake_ops import Lakehouse, errors, operations
 from trinitylake_ops.errors import (
@@ -124,13 +124,13 @@ def test_second_trim_does_nothing(lake: Lakehouse) -> None:
     policy = keeping(1)
     operations.plan_trim_tables(lake, policy).execute()
     later(lake)
-    files = {info.path for info in lake.storage.list()}
+    files = listed(lake.storage)
     plan = operations.plan_trim_tables(lake, policy)
     assert (plan.tables, plan.snapshots_dropped) == ((), 0)
     report = plan.execute(plan.digest)
     assert (report.version, report.tables) == (lake.latest_version(), ())
     assert "nothing to do" in str(report)
-    assert {info.path for info in lake.storage.list()} == files
+    assert listed(lake.storage) == files
 
 
 def test_trim_uses_lakehouse_settings_by_default(lake: Lakehouse) -> None:

@@ -14,6 +14,8 @@ from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.operations.lease import lease
 from trinitylake_ops.storage import MemoryStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 @pytest.fixture(params=range(3))
 def aging(request: pytest.FixtureRequest, lakes: Lakes) -> Aging:

@@ -21,6 +21,8 @@ from trinitylake_ops.storage.contract.suite import run_together
 from trinitylake_ops.storage.dynamodb.items import MAX_UPLOAD_MS, ORPHAN_AGE_MS, PART_BYTES
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 LARGE = bytes(range(256)) * (5 * PART_BYTES // 256) + b"end"
 N_PARTS = 6
 HOUR_MS = 3_600_000

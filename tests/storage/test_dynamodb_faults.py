@@ -47,6 +47,8 @@ from trinitylake_ops.storage import RetryStorage, Storage, retry
 from trinitylake_ops.storage.dynamodb import items
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 LARGE = bytes(range(256)) * 4 * 1024  # three parts
 READ_TIMEOUT_S = 0.5
 SECRET, TOKEN = "secret-of-this-test", "session-token-of-this-test"

@@ -43,6 +43,8 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.storage import RetryStorage, Storage, open_storage
 from trinitylake_ops.storage.conditional_create import create_fresh
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 READ_TIMEOUT_S = 0.3
 N_MANY = 1_005  # two pages
 HIDDEN = ("Bearer", '{"error"', "<")

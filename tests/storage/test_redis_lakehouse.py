@@ -19,6 +19,8 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.redis.storage import RedisStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 DAY_MS = 24 * 3_600_000
 
 
