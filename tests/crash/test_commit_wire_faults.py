@@ -27,7 +27,7 @@ from trinitylake_ops.errors import CommitOutcomeUnknownError
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.transaction.publish import CommitResolution
 
-pytestmark = pytest.mark.debian_packages
+pytestmark = [pytest.mark.debian_packages, pytest.mark.usefixtures("fixed_requests")]
 
 COMMITTED, LOST, UNDECIDED = CommitResolution.COMMITTED, CommitResolution.LOST, CommitResolution.UNDECIDED
 NEXT_ROOT = root_path(NEXT_VERSION)

@@ -16,7 +16,7 @@ from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import LakehouseExistsError, VersionExpiredError
 from trinitylake_ops.storage import open_storage
 
-pytestmark = pytest.mark.debian_packages
+pytestmark = [pytest.mark.debian_packages, pytest.mark.usefixtures("fixed_requests")]
 
 CLIENTS = ("azure-storage-blob", "obstore")
 
