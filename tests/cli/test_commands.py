@@ -803,6 +803,7 @@ def test_warning_is_shown_after_success(cli: Cli, lake: Lakehouse, monkeypatch: 
     def refuse(self: MemoryStorage, path: str, data: bytes) -> None:
         raise StoragePermissionError("not allowed", path=path)
 
+    lake.close()
     monkeypatch.setattr(MemoryStorage, "write", refuse)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     result = cli("create-namespace", "x", "--json")

@@ -22,6 +22,8 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations.lease import lease
 from trinitylake_ops.storage import LocalStorage
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 __all__ = ["lakes", "logging_as_it_was"]
 
 DESTRUCTIVE = ("expire", "purge", "orphans", "trim")

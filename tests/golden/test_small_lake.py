@@ -116,6 +116,7 @@ def test_commits_onto_a_copy_leave_all_older_versions_as_they_were(tmp_path: Pat
     assert "rollback_from_root" not in root.system
     for version in VERSIONS:
         assert objects(lake.snapshot(version)).keys() == EXPECTED[version][1]
+    lake.close()
     changed = [path for path, data in files.items() if original.read(path) != data]
     assert changed == ["_latest_hint.txt"]
 

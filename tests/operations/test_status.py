@@ -21,6 +21,8 @@ from trinitylake_ops.operations.status.state import MOST_OTHER_REQUESTS
 from trinitylake_ops.storage import MemoryStorage
 from trinitylake_ops.versions.commit_info import acting_for_run
 
+pytestmark = pytest.mark.usefixtures("fixed_requests")
+
 
 @pytest.fixture
 def old() -> Aging:

@@ -182,7 +182,7 @@ def test_a_client_that_never_wins_is_told(
         with catalog_at(lake).load_table("ns.t").transaction() as txn:
             txn.set_properties(n=str(next(count)))
 
-    racing(own, monkeypatch, [alter] * 3)
+    racing(own, monkeypatch, [alter] * 4)
     assert served.ask("POST", TABLE, commit_of(properties(a="1"))).error == CONFLICT
 
 
