@@ -260,10 +260,10 @@ def trace(name: str) -> Trace:
     traced.install()
     with tempfile.TemporaryDirectory() as folder:
         for number, step in enumerate(JOURNEYS[name](Path(folder))):
-            background.flush()
+            background.drain()
             traced.is_on = number > 0
             step()
-            background.flush()
+            background.drain()
             traced.is_on = False
     return traced
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyiceberg.table import Table
 
-from benchmarks.lakes import MadeUpDefinitions, held_back
+from benchmarks.lakes import MadeUpDefinitions, deferred_background_work
 from benchmarks.lakes import loaded as bulk_loaded
 from benchmarks.lakes import name as table_name
 from benchmarks.request_counts import WORKS, measured
@@ -83,7 +83,7 @@ class Subject:
 
     def count(self, work: Callable[[], object]) -> RequestCounts:
         """Return the requests of a piece of work, without those that follow in the background."""
-        with held_back(), self.meter.measure() as measurement:
+        with deferred_background_work(), self.meter.measure() as measurement:
             work()
         return measurement.counts
 
@@ -281,7 +281,7 @@ def _group_commit(n_members: int, *, with_files: bool) -> Workload:
 def _hint_update(subject: Subject) -> RequestCounts:
     txn = subject.used().transaction()
     _create_namespace(txn)
-    with held_back():
+    with deferred_background_work():
         txn.commit()
         before = subject.meter.snapshot()
     return subject.meter.snapshot() - before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
@@ -10,10 +9,12 @@ import pytest
 
 from benchmarks.report import RESULTS
 from benchmarks.request_counts import WORKS
+from tests.clock import ManualClock
 from tests.request_budgets import BUDGETS, StorageKind, budget
 from tests.request_workloads import WORKLOADS, Subject
 from trinitylake_ops.storage import drop_memory_root
-from trinitylake_ops.versions import roots
+
+pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 ROWS = [(operation, kind) for operation, row in BUDGETS.items() for kind in row]
 
@@ -21,9 +22,8 @@ ROWS = [(operation, kind) for operation, row in BUDGETS.items() for kind in row]
 @pytest.mark.local_only("measures on storages of its own")
 @pytest.mark.parametrize(("operation", "kind"), ROWS, ids=[f"{operation}: {kind}" for operation, kind in ROWS])
 def test_operation_sends_its_budgeted_requests(
-    operation: str, kind: StorageKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    operation: str, kind: StorageKind, tmp_path: Path, manual_clock: ManualClock
 ) -> None:
-    monkeypatch.setattr(roots, "_JUST_NOW_S", math.inf)
     subject = Subject(kind, tmp_path)
     expected = budget(operation, kind)
     try:
