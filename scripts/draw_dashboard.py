@@ -1,6 +1,6 @@
 """Draw a Grafana dashboard from its JSON and Prometheus's responses to its queries, without Grafana.
 
-Panels have their places, titles, legends, units, thresholds and stacking from the JSON. Colors are Grafana's.
+Positions, titles, legends, units, thresholds and stacking come from the JSON, and the colors from Grafana's palette.
 """
 
 from __future__ import annotations
