@@ -346,7 +346,7 @@ def _data_parquet(data: bytes, path: str) -> None:
 
 
 def _data_orc(data: bytes, path: str) -> None:
-    """Read a file and what it claims; streams are left to Apache ORC (docs/internals/threat-model.md, "What stays")."""
+    """Read a file and its declared sizes. Apache ORC decodes the streams (docs/internals/threat-model.md)."""
     _lake().storage.write(path, data)
     for io in (_io(), CheckedFileIO.like(_io(), {})):
         with io.new_input(_uri(path)).open() as stream:
