@@ -126,32 +126,44 @@ READ_AT = "status_timestamp_seconds"
 _COUNTER, _HISTOGRAM, _GAUGE = Kind.COUNTER, Kind.HISTOGRAM, Kind.GAUGE
 
 INSTRUMENTS: dict[str, Instrument] = {
-    one.name: one
-    for one in (
-        Instrument(TRANSACTIONS, _COUNTER, "Transactions that ended, by how.", ("outcome",)),
-        Instrument(VERSION_SECONDS, _HISTOGRAM, "How long a commit took, all attempts.", (), _SECONDS, "s"),
-        Instrument(VERSION_ATTEMPTS, _HISTOGRAM, "Attempts of a commit.", (), (1, 2, 3, 5, 8, 13, 21, 50, 100)),
-        Instrument(LOST_ATTEMPTS, _COUNTER, "Attempts of commits that met another one and were made again."),
-        Instrument(GROUP_SIZE, _HISTOGRAM, "Transactions of this process that went into one version.", (), _FEW),
+    instrument.name: instrument
+    for instrument in (
+        Instrument(TRANSACTIONS, _COUNTER, "Transactions by outcome.", ("outcome",)),
+        Instrument(VERSION_SECONDS, _HISTOGRAM, "Duration of a commit with all its attempts.", (), _SECONDS, "s"),
+        Instrument(VERSION_ATTEMPTS, _HISTOGRAM, "Attempts per commit.", (), (1, 2, 3, 5, 8, 13, 21, 50, 100)),
+        Instrument(LOST_ATTEMPTS, _COUNTER, "Commit attempts that conflicted and were retried."),
+        Instrument(GROUP_SIZE, _HISTOGRAM, "Transactions of this process per version.", (), _FEW),
         Instrument(STORAGE_REQUESTS, _COUNTER, "Requests to the storage.", ("storage", "kind")),
         Instrument(STORAGE_BYTES, _COUNTER, "Bytes read and written.", ("storage", "way"), (), "By"),
-        Instrument(STORAGE_RETRIES, _COUNTER, "Requests that failed in passing, by why.", ("storage", "cause")),
-        Instrument(CACHE_READS, _COUNTER, "Reads of immutable files, by where they came from.", ("source",)),
-        Instrument(FREED_FILES, _COUNTER, "Files that operations deleted."),
-        Instrument(FREED_BYTES, _COUNTER, "Bytes of files that operations deleted.", (), (), "By"),
-        Instrument(OPERATIONS, _COUNTER, "Operations that ended, by how.", ("operation", "outcome")),
-        Instrument(OPERATION_SECONDS, _HISTOGRAM, "How long operations took.", ("operation",), _SECONDS, "s"),
+        Instrument(STORAGE_RETRIES, _COUNTER, "Requests that failed temporarily, by cause.", ("storage", "cause")),
+        Instrument(CACHE_READS, _COUNTER, "Reads of immutable files by source.", ("source",)),
+        Instrument(FREED_FILES, _COUNTER, "Files deleted by operations."),
+        Instrument(FREED_BYTES, _COUNTER, "Bytes of files deleted by operations.", (), (), "By"),
+        Instrument(OPERATIONS, _COUNTER, "Operations by outcome.", ("operation", "outcome")),
+        Instrument(OPERATION_SECONDS, _HISTOGRAM, "Duration of operations.", ("operation",), _SECONDS, "s"),
         Instrument(VERSION, _GAUGE, "The latest version.", ("lakehouse",)),
         Instrument(
-            AGE_SECONDS, _GAUGE, "Seconds since it happened last; +Inf for never.", ("lakehouse", "of"), (), "s"
+            AGE_SECONDS,
+            _GAUGE,
+            "Seconds since the last event of this kind; +Inf if there was none.",
+            ("lakehouse", "of"),
+            (),
+            "s",
         ),
         Instrument(
-            DUE_SECONDS, _GAUGE, "Seconds since something is due; 0 if it is not.", ("lakehouse", "what"), (), "s"
+            DUE_SECONDS,
+            _GAUGE,
+            "Seconds since an operation became due; 0 if it is not due.",
+            ("lakehouse", "what"),
+            (),
+            "s",
         ),
-        Instrument(RECLAIMABLE_BYTES, _GAUGE, "Bytes that can be freed, as far as known.", ("lakehouse",), (), "By"),
-        Instrument(FINDINGS, _GAUGE, "What the status found.", ("lakehouse", "severity")),
-        Instrument(RECENT_ATTEMPTS, _GAUGE, "Attempts of the newest versions, by all writers.", ("lakehouse",)),
-        Instrument(RECENT_LOST, _GAUGE, "Those of them that met another commit.", ("lakehouse",)),
-        Instrument(READ_AT, _GAUGE, "When the status was read, as seconds since 1970.", ("lakehouse",), (), "s"),
+        Instrument(RECLAIMABLE_BYTES, _GAUGE, "Reclaimable bytes, as far as known.", ("lakehouse",), (), "By"),
+        Instrument(FINDINGS, _GAUGE, "Findings of the status.", ("lakehouse", "severity")),
+        Instrument(RECENT_ATTEMPTS, _GAUGE, "Commit attempts for the newest versions, of all writers.", ("lakehouse",)),
+        Instrument(
+            RECENT_LOST, _GAUGE, "Conflicting attempts for the newest versions, of all writers.", ("lakehouse",)
+        ),
+        Instrument(READ_AT, _GAUGE, "Time when the status was read, in seconds since 1970.", ("lakehouse",), (), "s"),
     )
 }
