@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import tokenize
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from http.client import HTTPConnection
@@ -268,26 +269,27 @@ def trace(name: str) -> Trace:
     return traced
 
 
-def counts(name: str) -> tuple[int, int]:
-    """Return how many files and functions of the package a journey runs."""
+def counts(name: str) -> tuple[int, int, dict[str, int]]:
+    """Return how many files and functions of the package a journey runs, and the number of files by folder."""
     traced = trace(name)
-    return len(traced.files()), len(traced.functions)
+    by_folder = Counter(_folder(PACKAGE / file) for file in traced.files())
+    return len(traced.files()), len(traced.functions), dict(sorted(by_folder.items(), key=lambda item: -item[1]))
 
 
 def sizes() -> Iterator[str]:
     """Yield the rows of the table of sizes."""
     counted = {file: code_lines(file) for file in modules()}
-    folders = {file.relative_to(PACKAGE).parts[0] if file.parent != PACKAGE else "." for file in counted}
-    for folder in sorted(folders):
-        lines = [
-            n
-            for file, n in counted.items()
-            if (file.relative_to(PACKAGE).parts[0] if file.parent != PACKAGE else ".") == folder
-        ]
+    for folder in sorted({_folder(file) for file in counted}):
+        lines = [n for file, n in counted.items() if _folder(file) == folder]
         yield f"| {folder} | {len(lines)} | {sum(lines):,} | {sum(lines) // len(lines)} |"
     n_lines = sum(counted.values())
     depth = max(len(file.relative_to(PACKAGE).parts) for file in counted) - 1
     yield f"| all (folders nest {depth} deep) | {len(counted)} | {n_lines:,} | {n_lines // len(counted)} |"
+
+
+def _folder(file: Path) -> str:
+    parts = file.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else "."
 
 
 def main() -> None:
@@ -296,11 +298,12 @@ def main() -> None:
         print(json.dumps({name: trace(name).files() for name in sys.argv[2:]}))
         return
     print("| folder | files | code lines | per file |\n| --- | ---: | ---: | ---: |", *sizes(), sep="\n")
-    print("\n| journey | files | functions |\n| --- | ---: | ---: |")
+    print("\n| journey | files | functions | files by folder |\n| --- | ---: | ---: | --- |")
     for name in JOURNEYS:
         with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-            n_files, n_functions = pool.submit(counts, name).result()
-        print(f"| {name} | {n_files} | {n_functions} |", flush=True)
+            n_files, n_functions, by_folder = pool.submit(counts, name).result()
+        folders = ", ".join(f"{folder} {n}" for folder, n in by_folder.items())
+        print(f"| {name} | {n_files} | {n_functions} | {folders} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ EXIT_CODES, JSON_FIELDS, DIGESTS, FIGURES, FILES, REQUESTS, ROUNDS, COUNTS, WORD
 PARTS = (EXIT_CODES, JSON_FIELDS, DIGESTS, FIGURES, FILES, REQUESTS, ROUNDS, COUNTS, WORDS)
 _MOST_SHOWN_CHARS = 200
 _MISSING = "nothing"
+_DIGEST = re.compile(r"-[0-9a-f]{64}\b")
 _NUMBER = re.compile(r"[0-9][0-9,.]*")
 
 
@@ -123,8 +124,8 @@ def _compare_texts(found: Comparison, what: str, place: str, old: str, new: str,
 
 
 def figures(text: str) -> list[str]:
-    """Return the numbers in a text, in order of their digits: sentences may name them in another order."""
-    return sorted(number.rstrip(".,") for number in _NUMBER.findall(text))
+    """Return the numbers in a text, without those in digests, sorted: sentences may name them in another order."""
+    return sorted(number.rstrip(".,") for number in _NUMBER.findall(_DIGEST.sub("", text)))
 
 
 def _written(step: Mapping[str, Any]) -> dict[str, object]:
