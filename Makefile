@@ -31,7 +31,7 @@ LONG_ON_RADOSGW := tests/transaction/test_commit.py tests/transaction/test_find_
 	tests/transaction/test_transaction.py tests/transaction/test_group_failures.py tests/transaction/test_object_names.py \
 	tests/transaction/test_written_ahead.py \
 	tests/operations tests/iceberg
-WITH_SHUFFLED_LISTS := tests/transaction tests/operations tests/iceberg
+WITH_SHUFFLED_LISTS := tests/transaction tests/operations tests/iceberg tests/tree tests/format
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/operations/test_rollback.py
 # Tests that `make soak` repeats with lakehouses on each other server.
 ON_OTHER_SERVERS := tests/transaction tests/concurrency tests/operations tests/iceberg
@@ -69,7 +69,7 @@ ui: ## serve the Dagster UI with the runs of the demo at http://127.0.0.1:PORT
 	@TRINITYLAKE_ROOT="$(ROOT)" DAGSTER_HOME="$(DAGSTER_HOME)" exec $(BIN)/dagster-webserver \
 		--host 127.0.0.1 --port "$(PORT)" --python-file definitions.py --log-level warning
 
-test: setup ## run all tests, lint, and the transaction and race tests again on radosgw (with ARGS: only the tests)
+test: ## run all tests, lint, and the transaction and race tests again on radosgw (with ARGS: only the tests)
 	@TESTS_ON_RADOSGW="$(TESTS_ON_RADOSGW)" LONG_ON_RADOSGW="$(LONG_ON_RADOSGW)" scripts/run_tests.sh $(ARGS)
 
 unit: setup ## run the engine tests without servers, JVM and Dagster, in less than a minute

@@ -20,6 +20,8 @@ missing=$(missing_packages | tr '\n' ' ')
 if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "==> installing Debian packages: $missing" >&2
     export DEBIAN_FRONTEND=noninteractive
+    exec 8>"${TMPDIR:-/tmp}/trinitylake-apt.lock"
+    flock 8 # setup_venv.sh, which runs in parallel, may install a package too
     # shellcheck disable=SC2086  # a list of names
     output=$({ apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } </dev/null 2>&1) ||
         echo "make test: installing Debian packages failed: $output" >&2

@@ -29,7 +29,7 @@ run_all() {
     if [ $# = 0 ]; then
         run_part "lakehouses on radosgw" --workers 2 --lakes=radosgw "${long_on_radosgw[@]}"
         run_part "lakehouses on moto" --workers 2 --lakes=moto "${long_on_moto[@]}"
-        run_part "shuffled lists" --workers 2 --lists=shuffled "${with_shuffled_lists[@]}"
+        run_part "shuffled lists" --workers 2 --lists=shuffled --hypothesis-profile=soak "${with_shuffled_lists[@]}"
         local kind
         for kind in "${other_servers[@]}"; do
             run_part "lakehouses on $kind" --workers 2 --lakes="$kind" "${on_other_servers[@]}"

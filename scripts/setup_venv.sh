@@ -32,6 +32,8 @@ ensure_venv_module() {
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         echo "==> installing the Debian package $package"
         export DEBIAN_FRONTEND=noninteractive
+        exec 8>"${TMPDIR:-/tmp}/trinitylake-apt.lock"
+        flock 8 # debian_packages.sh may run in parallel
         output=$({ apt-get update -qq && apt-get install -y -qq --no-install-recommends "$package"; } </dev/null 2>&1) ||
             fail "installing $package failed: $output"
     else

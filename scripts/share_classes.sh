@@ -7,7 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 archive=$PWD/.venv/spark.jsa
 quiet="-Xlog:cds*=off"
 
-if [ ! -e "$archive" ] || [ "$archive" -ot .venv/.installed ]; then
+# Runs in the background: a JVM that starts before the archive is complete, or without one, only starts more slowly.
+write_archive() {
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     # The JVM writes the archive after the program has ended: the pipe waits for both.
@@ -23,5 +24,9 @@ with session_scope("classes") as spark:
     spark.sparkContext.parallelize(range(4), 2).map(str).collect()
 EOF
     mv -f "$archive.$$" "$archive"
-fi
+}
+
 echo "-XX:SharedArchiveFile=$archive $quiet"
+if [ ! -e "$archive" ] || [ "$archive" -ot .venv/.installed ]; then
+    (write_archive >/dev/null 2>&1 &)
+fi

@@ -15,8 +15,9 @@ from trinitylake_ops.storage import background, process_clock
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 
 # In CI the same examples are tried on every run; elsewhere new ones. Deadlines only measure the machine.
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.register_profile("local", deadline=None)
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=40)
+settings.register_profile("local", deadline=None, max_examples=40)
+settings.register_profile("soak", deadline=None, max_examples=200)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
 
 keep_known_schemas()

@@ -482,7 +482,7 @@ def play(lake: Lakehouse, seed: int, monkeypatch: pytest.MonkeyPatch, steps: int
 
 
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
-@pytest.mark.parametrize("seed", [11, 21, 25])
+@pytest.mark.parametrize("seed", [11, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (21, 25))])
 def test_green_runs_are_visible(lakes: Lakes, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = lakes.local()
     assert play(lake, seed, monkeypatch, steps=6) is not None

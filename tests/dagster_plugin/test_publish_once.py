@@ -145,6 +145,7 @@ def test_a_retried_step_publishes_once(sales: Sales) -> None:
     assert sales.rows("orders") == 2
 
 
+@pytest.mark.soak
 def test_a_step_killed_after_its_commit_is_retried(sales: Sales) -> None:
     sales.next_commit("after")
     run = sales.execute("sales_job")

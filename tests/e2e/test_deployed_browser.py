@@ -165,6 +165,7 @@ def test_an_expiry_needs_the_digest_of_its_plan_and_one_that_is_stale_lets_nothi
     assert (expired.run_id, expired.approved_by) == (run_id, APPROVER)
 
 
+@pytest.mark.soak
 def test_the_read_only_webserver_offers_no_launch_and_refuses_one(
     pages: Pages, topology: Topology, lake: Lakehouse
 ) -> None:
@@ -178,6 +179,7 @@ def test_the_read_only_webserver_offers_no_launch_and_refuses_one(
     assert (topology.runs(), lake.latest_version()) == before
 
 
+@pytest.mark.soak
 def test_no_page_shows_a_secret(pages: Pages, topology: Topology) -> None:
     """Runs last: searches all that the tests of this file looked at."""
     pages.look()

@@ -225,6 +225,7 @@ def sensor(topology: Topology, lake: Lakehouse) -> Iterator[CommitSensor]:
     made.stop()
 
 
+@pytest.mark.soak
 def test_a_commit_of_another_process_runs_once_also_when_the_daemon_is_killed_before_it_saves_the_cursor(
     topology: Topology, lake: Lakehouse, sensor: CommitSensor
 ) -> None:
@@ -417,6 +418,7 @@ def end_lease(lake: Lakehouse) -> None:
 # Secrets
 
 
+@pytest.mark.soak
 def test_no_secret_is_in_a_log_an_event_or_the_database(topology: Topology, sensor: CommitSensor) -> None:
     """Runs last: searches all that the tests of this file left behind."""
     topology.wait_until(lambda: all(run["status"] in FINISHED for run in topology.runs()), "the end of all runs")
@@ -436,6 +438,7 @@ def test_no_secret_is_in_a_log_an_event_or_the_database(topology: Topology, sens
     assert [name for name, text in places.items() if text not in shown[name]] == []
 
 
+@pytest.mark.soak
 def test_a_planted_secret_is_found(topology: Topology) -> None:
     shipped = CommitSensor(topology, "commits")  # which is off, as all that is shipped
     for secret in (SECRET_ACCESS_KEY, POSTGRES_PASSWORD):

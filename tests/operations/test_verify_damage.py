@@ -62,7 +62,6 @@ def rewritten(storage: MemoryStorage, path: str, change: Callable[[Columns, int]
     storage.write(path, node_bytes(columns))
 
 
-@settings(max_examples=60)
 @given(SEEDS, st.data())
 def test_a_truncated_file_is_found(seed: int, data: st.DataObject) -> None:
     """But a definition that is cut between two of its fields: it is a smaller definition."""
@@ -92,7 +91,6 @@ def is_definition(path: str, data: bytes) -> bool:
         return False
 
 
-@settings(max_examples=40)
 @given(SEEDS, st.data())
 def test_a_missing_file_is_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
@@ -106,7 +104,6 @@ def test_a_missing_file_is_found(seed: int, data: st.DataObject) -> None:
         assert_found(storage, path, *codes)
 
 
-@settings(max_examples=40)
 @given(SEEDS, st.data(), st.sampled_from([-2, -1, 1, 2]))
 def test_a_wrong_number_of_keys_is_found_or_means_the_same(seed: int, data: st.DataObject, off_by: int) -> None:
     """A full leaf with one key fewer has a message more: it maps the same keys to the same definitions."""
@@ -130,7 +127,6 @@ def test_a_wrong_number_of_keys_is_found_or_means_the_same(seed: int, data: st.D
         assert errors(storage) or entries[0] == entries[1]
 
 
-@settings(max_examples=40)
 @given(SEEDS, st.data())
 def test_unsorted_keys_are_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
@@ -146,7 +142,6 @@ def test_unsorted_keys_are_found(seed: int, data: st.DataObject) -> None:
         assert_found(storage, place.path, "node-corrupt", "root-corrupt")
 
 
-@settings(max_examples=40)
 @given(SEEDS, st.data())
 def test_swapped_children_are_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
@@ -165,7 +160,6 @@ def test_swapped_children_are_found(seed: int, data: st.DataObject) -> None:
         assert {finding.path for finding in found} & swapped, found
 
 
-@settings(max_examples=40)
 @given(SEEDS, st.data())
 def test_a_key_outside_the_range_of_its_parent_is_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
@@ -182,7 +176,6 @@ def test_a_key_outside_the_range_of_its_parent_is_found(seed: int, data: st.Data
         assert place.path in {finding.path for finding in found}, found
 
 
-@settings(max_examples=40)
 @given(SEEDS, st.data())
 def test_a_dangling_definition_is_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:

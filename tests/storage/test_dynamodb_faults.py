@@ -26,12 +26,12 @@ from tests.storage.wire_faults import (
     PATIENT,
     UNKNOWN,
     Row,
+    assert_stored_if_sent,
     check_clock,
     check_closed_port,
     faults_of_any_server,
     is_wait,
     outcome,
-    was_sent,
 )
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
@@ -167,7 +167,7 @@ def test_every_fault(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, na
         assert sent(proxy) == operation.requests[: operation.at], (fault_name, "sent once")
         proxy.release()
         if name == "create":
-            assert direct.exists("new") == was_sent(fault), fault_name
+            assert_stored_if_sent(functools.partial(direct.exists, "new"), fault, fault_name)
         proxy.begin()
         assert RetryStorage(storage).stat("kept").size_bytes == 4, "the next request gets its own answer"
 

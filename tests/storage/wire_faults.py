@@ -34,6 +34,8 @@ Outcome = type[StorageError] | None
 #: A fault, what a reading operation raises, and what a changing one does.
 Row = tuple[WireFault, Outcome, Outcome]
 UNKNOWN = (TransientError, AmbiguousWriteError)
+#: How long a server on a busy machine may take to store what a client gave up.
+_SETTLED_S = 60.0
 _WAITS = ("hold_request", "delay_answer")
 
 
@@ -145,6 +147,14 @@ class Wire:
 def was_sent(fault: WireFault) -> bool:
     """Whether a request that met a fault reached the server at last."""
     return fault.action not in ("drop_request", "answer") or fault.is_forwarded
+
+
+def assert_stored_if_sent(is_stored: Callable[[], bool], fault: WireFault, message: str) -> None:
+    """Assert that a file exists if its request reached the server, which may store it after the client gave up."""
+    until = time.monotonic() + _SETTLED_S
+    while was_sent(fault) and not is_stored() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert is_stored() == was_sent(fault), message
 
 
 def outcome(call: Callable[[], Any], hidden: Iterable[str]) -> tuple[Outcome, Any]:
