@@ -25,11 +25,11 @@ ARGS ?=
 TESTS_ON_RADOSGW := tests/concurrency tests/transaction
 LONG_ON_RADOSGW := tests/transaction/test_commit.py tests/transaction/test_find_latest.py tests/transaction/test_root_naming.py \
 	tests/transaction/test_group_commit.py tests/transaction/test_rebase.py tests/transaction/test_lakehouse.py \
-	tests/transaction/test_saved.py tests/transaction/test_fairness.py tests/transaction/test_surroundings.py \
-	tests/transaction/test_copied_stamps.py tests/transaction/test_newest_root.py tests/transaction/test_read_ahead.py \
+	tests/transaction/test_saved_transactions.py tests/transaction/test_fairness.py tests/transaction/test_commit_environment.py \
+	tests/transaction/test_foreign_system_rows.py tests/transaction/test_newest_root.py tests/transaction/test_cold_lookups.py \
 	tests/transaction/test_shared_cache.py tests/transaction/test_change_set.py tests/transaction/test_added_files.py \
 	tests/transaction/test_transaction.py tests/transaction/test_group_failures.py tests/transaction/test_object_names.py \
-	tests/transaction/test_written_ahead.py \
+	tests/transaction/test_write_ahead.py \
 	tests/operations tests/iceberg
 WITH_SHUFFLED_LISTS := tests/transaction tests/operations tests/iceberg tests/tree tests/format
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/operations/test_rollback.py

@@ -277,7 +277,7 @@ def test_an_export_is_read_by_its_name(timed: Lakehouse) -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (ExpirationState.EXPIRED, "undelete can"),
+        (ExpirationState.EXPIRED, "run undelete"),
         (ExpirationState.PURGING, "cannot"),
         (ExpirationState.PURGED, "cannot"),
     ],

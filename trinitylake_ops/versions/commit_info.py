@@ -1,4 +1,4 @@
-"""The entries of a commit in the log: who, what, and at which cost (docs/internals/protocol.md, C)."""
+"""The commit info of a version: author, content and cost (docs/internals/protocol.md, C)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.format.keys import STAMPED_VERSION, encode_commit_info
 
-#: Longest name of a person that a commit records.
+#: Maximum length of a recorded user name.
 LONGEST_USER_CHARS = 64
 
 _acting_run: ContextVar[str | None] = ContextVar("acting_run", default=None)
@@ -25,10 +25,11 @@ _approver: ContextVar[str | None] = ContextVar("approver", default=None)
 
 @contextmanager
 def acting_for_run(run_id: str, approved_by: str | None = None) -> Iterator[None]:
-    """Record a run of an orchestrator in all commits of this block.
+    """Record the run of an orchestrator in all commits of this thread in the block that do not name another run.
 
-    It counts for this thread, and for commits without a run of their own. The person who approved its work is recorded
-    too, if there is one, cut to LONGEST_USER_CHARS.
+    Args:
+        run_id: The id of the run.
+        approved_by: The user who approved the run, truncated to LONGEST_USER_CHARS.
     """
     run_token = _acting_run.set(run_id)
     approver_token = _approver.set(None if approved_by is None else approved_by[:LONGEST_USER_CHARS])
@@ -40,19 +41,19 @@ def acting_for_run(run_id: str, approved_by: str | None = None) -> Iterator[None
 
 
 def acting_run() -> str | None:
-    """The run for which this thread acts now."""
+    """Return the run that this thread currently acts for, None if there is none."""
     return _acting_run.get()
 
 
 @dataclass(frozen=True, slots=True)
 class CommitCost:
-    """The cost of a commit. ``requests`` create its files, lost attempts and the hint included.
+    """The cost of a commit."""
 
-    ``bytes`` counts its new definitions and nodes; the root's own size comes on top.
-    """
-
+    #: The number of attempts.
     attempts: int
+    #: The number of requests that write files, including those of lost attempts and the hint.
     requests: int
+    #: The size of new definitions and nodes, without the root.
     bytes: int
 
 
@@ -61,33 +62,42 @@ _LARGEST_COST = CommitCost(10**6, 10**9, 10**15)
 
 @dataclass(frozen=True, slots=True)
 class CommitInfo:
-    """The author and the content of a commit, for people: stored in the root as ``commit_info``.
+    """The author and the content of a commit, which the root stores as ``commit_info``."""
 
-    ``counts`` are numbers that an operation wants in the log. ``members`` are the ids of the transactions that the root
-    commits. If there are several, ``transactions`` has an entry for each, in their order, with the fields that one
-    alone would have here. Values from ``acting_for_run`` are taken over.
-    """
-
+    #: The name of the operation.
     operation: str
+    #: The message.
     message: str | None = None
+    #: The id of the run. By default that of ``acting_for_run``.
     run_id: str | None = field(default_factory=acting_run)
+    #: The user who approved the run. By default that of ``acting_for_run``.
     approved_by: str | None = field(default_factory=_approver.get, kw_only=True)
+    #: Free-form properties.
     properties: Mapping[str, str] = field(default_factory=dict)
+    #: The ids of the transactions that the root commits.
     members: tuple[str, ...] = ()
+    #: Numbers of the operation, by name.
     counts: Mapping[str, int] = field(default_factory=dict)
+    #: The info of each member in the same order, if there are several.
     transactions: tuple[CommitInfo, ...] = ()
 
     def largest(self) -> str:
-        """Return the longest JSON text that this can become.
+        """Return the longest possible JSON text, because a root reserves room before its cost is known.
 
-        A root keeps room for the cost, which is known once its nodes are.
-
-        Raises InvalidInputError above 4 KiB.
+        Raises InvalidInputError if it exceeds 4 KiB.
         """
         return self.encode(_LARGEST_COST, MAX_VERSION)
 
     def encode(self, cost: CommitCost, version: int) -> str:
-        """Return the JSON text for the root of a version. Raises InvalidInputError above 4 KiB."""
+        """Return the JSON text for a root.
+
+        Args:
+            cost: The cost of the commit.
+            version: The version.
+
+        Raises:
+            InvalidInputError: The text exceeds 4 KiB.
+        """
         info = {
             "user": _user(),
             "host": socket.gethostname(),
@@ -123,10 +133,10 @@ def _user() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _user_of(user_id: int, *environment: str | None) -> str:
-    """Return the user's name. It is looked up once, as that may read a file or ask a server."""
+    """Return the user's name. Cached, because the lookup may read a file or query a server."""
     del environment
     try:
-        # From the environment, which may contain anything.
+        # The environment may contain invalid UTF-8.
         return getpass.getuser().encode("utf-8", "replace").decode("utf-8")[:LONGEST_USER_CHARS]
-    except (KeyError, OSError):  # a user id without a name, as in containers
+    except (KeyError, OSError):  # a user id without a name, for example in containers
         return str(user_id)

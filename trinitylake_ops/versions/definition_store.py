@@ -1,4 +1,4 @@
-"""Reading definitions by their pointers."""
+"""Read definitions by their locations."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ T = TypeVar("T", LakehouseDef, NamespaceDef, TableDef)
 
 
 class DefinitionStore:
-    """Decoded definitions of one lakehouse, cached up to about ``cache_bytes`` of memory.
+    """Reads and caches the definitions of one lakehouse.
 
-    Definitions are immutable files, so cached ones never go stale. Bytes that do not decode are dropped from the
-    storage's cache and read once more. Definitions that an export left in another lakehouse are read from
-    ``external_storages``.
+    Definition files are immutable, so cached definitions are never stale. Bytes that cannot be decoded are dropped from
+    the storage's cache and read again.
+
+    Args:
+        storage: The storage of the lakehouse.
+        cache_bytes: The approximate memory limit of the cache.
+        external_storages: The storages of definitions in other lakehouses, for example of exports.
     """
 
     def __init__(
@@ -42,31 +46,51 @@ class DefinitionStore:
         self._cache: ByteLru[str, LakehouseDef | NamespaceDef | TableDef] = ByteLru(cache_bytes)
 
     def on(self, storage: Storage, external_storages: ExternalStorages) -> DefinitionStore:
-        """Return what reads by another storage of the same files, and shares the definitions that are decoded."""
+        """Return a store that reads the same files through other storages and shares the cache.
+
+        Args:
+            storage: The storage of the lakehouse.
+            external_storages: The storages of definitions in other lakehouses.
+        """
         other = DefinitionStore(storage, external_storages=external_storages)
         other._cache = self._cache
         return other
 
     def lakehouse(self, location: str, version: int = -1) -> LakehouseDef:
-        """Return the lakehouse definition of a version, at a location. Raises CorruptFileError, StorageError."""
+        """Return the lakehouse definition at a location.
+
+        Args:
+            location: The location.
+            version: The version, for the allowed external locations that the definition names.
+
+        Raises:
+            CorruptFileError: The definition cannot be decoded.
+            StorageError: The definition cannot be read.
+        """
         definition = self._load([location], LakehouseDef, _lakehouse_def)[0]
         self._external_storages.names.note(definition, version)
         return definition
 
     def unread_path(self, location: str) -> str | None:
-        """Return the path of a definition of this lakehouse that has not been read; None for others, and for none."""
+        """Return the path of a definition that is not cached, None if it is cached or not in this lakehouse."""
         if self._cache.get(location) is not None:
             return None
         try:
             path = self._path(location)
-        except CorruptFileError:  # told by who reads it for its own sake
+        except CorruptFileError:  # raised again when the definition is needed
             return None
         return None if is_uri(path) else path
 
     def offer_lakehouse(self, location: str, path: str, data: bytes | StorageError) -> None:
-        """Keep a lakehouse definition that was read with other files, unless it failed or does not decode."""
+        """Cache a lakehouse definition that was read ahead. Ignores errors.
+
+        Args:
+            location: The location of the definition.
+            path: Its path.
+            data: Its bytes, or the error of the read.
+        """
         if isinstance(data, bytes):
-            with contextlib.suppress(CorruptFileError):  # told by who reads it for its own sake
+            with contextlib.suppress(CorruptFileError):  # raised again when the definition is needed
                 self._cache.put(location, _lakehouse_def(data, path), len(data) * _MEMORY_PER_FILE_BYTE)
 
     def namespace(self, location: str) -> NamespaceDef:
@@ -74,7 +98,7 @@ class DefinitionStore:
         return self.namespaces([location])[0]
 
     def namespaces(self, locations: Sequence[str]) -> list[NamespaceDef]:
-        """Return namespace definitions in order, reading the uncached ones in parallel."""
+        """Return namespace definitions in order. Reads those that are not cached in parallel."""
         return self._load(locations, NamespaceDef, NamespaceDef.from_bytes)
 
     def table(self, location: str) -> TableDef:
@@ -82,43 +106,43 @@ class DefinitionStore:
         return self.tables([location])[0]
 
     def tables(self, locations: Sequence[str]) -> list[TableDef]:
-        """Return table definitions in order, reading the uncached ones in parallel."""
-        return self._load(locations, TableDef, TableDef.from_bytes, _distant_table)
+        """Return table definitions in order. Reads those that are not cached in parallel."""
+        return self._load(locations, TableDef, TableDef.from_bytes, _external_table)
 
     def _load(
         self,
         locations: Sequence[str],
         kind: type[T],
         decode: Callable[[bytes, str], T],
-        decode_distant: Callable[[bytes, str], T] | None = None,
+        decode_external: Callable[[bytes, str], T] | None = None,
     ) -> list[T]:
-        found: dict[str, T] = {}
+        definitions: dict[str, T] = {}
         for location in locations:
             cached = self._cache.get(location)
             if isinstance(cached, kind):
-                found[location] = cached
-        missing = [location for location in dict.fromkeys(locations) if location not in found]
+                definitions[location] = cached
+        missing = [location for location in dict.fromkeys(locations) if location not in definitions]
         if not missing:
-            return [found[location] for location in locations]
+            return [definitions[location] for location in locations]
         paths = {location: self._path(location) for location in missing}
-        near = [location for location in missing if not is_uri(paths[location])]
-        distant = [location for location in missing if is_uri(paths[location])]
-        for location, data in zip(near, self._storage.read_many([paths[place] for place in near]), strict=True):
-            found[location] = decoded(self._storage, paths[location], data, decode)
-            self._cache.put(location, found[location], len(data) * _MEMORY_PER_FILE_BYTE)
-        for uri, read in zip(distant, self._external_storages.read_available(distant), strict=True):
-            if isinstance(read, StorageError):
-                raise read
-            found[uri] = (decode_distant or decode)(read, uri)
-            self._cache.put(uri, found[uri], len(read) * _MEMORY_PER_FILE_BYTE)
-        return [found[location] for location in locations]
+        own = [location for location in missing if not is_uri(paths[location])]
+        external = [location for location in missing if is_uri(paths[location])]
+        for location, data in zip(own, self._storage.read_many([paths[location] for location in own]), strict=True):
+            definitions[location] = decoded(self._storage, paths[location], data, decode)
+            self._cache.put(location, definitions[location], len(data) * _MEMORY_PER_FILE_BYTE)
+        for uri, content in zip(external, self._external_storages.read_available(external), strict=True):
+            if isinstance(content, StorageError):
+                raise content
+            definitions[uri] = (decode_external or decode)(content, uri)
+            self._cache.put(uri, definitions[uri], len(content) * _MEMORY_PER_FILE_BYTE)
+        return [definitions[location] for location in locations]
 
     def _path(self, location: str) -> str:
         try:
             return to_location(self._storage.root, location)
         except InvalidLocationError as error:
             raise CorruptFileError(
-                f"a root or node points to {location!r}, which is no location", path=location
+                f"a root or node points to {location!r}, which is not a valid location", path=location
             ) from error
 
 
@@ -126,7 +150,7 @@ def _lakehouse_def(data: bytes, path: str) -> LakehouseDef:
     return check_readable_sizes(LakehouseDef.from_bytes(data, path), path)
 
 
-def _distant_table(data: bytes, uri: str) -> TableDef:
-    """Return a definition of another lakehouse in the form in which this one has to read it."""
+def _external_table(data: bytes, uri: str) -> TableDef:
+    """Decode a table definition of another lakehouse, and make its locations absolute."""
     definition, root = TableDef.from_bytes(data, uri), root_of(uri)
     return definition if root is None else definition.rebased(root)

@@ -1,7 +1,7 @@
 """Read one version: its settings, keys and definitions.
 
-A key is padded to sizes that only the lakehouse definition tells. Most lakehouses keep the default sizes, so a key that
-is padded to them tells which nodes will be read next. A wrong guess costs requests, never an answer.
+Keys are padded to sizes that are stored in the lakehouse definition. Most lakehouses use the default sizes, so keys
+that are padded to these predict which nodes will be read next. A wrong prediction only costs requests.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from trinitylake_ops.versions.roots import Roots
 #: The keys that a caller is about to read, in the encoding of the lakehouse.
 Wanted = Callable[[KeyCodec], KeyRange]
 
-_MOST_NODES = 1_000  # of a list; each has a request of its own
+_MOST_NODES = 1_000  # read ahead; each takes a separate request
 _DEFAULTS = LakehouseDef(id="")
 _LIKELY_KEYS = KeyCodec(_DEFAULTS.namespace_name_max_size_bytes, _DEFAULTS.table_name_max_size_bytes)
 
@@ -61,16 +61,24 @@ def read_ahead(
     root: NodeFile,
     wanted: Wanted,
 ) -> None:
-    """Read the lakehouse definition, unless it is known, together with the nodes where the wanted keys likely are.
+    """Read the lakehouse definition, unless it is cached, together with the nodes that likely contain the wanted keys.
 
-    What cannot be read or decoded is left to who needs it.
+    Ignores files that cannot be read or decoded; the error is raised when they are needed.
+
+    Args:
+        storage: The storage of the lakehouse.
+        definitions: The cache of definitions.
+        nodes: The cache of nodes.
+        definition_location: The location of the lakehouse definition.
+        root: The root of the version.
+        wanted: The keys that the caller is about to read.
     """
     definition_path = None if root.is_leaf else definitions.unread_path(definition_location)
     if definition_path is None:
         return
     try:
         keys = wanted(_LIKELY_KEYS)
-    except InvalidNameError:  # perhaps only too long for the default sizes
+    except InvalidNameError:  # may only be too long for the default sizes
         return
     node_paths = [path for child in keys.part_of(root).children if (path := nodes.unread_path(child)) is not None]
     if not 0 < len(node_paths) <= _MOST_NODES:
@@ -98,14 +106,19 @@ def epoch_ms(time: datetime) -> int:
 class LakehouseFiles:
     """The files of one lakehouse, read through shared caches."""
 
+    #: The storage with a file cache.
     storage: Storage
+    #: Decoded nodes.
     nodes: NodeStore
+    #: Decoded definitions.
     definitions: DefinitionStore
+    #: Writes the hint.
     hint: HintWriter
+    #: The roots, which are read without a cache.
     roots: Roots
 
     def __reduce__(self) -> tuple[object, ...]:
-        # In another process the caches begin empty.
+        # Caches are not pickled.
         return (
             _reopened_files,
             (self.storage, self.nodes.external_storages, self.roots.storage, self.roots.known_naming),
@@ -127,20 +140,20 @@ Entry = str | NamespaceDef | TableDef
 
 
 class CatalogReader(ABC):
-    """The reading methods that snapshots and transactions share."""
+    """The read methods of snapshots and transactions."""
 
     @property
     @abstractmethod
     def definition(self) -> LakehouseDef:
-        """The lakehouse definition of the version read."""
+        """The lakehouse definition."""
 
     @abstractmethod
     def entry(self, key: str) -> Entry | None:
-        """Return what a key maps to, or None."""
+        """Return the entry of a key, None if there is none."""
 
     @abstractmethod
     def prefix_keys(self, prefix: str) -> pa.ChunkedArray:
-        """Return all keys with a prefix, ascending, as a column of text."""
+        """Return all keys with a prefix in ascending order as a string column."""
 
     @abstractmethod
     def namespace_at(self, location: str) -> NamespaceDef:
@@ -152,16 +165,16 @@ class CatalogReader(ABC):
 
     @cached_attribute
     def keys(self) -> KeyCodec:
-        """The encoding of this lakehouse's keys."""
+        """The encoding of the lakehouse's keys."""
         definition = self.definition
         return KeyCodec(definition.namespace_name_max_size_bytes, definition.table_name_max_size_bytes)
 
     def expect(self, wanted: Wanted) -> None:
-        """Prepare for a read of these keys."""
-        del wanted  # nothing to prepare here
+        """Prepare for a read of these keys. Does nothing by default."""
+        del wanted
 
     def namespaces(self) -> list[str]:
-        """Return the names of all namespaces, ascending by UTF-8 bytes of their padded form."""
+        """Return the names of all namespaces in ascending order of their padded UTF-8 bytes."""
         self.expect(lambda keys: KeyRange.prefixed(NAMESPACE_KEY_PREFIX))
         return [self.object_name(key).namespace for key in self.prefix_keys(NAMESPACE_KEY_PREFIX).to_pylist()]
 
@@ -177,12 +190,18 @@ class CatalogReader(ABC):
         return entry if isinstance(entry, NamespaceDef) else self.namespace_at(_location(entry))
 
     def tables(self, namespace: str) -> list[str]:
-        """Return the names of a namespace's tables, ascending. Raises NamespaceNotFoundError, InvalidNameError."""
+        """Return the names of a namespace's tables in ascending order.
+
+        Raises NamespaceNotFoundError, InvalidNameError.
+        """
         names: list[str] = self.table_names(namespace).to_pylist()
         return names
 
     def table_names(self, namespace: str) -> pa.StringArray:
-        """Return what :meth:`tables` does as an Arrow array of text, without Python strings. Raises the same."""
+        """Return the names of a namespace's tables as an Arrow array, without creating Python strings.
+
+        Raises NamespaceNotFoundError, InvalidNameError.
+        """
         self.expect(lambda keys: KeyRange.prefixed(keys.tables_prefix(namespace)))
         keys = self.prefix_keys(self.keys.tables_prefix(namespace))
         if not len(keys) and not self.has_namespace(namespace):  # a namespace with tables exists
@@ -194,7 +213,17 @@ class CatalogReader(ABC):
         return self._expected_entry(lambda keys: keys.table_key(namespace, table)) is not None
 
     def table(self, namespace: str, table: str) -> TableDef:
-        """Return a table. Raises TableNotFoundError, NamespaceNotFoundError, InvalidNameError."""
+        """Return a table.
+
+        Args:
+            namespace: The namespace of the table.
+            table: The name of the table.
+
+        Raises:
+            TableNotFoundError: The table does not exist.
+            NamespaceNotFoundError: The namespace does not exist.
+            InvalidNameError: A name is invalid.
+        """
         entry = self._expected_entry(lambda keys: keys.table_key(namespace, table))
         if entry is None:
             self.namespace(namespace)
@@ -202,12 +231,12 @@ class CatalogReader(ABC):
         return entry if isinstance(entry, TableDef) else self.table_at(_location(entry))
 
     def _expected_entry(self, key_of: Callable[[KeyCodec], str]) -> Entry | None:
-        """Return what a key maps to, or None, after preparing for the read."""
+        """Prepare for the read of a key, and return its entry, None if there is none."""
         self.expect(lambda keys: KeyRange.only(key_of(keys)))
         return self.entry(key_of(self.keys))
 
     def object_name(self, key: str) -> ObjectName:
-        """Return the kind and names of a key. Raises CorruptFileError for a key of neither a namespace nor a table."""
+        """Return the names of a key. Raises CorruptFileError if it is not the key of a namespace or table."""
         name = self.keys.decode(key)
         if name is None:
             raise CorruptFileError(f"key {key!r} is not the key of a namespace or table")
@@ -221,11 +250,15 @@ def _location(entry: Entry) -> str:
 
 
 class Snapshot(CatalogReader):
-    """One version of a lakehouse, read-only.
+    """One version of a lakehouse, read-only. Nodes and definitions are read on first use.
 
-    Nodes and definitions are read when a caller first asks for them. ``location`` is the place of its root: a version's
-    own name, or the root of an export. ``read_at_ms`` is the storage's time just before the latest version was read.
-    The time to live of a change based on this version counts from then.
+    Args:
+        files: The files of the lakehouse.
+        version: The version number.
+        location: The location of the root, which can be that of an export.
+        root: The root.
+        read_at_ms: The storage's time just before the latest version was read. The time to live of changes that are
+            based on this version counts from then.
     """
 
     def __init__(self, files: LakehouseFiles, version: int, location: str, root: NodeFile, read_at_ms: int = 0):
@@ -237,7 +270,7 @@ class Snapshot(CatalogReader):
 
     @classmethod
     def of(cls, files: LakehouseFiles, version: int) -> Snapshot:
-        """Return a version that is known to be there. Raises CorruptFileError, StorageError."""
+        """Return a version that is known to exist. Raises CorruptFileError, StorageError."""
         path = files.roots.path(version)
         return cls(files, version, path, decode_node(files.storage.read(path), path))
 
@@ -256,12 +289,12 @@ class Snapshot(CatalogReader):
 
     @property
     def definition_location(self) -> str:
-        """The location of the lakehouse definition. Raises CorruptFileError when the root names none."""
+        """The location of the lakehouse definition. Raises CorruptFileError if the root does not contain it."""
         try:
             return self.root.system[LAKEHOUSE_DEF]
         except KeyError:
             raise CorruptFileError(
-                "the root names no lakehouse definition", path=self.location, version=self.version
+                "the root contains no location of a lakehouse definition", path=self.location, version=self.version
             ) from None
 
     @cached_attribute
@@ -280,25 +313,28 @@ class Snapshot(CatalogReader):
         read_ahead(files.storage, files.definitions, files.nodes, self.definition_location, self.root, wanted)
 
     def tree_shape(self) -> TreeShape:
-        """Return the shape of this version's tree; reads all its nodes."""
+        """Return the shape of this version's tree. Reads all its nodes."""
         with self.reading():
             return measure_tree(self.files.nodes, self.root, self.location, self.limits)
 
     def entry(self, key: str) -> str | None:
-        """Return the location of a key's definition, or None."""
+        """Return the location of a key's definition, None if there is none."""
         with self.reading():
             return get(self.files.nodes, self.root, key)
 
     def entries(self, keys: Sequence[str]) -> dict[str, str | None]:
-        """Return the location of each key's definition, or None. Reads each node once, each level in parallel."""
+        """Return the location of each key's definition, None if there is none.
+
+        Reads each node once, and the nodes of each level in parallel.
+        """
         with self.reading():
-            places = dict(find_keys(self.root, keys))
-            found = {key: place.location for key, place in places.items() if isinstance(place, Lookup)}
-            below = {key: place for key, place in places.items() if isinstance(place, Subtree)}
-            return found | get_many(self.files.nodes, below)
+            results = dict(find_keys(self.root, keys))
+            locations = {key: result.location for key, result in results.items() if isinstance(result, Lookup)}
+            subtrees = {key: result for key, result in results.items() if isinstance(result, Subtree)}
+            return locations | get_many(self.files.nodes, subtrees)
 
     def prefix_keys(self, prefix: str) -> pa.ChunkedArray:
-        """Return all keys with a prefix, ascending, as a column of text."""
+        """Return all keys with a prefix in ascending order as a string column."""
         with self.reading():
             return prefix_keys(self.files.nodes, self.root, prefix)
 
@@ -312,7 +348,7 @@ class Snapshot(CatalogReader):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Read files of this version in the block. An error tells when a file vanished because the version was purged.
+        """Read files of this version in the block, and report a file that is missing because the version was purged.
 
         Raises VersionExpiredError instead of FileMissingError in that case (docs/internals/protocol.md, "Time travel").
         """
@@ -328,7 +364,7 @@ class Snapshot(CatalogReader):
             raise
 
     def is_sealed_now(self) -> bool:
-        """Whether the version was purged since it was opened, as far as its root can be read."""
+        """Whether the version was purged since it was opened. False if its root cannot be read."""
         return is_sealed_root(self.files.storage, self.location)
 
 
@@ -337,12 +373,9 @@ def is_sealed_root(storage: Storage, path: str) -> bool:
     try:
         return SEALED_AT_MILLIS in decode_system_rows(storage.read(path), path)
     except StorageError:
-        return False  # the caller has an error of its own to report
+        return False  # the caller reports its own error
 
 
 def utc_of(time_ms: int) -> datetime:
-    """Return milliseconds since the epoch as a time in UTC.
-
-    A time that no calendar holds becomes the nearest that one does.
-    """
+    """Return milliseconds since the epoch as a datetime in UTC, clamped to the range of datetime."""
     return utc_datetime(min(max(time_ms, 0), MAX_TIME_MS))
