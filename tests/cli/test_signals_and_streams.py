@@ -153,5 +153,5 @@ def test_messages_escape_input() -> None:
 def test_signed_version_is_rejected_as_a_version(lakes: Lakes, version: str) -> None:
     result = run("--root", lakes.local("lake").root, "ls", "--version", version)
     assert result.code == 4
-    assert f"{version!r} is no version: they are numbered from 0" in result.err
+    assert f"{version!r} is not a version, export or clone" in result.err
     assert os.linesep not in result.err.rstrip(os.linesep)

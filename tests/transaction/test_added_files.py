@@ -41,7 +41,7 @@ def lake(lakes: Lakes, place: Storage) -> Lakehouse:
     return lake
 
 
-def test_they_take_no_round_of_their_own(lake: Lakehouse, place: Storage) -> None:
+def test_added_files_take_no_extra_round_trip(lake: Lakehouse, place: Storage) -> None:
     meter = MeteredStorage(place)
     txn = Lakehouse(meter).transaction()
     txn.alter_table("ns", "t", table(a="1"))
@@ -57,7 +57,7 @@ def test_they_take_no_round_of_their_own(lake: Lakehouse, place: Storage) -> Non
     assert place.read(PATH) == b"x"
 
 
-def test_a_transaction_without_changes_writes_none(lake: Lakehouse, place: Storage) -> None:
+def test_transaction_without_changes_writes_no_added_files(lake: Lakehouse, place: Storage) -> None:
     with lake.transaction() as txn:
         txn.add_file(PATH, b"x")
     with lake.transaction() as unchanged:
@@ -67,7 +67,7 @@ def test_a_transaction_without_changes_writes_none(lake: Lakehouse, place: Stora
     assert (lake.latest_version(), place.exists(PATH)) == (1, False)
 
 
-def test_a_rebase_writes_them_once(lake: Lakehouse, place: Storage) -> None:
+def test_rebase_writes_added_files_once(lake: Lakehouse, place: Storage) -> None:
     meter = MeteredStorage(place)
     txn = Lakehouse(meter).transaction()
     txn.alter_table("ns", "t", table(a="1"))
@@ -80,7 +80,7 @@ def test_a_rebase_writes_them_once(lake: Lakehouse, place: Storage) -> None:
     assert place.read(PATH) == b"x"
 
 
-def test_a_conflict_deletes_them(lake: Lakehouse, place: Storage) -> None:
+def test_conflict_deletes_added_files(lake: Lakehouse, place: Storage) -> None:
     txn = lake.transaction()
     txn.alter_table("ns", "t", table(a="1"))
     txn.add_file(PATH, b"x")
@@ -91,7 +91,7 @@ def test_a_conflict_deletes_them(lake: Lakehouse, place: Storage) -> None:
     assert not place.exists(PATH)
 
 
-def test_a_failure_deletes_them(lake: Lakehouse, place: Storage) -> None:
+def test_failure_deletes_added_files(lake: Lakehouse, place: Storage) -> None:
     before = {info.path for info in place.list()}
     faulty = FaultyStorage(place, [fail(1, StorageFullError, kind="create", path_part=PATH)])
     txn = Lakehouse(faulty).transaction()
@@ -102,7 +102,7 @@ def test_a_failure_deletes_them(lake: Lakehouse, place: Storage) -> None:
     assert {info.path for info in place.list()} == before
 
 
-def test_an_unknown_outcome_keeps_them(lake: Lakehouse, place: Storage) -> None:
+def test_unknown_outcome_keeps_added_files(lake: Lakehouse, place: Storage) -> None:
     root = root_path(2)
     lost = fail(1, AmbiguousWriteError, "after", kind="create", path_part=root)
     unreadable = fail(2, TransientError, kind="read", path_part=root, times=100)
@@ -114,7 +114,7 @@ def test_an_unknown_outcome_keeps_them(lake: Lakehouse, place: Storage) -> None:
     assert (lake.latest_version(), place.read(PATH)) == (2, b"x")
 
 
-def test_they_do_not_replace_what_others_wrote(lake: Lakehouse, place: Storage) -> None:
+def test_added_files_do_not_replace_existing_files(lake: Lakehouse, place: Storage) -> None:
     place.create(PATH, b"theirs")
     txn = lake.transaction()
     txn.alter_table("ns", "t", table(a="1"))
@@ -124,7 +124,7 @@ def test_they_do_not_replace_what_others_wrote(lake: Lakehouse, place: Storage) 
     assert lake.latest_version() == 1
 
 
-def test_they_are_not_saved(lake: Lakehouse) -> None:
+def test_transaction_with_added_files_cannot_be_saved(lake: Lakehouse) -> None:
     txn = lake.transaction()
     txn.add_file(PATH, b"x")
     with pytest.raises(InvalidInputError):

@@ -48,7 +48,7 @@ _CHANGES = st.builds(
 
 
 @given(_CHANGES)
-def test_what_is_saved_is_what_is_resumed(changes: ChangeSet) -> None:
+def test_resumed_transaction_equals_saved_one(changes: ChangeSet) -> None:
     identity = SavedTransaction(
         id=_ID, base_version=7, base_commit_id=_ID, begun_at_millis=1, isolation_level=IsolationLevel.SERIALIZABLE
     )
@@ -57,7 +57,7 @@ def test_what_is_saved_is_what_is_resumed(changes: ChangeSet) -> None:
 
 
 @given(_CHANGES)
-def test_reads_count_for_a_serializable_transaction_alone(changes: ChangeSet) -> None:
+def test_reads_conflict_only_for_serializable_transactions(changes: ChangeSet) -> None:
     lenient = changes.footprint(_KEYS, IsolationLevel.SNAPSHOT)
     strict = changes.footprint(_KEYS, IsolationLevel.SERIALIZABLE)
     assert set(lenient.writes) == set(strict.writes) == set(changes.writes)
@@ -65,7 +65,7 @@ def test_reads_count_for_a_serializable_transaction_alone(changes: ChangeSet) ->
     assert set(strict.prefixes) - set(lenient.prefixes) <= changes.read_prefixes <= set(strict.prefixes)
 
 
-def test_a_commit_leaves_the_changes_of_a_base_that_nobody_changed(lake: Lakehouse) -> None:
+def test_commit_without_other_commits_keeps_base_entries(lake: Lakehouse) -> None:
     txn = lake.transaction()
     txn.create_namespace("ns")
     before = copy.deepcopy(txn._changes)
@@ -73,7 +73,7 @@ def test_a_commit_leaves_the_changes_of_a_base_that_nobody_changed(lake: Lakehou
     assert txn._changes == before
 
 
-def test_users_of_a_transaction_see_no_part_of_committing() -> None:
+def test_transaction_does_not_expose_commit_internals() -> None:
     seen = {name for name in dir(Transaction) if not name.startswith("_")}
     assert seen == {
         "add_file", "added_file", "alter_definition", "alter_namespace", "alter_table", "begun_at_ms", "commit",

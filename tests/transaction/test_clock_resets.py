@@ -61,7 +61,7 @@ def ahead(lake: Lakehouse, by_ms: int) -> Lakehouse:
 
 
 @pytest.mark.parametrize("time_ms", [START_MS + 10 * YEAR_MS, MAX_TIME_MS - 1, MAX_TIME_MS])
-def test_the_next_commit_sets_the_clock_back(lake: Lakehouse, clock: AgingStorage, time_ms: int) -> None:
+def test_next_commit_resets_clock(lake: Lakehouse, clock: AgingStorage, time_ms: int) -> None:
     late = Lakehouse(ClockStorage(clock, time_ms))
     far = [commit(late, "far"), commit(late, "farther")][-1]
     clock.time_ms += HOUR_MS
@@ -78,7 +78,7 @@ def test_the_next_commit_sets_the_clock_back(lake: Lakehouse, clock: AgingStorag
     assert next(info.version for info in lake.history() if info.is_clock_reset) == reset
 
 
-def test_a_clock_within_the_margin_is_followed(lake: Lakehouse, clock: AgingStorage) -> None:
+def test_version_time_follows_previous_version_within_margin(lake: Lakehouse, clock: AgingStorage) -> None:
     version = commit(ahead(lake, CLOCK_MARGIN_MS), "n")
     newest_ms = lake.snapshot(version).created_at_ms
     assert newest_ms == clock.time_ms + CLOCK_MARGIN_MS
@@ -88,7 +88,7 @@ def test_a_clock_within_the_margin_is_followed(lake: Lakehouse, clock: AgingStor
 
 
 @pytest.mark.parametrize("keeps_unknown", [False, True])
-def test_another_program_may_be_ahead_or_forget_the_reset(
+def test_versions_of_other_programs_may_be_ahead_or_drop_clock_reset(
     lake: Lakehouse, clock: AgingStorage, keeps_unknown: bool
 ) -> None:
     commit(ahead(lake, YEAR_MS), "far")
@@ -103,7 +103,7 @@ def test_another_program_may_be_ahead_or_forget_the_reset(
     assert lake.snapshot(timestamp=clock.time_ms - 1).version == foreign
 
 
-def test_sealed_roots_keep_where_the_clock_was_set_back(lake: Lakehouse, clock: AgingStorage) -> None:
+def test_sealed_roots_keep_clock_reset(lake: Lakehouse, clock: AgingStorage) -> None:
     commit(ahead(lake, YEAR_MS), "far")
     reset = commit(lake, "right")
     clock.time_ms += HOUR_MS
@@ -115,7 +115,7 @@ def test_sealed_roots_keep_where_the_clock_was_set_back(lake: Lakehouse, clock: 
     assert find_version_at(roots, clock.time_ms - 1, latest, ProbedRoots(roots.storage)) == reset
 
 
-def test_a_row_that_its_version_does_not_confirm_counts_for_nothing(lake: Lakehouse, clock: AgingStorage) -> None:
+def test_clock_reset_row_needs_confirmation_of_its_version(lake: Lakehouse, clock: AgingStorage) -> None:
     latest = commit(lake, "last")
     root = lake.snapshot(latest).root
     for value in ("1", str(latest + 1), "-1", "x", "9" * 5000, "²"):
@@ -124,7 +124,7 @@ def test_a_row_that_its_version_does_not_confirm_counts_for_nothing(lake: Lakeho
         assert Lakehouse(clock).snapshot(timestamp=START_MS).version == 0
 
 
-def test_a_clone_of_a_version_far_ahead_begins_at_the_right_time(lakes: Lakes) -> None:
+def test_clone_of_version_in_future_starts_at_storage_time(lakes: Lakes) -> None:
     lake = lakes.memory()
     commit(lake, "n")
     commit(ahead(lake, YEAR_MS), "far")
@@ -137,7 +137,7 @@ def test_a_clone_of_a_version_far_ahead_begins_at_the_right_time(lakes: Lakes) -
     check_lake(clone)
 
 
-def test_commits_and_time_travel_send_as_many_requests_after_a_reset(lakes: Lakes) -> None:
+def test_clock_reset_adds_no_requests(lakes: Lakes) -> None:
     def costs(lake: Lakehouse) -> list[Mapping[str, int]]:
         measured = []
         meter = MeteredStorage(lake.storage)
@@ -162,9 +162,7 @@ def test_commits_and_time_travel_send_as_many_requests_after_a_reset(lakes: Lake
 
 
 @pytest.mark.parametrize("far_ms", [100 * HOUR_MS, MAX_TIME_MS])
-def test_versions_far_ahead_expire_after_their_age_and_not_earlier(
-    lake: Lakehouse, clock: AgingStorage, far_ms: int
-) -> None:
+def test_versions_in_future_expire_by_their_age(lake: Lakehouse, clock: AgingStorage, far_ms: int) -> None:
     late = Lakehouse(ClockStorage(clock, min(clock.time_ms + far_ms, MAX_TIME_MS)))
     far = [commit(late, name) for name in ("far", "farther")]
     age_ms = protected_ms(lake.snapshot().definition) + HOUR_MS
@@ -183,7 +181,7 @@ def test_versions_far_ahead_expire_after_their_age_and_not_earlier(
     assert expiring() == {0, 1, 2, *far}
 
 
-def test_no_version_expires_earlier_because_a_clock_was_behind(lake: Lakehouse, clock: AgingStorage) -> None:
+def test_slow_clock_expires_no_version_early(lake: Lakehouse, clock: AgingStorage) -> None:
     """Transactions of the full time to live may be based on the version before the one that set the clock back."""
     created_ms = clock.time_ms
     clock.time_ms -= 10 * HOUR_MS
@@ -199,7 +197,7 @@ def test_no_version_expires_earlier_because_a_clock_was_behind(lake: Lakehouse, 
     assert verdict()
 
 
-def test_a_removal_of_orphans_by_a_wrong_clock_blocks_no_new_transactions(lake: Lakehouse, clock: AgingStorage) -> None:
+def test_orphan_removal_with_wrong_clock_blocks_no_new_transactions(lake: Lakehouse, clock: AgingStorage) -> None:
     def findings() -> set[str]:
         return {one.code for one in operations.verify(lake).findings if one.severity != "past"}
 
@@ -225,7 +223,7 @@ def test_a_removal_of_orphans_by_a_wrong_clock_blocks_no_new_transactions(lake: 
     txn.commit()
 
 
-def test_a_lease_of_a_wrong_clock_names_what_to_remove(lake: Lakehouse, clock: AgingStorage) -> None:
+def test_lease_in_future_names_file_to_delete(lake: Lakehouse, clock: AgingStorage) -> None:
     right_ms = clock.time_ms
     clock.time_ms += YEAR_MS
     with lease(clock, "purge"):
@@ -301,7 +299,7 @@ def scanned(versions: list[Version], timestamp_ms: int) -> int | None:
 
 
 @given(versions=histories(), timestamp_ms=_TIMES)
-def test_time_travel_finds_what_a_scan_finds(versions: list[Version], timestamp_ms: int) -> None:
+def test_time_travel_equals_linear_scan(versions: list[Version], timestamp_ms: int) -> None:
     drop_memory_root("memory://random-times/")
     roots = roots_of(versions)
     probed = ProbedRoots(roots.storage)
@@ -316,9 +314,7 @@ def test_time_travel_finds_what_a_scan_finds(versions: list[Version], timestamp_
     steps=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 24) | st.just(0)), min_size=1, max_size=25),
     hours=st.integers(0, 400),
 )
-def test_what_was_committed_since_a_time_is_found_though_clocks_were_behind(
-    steps: list[tuple[int, int]], hours: int
-) -> None:
+def test_commits_since_a_time_are_found_despite_slow_clocks(steps: list[tuple[int, int]], hours: int) -> None:
     """Each step is a commit so many hours after the one before, by a clock so many hours behind."""
     drop_memory_root("memory://random-times/")
     versions: list[Version] = []

@@ -47,7 +47,7 @@ def cold(storage: Storage) -> Lakehouse:
     return Lakehouse(storage)
 
 
-def test_a_cold_lookup_takes_a_round_a_level(storage: MemoryStorage) -> None:
+def test_cold_lookup_takes_one_round_trip_per_level(storage: MemoryStorage) -> None:
     """The hint; the root; the settings with the first node; each further node; the definition."""
     meter = MeteredStorage(storage)
     n_levels = cold(storage).snapshot().tree_shape().height
@@ -57,7 +57,7 @@ def test_a_cold_lookup_takes_a_round_a_level(storage: MemoryStorage) -> None:
     assert lookup.counts.rounds == 2 + n_levels + 1
 
 
-def test_a_cold_list_takes_a_round_a_level(storage: MemoryStorage) -> None:
+def test_cold_listing_takes_one_round_trip_per_level(storage: MemoryStorage) -> None:
     meter = MeteredStorage(storage)
     snapshot = cold(storage).snapshot()
     n_levels = snapshot.tree_shape().height
@@ -66,7 +66,7 @@ def test_a_cold_list_takes_a_round_a_level(storage: MemoryStorage) -> None:
     assert listing.counts.rounds == 2 + n_levels
 
 
-def test_what_is_known_is_not_read_ahead(storage: MemoryStorage) -> None:
+def test_cached_files_are_not_read_ahead(storage: MemoryStorage) -> None:
     meter = MeteredStorage(storage)
     lake = cold(meter)
     lake.snapshot().table("ns", "t7")
@@ -87,7 +87,7 @@ READS: dict[str, Callable[[Lakehouse], object]] = {
 
 @pytest.mark.parametrize("sizes", [(3, 5), (100, 5), (3, 100), (300, 200)])
 @pytest.mark.parametrize("what", READS)
-def test_other_sizes_of_names_give_the_same_answers(sizes: tuple[int, int], what: str) -> None:
+def test_other_name_sizes_give_same_results(sizes: tuple[int, int], what: str) -> None:
     storage = filled(namespace_name_max_size_bytes=sizes[0], table_name_max_size_bytes=sizes[1])
     lake = cold(storage)
     lake.snapshot().definition  # noqa: B018 - read: nothing is guessed
@@ -95,7 +95,7 @@ def test_other_sizes_of_names_give_the_same_answers(sizes: tuple[int, int], what
     drop_memory_root(ROOT)
 
 
-def test_names_that_no_lakehouse_of_default_sizes_has() -> None:
+def test_read_ahead_ignores_names_beyond_default_sizes() -> None:
     long = "t" * 150
     storage = filled(table_name_max_size_bytes=200)
     with pytest.raises(TableNotFoundError):
@@ -104,7 +104,7 @@ def test_names_that_no_lakehouse_of_default_sizes_has() -> None:
     drop_memory_root(ROOT)
 
 
-def test_errors_are_those_of_reading_in_turn(storage: MemoryStorage) -> None:
+def test_read_ahead_raises_same_errors_as_sequential_reads(storage: MemoryStorage) -> None:
     with pytest.raises(InvalidNameError, match="101"):
         cold(storage).snapshot().table("ns", "t" * 101)
     with pytest.raises(NamespaceNotFoundError):
@@ -132,9 +132,7 @@ class Failing(StorageWrapper):
 
 @pytest.mark.parametrize("is_garbage", [False, True])
 @pytest.mark.parametrize("of_node", [False, True])
-def test_what_fails_ahead_is_read_again_and_told_where_it_fails_for_good(
-    storage: MemoryStorage, is_garbage: bool, of_node: bool
-) -> None:
+def test_failed_read_ahead_is_retried_on_use(storage: MemoryStorage, is_garbage: bool, of_node: bool) -> None:
     snapshot = cold(storage).snapshot()
     path = snapshot.root.children[0] if of_node else snapshot.definition_location
     expected = snapshot.tables("ns")

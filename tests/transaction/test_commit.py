@@ -70,12 +70,12 @@ def assert_committed_once(lake: Lakehouse, version: int) -> None:
 # Lost answers
 
 
-def test_a_lost_answer_of_the_root_is_settled_by_reading_it_back(filled: Lakehouse) -> None:
+def test_lost_response_of_root_is_resolved_by_read_back(filled: Lakehouse) -> None:
     assert commit_over(filled, lose_response(1, kind="create", path_part=ROOT_2)) == 2
     assert_committed_once(filled, 2)
 
 
-def test_a_root_that_did_not_arrive_is_sent_again_with_the_same_bytes(filled: Lakehouse) -> None:
+def test_lost_root_is_resent_with_same_bytes(filled: Lakehouse) -> None:
     faults = [fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2, times=3)]
     storage = FaultyStorage(filled.storage, faults)
     sent = _SentBytes(storage)
@@ -97,7 +97,7 @@ class _SentBytes(StorageWrapper):
         self.inner.create(path, data)
 
 
-def test_a_lost_answer_behind_another_commit_is_rebased(filled: Lakehouse) -> None:
+def test_lost_response_after_other_commit_is_rebased(filled: Lakehouse) -> None:
     """The request did not arrive, and before it is sent again another commit takes the name."""
     storage = _Intruder(filled.storage)
     txn = Lakehouse(storage).transaction()
@@ -127,7 +127,7 @@ class _Intruder(StorageWrapper):
 
 @pytest.mark.parametrize("error", [StoragePermissionError, TransientError])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_an_unreadable_name_leaves_the_outcome_unknown_and_all_files(
+def test_unreadable_root_leaves_outcome_unknown_and_files_in_place(
     filled: Lakehouse, error: type[TransientError], moment: str
 ) -> None:
     before = listed(filled.storage)
@@ -147,7 +147,7 @@ def test_an_unreadable_name_leaves_the_outcome_unknown_and_all_files(
         assert len([path for path in written if "-table-" in path]) == 30, "nothing was deleted"
 
 
-def test_an_unreadable_name_is_unknown_even_when_it_holds_garbage(filled: Lakehouse) -> None:
+def test_unreadable_root_with_garbage_leaves_outcome_unknown(filled: Lakehouse) -> None:
     storage = FaultyStorage(filled.storage)
     txn = Lakehouse(storage).transaction()
     txn.create_namespace("new")
@@ -160,9 +160,7 @@ def test_an_unreadable_name_is_unknown_even_when_it_holds_garbage(filled: Lakeho
 @pytest.mark.parametrize(
     "later", [fail(2, StoragePermissionError, kind="create", path_part=ROOT_2), None], ids=["refused", "expired"]
 )
-def test_after_a_lost_answer_no_later_refusal_proves_that_nothing_was_committed(
-    filled: Lakehouse, later: Fault | None
-) -> None:
+def test_rejection_after_lost_response_leaves_outcome_unknown(filled: Lakehouse, later: Fault | None) -> None:
     """The first request may still arrive: its files must be there then."""
     clock = ClockStorage(filled.storage, filled.snapshot().created_at_ms + 10)
     plan = [fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2), *([later] if later else [])]
@@ -193,7 +191,7 @@ def _advancing(sent: _SentBytes, clock: ClockStorage):  # type: ignore[no-untype
     return create
 
 
-def test_sends_without_any_answer_end_as_unknown(filled: Lakehouse) -> None:
+def test_root_without_any_response_leaves_outcome_unknown(filled: Lakehouse) -> None:
     with pytest.raises(CommitOutcomeUnknownError):
         commit_over(filled, fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2, times=99))
 
@@ -203,9 +201,7 @@ def test_sends_without_any_answer_end_as_unknown(filled: Lakehouse) -> None:
 
 @pytest.mark.parametrize("error", [StorageFullError, StoragePermissionError, TransientError])
 @pytest.mark.parametrize("path_part", ["-table-", "-namespace-", "-node-", ROOT_2])
-def test_a_failed_commit_leaves_nothing_behind(
-    filled: Lakehouse, error: type[StorageFullError], path_part: str
-) -> None:
+def test_failed_commit_leaves_no_files(filled: Lakehouse, error: type[StorageFullError], path_part: str) -> None:
     before = listed(filled.storage)
     with pytest.raises(error):
         commit_over(filled, fail(1, error, kind="create", path_part=path_part, times=99))
@@ -213,9 +209,7 @@ def test_a_failed_commit_leaves_nothing_behind(
     assert filled.latest_version() == 1
 
 
-def test_files_that_cannot_be_deleted_are_logged_and_the_error_stays(
-    filled: Lakehouse, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_undeletable_files_are_logged_and_error_is_kept(filled: Lakehouse, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(StorageFullError), caplog.at_level(logging.WARNING):
         commit_over(
             filled,
@@ -228,7 +222,7 @@ def test_files_that_cannot_be_deleted_are_logged_and_the_error_stays(
 
 
 @pytest.mark.parametrize("error", [StoragePermissionError, TransientError, StorageFullError])
-def test_a_hint_that_cannot_be_written_is_logged_and_harms_nobody(
+def test_unwritable_hint_is_logged_and_commit_succeeds(
     filled: Lakehouse, caplog: pytest.LogCaptureFixture, error: type[TransientError]
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -240,7 +234,7 @@ def test_a_hint_that_cannot_be_written_is_logged_and_harms_nobody(
 
 @pytest.mark.parametrize("path_part", ["-table-", "-node-", ROOT_2, HINT_PATH])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_an_interrupted_commit_never_loses_files_of_a_version(filled: Lakehouse, path_part: str, moment: str) -> None:
+def test_interrupted_commit_keeps_files_of_versions(filled: Lakehouse, path_part: str, moment: str) -> None:
     """Ctrl-C at any request: the commit is there whole, or not at all."""
     with pytest.raises(KeyboardInterrupt):
         txn = Lakehouse(_Interrupted(filled.storage, path_part, moment)).transaction(message=LONG)
@@ -277,7 +271,7 @@ class _Interrupted(StorageWrapper):
 # Time to live
 
 
-def test_a_transaction_older_than_its_time_to_live_is_refused(filled: Lakehouse) -> None:
+def test_expired_transaction_fails(filled: Lakehouse) -> None:
     filled.alter_definition(txn_ttl_millis=1_000)
     clock = ClockStorage(filled.storage, filled.snapshot().created_at_ms + 10)
     lake = Lakehouse(clock)
@@ -293,7 +287,7 @@ def test_a_transaction_older_than_its_time_to_live_is_refused(filled: Lakehouse)
     assert left_over_paths(filled) == set()
 
 
-def test_the_newest_time_to_live_counts(filled: Lakehouse) -> None:
+def test_latest_time_to_live_applies(filled: Lakehouse) -> None:
     clock = ClockStorage(filled.storage, filled.snapshot().created_at_ms + 10)
     txn = Lakehouse(clock).transaction()
     txn.create_namespace("new")
@@ -318,7 +312,7 @@ class _Asleep(ClockStorage):
         super().create(path, data)
 
 
-def test_one_that_slept_past_its_time_is_refused_whatever_became_of_its_base(lake: Lakehouse) -> None:
+def test_suspended_transaction_expires_regardless_of_its_base(lake: Lakehouse) -> None:
     """The nodes of its base may be purged: who is too old does not look at them."""
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -334,7 +328,7 @@ def test_one_that_slept_past_its_time_is_refused_whatever_became_of_its_base(lak
 
 
 @pytest.mark.parametrize("is_asleep_in_commit", [False, True])
-def test_one_whose_base_was_purged_is_told_so(lake: Lakehouse, is_asleep_in_commit: bool) -> None:
+def test_transaction_with_purged_base_expires(lake: Lakehouse, is_asleep_in_commit: bool) -> None:
     """Though it is young enough, when the time to live was shorter in between; its group goes on without it."""
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -359,7 +353,7 @@ def test_one_whose_base_was_purged_is_told_so(lake: Lakehouse, is_asleep_in_comm
     assert not lake.snapshot().table("ns", "t00").properties.get("slow")
 
 
-def test_one_whose_namespace_was_purged_is_told_so(lake: Lakehouse) -> None:
+def test_transaction_with_purged_namespace_expires(lake: Lakehouse) -> None:
     """Whether the namespace is still the same one cannot be seen any more."""
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -404,7 +398,7 @@ def _purge_the_first_versions(lake: Lakehouse) -> None:
 # The last version
 
 
-def test_the_last_version_is_the_end_before_anything_is_written(lakes: Lakes) -> None:
+def test_commit_after_last_version_fails_before_any_write(lakes: Lakes) -> None:
     start = lakes.memory("start")
     storage = lakes.storage("end")
     definition = start.snapshot().definition
@@ -430,7 +424,7 @@ def test_the_last_version_is_the_end_before_anything_is_written(lakes: Lakes) ->
 # Creating
 
 
-def test_of_two_creators_one_wins(lakes: Lakes) -> None:
+def test_one_of_two_concurrent_creates_succeeds(lakes: Lakes) -> None:
     storage = lakes.storage("two")
     first = _CreateFirst(storage)
     with pytest.raises(LakehouseExistsError):
@@ -449,7 +443,7 @@ class _CreateFirst(StorageWrapper):
         self.inner.create(path, data)
 
 
-def test_a_lost_answer_of_version_zero_is_settled(lakes: Lakes) -> None:
+def test_lost_response_of_version_zero_is_resolved(lakes: Lakes) -> None:
     storage = lakes.storage("zero")
     faulty = FaultyStorage(storage, [lose_response(1, kind="create", path_part=root_path(0))])
     Lakehouse.create(storage.root, storage=faulty, order=3)
@@ -457,7 +451,7 @@ def test_a_lost_answer_of_version_zero_is_settled(lakes: Lakes) -> None:
     assert lake.snapshot().definition.order == 3
 
 
-def test_a_create_that_fails_leaves_nothing(lakes: Lakes) -> None:
+def test_failed_create_leaves_no_files(lakes: Lakes) -> None:
     storage = lakes.storage("full")
     faulty = FaultyStorage(storage, [fail(1, StorageFullError, kind="create", path_part=root_path(0))])
     with pytest.raises(StorageFullError):
@@ -465,7 +459,7 @@ def test_a_create_that_fails_leaves_nothing(lakes: Lakes) -> None:
     assert listed(storage) == set()
 
 
-def test_settings_refused_at_commit_time_leave_nothing(filled: Lakehouse) -> None:
+def test_settings_rejected_at_commit_leave_no_files(filled: Lakehouse) -> None:
     before = objects(filled.snapshot())
     with pytest.raises(InvalidDefinitionError), filled.transaction() as txn:
         txn.create_namespace("new")
@@ -480,7 +474,7 @@ class _Overwriting(StorageWrapper):
         self.inner.write(path, data)
 
 
-def test_a_storage_that_overwrites_is_refused_before_anything_is_lost(lakes: Lakes) -> None:
+def test_create_rejects_storage_that_overwrites(lakes: Lakes) -> None:
     storage = lakes.storage("overwriting")
     with pytest.raises(StorageError):
         Lakehouse.create(storage.root, storage=_Overwriting(storage))
@@ -488,7 +482,7 @@ def test_a_storage_that_overwrites_is_refused_before_anything_is_lost(lakes: Lak
 
 
 @pytest.mark.parametrize("error", [ThrottledError, TransientError])
-def test_each_create_is_sent_again_after_a_failure_without_effect(lakes: Lakes, error: type[StorageError]) -> None:
+def test_each_create_is_retried_after_failure_without_effect(lakes: Lakes, error: type[StorageError]) -> None:
     """A new lakehouse and its first commit create at most eight files, one of them twice to check the storage."""
     for number in range(1, 9):
         faulty = FaultyStorage(lakes.storage(f"throttled-{number}"), [fail(number, error, kind="create")])

@@ -23,7 +23,7 @@ from trinitylake_ops.format.keys import MAX_TIME_MS
 from trinitylake_ops.storage import MemoryStorage
 
 
-def test_a_clock_beyond_all_times_commits_nothing(lakes: Lakes) -> None:
+def test_commit_fails_when_clock_is_out_of_range(lakes: Lakes) -> None:
     lake = lakes.memory()
     late = Lakehouse(ClockStorage(lake.storage, MAX_TIME_MS + 1))
     with pytest.raises(StorageError), late.transaction() as txn:
@@ -32,14 +32,14 @@ def test_a_clock_beyond_all_times_commits_nothing(lakes: Lakes) -> None:
     assert left_over_paths(lake) == set()
 
 
-def test_a_clock_beyond_all_times_creates_nothing() -> None:
+def test_create_fails_when_clock_is_out_of_range() -> None:
     storage = ClockStorage(MemoryStorage("memory://late/"), MAX_TIME_MS + 1)
     with pytest.raises(StorageError):
         Lakehouse.create("memory://late/", storage=storage)
     assert list(storage.list()) == []
 
 
-def test_commits_go_on_after_the_last_possible_time(lakes: Lakes) -> None:
+def test_commits_continue_after_largest_time(lakes: Lakes) -> None:
     lake = lakes.memory()
     late = Lakehouse(ClockStorage(lake.storage, MAX_TIME_MS))
     for name in ("a", "b"):
@@ -53,7 +53,7 @@ def test_commits_go_on_after_the_last_possible_time(lakes: Lakes) -> None:
 
 
 @pytest.mark.local_only("a symbolic link at the name of a root: S3 has none")
-def test_something_that_is_no_file_at_the_next_root_is_named(lakes: Lakes, tmp_path: Path) -> None:
+def test_directory_at_next_root_is_reported(lakes: Lakes, tmp_path: Path) -> None:
     lake = lakes.local()
     (tmp_path / "lake" / root_path(1)).symlink_to("/nowhere")
     with pytest.raises(StorageError) as caught:
@@ -68,7 +68,7 @@ def _create(lake: Lakehouse) -> None:
 
 
 @pytest.mark.local_only("begins hundreds of transactions for the sake of their sizes, which no storage changes")
-def test_a_message_that_leaves_no_room_is_refused_at_begin(lakes: Lakes) -> None:
+def test_too_long_message_is_rejected_at_begin(lakes: Lakes) -> None:
     lake = lakes.memory()
     lengths = range(3400, 4200)
     accepted = 0
@@ -84,7 +84,7 @@ def test_a_message_that_leaves_no_room_is_refused_at_begin(lakes: Lakes) -> None
         txn.create_namespace("n")
 
 
-def test_a_user_name_of_any_kind_is_cut(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_name_is_truncated(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = lakes.memory()
     monkeypatch.setenv("LOGNAME", "\udcff" + "u" * 5000)
     _create(lake)
@@ -92,7 +92,7 @@ def test_a_user_name_of_any_kind_is_cut(lakes: Lakes, monkeypatch: pytest.Monkey
     assert head.user == "?" + "u" * 63
 
 
-def test_a_transaction_that_changes_nothing_commits_nothing(lakes: Lakes) -> None:
+def test_transaction_without_changes_commits_nothing(lakes: Lakes) -> None:
     lake = lakes.memory()
     with lake.transaction() as txn:
         txn.create_namespace("n", {"a": "b"})
@@ -103,7 +103,7 @@ def test_a_transaction_that_changes_nothing_commits_nothing(lakes: Lakes) -> Non
     assert (txn.committed_version, lake.latest_version()) == (1, 1)
 
 
-def test_a_conflict_of_settings_names_both_versions(lakes: Lakes) -> None:
+def test_conflict_of_settings_names_both_versions(lakes: Lakes) -> None:
     lake = lakes.memory()
     txn = lake.transaction()
     txn.create_namespace("n")
@@ -121,7 +121,7 @@ def _with_property(lake: Lakehouse, value: str) -> LakehouseDef:
     return replace(lake.snapshot().definition, properties={"key": value})
 
 
-def test_the_log_names_what_was_done(lakes: Lakes) -> None:
+def test_history_contains_operations(lakes: Lakes) -> None:
     lake = lakes.memory()
     _create(lake)
     with lake.transaction() as txn:
@@ -134,17 +134,17 @@ def test_the_log_names_what_was_done(lakes: Lakes) -> None:
 
 
 @pytest.mark.parametrize("version", [1.5, b"1", True, [1]])
-def test_a_version_of_another_kind_is_refused(lakes: Lakes, version: object) -> None:
+def test_version_of_wrong_type_is_rejected(lakes: Lakes, version: object) -> None:
     with pytest.raises(InvalidInputError):
         lakes.memory().snapshot(version)  # type: ignore[arg-type]
 
 
-def test_a_time_of_another_kind_is_refused(lakes: Lakes) -> None:
+def test_timestamp_of_wrong_type_is_rejected(lakes: Lakes) -> None:
     with pytest.raises(InvalidInputError):
         lakes.memory().snapshot(timestamp="x")  # type: ignore[arg-type]
 
 
-def test_an_isolation_of_another_kind_is_refused(lakes: Lakes) -> None:
+def test_isolation_of_wrong_type_is_rejected(lakes: Lakes) -> None:
     with pytest.raises(InvalidInputError, match="'serializable'"):
         lakes.memory().transaction(isolation=5)  # type: ignore[arg-type]
 
@@ -160,7 +160,7 @@ class ClockThatBreaks(ClockStorage):
             raise
 
 
-def test_a_clock_that_breaks_between_attempts_leaves_nothing(lakes: Lakes) -> None:
+def test_clock_failure_between_attempts_leaves_no_files(lakes: Lakes) -> None:
     lake = lakes.memory()
     late = Lakehouse(ClockThatBreaks(lake.storage, lake.storage.now_ms()))
     txn = late.transaction()

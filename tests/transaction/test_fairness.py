@@ -86,7 +86,7 @@ def _losing(times: int, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[],
     monkeypatch.setattr(commit, "publish_root", publish_root)
 
 
-def test_who_lost_often_asks_until_it_has_committed(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_requests_slot_after_repeated_conflicts(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = _lake(lakes)
     seen: list[set[str]] = []
     _losing(CONFLICTS_BEFORE_REQUEST, monkeypatch, lambda: seen.append(_asked(lake.storage)))
@@ -97,7 +97,7 @@ def test_who_lost_often_asks_until_it_has_committed(lakes: Lakes, monkeypatch: p
     assert left_over_paths(lake) == set()
 
 
-def test_who_lost_seldom_asks_nothing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_requests_no_slot_after_few_conflicts(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = _lake(lakes)
     seen: list[set[str]] = []
     _losing(CONFLICTS_BEFORE_REQUEST - 1, monkeypatch, lambda: seen.append(_asked(lake.storage)))
@@ -105,7 +105,7 @@ def test_who_lost_seldom_asks_nothing(lakes: Lakes, monkeypatch: pytest.MonkeyPa
     assert seen == [set()]
 
 
-def test_a_writer_that_may_not_ask_commits_all_the_same(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_without_permission_for_slot_requests_commits(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = [
         fail(1, StoragePermissionError, kind=kind, path_part=SLOT_REQUEST_PREFIX, times=1_000)
         for kind in ("write", "delete", "list")
@@ -119,7 +119,7 @@ def test_a_writer_that_may_not_ask_commits_all_the_same(lakes: Lakes, monkeypatc
     assert sum(request.path.startswith(SLOT_REQUEST_PREFIX) for request in storage.log) > 4
 
 
-def test_others_wait_as_long_as_somebody_asks(lakes: Lakes, pauses: list[float]) -> None:
+def test_other_writers_wait_while_slot_is_requested(lakes: Lakes, pauses: list[float]) -> None:
     """Before each commit, and longer and longer: where there are many of them, all must wait at once."""
     lake = Lakehouse(_lake(lakes).storage)
     clock = AgingStorage(lake.storage, lake.storage.now_ms())
@@ -142,7 +142,7 @@ def test_others_wait_as_long_as_somebody_asks(lakes: Lakes, pauses: list[float])
 
 
 @pytest.mark.parametrize("is_exclusive", [False, True])
-def test_who_waited_begins_on_what_was_committed_meanwhile(
+def test_waiting_transaction_starts_on_latest_version(
     lakes: Lakes, manual_clock: ManualClock, is_exclusive: bool
 ) -> None:
     clock = AgingStorage(_lake(lakes).storage, 1_700_000_000_000)
@@ -164,9 +164,7 @@ def test_who_waited_begins_on_what_was_committed_meanwhile(
     assert version == lake.latest_version()
 
 
-def test_who_waited_and_finds_its_changes_made_is_told_a_version_that_has_them(
-    lakes: Lakes, manual_clock: ManualClock
-) -> None:
+def test_waiting_transaction_without_changes_returns_version_with_them(lakes: Lakes, manual_clock: ManualClock) -> None:
     """Not the one that it began on, though it lost no race."""
     lake = Lakehouse(AgingStorage(_lake(lakes).storage, 1_700_000_000_000))
     turn = new_slot_request_path(5_000)
@@ -185,7 +183,7 @@ def test_who_waited_and_finds_its_changes_made_is_told_a_version_that_has_them(
     assert lake.snapshot(version).definition.properties == {"a": "b"}
 
 
-def test_the_wait_leaves_a_transaction_time(lakes: Lakes, pauses: list[float]) -> None:
+def test_wait_for_slot_leaves_time_for_transaction(lakes: Lakes, pauses: list[float]) -> None:
     lake = lakes.memory(txn_ttl_millis=2_000)
     storage = AgingStorage(lake.storage, lake.storage.now_ms())
     storage.write(new_slot_request_path(4_000), b"")
@@ -198,7 +196,7 @@ def test_the_wait_leaves_a_transaction_time(lakes: Lakes, pauses: list[float]) -
     assert pauses == []
 
 
-def test_others_go_on_when_the_request_is_gone(lakes: Lakes, manual_clock: ManualClock) -> None:
+def test_waiting_ends_when_slot_request_is_withdrawn(lakes: Lakes, manual_clock: ManualClock) -> None:
     storage = AgingStorage(_lake(lakes).storage, 1_700_000_000_000)
     path = new_slot_request_path(400)
     storage.write(path, b"")
@@ -216,7 +214,7 @@ def test_others_go_on_when_the_request_is_gone(lakes: Lakes, manual_clock: Manua
 
 
 @pytest.mark.parametrize("age_ms", [LAPSE_MS + 1, 86_400_000, -LAPSE_MS - 1, -86_400_000])
-def test_requests_that_are_not_renewed_count_for_nothing_and_go(lakes: Lakes, pauses: list[float], age_ms: int) -> None:
+def test_lapsed_slot_requests_are_ignored_and_deleted(lakes: Lakes, pauses: list[float], age_ms: int) -> None:
     lake = _lake(lakes)
     path = new_slot_request_path(400)
     lake.storage.write(path, b"")
@@ -229,7 +227,7 @@ def test_requests_that_are_not_renewed_count_for_nothing_and_go(lakes: Lakes, pa
     assert path not in listed(lake.storage)
 
 
-def test_other_files_beside_requests_are_left_alone(lakes: Lakes, pauses: list[float]) -> None:
+def test_files_that_are_no_slot_requests_are_kept(lakes: Lakes, pauses: list[float]) -> None:
     storage = _lake(lakes).storage
     names = [
         f"{SLOT_REQUEST_PREFIX}{name}"
@@ -251,7 +249,7 @@ def test_other_files_beside_requests_are_left_alone(lakes: Lakes, pauses: list[f
     ("attempt_ms", "first_s", "longest_s"),
     [(1_000, 4, LONGEST_WAIT_S), (15_000, 30, 30), (600_000, 120, LONGEST_WAIT_FOR_LONG_ATTEMPTS_S)],
 )
-def test_the_longest_wait_is_bounded(
+def test_longest_wait_for_slot_is_bounded(
     lakes: Lakes, manual_clock: ManualClock, attempt_ms: int, first_s: float, longest_s: float
 ) -> None:
     storage = AgingStorage(_lake(lakes).storage, 1_700_000_000_000)
@@ -267,7 +265,7 @@ def test_the_longest_wait_is_bounded(
     assert waited[-1] == pytest.approx(longest_s)
 
 
-def test_looking_costs_a_request_in_some_commits_and_no_round(lakes: Lakes) -> None:
+def test_polling_slot_requests_takes_one_list_every_eight_commits(lakes: Lakes) -> None:
     storage = FaultyStorage(_lake(lakes).storage)
     lake = Lakehouse(storage)
     _change(lake, 3 * COMMITS_BETWEEN_POLLS)
@@ -298,7 +296,7 @@ class SharedClock(ManualClock):
 
 
 @pytest.mark.parametrize("attempt_ms", [100, 60_000, 600_000])
-def test_a_killed_writer_costs_others_less_than_five_seconds_together(lakes: Lakes, attempt_ms: int) -> None:
+def test_killed_writer_delays_others_by_less_than_five_seconds_in_total(lakes: Lakes, attempt_ms: int) -> None:
     clock = SharedClock(_lake(lakes).storage)
     clock.storage.write(new_slot_request_path(attempt_ms), b"")
     own_fairness, waited_s = Fairness(), []
@@ -310,7 +308,7 @@ def test_a_killed_writer_costs_others_less_than_five_seconds_together(lakes: Lak
     assert _asked(clock.storage) == set()
 
 
-def test_a_writer_that_shows_that_it_is_there_is_waited_for(lakes: Lakes) -> None:
+def test_active_writer_is_waited_for_with_growing_limit(lakes: Lakes) -> None:
     """Longer and longer, so that all who are in its way wait at once; but no commit waits for ever."""
     clock = SharedClock(_lake(lakes).storage)
     path = new_slot_request_path(2_000)
@@ -324,7 +322,7 @@ def test_a_writer_that_shows_that_it_is_there_is_waited_for(lakes: Lakes) -> Non
     assert waited_s[-1] == pytest.approx(LONGEST_WAIT_S)
 
 
-def test_a_writer_with_long_attempts_asks_after_its_first_lost_attempt(lakes: Lakes) -> None:
+def test_writer_with_long_attempts_requests_slot_after_first_conflict(lakes: Lakes) -> None:
     storage = lakes.memory().storage
     for attempt_s in (LONG_ATTEMPT_S / 2, LONG_ATTEMPT_S):
         turn = SlotRequest(storage)
@@ -353,7 +351,7 @@ def renewals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[background.Work]]
         yield runner.kept
 
 
-def test_who_asks_renews_its_request_while_its_attempt_may_take(lakes: Lakes, renewals: list[background.Work]) -> None:
+def test_slot_request_is_renewed_for_limited_time(lakes: Lakes, renewals: list[background.Work]) -> None:
     """Not for ever: who hangs is not waited for."""
     storage = FaultyStorage(_lake(lakes).storage)
     with process_clock.using(TickingClock(1.0)):
@@ -363,7 +361,7 @@ def test_who_asks_renews_its_request_while_its_attempt_may_take(lakes: Lakes, re
     assert len({request.path for request in storage.log}) == 1
 
 
-def test_who_asks_no_longer_renews_nothing(lakes: Lakes, renewals: list[background.Work]) -> None:
+def test_withdrawn_slot_request_is_not_renewed(lakes: Lakes, renewals: list[background.Work]) -> None:
     lake = _lake(lakes)
     turn = SlotRequest(lake.storage)
     turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, 10)
@@ -372,7 +370,7 @@ def test_who_asks_no_longer_renews_nothing(lakes: Lakes, renewals: list[backgrou
     assert _asked(lake.storage) == set()
 
 
-def test_an_interrupted_writer_renews_nothing(
+def test_interrupted_writer_stops_renewal(
     lakes: Lakes, monkeypatch: pytest.MonkeyPatch, renewals: list[background.Work]
 ) -> None:
     """Its process may go on for hours; the request that it leaves lapses."""
@@ -390,7 +388,7 @@ def test_an_interrupted_writer_renews_nothing(
     assert _asked(lake.storage) == set()
 
 
-def test_a_renewal_that_fails_harms_nobody(lakes: Lakes, renewals: list[background.Work]) -> None:
+def test_failed_renewal_keeps_slot_request(lakes: Lakes, renewals: list[background.Work]) -> None:
     plan = [fail(number, StoragePermissionError, kind="write", path_part=SLOT_REQUEST_PREFIX) for number in (2, 3)]
     storage = FaultyStorage(_lake(lakes).storage, plan)
     with process_clock.using(TickingClock(1.0)):
@@ -399,7 +397,7 @@ def test_a_renewal_that_fails_harms_nobody(lakes: Lakes, renewals: list[backgrou
     assert len(_asked(storage)) == 1
 
 
-def test_a_request_is_renewed_and_says_what_is_true(lakes: Lakes) -> None:
+def test_slot_request_is_renewed_and_replaced_when_attempts_get_longer(lakes: Lakes) -> None:
     lake = _lake(lakes)
     storage = FaultyStorage(lake.storage)
     turn = SlotRequest(storage)
@@ -417,7 +415,7 @@ def test_a_request_is_renewed_and_says_what_is_true(lakes: Lakes) -> None:
     assert len(storage.log) == 6
 
 
-def test_commits_need_no_pacing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_succeed_without_pacing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, writers that conflict all the time still commit each change once."""
     monkeypatch.setattr(fairness, "WriterPacing", lambda *_: Pacing())
     storage = FaultyStorage(_lake(lakes).storage)
@@ -440,7 +438,7 @@ def test_commits_need_no_pacing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -
     assert left_over_paths(writers[0]) == set()
 
 
-def test_what_follows_a_commit_cannot_fail_it(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_work_cannot_fail_a_commit(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the interpreter ends and its threads can start no others."""
 
     def broken(*arguments: object) -> None:

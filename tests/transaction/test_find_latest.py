@@ -32,7 +32,7 @@ def storage(lakes: Lakes) -> MeteredStorage:
     return MeteredStorage(lake.storage)
 
 
-def test_opening_a_version_costs_the_same_at_any_age(lakes: Lakes) -> None:
+def test_opening_a_version_takes_same_requests_at_any_age(lakes: Lakes) -> None:
     lake = lakes.memory()
     for number in range(LATEST):
         with lake.transaction() as txn:
@@ -76,7 +76,7 @@ def test_opening_a_version_costs_the_same_at_any_age(lakes: Lakes) -> None:
         (b"9" * 5000, 14),
     ],
 )
-def test_no_hint_fails_anyone(storage: MeteredStorage, hint: bytes | None, most_rounds: int) -> None:
+def test_invalid_hint_never_fails_a_read(storage: MeteredStorage, hint: bytes | None, most_rounds: int) -> None:
     if hint is None:
         storage.delete(HINT_PATH)
     else:
@@ -94,7 +94,7 @@ def test_no_hint_fails_anyone(storage: MeteredStorage, hint: bytes | None, most_
 
 
 @pytest.mark.parametrize("hint", [None, b"0", b"3", b"20", b"99"])
-def test_a_lakehouse_whose_oldest_versions_others_removed_still_opens(
+def test_open_succeeds_when_oldest_roots_were_deleted(
     lakes: Lakes, storage: MeteredStorage, hint: bytes | None
 ) -> None:
     copy = lakes.storage("copy")
@@ -117,12 +117,12 @@ def test_a_lakehouse_whose_oldest_versions_others_removed_still_opens(
     assert caught.type.__name__ == "VersionNotFoundError"
 
 
-def test_nothing_there_is_no_lakehouse() -> None:
+def test_open_fails_when_root_is_empty() -> None:
     with pytest.raises(LakehouseNotFoundError, match="memory://nothing/"):
         Lakehouse.open("memory://nothing/")
 
 
-def test_a_hint_without_roots_is_no_lakehouse() -> None:
+def test_open_fails_when_only_a_hint_exists() -> None:
     storage = MemoryStorage("memory://hint-only/")
     storage.write(HINT_PATH, b"5")
     with pytest.raises(LakehouseNotFoundError):
@@ -130,14 +130,14 @@ def test_a_hint_without_roots_is_no_lakehouse() -> None:
     drop_memory_root(storage.root)
 
 
-def test_an_unreadable_root_is_an_error_and_no_older_version(storage: MeteredStorage) -> None:
+def test_unreadable_root_is_an_error(storage: MeteredStorage) -> None:
     for version in (LATEST, LATEST + 1):
         faulty = FaultyStorage(storage, [fail(1, StoragePermissionError, path_part=root_path(version), times=9)])
         with pytest.raises(StoragePermissionError):
             find_latest(Roots(faulty))
 
 
-def test_the_last_version_of_all_is_found() -> None:
+def test_largest_possible_version_is_found() -> None:
     storage = MemoryStorage("memory://last-version/")
     storage.write(HINT_PATH, str(MAX_VERSION).encode())
     storage.write(root_path(MAX_VERSION), b"root")
@@ -163,7 +163,7 @@ class _SleepsBeforeTheRoot(StorageWrapper):
         return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-def test_who_reads_a_root_when_it_is_purged_looks_again(lake: Lakehouse) -> None:
+def test_reader_retries_when_root_is_purged(lake: Lakehouse) -> None:
     for name in ("a", "b"):
         with lake.transaction() as txn:
             txn.create_namespace(name)
@@ -177,7 +177,7 @@ def test_who_reads_a_root_when_it_is_purged_looks_again(lake: Lakehouse) -> None
     assert Lakehouse(storage).snapshot().namespaces() == ["a", "b", "c"]
 
 
-def test_a_latest_root_that_is_sealed_is_told(lake: Lakehouse) -> None:
+def test_sealed_latest_root_is_reported(lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         txn.create_namespace("a")
     sound = lake.storage.read(root_path(1))

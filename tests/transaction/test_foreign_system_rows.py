@@ -59,12 +59,12 @@ def without_versions(storage: Storage, latest: int) -> None:
         storage.write(path, encode_node(replace(node, system=system), 128))
 
 
-def test_each_root_of_ours_names_its_version(lake: Lakehouse) -> None:
+def test_commit_info_contains_stamped_version(lake: Lakehouse) -> None:
     for version in range(5):
         assert decode_commit_info(lake.snapshot(version).root.system)["version"] == version
 
 
-def test_the_log_does_not_attribute_a_version_of_another_program(lake: Lakehouse) -> None:
+def test_history_does_not_attribute_foreign_version(lake: Lakehouse) -> None:
     version = ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
     assert is_silent(shown(lake, version))
     assert shown(lake, version - 1).run_id == "ours"
@@ -72,13 +72,13 @@ def test_the_log_does_not_attribute_a_version_of_another_program(lake: Lakehouse
 
 
 @pytest.mark.parametrize("target", [1, 3])
-def test_nor_a_rollback_of_another_program(lake: Lakehouse, target: int) -> None:
+def test_rollback_of_another_program_cannot_share_names(lake: Lakehouse, target: int) -> None:
     version = ForeignLake(lake.storage).rollback(target, keeps_unknown=True)
     assert is_silent(shown(lake, version))
     assert shown(lake, version).rollback_from == version - 1
 
 
-def test_a_carried_rollback_row_makes_no_rollback(lake: Lakehouse) -> None:
+def test_history_ignores_copied_rollback_row(lake: Lakehouse) -> None:
     foreign = ForeignLake(lake.storage)
     rollback = foreign.rollback(2, keeps_unknown=True)
     version = foreign.commit_table("ns", "foreign", keeps_unknown=True)
@@ -87,16 +87,14 @@ def test_a_carried_rollback_row_makes_no_rollback(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("keeps_unknown", [False, True])
-def test_time_travel_finds_the_version_of_then_beside_a_clock_that_is_behind(
-    lake: Lakehouse, clock: AgingStorage, keeps_unknown: bool
-) -> None:
+def test_time_travel_handles_slow_clock(lake: Lakehouse, clock: AgingStorage, keeps_unknown: bool) -> None:
     foreign = ForeignLake(lake.storage, behind_ms=2 * MINUTE_MS + MINUTE_MS // 2)
     foreign.commit_table("ns", "foreign", keeps_unknown=keeps_unknown)
     at_ms = START_MS + MINUTE_MS // 2 + 1
     assert Lakehouse(clock).snapshot(timestamp=at_ms).version == 1
 
 
-def test_ours_on_top_is_younger_than_all_before_it(lake: Lakehouse, clock: AgingStorage) -> None:
+def test_own_version_is_later_than_all_previous_ones(lake: Lakehouse, clock: AgingStorage) -> None:
     newest_ms = lake.snapshot().created_at_ms
     ForeignLake(lake.storage, behind_ms=MINUTE_MS).commit_table("ns", "foreign", keeps_unknown=True)
     clock.time_ms = START_MS
@@ -105,7 +103,7 @@ def test_ours_on_top_is_younger_than_all_before_it(lake: Lakehouse, clock: Aging
     assert Lakehouse(clock).snapshot().created_at_ms > newest_ms
 
 
-def test_a_carried_id_is_no_answer_to_what_became_of_a_commit(lake: Lakehouse) -> None:
+def test_resolve_commit_ignores_copied_commit_id(lake: Lakehouse) -> None:
     latest = next(lake.history(1))
     assert latest.commit_id is not None
     version = ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
@@ -114,7 +112,7 @@ def test_a_carried_id_is_no_answer_to_what_became_of_a_commit(lake: Lakehouse) -
     assert fresh.resolve_commit(version - 1, latest.commit_id) == CommitResolution.COMMITTED
 
 
-def test_a_transaction_is_found_in_the_version_that_has_it(lake: Lakehouse) -> None:
+def test_version_of_finds_transaction(lake: Lakehouse) -> None:
     (member,) = next(lake.history(1)).members
     latest = lake.latest_version()
     ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
@@ -122,7 +120,7 @@ def test_a_transaction_is_found_in_the_version_that_has_it(lake: Lakehouse) -> N
     assert version_of(lake.files, member, latest, latest + 1) is None
 
 
-def test_a_saved_transaction_goes_on_from_a_version_of_another_program(lake: Lakehouse) -> None:
+def test_saved_transaction_resumes_on_version_of_another_program(lake: Lakehouse) -> None:
     version = ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
     fresh = Lakehouse(lake.storage)
     txn = fresh.transaction()
@@ -132,7 +130,7 @@ def test_a_saved_transaction_goes_on_from_a_version_of_another_program(lake: Lak
     assert fresh.snapshot().has_namespace("saved")
 
 
-def test_a_sealed_root_names_its_version_and_one_of_another_program_says_nothing(lake: Lakehouse) -> None:
+def test_sealed_root_keeps_stamped_version(lake: Lakehouse) -> None:
     version = ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
     with Lakehouse(lake.storage).transaction() as txn:
         txn.create_namespace("more")
@@ -145,7 +143,7 @@ def test_a_sealed_root_names_its_version_and_one_of_another_program_says_nothing
     assert is_silent(shown(lake, version))
 
 
-def test_the_root_of_an_export_says_what_its_source_says(lake: Lakehouse) -> None:
+def test_root_of_export_keeps_system_rows_of_source(lake: Lakehouse) -> None:
     operations.plan_export(lake, "ours").execute()
     ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
     fresh = Lakehouse(lake.storage)
@@ -158,9 +156,7 @@ def test_the_root_of_an_export_says_what_its_source_says(lake: Lakehouse) -> Non
 
 
 @pytest.mark.parametrize("limit", [None, 2])
-def test_stamps_from_before_they_named_their_version_are_believed_but_not_twice(
-    lake: Lakehouse, limit: int | None
-) -> None:
+def test_stamps_without_version_are_accepted_once(lake: Lakehouse, limit: int | None) -> None:
     latest = lake.latest_version()
     without_versions(lake.storage, latest)
     fresh = Lakehouse(lake.storage)
@@ -171,7 +167,7 @@ def test_stamps_from_before_they_named_their_version_are_believed_but_not_twice(
     assert before.run_id == "ours"
 
 
-def test_an_older_program_of_ours_that_follows_is_believed(lake: Lakehouse) -> None:
+def test_stamp_of_older_own_release_is_accepted(lake: Lakehouse) -> None:
     """It writes a stamp of its own, without a version."""
     latest = lake.latest_version()
     path = root_path(latest)
@@ -183,7 +179,7 @@ def test_an_older_program_of_ours_that_follows_is_believed(lake: Lakehouse) -> N
 
 
 @pytest.mark.parametrize("version", ["4", 4.0, True, None, [4], 10**30])
-def test_what_is_no_version_is_not_believed(lake: Lakehouse, version: object) -> None:
+def test_invalid_hint_content_is_ignored(lake: Lakehouse, version: object) -> None:
     path = root_path(4)
     node = decode_node(lake.storage.read(path), path)
     said = encode_commit_info({**decode_commit_info(node.system), "version": version})

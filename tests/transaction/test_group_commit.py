@@ -65,7 +65,7 @@ def filled(lakes: Lakes) -> Lakehouse:
     return lake
 
 
-def test_those_who_wait_go_into_one_version(filled: Lakehouse) -> None:
+def test_waiting_transactions_share_one_version(filled: Lakehouse) -> None:
     works = [creates("d"), alters("a", x="1"), lambda txn: txn.drop_table("ns", "b")]
     assert commit_together(filled, works) == [2, 2, 2]
     assert filled.snapshot().tables("ns") == ["a", "c", "d"]
@@ -80,7 +80,7 @@ def test_those_who_wait_go_into_one_version(filled: Lakehouse) -> None:
     assert left_over_paths(filled) == set()
 
 
-def test_what_each_says_about_itself_is_kept(filled: Lakehouse) -> None:
+def test_commit_info_of_each_member_is_kept(filled: Lakehouse) -> None:
     with acting_for_run("run-a", "Ada"):
         first = filled.transaction(message="first", properties={"k": "v"})
     second = filled.transaction(operation="publish", run_id="run-b")
@@ -98,7 +98,7 @@ def test_what_each_says_about_itself_is_kept(filled: Lakehouse) -> None:
     )  # fmt: skip
 
 
-def test_a_member_that_conflicts_fails_alone(filled: Lakehouse) -> None:
+def test_conflicting_group_member_fails_alone(filled: Lakehouse) -> None:
     """All began on version 1; another process commits version 2 before they do."""
 
     def intrude() -> None:
@@ -125,7 +125,7 @@ def test_a_member_that_conflicts_fails_alone(filled: Lakehouse) -> None:
         (lambda txn: txn.drop_namespace("ns", cascade=True), creates("d")),
     ],
 )
-def test_of_two_that_conflict_the_first_wins(filled: Lakehouse, one: Any, other: Any) -> None:
+def test_first_of_two_conflicting_members_succeeds(filled: Lakehouse, one: Any, other: Any) -> None:
     first, second = commit_together(filled, [one, other])
     assert first == 2
     assert isinstance(second, CommitConflictError)
@@ -134,7 +134,7 @@ def test_of_two_that_conflict_the_first_wins(filled: Lakehouse, one: Any, other:
     assert left_over_paths(filled) == set()
 
 
-def test_serializable_members_do_not_share_a_version_with_what_they_read(filled: Lakehouse) -> None:
+def test_serializable_member_shares_no_version_with_its_reads(filled: Lakehouse) -> None:
     """Write skew: each reads what the other writes."""
 
     def skewed(read: str, written: str, value: str) -> Any:
@@ -152,7 +152,7 @@ def test_serializable_members_do_not_share_a_version_with_what_they_read(filled:
     assert commit_together(filled, works, isolation="snapshot") == [3, 3]
 
 
-def test_changes_of_the_settings_and_preconditions_go_alone_and_wait_for_nobody(filled: Lakehouse) -> None:
+def test_exclusive_transactions_bypass_queue(filled: Lakehouse) -> None:
     def settings(txn: Transaction) -> None:
         txn.alter_definition(replace(txn.definition, properties={"x": "1"}))
 
@@ -164,7 +164,7 @@ def test_changes_of_the_settings_and_preconditions_go_alone_and_wait_for_nobody(
     assert filled.snapshot().definition.properties == {"x": "1"}
 
 
-def test_conditions_that_no_member_can_break_share_a_version(filled: Lakehouse) -> None:
+def test_transactions_with_shared_preconditions_share_version(filled: Lakehouse) -> None:
     def checked(name: str) -> Any:
         def work(txn: Transaction) -> None:
             txn.require(lambda base: None, alone=False)
@@ -175,14 +175,14 @@ def test_conditions_that_no_member_can_break_share_a_version(filled: Lakehouse) 
     assert commit_together(filled, [checked("d"), creates("e"), checked("f")]) == [2, 2, 2]
 
 
-def test_a_transaction_that_is_sent_again_waits_for_the_first(filled: Lakehouse) -> None:
+def test_retried_transaction_waits_for_first_submission(filled: Lakehouse) -> None:
     twice = [filled.transaction(transaction_id="0f6f8e1a-5d0e-4b66-9d0f-0d6a4e2f4a11") for _ in range(2)]
     for name, txn in zip("de", twice, strict=True):
         creates(name)(txn)
     assert commit_waiting(filled, twice) == [2, 3]
 
 
-def test_those_who_go_alone_go_one_after_the_other(lakes: Lakes) -> None:
+def test_exclusive_transactions_commit_one_after_another(lakes: Lakes) -> None:
     """Each loses one attempt at most: where it comes just after another, and began before that."""
     lake = lakes.memory(order=4)
     with lake.transaction() as txn:
@@ -196,13 +196,13 @@ def test_those_who_go_alone_go_one_after_the_other(lakes: Lakes) -> None:
     assert max(info.cost["attempts"] for info in lake.history() if info.cost) <= 2
 
 
-def test_what_changes_nothing_is_done_at_once(filled: Lakehouse) -> None:
+def test_member_without_changes_is_settled_at_once(filled: Lakehouse) -> None:
     assert commit_together(filled, [creates("d"), lambda txn: None, creates("e")]) == [2, 1, 2]
     assert len(next(filled.history()).members) == 2
     assert commit_together(filled, [lambda txn: None, lambda txn: None]) == [2, 2]
 
 
-def test_a_root_has_room_for_what_its_members_say(filled: Lakehouse) -> None:
+def test_group_members_fit_into_commit_info_of_root(filled: Lakehouse) -> None:
     transactions = [filled.transaction(message="m" * 1_000) for _ in range(8)]
     for number, txn in enumerate(transactions):
         creates(f"t{number}")(txn)
@@ -212,7 +212,7 @@ def test_a_root_has_room_for_what_its_members_say(filled: Lakehouse) -> None:
     assert [txn.committed_version for txn in transactions] == versions
 
 
-def test_large_transactions_go_alone(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_transactions_bypass_queue(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "MAX_GROUP_CHANGES", 2)
 
     def many(txn: Transaction) -> None:
@@ -222,7 +222,7 @@ def test_large_transactions_go_alone(filled: Lakehouse, monkeypatch: pytest.Monk
     assert commit_together(filled, [creates("d"), many, creates("e"), creates("f")]) == [3, 2, 3, 4]
 
 
-def test_a_member_that_outlived_its_time_fails_alone(lakes: Lakes) -> None:
+def test_expired_group_member_fails_alone(lakes: Lakes) -> None:
     storage = ClockStorage(lakes.storage(), 1_000)
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage, txn_ttl_millis=100))
     with lake.transaction() as txn:
@@ -244,7 +244,7 @@ def test_a_member_that_outlived_its_time_fails_alone(lakes: Lakes) -> None:
     assert left_over_paths(lake) == set()
 
 
-def test_all_that_are_too_old_fail(lakes: Lakes) -> None:
+def test_all_expired_group_members_fail(lakes: Lakes) -> None:
     storage = ClockStorage(lakes.storage(), 1_000)
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage, txn_ttl_millis=100))
 
@@ -263,7 +263,7 @@ def test_all_that_are_too_old_fail(lakes: Lakes) -> None:
     assert left_over_paths(lake) == set()
 
 
-def test_each_learns_that_the_outcome_is_unknown(lakes: Lakes) -> None:
+def test_all_group_members_get_unknown_outcome(lakes: Lakes) -> None:
     inner = lakes.storage()
     lakes.watch(Lakehouse.create(inner.root, storage=inner))
     faults = [
@@ -282,7 +282,7 @@ def test_each_learns_that_the_outcome_is_unknown(lakes: Lakes) -> None:
     assert lake.snapshot().namespaces() == ["a", "b"]
 
 
-def test_attempts_are_counted_for_each_member(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_are_counted_per_member(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process always wins the race for the next version."""
     numbers = iter(range(100))
     storage = Hooked(lakes.storage())
@@ -316,7 +316,7 @@ def test_attempts_are_counted_for_each_member(lakes: Lakes, monkeypatch: pytest.
         pytest.param(1, 1, id="follower"),
     ],
 )
-def test_interrupts_at_every_line_leave_nobody_waiting(lakes: Lakes, interrupted: int, every: int) -> None:
+def test_interrupts_at_every_line_leave_no_member_waiting(lakes: Lakes, interrupted: int, every: int) -> None:
     """Whatever was interrupted, the others get an answer that is true, and the queue goes on."""
     lake = lakes.memory(order=4)
     with lake.transaction() as txn:
@@ -380,7 +380,7 @@ def _two_and_a_stopped_discard(lakes: Lakes) -> tuple[_StoppedDiscard, Lakehouse
     return storage, lake, transactions
 
 
-def test_files_that_a_failed_attempt_discards_are_not_used_again(lakes: Lakes) -> None:
+def test_discarded_files_are_not_reused(lakes: Lakes) -> None:
     """The leader is interrupted while it discards; the delete, which was sent, may take effect at any time."""
     storage, lake, transactions = _two_and_a_stopped_discard(lakes)
 
@@ -395,7 +395,7 @@ def test_files_that_a_failed_attempt_discards_are_not_used_again(lakes: Lakes) -
     assert Lakehouse(storage.inner).snapshot().table("ns", "t1").id == transactions[1].table("ns", "t1").id
 
 
-def test_an_untyped_error_is_its_own_members(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untyped_error_fails_only_its_member(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     transactions = [filled.transaction() for _ in range(3)]
     for number, txn in enumerate(transactions):
         creates(f"t{number}")(txn)
@@ -408,7 +408,7 @@ def test_an_untyped_error_is_its_own_members(filled: Lakehouse, monkeypatch: pyt
     assert isinstance(second, ZeroDivisionError)
 
 
-def test_nobody_overtakes_one_whom_they_touch(filled: Lakehouse) -> None:
+def test_transaction_does_not_overtake_conflicting_one(filled: Lakehouse) -> None:
     """The second stays behind the first, so the third, which touches the second, does too."""
     both = lambda txn: (alters("a", x="2")(txn), alters("b", x="2")(txn))  # noqa: E731
     first, second, third = commit_together(filled, [alters("a", x="1"), both, alters("b", x="3")])
@@ -417,7 +417,7 @@ def test_nobody_overtakes_one_whom_they_touch(filled: Lakehouse) -> None:
     assert third == 3
 
 
-def test_a_precondition_may_commit(filled: Lakehouse) -> None:
+def test_precondition_may_commit(filled: Lakehouse) -> None:
     """It runs while its own transaction is being committed."""
 
     def commit_another(base: Any) -> None:
@@ -435,14 +435,14 @@ def test_a_precondition_may_commit(filled: Lakehouse) -> None:
 
 
 @pytest.mark.local_only("opens a folder")
-def test_lakehouses_that_were_opened_alike_share_the_queue(lakes: Lakes) -> None:
+def test_lakehouses_with_same_root_and_options_share_queue(lakes: Lakes) -> None:
     root = lakes.local().root
     one, other = Lakehouse.open(root), Lakehouse.open(root)
     assert one._queue is other._queue
     assert Lakehouse(one.storage)._queue is not one._queue
 
 
-def test_files_that_a_failed_attempt_discards_are_not_named_either(lakes: Lakes) -> None:
+def test_discarded_files_get_new_names_after_failed_attempt(lakes: Lakes) -> None:
     """A transaction that has given a name to a file cannot be committed with another one."""
     storage, lake, transactions = _two_and_a_stopped_discard(lakes)
     for number, txn in enumerate(transactions):
@@ -458,7 +458,7 @@ def test_files_that_a_failed_attempt_discards_are_not_named_either(lakes: Lakes)
     assert not storage.exists("tables/t1/metadata/0.json")
 
 
-def test_files_of_a_group_are_written_once(lakes: Lakes) -> None:
+def test_group_files_are_written_once(lakes: Lakes) -> None:
     meter = MeteredStorage(lakes.storage())
     lake = lakes.watch(Lakehouse.create(meter.root, storage=meter))
     with lake.transaction() as txn:

@@ -79,7 +79,7 @@ def aged(lake: Lakehouse, name: str) -> Transaction:
     return txn
 
 
-def test_who_joins_later_has_attempts_of_its_own(lakes: Lakes) -> None:
+def test_later_member_has_its_own_attempts(lakes: Lakes) -> None:
     storage = Hooked(lakes.storage())
     lake = filled(lakes, storage)
     hasty, patient = creating(lake, "hasty", "patient")
@@ -103,7 +103,7 @@ def test_who_joins_later_has_attempts_of_its_own(lakes: Lakes) -> None:
     assert left_over_paths(lake) == set()
 
 
-def test_a_barrier_that_cannot_be_read_fails_those_who_need_it(lakes: Lakes) -> None:
+def test_unreadable_barrier_fails_old_transactions_only(lakes: Lakes) -> None:
     storage = FaultyStorage(lakes.storage(), [fail(1, StoragePermissionError, path_part=ORPHAN_BARRIER_PATH)])
     lake = filled(lakes, storage)
     (young,) = creating(lake, "young")
@@ -118,7 +118,7 @@ def unreadable(path: str) -> None:
     raise TransientError("503: slow down", path=path)
 
 
-def test_where_nothing_was_sent_the_outcome_is_known(lakes: Lakes) -> None:
+def test_outcome_is_known_when_no_root_was_sent(lakes: Lakes) -> None:
     """What is asked just before the root is sent fails, and so does all else that is read."""
     storage, roots = Hooked(lakes.storage()), list[str]()
     lake = filled(lakes, storage)
@@ -144,7 +144,7 @@ class _LateRunner(background.ThreadRunner):
         self.kept.append(work)
 
 
-def test_one_that_fails_asks_for_no_turn_any_more(lakes: Lakes) -> None:
+def test_failed_transaction_leaves_no_slot_request(lakes: Lakes) -> None:
     """It asks beside. That may come after its end."""
     storage = Hooked(lakes.storage())
     lake = filled(lakes, storage)
@@ -162,7 +162,7 @@ def test_one_that_fails_asks_for_no_turn_any_more(lakes: Lakes) -> None:
     assert not [path for path in listed(storage.inner) if path.startswith(SLOT_REQUEST_PREFIX)]
 
 
-def test_an_interrupted_one_is_waited_for_by_nobody_and_leaves_no_files(lakes: Lakes) -> None:
+def test_interrupted_member_blocks_no_other_and_leaves_no_files(lakes: Lakes) -> None:
     """It is interrupted at each line where it begins to write its files, or has written them."""
     storage = lakes.storage()
     lake = filled(lakes, storage)
@@ -187,7 +187,7 @@ class Woken(threading.Event):
         raise Interrupted
 
 
-def test_one_that_leaves_while_it_waits_deletes_its_files(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_waiting_transaction_deletes_its_files(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Hooked(lakes.storage())
     lake = filled(lakes, storage)
     leader, waiting = creating(lake, "leader", "waiting")
@@ -210,7 +210,7 @@ def test_one_that_leaves_while_it_waits_deletes_its_files(lakes: Lakes, monkeypa
     assert not storage.inner.exists(ADDED)
 
 
-def test_who_cannot_see_what_others_made_of_their_turn_goes_on(lakes: Lakes, manual_clock: ManualClock) -> None:
+def test_unreadable_latest_version_after_slot_does_not_fail_commit(lakes: Lakes, manual_clock: ManualClock) -> None:
     """Another process asked for a turn, and has had it. Which version it made cannot be read."""
     storage = Hooked(lakes.storage())
     lake = filled(lakes, storage)
@@ -230,7 +230,7 @@ def test_who_cannot_see_what_others_made_of_their_turn_goes_on(lakes: Lakes, man
     assert left_over_paths(lake) == set()
 
 
-def test_versions_of_ones_own_process_are_no_sign_of_another(lakes: Lakes) -> None:
+def test_versions_of_own_process_do_not_count_as_contention(lakes: Lakes) -> None:
     """Several threads commit. One loss to another process makes them look beside for some versions, not for ever."""
     storage = Hooked(lakes.storage())
     lake = filled(lakes, storage)
@@ -258,7 +258,7 @@ def test_versions_of_ones_own_process_are_no_sign_of_another(lakes: Lakes) -> No
     assert not fairness.is_crowded
 
 
-def test_a_latest_version_that_cannot_be_decoded_leaves_no_files(lakes: Lakes) -> None:
+def test_undecodable_latest_version_leaves_no_files(lakes: Lakes) -> None:
     storage = lakes.storage()
     lake = filled(lakes, storage)
     (txn,) = creating(lake, "a")

@@ -57,7 +57,7 @@ def add_root(lake: Lakehouse, version: int, **system: str | None) -> None:
 # Creating and opening
 
 
-def test_create_writes_version_zero_a_definition_and_the_hint(lakes: Lakes) -> None:
+def test_create_writes_version_zero_definition_and_hint(lakes: Lakes) -> None:
     lake = lakes.memory(order=5, properties={"owner": "me"}, isolation_level=IsolationLevel.SERIALIZABLE)
     snapshot = lake.snapshot()
     assert (snapshot.version, snapshot.namespaces(), snapshot.definition.order) == (0, [], 5)
@@ -68,7 +68,7 @@ def test_create_writes_version_zero_a_definition_and_the_hint(lakes: Lakes) -> N
     assert [info.operation for info in lake.history()] == ["init"]
 
 
-def test_create_refuses_a_root_that_holds_a_lakehouse_and_leaves_it_alone(lakes: Lakes) -> None:
+def test_create_rejects_existing_lakehouse(lakes: Lakes) -> None:
     lake = lakes.memory()
     lake.storage.delete(HINT_PATH)
     before = listed(lake.storage)
@@ -78,7 +78,7 @@ def test_create_refuses_a_root_that_holds_a_lakehouse_and_leaves_it_alone(lakes:
 
 
 @pytest.mark.parametrize("name", ["_" + "0" * 64 + ".ipc", "_" + "0" * 32 + ".ipc", "_" + "01" * 32 + ".arrow"])
-def test_create_refuses_a_root_with_roots_in_another_naming(name: str) -> None:
+def test_create_rejects_roots_in_another_naming(name: str) -> None:
     storage = MemoryStorage("memory://foreign-naming/")
     storage.write(name, b"somebody's root")
     try:
@@ -107,14 +107,14 @@ def test_create_refuses_a_root_with_roots_in_another_naming(name: str) -> None:
         {"exports": ("x",)},
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_anything_is_written(fields: dict[str, Any]) -> None:
+def test_invalid_settings_are_rejected_before_any_write(fields: dict[str, Any]) -> None:
     storage = MemoryStorage("memory://bad-settings/")
     with pytest.raises(InvalidDefinitionError):
         Lakehouse.create(storage.root, storage=storage, **fields)
     assert listed(storage) == set()
 
 
-def test_settings_are_taken_as_they_are_stored(lakes: Lakes) -> None:
+def test_settings_are_normalized(lakes: Lakes) -> None:
     lake = lakes.memory(order=None, isolation_level=1)
     definition = lake.snapshot().definition
     assert (definition.order, definition.isolation_level) == (128, IsolationLevel.SERIALIZABLE)
@@ -124,20 +124,20 @@ def test_settings_are_taken_as_they_are_stored(lakes: Lakes) -> None:
 
 
 @pytest.mark.parametrize("root", ["", "relative", "s3:///x", "/a/../b", "ftp://host/lake", "file://host/lake"])
-def test_bad_roots(root: str) -> None:
+def test_invalid_roots_are_rejected(root: str) -> None:
     for call in (Lakehouse.create, Lakehouse.open):
         with pytest.raises(InvalidLocationError):
             call(root)
 
 
-def test_opening_a_folder_that_is_no_lakehouse(lakes: Lakes) -> None:
+def test_open_fails_for_folder_without_lakehouse(lakes: Lakes) -> None:
     with pytest.raises(LakehouseNotFoundError):
         Lakehouse.open(str(lakes.folder / "missing"))
     assert not (lakes.folder / "missing").exists(), "opening makes no folder"
 
 
 @pytest.mark.parametrize("size_bytes", [0, 10, 500, -1])
-def test_a_truncated_root_is_corrupt_and_named(lakes: Lakes, size_bytes: int) -> None:
+def test_truncated_root_is_reported_as_corrupt(lakes: Lakes, size_bytes: int) -> None:
     lake = lakes.memory("broken")
     data = lake.storage.read(root_path(0))
     lake.storage.write(root_path(0), data[:size_bytes])
@@ -146,7 +146,7 @@ def test_a_truncated_root_is_corrupt_and_named(lakes: Lakes, size_bytes: int) ->
     lake.storage.write(root_path(0), data)
 
 
-def test_a_pointer_to_no_location_is_corrupt(lakes: Lakes) -> None:
+def test_pointer_to_invalid_location_is_corrupt(lakes: Lakes) -> None:
     lake = lakes.memory("broken")
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -180,7 +180,7 @@ def timed(lakes: Lakes) -> Lakehouse:
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_by_version_digits_and_time(timed: Lakehouse, version: int) -> None:
+def test_snapshot_by_number_text_and_time(timed: Lakehouse, version: int) -> None:
     created_ms = 1_000_000 + 1_000 * version
     namespaces = [f"ns{number}" for number in range(version)]
     for snapshot in (
@@ -197,13 +197,13 @@ def test_by_version_digits_and_time(timed: Lakehouse, version: int) -> None:
         assert timed.snapshot(timestamp=snapshot.created_at).version == version
 
 
-def test_leading_zeros_of_a_version_say_nothing(timed: Lakehouse) -> None:
+def test_leading_zeros_of_version_are_ignored(timed: Lakehouse) -> None:
     assert timed.snapshot("0" * 5_000).version == 0
     assert timed.snapshot("0" * 5_000 + "3").version == 3
 
 
 @pytest.mark.parametrize("version", [6, 7, -1, 2**32, 2**70, "6", "9" * 5000, 10**200])
-def test_versions_that_never_were(timed: Lakehouse, version: int | str) -> None:
+def test_versions_that_were_never_committed_are_not_found(timed: Lakehouse, version: int | str) -> None:
     with pytest.raises(VersionNotFoundError) as caught:
         timed.snapshot(version)
     assert len(str(caught.value)) < 200
@@ -221,14 +221,14 @@ def test_times_are_exact_to_the_millisecond(lakes: Lakes, millis: int) -> None:
         assert lake.snapshot(timestamp=snapshot.created_at).version == version
 
 
-def test_before_the_oldest_version_is_an_error_that_names_it(timed: Lakehouse) -> None:
+def test_time_before_oldest_version_is_an_error(timed: Lakehouse) -> None:
     with pytest.raises(VersionNotFoundError, match="1000000"):
         timed.snapshot(timestamp=999_999)
     with pytest.raises(VersionNotFoundError):
         timed.snapshot(timestamp=datetime(1960, 1, 1, tzinfo=UTC))
 
 
-def test_unclear_points_in_time_are_refused(timed: Lakehouse) -> None:
+def test_ambiguous_timestamps_are_rejected(timed: Lakehouse) -> None:
     with pytest.raises(InvalidInputError):
         timed.snapshot(timestamp=datetime(2024, 1, 1))  # noqa: DTZ001
     with pytest.raises(InvalidInputError):
@@ -239,7 +239,7 @@ def test_unclear_points_in_time_are_refused(timed: Lakehouse) -> None:
         timed.snapshot("")
 
 
-def test_times_that_do_not_rise_are_read_along_the_chain(lakes: Lakes) -> None:
+def test_foreign_times_that_do_not_increase_are_scanned(lakes: Lakes) -> None:
     lake = Lakehouse.create("memory://foreign-times/")
     try:
         start_ms = lake.snapshot(0).created_at_ms
@@ -251,7 +251,7 @@ def test_times_that_do_not_rise_are_read_along_the_chain(lakes: Lakes) -> None:
         drop_memory_root(lake.root)
 
 
-def test_times_rise_even_when_the_clock_does_not(lakes: Lakes) -> None:
+def test_version_times_increase_when_clock_does_not(lakes: Lakes) -> None:
     storage = ClockStorage(lakes.storage("stopped"), 5_000)
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
     for number, time_ms in enumerate([5_000, 5_000, 10, 9_000]):
@@ -260,7 +260,7 @@ def test_times_rise_even_when_the_clock_does_not(lakes: Lakes) -> None:
     assert [lake.snapshot(version).created_at_ms for version in range(5)] == [5_000, 5_001, 5_002, 5_003, 9_000]
 
 
-def test_an_export_is_read_by_its_name(timed: Lakehouse) -> None:
+def test_export_is_read_by_name(timed: Lakehouse) -> None:
     path = new_export_root_path()
     timed.storage.create(path, timed.storage.read(root_path(2)))
     timed.alter_definition(
@@ -282,7 +282,7 @@ def test_an_export_is_read_by_its_name(timed: Lakehouse) -> None:
         (ExpirationState.PURGED, "cannot"),
     ],
 )
-def test_expired_versions_are_not_opened(timed: Lakehouse, state: ExpirationState, message: str) -> None:
+def test_expired_versions_cannot_be_opened(timed: Lakehouse, state: ExpirationState, message: str) -> None:
     batch = ExpirationBatch(id="b", versions="1-2,4", state=state)
     timed.alter_definition(expirations=(batch,))
     for version in (1, 2, 4, "4"):
@@ -293,7 +293,7 @@ def test_expired_versions_are_not_opened(timed: Lakehouse, state: ExpirationStat
     assert [version for version, shown in states.items() if shown == "expired"] == [4, 2, 1]
 
 
-def test_a_sealed_version_is_expired(timed: Lakehouse) -> None:
+def test_sealed_version_raises_version_expired(timed: Lakehouse) -> None:
     seal(timed, 2)
     with pytest.raises(VersionExpiredError):
         timed.snapshot(2)
@@ -301,7 +301,7 @@ def test_a_sealed_version_is_expired(timed: Lakehouse) -> None:
     assert timed.snapshot(timestamp=1_003_500).version == 3, "its time still counts"
 
 
-def test_a_version_purged_while_it_is_read_is_expired(lake: Lakehouse) -> None:
+def test_version_purged_during_read_raises_version_expired(lake: Lakehouse) -> None:
     """Its nodes and definitions vanish one by one after its root was sealed."""
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -338,7 +338,7 @@ def test_a_version_purged_while_it_is_read_is_expired(lake: Lakehouse) -> None:
     lake.storage.create_many(lost)  # version 2 shares some of them, which a purge would keep
 
 
-def test_a_file_that_is_missing_from_a_live_version_is_missing(lake: Lakehouse) -> None:
+def test_missing_file_of_live_version_raises_file_missing(lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         txn.create_namespace("ns")
     location = lake.snapshot().entry(lake.snapshot().keys.namespace_key("ns"))
@@ -353,7 +353,7 @@ def test_a_file_that_is_missing_from_a_live_version_is_missing(lake: Lakehouse) 
 # History and diff
 
 
-def test_history_tells_who_did_what_newest_first(lake: Lakehouse) -> None:
+def test_history_lists_authors_and_operations_newest_first(lake: Lakehouse) -> None:
     with lake.transaction(message="first", run_id="run-1", properties={"month": "2013-01"}) as txn:
         txn.create_namespace("ns")
     with lake.transaction() as second:
@@ -383,7 +383,7 @@ def test_history_tells_who_did_what_newest_first(lake: Lakehouse) -> None:
     assert len(list(lake.history(99))) == 6
 
 
-def test_history_tells_the_run_and_who_approved_it(lake: Lakehouse) -> None:
+def test_history_contains_run_and_approver(lake: Lakehouse) -> None:
     with acting_for_run("run-1", "Ada"):
         lake.alter_definition(properties={"a": "b"})
         with acting_for_run("run-2"), lake.transaction() as txn:
@@ -397,7 +397,7 @@ def test_history_tells_the_run_and_who_approved_it(lake: Lakehouse) -> None:
     assert next(iter(lake.history(1))).approved_by == "ü" * LONGEST_USER_CHARS
 
 
-def test_names_of_single_operations(lake: Lakehouse) -> None:
+def test_operation_names_of_single_changes(lake: Lakehouse) -> None:
     def operation(change: str, *arguments: Any) -> str | None:
         with lake.transaction() as txn:
             getattr(txn, change)(*arguments)
@@ -411,7 +411,7 @@ def test_names_of_single_operations(lake: Lakehouse) -> None:
     assert operation("drop_namespace", "ns") == "drop-namespace"
 
 
-def test_history_reads_in_batches(lake: Lakehouse) -> None:
+def test_history_reads_roots_in_batches(lake: Lakehouse) -> None:
     for number in range(70):
         lake.alter_definition(properties={"n": str(number)})
     assert [info.version for info in lake.history()] == list(range(70, -1, -1))
@@ -419,7 +419,7 @@ def test_history_reads_in_batches(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("info", [None, "no json", "[]", '{"members":5,"counts":"x","properties":7,"operation":null}'])
-def test_history_bears_what_others_write(lakes: Lakes, info: str | None) -> None:
+def test_history_tolerates_entries_of_other_programs(lakes: Lakes, info: str | None) -> None:
     lake = Lakehouse.create("memory://foreign-info/")
     try:
         add_root(lake, 1, commit_info=info, rollback_from_root=root_path(0), created_at_millis="9999999999999")
@@ -430,7 +430,7 @@ def test_history_bears_what_others_write(lakes: Lakes, info: str | None) -> None
         drop_memory_root(lake.root)
 
 
-def test_diff_names_what_was_added_changed_and_removed(lake: Lakehouse) -> None:
+def test_diff_lists_added_changed_and_removed_objects(lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         txn.create_namespace("a")
         txn.create_namespace("b")
@@ -458,7 +458,7 @@ def test_diff_names_what_was_added_changed_and_removed(lake: Lakehouse) -> None:
 # Settings
 
 
-def test_settings_change_in_commits_of_their_own(lake: Lakehouse) -> None:
+def test_settings_change_in_separate_commits(lake: Lakehouse) -> None:
     assert lake.alter_definition(txn_ttl_millis=1_000, properties={"a": "b"}) == 1
     assert lake.alter_definition(txn_ttl_millis=1_000) == 1, "no change, no commit"
     assert lake.snapshot().definition.txn_ttl_millis == 1_000
@@ -470,7 +470,7 @@ def test_settings_change_in_commits_of_their_own(lake: Lakehouse) -> None:
     assert left_over_paths(lake) == set()
 
 
-def test_concurrent_settings_merge_by_field_and_by_key_of_maps(lake: Lakehouse) -> None:
+def test_concurrent_settings_merge_by_field_and_map_key(lake: Lakehouse) -> None:
     def changed(txn: Any, **fields: Any) -> None:
         txn.alter_definition(replace(txn.definition, **fields))
 
@@ -493,7 +493,7 @@ def test_concurrent_settings_merge_by_field_and_by_key_of_maps(lake: Lakehouse) 
     assert left_over_paths(lake) == set(), "the definition written before the merge is gone"
 
 
-def test_the_same_setting_changed_alike_needs_no_commit(lake: Lakehouse) -> None:
+def test_equal_concurrent_setting_needs_no_commit(lake: Lakehouse) -> None:
     ours, theirs = lake.transaction(), lake.transaction()
     for txn in (ours, theirs):
         txn.alter_definition(replace(txn.definition, txn_ttl_millis=50_000))
@@ -525,7 +525,7 @@ def test_the_same_setting_changed_alike_needs_no_commit(lake: Lakehouse) -> None
         ),
     ],
 )
-def test_settings_that_do_not_merge(lake: Lakehouse, ours: Any, theirs: Any, message: str) -> None:
+def test_conflicting_settings_are_rejected(lake: Lakehouse, ours: Any, theirs: Any, message: str) -> None:
     lake.alter_definition(properties={"base": "1"})
     mine, other = lake.transaction(), lake.transaction()
     mine.alter_definition(replace(mine.definition, **ours))
@@ -536,7 +536,7 @@ def test_settings_that_do_not_merge(lake: Lakehouse, ours: Any, theirs: Any, mes
     assert left_over_paths(lake) == set()
 
 
-def test_unknown_system_rows_of_a_root_are_carried_on() -> None:
+def test_unknown_system_rows_are_kept() -> None:
     lake = Lakehouse.create("memory://unknown-rows/")
     try:
         add_root(lake, 1, created_at_millis="1", future_setting="x", commit_id="theirs")

@@ -62,7 +62,7 @@ def lose(lake: Lakehouse) -> None:
     txn.commit()
 
 
-def test_a_look_beside_that_fails_costs_an_attempt_at_most(lake: Lakehouse, meter: MeteredStorage) -> None:
+def test_failed_speculative_probe_costs_at_most_one_attempt(lake: Lakehouse, meter: MeteredStorage) -> None:
     faulty = NotReadOnce(meter, {root_path(4), root_path(5)})
     own = Lakehouse(faulty)
     lose(own)
@@ -74,7 +74,7 @@ def test_a_look_beside_that_fails_costs_an_attempt_at_most(lake: Lakehouse, mete
     assert not faulty.paths
 
 
-def test_who_meets_nobody_for_some_commits_looks_no_longer(lake: Lakehouse, meter: MeteredStorage) -> None:
+def test_speculative_probes_end_without_contention(lake: Lakehouse, meter: MeteredStorage) -> None:
     lose(lake)
     reads = []
     for number in range(COMMITS_BETWEEN_POLLS + 1):
@@ -87,7 +87,7 @@ def test_who_meets_nobody_for_some_commits_looks_no_longer(lake: Lakehouse, mete
     assert reads[-1] == budget("commit a namespace").requests.get("read", 0)
 
 
-def test_a_look_that_fails_in_part_tells_whose_root_stands(lake: Lakehouse, meter: MeteredStorage) -> None:
+def test_partly_failed_probe_identifies_root(lake: Lakehouse, meter: MeteredStorage) -> None:
     """The successor and the hint cannot be read: the outcome is told all the same, and the rest found later."""
     faulty = NotReadOnce(meter, {root_path(3), HINT_PATH})
     own = Lakehouse(faulty)
@@ -116,7 +116,9 @@ class NotReadOnce(StorageWrapper):
 
 
 @pytest.mark.parametrize("hint", [b"0", b"1", b"2", b"3", b"4294967295", b"garbage", None])
-def test_no_hint_misleads_who_knows_a_version(lake: Lakehouse, meter: MeteredStorage, hint: bytes | None) -> None:
+def test_wrong_hint_does_not_affect_known_newest_root(
+    lake: Lakehouse, meter: MeteredStorage, hint: bytes | None
+) -> None:
     other = Lakehouse(meter)
     for n_others in range(4):
         meter.delete(HINT_PATH) if hint is None else meter.write(HINT_PATH, hint)
@@ -126,7 +128,7 @@ def test_no_hint_misleads_who_knows_a_version(lake: Lakehouse, meter: MeteredSto
     assert lake.snapshot().namespaces() == ["a", *(f"of-another-{n}" for n in range(4))]
 
 
-def test_commits_of_another_program_are_seen(lake: Lakehouse, meter: MeteredStorage) -> None:
+def test_commits_of_other_programs_are_found(lake: Lakehouse, meter: MeteredStorage) -> None:
     foreign = ForeignLake(meter)
     for number in range(3):
         version = foreign.commit_table("a", f"t{number}")
@@ -135,9 +137,7 @@ def test_commits_of_another_program_are_seen(lake: Lakehouse, meter: MeteredStor
 
 
 @pytest.mark.parametrize("n_versions", [1, 2, 3, 5])
-def test_a_lakehouse_that_was_put_in_the_place_of_another_is_not_taken_for_it(
-    lake: Lakehouse, meter: MeteredStorage, n_versions: int
-) -> None:
+def test_replaced_lakehouse_is_detected(lake: Lakehouse, meter: MeteredStorage, n_versions: int) -> None:
     """Also where it has as many versions: a commit on the old one's nodes would damage it."""
     commit(lake, "b")
     for info in list(meter.list()):
@@ -150,7 +150,7 @@ def test_a_lakehouse_that_was_put_in_the_place_of_another_is_not_taken_for_it(
     check_lake(Lakehouse(meter))
 
 
-def test_a_root_without_a_commit_id_is_compared_as_a_whole(lake: Lakehouse, meter: MeteredStorage) -> None:
+def test_root_without_commit_id_is_compared_by_content(lake: Lakehouse, meter: MeteredStorage) -> None:
     version = ForeignLake(meter).commit_table("a", "t")
     assert lake.snapshot().version == version
     data = meter.read(root_path(version))
@@ -160,7 +160,7 @@ def test_a_root_without_a_commit_id_is_compared_as_a_whole(lake: Lakehouse, mete
     assert begin.counts.bytes_read > len(data)
 
 
-def test_a_root_that_was_committed_is_the_one_that_is_read(lake: Lakehouse, meter: MeteredStorage) -> None:
+def test_committed_root_is_the_root_that_is_read(lake: Lakehouse, meter: MeteredStorage) -> None:
     commit(lake, "b")
     with lake.transaction() as txn:
         for number in range(20):
@@ -171,7 +171,7 @@ def test_a_root_that_was_committed_is_the_one_that_is_read(lake: Lakehouse, mete
     assert lake.snapshot().tree_shape() == Lakehouse(meter).snapshot().tree_shape()
 
 
-def test_a_damaged_latest_root_is_told_by_who_reads_it_and_open_finds_it(meter: MeteredStorage) -> None:
+def test_open_succeeds_with_damaged_latest_root_and_reads_fail(meter: MeteredStorage) -> None:
     lake = Lakehouse.create(ROOT, storage=meter)
     meter.write(root_path(commit(lake, "a")), b"garbage")
     opened = Lakehouse.open(ROOT, storage=meter)
@@ -180,7 +180,7 @@ def test_a_damaged_latest_root_is_told_by_who_reads_it_and_open_finds_it(meter: 
         opened.snapshot()
 
 
-def test_reads_past_the_caches_keep_no_root(lake: Lakehouse, meter: MeteredStorage) -> None:
+def test_uncached_lakehouse_keeps_no_root(lake: Lakehouse, meter: MeteredStorage) -> None:
     uncached = Lakehouse(meter, cache="off")
     for _ in range(2):
         with meter.measure() as begin:
@@ -192,7 +192,7 @@ def test_reads_past_the_caches_keep_no_root(lake: Lakehouse, meter: MeteredStora
 # What ``open`` found
 
 
-def test_who_begins_at_once_after_open_asks_for_nothing(
+def test_transaction_right_after_open_reuses_opened_version(
     lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock
 ) -> None:
     with meter.measure() as opening:
@@ -208,7 +208,7 @@ def test_who_begins_at_once_after_open_asks_for_nothing(
     assert txn.commit() == 2
 
 
-def test_who_waits_after_open_asks_again(lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock) -> None:
+def test_opened_version_is_not_reused_later(lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock) -> None:
     opened = Lakehouse.open(ROOT, storage=meter)
     manual_clock.advance(0.01)
     with meter.measure() as begin:
@@ -216,7 +216,7 @@ def test_who_waits_after_open_asks_again(lake: Lakehouse, meter: MeteredStorage,
     assert begin.counts.requests == budget("begin, warm").requests
 
 
-def test_what_open_found_is_not_new_once_this_process_committed(
+def test_opened_version_is_not_reused_after_own_commit(
     lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock
 ) -> None:
     opened = Lakehouse.open(ROOT, storage=meter)
@@ -224,7 +224,7 @@ def test_what_open_found_is_not_new_once_this_process_committed(
     assert opened.snapshot().namespaces() == ["a", "b"]
 
 
-def test_what_open_found_is_not_told_after_something_newer(
+def test_opened_version_is_not_returned_after_newer_read(
     lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock
 ) -> None:
     """Another process is not counted: no read of one object goes back behind an earlier one."""
@@ -234,7 +234,7 @@ def test_what_open_found_is_not_told_after_something_newer(
     assert opened.snapshot().version == 2
 
 
-def test_who_opened_while_a_root_was_on_its_way_asks_again(
+def test_version_opened_during_own_commit_is_not_reused(
     lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Lakehouse] = []
@@ -250,7 +250,7 @@ def test_who_opened_while_a_root_was_on_its_way_asks_again(
     assert found[0].snapshot().version == 2
 
 
-def test_creating_a_root_counts_also_where_its_answer_is_lost(
+def test_created_root_with_lost_response_invalidates_opened_version(
     lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock
 ) -> None:
     opened = Lakehouse.open(ROOT, storage=meter)

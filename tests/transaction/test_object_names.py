@@ -57,7 +57,7 @@ def lake(lakes: Lakes) -> Lakehouse:
 
 
 @pytest.mark.parametrize(("first", "second"), [(add_view, add_table), (add_table, add_view)])
-def test_the_second_object_of_a_name_is_rejected(
+def test_second_object_with_same_name_is_rejected(
     lake: Lakehouse, first: Callable[[Transaction], None], second: Callable[[Transaction], None]
 ) -> None:
     done(lake, first)
@@ -69,7 +69,7 @@ def test_the_second_object_of_a_name_is_rejected(
 
 
 @pytest.mark.parametrize(("first", "second"), [(add_view, add_table), (add_table, add_view)])
-def test_one_transaction_creates_only_one_of_them(
+def test_table_and_view_of_same_name_in_one_transaction_fail(
     lake: Lakehouse, first: Callable[[Transaction], None], second: Callable[[Transaction], None]
 ) -> None:
     with pytest.raises(ObjectExistsError):
@@ -78,7 +78,7 @@ def test_one_transaction_creates_only_one_of_them(
 
 
 @pytest.mark.parametrize(("first", "second"), [(add_view, add_table), (add_table, add_view)])
-def test_a_concurrent_writer_that_lost_the_race_is_rejected(
+def test_transaction_that_conflicts_with_concurrent_commit_fails(
     lake: Lakehouse, first: Callable[[Transaction], None], second: Callable[[Transaction], None]
 ) -> None:
     txn = lake.transaction()
@@ -93,7 +93,7 @@ def test_a_concurrent_writer_that_lost_the_race_is_rejected(
 
 @pytest.mark.parametrize("is_slow", [False, True])
 @pytest.mark.parametrize("works", [(add_view, add_table), (add_table, add_view)])
-def test_transactions_that_wait_in_one_queue(
+def test_waiting_transactions_commit_in_order(
     lakes: Lakes,
     monkeypatch: pytest.MonkeyPatch,
     works: tuple[Callable[[Transaction], None], Callable[[Transaction], None]],
@@ -112,9 +112,7 @@ def test_transactions_that_wait_in_one_queue(
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
-def test_a_member_of_a_group_with_a_taken_name_fails_alone(
-    lakes: Lakes, monkeypatch: pytest.MonkeyPatch, is_slow: bool
-) -> None:
+def test_group_member_with_taken_name_fails_alone(lakes: Lakes, monkeypatch: pytest.MonkeyPatch, is_slow: bool) -> None:
     if is_slow:
         let_requests_take_long(monkeypatch)
     lake = lakes.memory()
@@ -125,7 +123,7 @@ def test_a_member_of_a_group_with_a_taken_name_fails_alone(
     assert left_over_paths(lake) == set()
 
 
-def test_a_name_is_free_again_when_its_object_is_dropped_in_the_same_transaction(lake: Lakehouse) -> None:
+def test_name_can_be_reused_after_drop_in_same_transaction(lake: Lakehouse) -> None:
     done(lake, add_view)
     done(lake, drop_view, add_table)
     assert names(lake.snapshot()) == (["v"], [])
@@ -133,7 +131,7 @@ def test_a_name_is_free_again_when_its_object_is_dropped_in_the_same_transaction
     assert names(lake.snapshot()) == ([], ["v"])
 
 
-def test_a_restored_entry_is_checked(lake: Lakehouse) -> None:
+def test_names_of_restored_entry_are_checked(lake: Lakehouse) -> None:
     """As a rollback of one table, or of one namespace, writes it."""
     with_table = lake.snapshot(done(lake, add_table))
     done(lake, lambda txn: txn.drop_table("ns", "v"))
@@ -152,7 +150,7 @@ def test_a_restored_entry_is_checked(lake: Lakehouse) -> None:
     assert names(lake.snapshot()) == ([], ["v"])
 
 
-def test_staged_and_saved_changes_are_checked(lake: Lakehouse) -> None:
+def test_names_of_staged_and_saved_changes_are_checked(lake: Lakehouse) -> None:
     txn = lake.transaction()
     txn.put_staged([lake.stage_definition("ns", "v", table())])
     saved = lake.transaction()
@@ -166,9 +164,7 @@ def test_staged_and_saved_changes_are_checked(lake: Lakehouse) -> None:
     assert names(lake.snapshot()) == ([], ["v"])
 
 
-def test_names_that_were_shared_before_can_still_be_altered_and_dropped(
-    lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_existing_shared_names_can_be_altered_and_dropped(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier version of this program, or another one, may have created both."""
     with monkeypatch.context() as earlier:
         earlier.setattr("trinitylake_ops.transaction.change_set.VIEW_PREFIX", "none.")
@@ -180,7 +176,7 @@ def test_names_that_were_shared_before_can_still_be_altered_and_dropped(
 
 
 @pytest.mark.parametrize("works", [(add_view, add_table), (add_table, add_view)])
-def test_verify_reports_a_shared_name(
+def test_verify_reports_shared_name(
     lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, works: tuple[Callable[[Transaction], None], ...]
 ) -> None:
     done(lake, lambda txn: txn.create_table("ns", "t", table()))
@@ -197,13 +193,13 @@ def test_verify_reports_a_shared_name(
     assert (finding.code, finding.version) == ("name-shared", 4)
 
 
-def test_a_view_whose_name_no_table_can_have_does_no_harm(lake: Lakehouse) -> None:
+def test_view_with_name_no_table_can_have_is_ignored(lake: Lakehouse) -> None:
     done(lake, lambda txn: txn.alter_namespace("ns", {VIEW_PREFIX: "", f"{VIEW_PREFIX}a b": ""}))
     done(lake, add_table)
     assert lake.snapshot().tables("ns") == ["v"]
 
 
-def test_the_definition_of_a_namespace_is_read_once_for_all_its_new_tables(lake: Lakehouse) -> None:
+def test_namespace_definition_is_read_once_for_all_new_tables(lake: Lakehouse) -> None:
     metered = MeteredStorage(lake.storage)
     other = Lakehouse(metered)
     reads = []

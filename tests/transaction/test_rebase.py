@@ -199,7 +199,7 @@ def race(lake: Lakehouse, ours: Work, theirs: Work, isolation: str) -> Transacti
 
 
 @pytest.mark.parametrize(("ours", "theirs"), COMPATIBLE.values(), ids=COMPATIBLE.keys())
-def test_both_commits_hold_as_if_one_came_after_the_other(filled: Lakehouse, ours: Work, theirs: Work) -> None:
+def test_compatible_commits_are_serialized(filled: Lakehouse, ours: Work, theirs: Work) -> None:
     assert race(filled, ours, theirs, "snapshot").committed_version == 3
     both = objects(filled.snapshot(3)).keys()
     assert both == (objects(filled.snapshot(2)).keys() | both) - _dropped(filled, 2, 3)
@@ -215,7 +215,7 @@ def _dropped(lake: Lakehouse, before: int, after: int) -> set[tuple[str, ...]]:
 
 @pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
 @pytest.mark.parametrize(("ours", "theirs", "line"), CONFLICTING.values(), ids=CONFLICTING.keys())
-def test_conflicts_name_the_object_and_both_sides(
+def test_conflicts_name_object_and_both_sides(
     filled: Lakehouse, ours: Work, theirs: Work, line: str, isolation: str
 ) -> None:
     with pytest.raises(CommitConflictError) as caught:
@@ -228,7 +228,7 @@ def test_conflicts_name_the_object_and_both_sides(
 
 
 @pytest.mark.parametrize(("ours", "theirs", "line"), SERIALIZABLE_ONLY.values(), ids=SERIALIZABLE_ONLY.keys())
-def test_what_was_read_counts_only_when_serializable(filled: Lakehouse, ours: Work, theirs: Work, line: str) -> None:
+def test_changed_reads_conflict_only_when_serializable(filled: Lakehouse, ours: Work, theirs: Work, line: str) -> None:
     with pytest.raises(CommitConflictError) as caught:
         race(filled, ours, theirs, "serializable")
     assert line in str(caught.value)
@@ -236,12 +236,12 @@ def test_what_was_read_counts_only_when_serializable(filled: Lakehouse, ours: Wo
 
 
 @pytest.mark.parametrize(("ours", "theirs", "line"), SERIALIZABLE_ONLY.values(), ids=SERIALIZABLE_ONLY.keys())
-def test_snapshot_isolation_allows_it(filled: Lakehouse, ours: Work, theirs: Work, line: str) -> None:
+def test_snapshot_isolation_allows_changed_reads(filled: Lakehouse, ours: Work, theirs: Work, line: str) -> None:
     assert line
     assert race(filled, ours, theirs, "snapshot").committed_version == 3
 
 
-def test_serializable_transactions_that_read_elsewhere_commit(filled: Lakehouse) -> None:
+def test_serializable_transactions_with_disjoint_reads_commit(filled: Lakehouse) -> None:
     def ours(txn: Transaction) -> None:
         txn.tables("one")
         txn.alter_table("one", "t", table(a="b"))
@@ -249,7 +249,7 @@ def test_serializable_transactions_that_read_elsewhere_commit(filled: Lakehouse)
     assert race(filled, ours, lambda txn: txn.create_table("ns", "x", table()), "serializable").committed_version == 3
 
 
-def test_a_transaction_is_rebased_as_often_as_needed(filled: Lakehouse) -> None:
+def test_transaction_is_rebased_until_it_commits(filled: Lakehouse) -> None:
     mine = filled.transaction()
     mine.create_table("ns", "mine", table())
     mine.require(lambda latest: _intrude(filled, latest))
@@ -265,7 +265,7 @@ def _intrude(lake: Lakehouse, latest: Snapshot) -> None:
             other.create_table("ns", f"theirs-{latest.version}", table())
 
 
-def test_preconditions_are_checked_again_on_every_rebase(filled: Lakehouse) -> None:
+def test_preconditions_are_checked_on_every_rebase(filled: Lakehouse) -> None:
     def namespace_is_empty(latest: Snapshot) -> None:
         if latest.tables("empty"):
             raise NamespaceNotEmptyError("it is not empty any more")
@@ -282,7 +282,7 @@ def test_preconditions_are_checked_again_on_every_rebase(filled: Lakehouse) -> N
         filled.transaction().require(namespace_is_empty)
 
 
-def test_settings_that_were_read_count_when_serializable(filled: Lakehouse) -> None:
+def test_read_settings_conflict_when_serializable(filled: Lakehouse) -> None:
     """What one did because of a setting does not hold once another has changed it."""
     outcomes: list[int | type[CommitConflictError]] = []
     for isolation in ("serializable", "snapshot"):
@@ -300,7 +300,7 @@ def test_settings_that_were_read_count_when_serializable(filled: Lakehouse) -> N
     assert outcomes == [CommitConflictError, filled.latest_version()]
 
 
-def test_what_changes_nothing_never_conflicts(filled: Lakehouse) -> None:
+def test_transaction_without_changes_never_conflicts(filled: Lakehouse) -> None:
     txn = filled.transaction("serializable")
     before = txn.base.version
     txn.namespaces()

@@ -86,7 +86,7 @@ def resolve(lake: Lakehouse, error: CommitOutcomeUnknownError, *, fence: bool = 
 
 
 @pytest.mark.parametrize("fence", [False, True])
-def test_one_that_landed_is_committed(lake: Lakehouse, fence: bool) -> None:
+def test_resolve_commit_reports_committed(lake: Lakehouse, fence: bool) -> None:
     error = unknown_commit(Unanswered(lake.storage, arrives=True))
     assert resolve(lake, error, fence=fence) == "committed"
     assert lake.latest_version() == 1
@@ -97,7 +97,7 @@ def test_one_that_landed_is_committed(lake: Lakehouse, fence: bool) -> None:
 
 
 @pytest.mark.parametrize("fence", [False, True])
-def test_one_whose_version_is_anothers_is_lost(lake: Lakehouse, fence: bool) -> None:
+def test_resolve_commit_reports_lost(lake: Lakehouse, fence: bool) -> None:
     error = unknown_commit(Unanswered(lake.storage, arrives=False))
     with lake.transaction() as txn:
         txn.create_namespace("other")
@@ -105,7 +105,7 @@ def test_one_whose_version_is_anothers_is_lost(lake: Lakehouse, fence: bool) -> 
     assert lake.latest_version() == 1
 
 
-def test_one_on_its_way_is_undecided_and_may_land(lake: Lakehouse) -> None:
+def test_request_in_flight_is_undecided(lake: Lakehouse) -> None:
     held = HeldBack(lake.storage)
     error = unknown_commit(held)
     assert resolve(lake, error) == "undecided"
@@ -115,7 +115,7 @@ def test_one_on_its_way_is_undecided_and_may_land(lake: Lakehouse) -> None:
     assert len(objects(lake.snapshot(1))) == 13, "none of its files was deleted"
 
 
-def test_a_fence_decides_and_keeps_it_out(lake: Lakehouse) -> None:
+def test_fence_prevents_undecided_commit(lake: Lakehouse) -> None:
     held = HeldBack(lake.storage)
     error = unknown_commit(held)
     assert resolve(lake, error, fence=True) == "lost"
@@ -132,7 +132,7 @@ def test_a_fence_decides_and_keeps_it_out(lake: Lakehouse) -> None:
     assert lake.storage.read("_latest_hint.txt") == b"1"
 
 
-def test_a_fence_carries_the_whole_content(lake: Lakehouse) -> None:
+def test_fence_keeps_all_content(lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         for number in range(40):
@@ -145,7 +145,7 @@ def test_a_fence_carries_the_whole_content(lake: Lakehouse) -> None:
     assert operations.verify(lake).findings == ()
 
 
-def test_a_fence_that_comes_too_late_says_committed(lake: Lakehouse) -> None:
+def test_late_fence_reports_committed(lake: Lakehouse) -> None:
     """The request lands between the look and the fence."""
     held = HeldBack(lake.storage)
     error = unknown_commit(held)
@@ -161,7 +161,7 @@ def test_a_fence_that_comes_too_late_says_committed(lake: Lakehouse) -> None:
     assert len(objects(lake.snapshot(1))) == 13
 
 
-def test_a_fence_without_an_answer_is_said_and_can_be_asked_again(lake: Lakehouse) -> None:
+def test_fence_with_lost_response_can_be_retried(lake: Lakehouse) -> None:
     error = unknown_commit(HeldBack(lake.storage))
     with pytest.raises(CommitOutcomeUnknownError):
         resolve(Lakehouse(Unanswered(lake.storage, arrives=True)), error, fence=True)
@@ -169,7 +169,7 @@ def test_a_fence_without_an_answer_is_said_and_can_be_asked_again(lake: Lakehous
     assert lake.latest_version() == 1
 
 
-def test_a_sealed_root_still_answers(lake: Lakehouse) -> None:
+def test_resolve_commit_reads_sealed_root(lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         txn.create_namespace("ns")
     commit_id = str(next(lake.history(1)).commit_id)
@@ -180,7 +180,7 @@ def test_a_sealed_root_still_answers(lake: Lakehouse) -> None:
     assert lake.resolve_commit(1, UNKNOWN_ID) == "lost"
 
 
-def test_what_cannot_be_answered_is_refused(lake: Lakehouse) -> None:
+def test_resolve_commit_rejects_unanswerable_requests(lake: Lakehouse) -> None:
     for version in (-1, 2**32):
         with pytest.raises(InvalidInputError):
             lake.resolve_commit(version, UNKNOWN_ID)

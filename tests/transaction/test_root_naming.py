@@ -74,7 +74,7 @@ def other(original: Lakehouse, storage: MemoryStorage, naming: RootNaming, lakes
     return storage
 
 
-def test_each_naming_is_found_by_opening_and_on_first_use(other: MemoryStorage, naming: RootNaming) -> None:
+def test_each_naming_is_found_on_open_and_on_first_use(other: MemoryStorage, naming: RootNaming) -> None:
     assert Lakehouse.open(other.root).files.roots.known_naming == naming
     lake = Lakehouse(other)
     assert lake.files.roots.known_naming is None
@@ -86,7 +86,7 @@ def test_each_naming_is_found_by_opening_and_on_first_use(other: MemoryStorage, 
 @pytest.mark.parametrize(
     "hint", [b"9", b" 9\r\n", b"8", b"4", b"0", b"10", b"99999", str(MAX_VERSION).encode(), b"garbage", b"", None]
 )
-def test_no_hint_fails_anyone(other: MemoryStorage, naming: RootNaming, hint: bytes | None) -> None:
+def test_invalid_hint_never_fails_a_read(other: MemoryStorage, naming: RootNaming, hint: bytes | None) -> None:
     other.delete(HINT_PATH) if hint is None else other.write(HINT_PATH, hint)
     meter = MeteredStorage(other)
     roots = Roots(meter)
@@ -105,7 +105,7 @@ def test_no_hint_fails_anyone(other: MemoryStorage, naming: RootNaming, hint: by
     assert other.read(HINT_PATH) == b"10", "the next commit repairs the hint"
 
 
-def test_a_right_hint_takes_two_rounds_once_the_naming_is_known(other: MemoryStorage, naming: RootNaming) -> None:
+def test_correct_hint_takes_two_round_trips_with_known_naming(other: MemoryStorage, naming: RootNaming) -> None:
     meter = MeteredStorage(other)
     with meter.measure() as opening:
         lake = Lakehouse.open(other.root, storage=meter)
@@ -128,7 +128,7 @@ def test_a_right_hint_takes_two_rounds_once_the_naming_is_known(other: MemorySto
 
 
 @pytest.mark.parametrize("hint", [None, b"0", b"2", b"6", b"9", b"77"])
-def test_the_naming_is_found_after_others_removed_the_oldest_versions(
+def test_naming_is_found_after_oldest_roots_were_deleted(
     original: Lakehouse, storage: MemoryStorage, naming: RootNaming, hint: bytes | None
 ) -> None:
     copy_renamed(original, storage, naming)
@@ -147,7 +147,7 @@ def test_the_naming_is_found_after_others_removed_the_oldest_versions(
     assert storage.exists(naming.path(LATEST + 1))
 
 
-def test_everything_works_and_keeps_the_naming(other: MemoryStorage, naming: RootNaming, original: Lakehouse) -> None:
+def test_all_operations_keep_naming(other: MemoryStorage, naming: RootNaming, original: Lakehouse) -> None:
     lake = Lakehouse.open(other.root)
     assert [objects(lake.snapshot(v)) for v in range(LATEST + 1)] == [
         objects(original.snapshot(v)) for v in range(LATEST + 1)
@@ -187,9 +187,7 @@ def test_everything_works_and_keeps_the_naming(other: MemoryStorage, naming: Roo
     assert names == {naming.path(version) for version in range(latest + 2)}
 
 
-def test_a_lost_answer_to_a_commit_is_settled_under_the_name_it_was_sent_to(
-    other: MemoryStorage, naming: RootNaming
-) -> None:
+def test_lost_response_is_resolved_in_naming_of_root(other: MemoryStorage, naming: RootNaming) -> None:
     path = naming.path(LATEST + 1)
     lake = Lakehouse(FaultyStorage(other, [fail(1, StoragePermissionError, "after", kind="create", path_part=path)]))
     with lake.transaction() as txn:
@@ -198,7 +196,7 @@ def test_a_lost_answer_to_a_commit_is_settled_under_the_name_it_was_sent_to(
 
 
 @pytest.mark.parametrize("naming", OTHERS, ids=str, indirect=True)
-def test_create_refuses_any_root_name(storage: MemoryStorage, naming: RootNaming) -> None:
+def test_create_rejects_any_existing_root_file(storage: MemoryStorage, naming: RootNaming) -> None:
     for version in (0, 5, MAX_VERSION):
         storage.write(naming.path(version), b"anything")
         with pytest.raises(LakehouseExistsError):
@@ -221,7 +219,7 @@ def assert_refused(storage: MemoryStorage, own: RootNaming, stray_path: str) -> 
 
 
 @pytest.mark.parametrize(("own", "stray"), list(permutations(ROOT_NAMINGS, 2)), ids=str)
-def test_a_mixture_at_version_0_or_at_the_hint_is_refused_by_open(
+def test_open_rejects_mixed_namings_at_version_0_or_hint(
     original: Lakehouse, storage: MemoryStorage, own: RootNaming, stray: RootNaming
 ) -> None:
     copy_renamed(original, storage, own)
@@ -243,7 +241,7 @@ def test_a_mixture_at_version_0_or_at_the_hint_is_refused_by_open(
 
 
 @pytest.mark.parametrize(("own", "stray"), list(permutations(ROOT_NAMINGS, 2)), ids=str)
-def test_a_mixture_elsewhere_is_found_by_verify_and_stops_what_lists(
+def test_mixed_namings_at_other_versions_fail_listing_and_verify(
     original: Lakehouse, storage: MemoryStorage, own: RootNaming, stray: RootNaming
 ) -> None:
     copy_renamed(original, storage, own)
@@ -259,7 +257,7 @@ def test_a_mixture_elsewhere_is_found_by_verify_and_stops_what_lists(
         operations.plan_drop_namespace(lake, "ns")
 
 
-def test_versions_beyond_the_largest_are_refused(original: Lakehouse, storage: MemoryStorage) -> None:
+def test_versions_beyond_largest_are_rejected(original: Lakehouse, storage: MemoryStorage) -> None:
     naming = RootNaming(64, ".ipc")
     beyond = "_" + f"{MAX_VERSION + 1:064b}"[::-1] + ".ipc"
     storage.write(beyond, b"root")
@@ -278,7 +276,7 @@ def test_versions_beyond_the_largest_are_refused(original: Lakehouse, storage: M
         operations.plan_rollback(lake, 1)
 
 
-def test_a_gap_is_found_in_every_naming(other: MemoryStorage, naming: RootNaming, lakes: Lakes) -> None:
+def test_gap_is_found_in_every_naming(other: MemoryStorage, naming: RootNaming, lakes: Lakes) -> None:
     other.write(naming.path(LATEST + 5), other.read(naming.path(LATEST)))
     lake = Lakehouse.open(other.root)
     (finding,) = operations.verify(lake).findings
@@ -288,7 +286,7 @@ def test_a_gap_is_found_in_every_naming(other: MemoryStorage, naming: RootNaming
     assert caught.value.path == naming.path(LATEST + 1)
 
 
-def test_a_lakehouse_replaced_by_one_of_another_naming(original: Lakehouse, storage: MemoryStorage) -> None:
+def test_lakehouse_replaced_by_one_with_another_naming_is_found(original: Lakehouse, storage: MemoryStorage) -> None:
     """As after a restore from a copy; whoever had it open goes on."""
     copy_renamed(original, storage, OTHERS[0])
     lake = Lakehouse.open(storage.root)
@@ -301,7 +299,7 @@ def test_a_lakehouse_replaced_by_one_of_another_naming(original: Lakehouse, stor
     assert lake.files.roots.naming == OTHERS[2]
 
 
-def test_longer_names_never_make_a_root_larger_than_allowed(storage: MemoryStorage, lakes: Lakes) -> None:
+def test_long_names_never_exceed_root_size_limit(storage: MemoryStorage, lakes: Lakes) -> None:
     """System rows of roots named with 64 digits take more room: messages are flushed sooner."""
     sizes: dict[str, Any] = {"order": 4, "namespace_name_max_size_bytes": 8, "table_name_max_size_bytes": 8}
     naming = RootNaming(64, ".arrow")

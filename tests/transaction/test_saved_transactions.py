@@ -63,7 +63,7 @@ def everything(lake: Lakehouse) -> str:
 
 
 @pytest.mark.forks
-def test_a_saved_transaction_is_resumed_in_another_process(filled: Lakehouse) -> None:
+def test_saved_transaction_is_resumed_in_another_process(filled: Lakehouse) -> None:
     transaction_id = everything(filled)
     assert filled.latest_version() == 1, "nothing is committed by saving"
 
@@ -85,7 +85,7 @@ def test_a_saved_transaction_is_resumed_in_another_process(filled: Lakehouse) ->
     assert left_over_paths(filled) == set(), "its file is gone, too"
 
 
-def test_what_was_read_before_it_was_saved_counts(filled: Lakehouse) -> None:
+def test_reads_before_save_conflict_after_resume(filled: Lakehouse) -> None:
     txn = filled.transaction("serializable")
     assert txn.tables("ns") == ["t", "u"]
     txn.create_namespace("other")
@@ -97,7 +97,7 @@ def test_what_was_read_before_it_was_saved_counts(filled: Lakehouse) -> None:
     assert (caught.value.base_version, caught.value.latest_version) == (1, 2)
 
 
-def test_it_ends_where_it_was_saved(filled: Lakehouse) -> None:
+def test_saved_transaction_ends_in_its_process(filled: Lakehouse) -> None:
     with filled.transaction() as txn:
         txn.create_table("ns", "v", table())
         txn.save()
@@ -106,7 +106,7 @@ def test_it_ends_where_it_was_saved(filled: Lakehouse) -> None:
         txn.commit()
 
 
-def test_it_may_be_saved_again_and_dropped(filled: Lakehouse) -> None:
+def test_saved_transaction_can_be_saved_again_and_dropped(filled: Lakehouse) -> None:
     first = filled.resume_transaction(everything(filled))
     first.drop_table("ns", "t")
     second = filled.resume_transaction(first.save())
@@ -118,7 +118,7 @@ def test_it_may_be_saved_again_and_dropped(filled: Lakehouse) -> None:
     assert left_over_paths(filled) == set()
 
 
-def test_resumed_twice_it_is_committed_once(filled: Lakehouse) -> None:
+def test_transaction_resumed_twice_is_committed_once(filled: Lakehouse) -> None:
     transaction_id = everything(filled)
     one, other = (elsewhere(filled).resume_transaction(transaction_id) for _ in range(2))
     assert one.commit() == 2
@@ -131,7 +131,7 @@ def test_resumed_twice_it_is_committed_once(filled: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("undo", ["drop", "rollback"])
-def test_resumed_twice_and_undone_between(filled: Lakehouse, undo: str) -> None:
+def test_transaction_resumed_twice_after_undo_is_committed_once(filled: Lakehouse, undo: str) -> None:
     """No key differs any more when the second one is rebased: only the versions between tell."""
     txn = filled.transaction()
     txn.create_table("ns", "made", table())
@@ -148,7 +148,7 @@ def test_resumed_twice_and_undone_between(filled: Lakehouse, undo: str) -> None:
     assert filled.snapshot().tables("ns") == ["t", "u"], "what was undone stays undone"
 
 
-def test_a_copy_that_was_changed_is_not_taken_for_committed(filled: Lakehouse) -> None:
+def test_changed_copy_of_committed_transaction_conflicts(filled: Lakehouse) -> None:
     transaction_id = everything(filled)
     one, other = (elsewhere(filled).resume_transaction(transaction_id) for _ in range(2))
     other.create_table("new", "extra", table())
@@ -158,7 +158,7 @@ def test_a_copy_that_was_changed_is_not_taken_for_committed(filled: Lakehouse) -
     assert filled.snapshot().tables("new") == ["made"]
 
 
-def test_resumed_twice_and_purged_between(filled: Lakehouse) -> None:
+def test_transaction_resumed_twice_fails_when_version_was_purged(filled: Lakehouse) -> None:
     """What the version held cannot be compared any more; that it was committed is still told."""
     txn = filled.transaction()
     txn.create_table("ns", "new", table())
@@ -173,14 +173,14 @@ def test_resumed_twice_and_purged_between(filled: Lakehouse) -> None:
         second.commit()
 
 
-def test_a_failure_in_its_block_keeps_what_was_saved(filled: Lakehouse) -> None:
+def test_exception_in_block_keeps_saved_transaction(filled: Lakehouse) -> None:
     transaction_id = everything(filled)
     with pytest.raises(ZeroDivisionError), filled.resume_transaction(transaction_id):
         _ = 1 / 0
     assert filled.resume_transaction(transaction_id).commit() == 2
 
 
-def test_a_root_that_is_gone_leaves_open_whether_it_was_committed(lakes: Lakes) -> None:
+def test_deleted_root_leaves_outcome_unknown(lakes: Lakes) -> None:
     lake = Lakehouse.create("memory://gone-between/")
     try:
         lake.alter_definition(properties={"n": "1"})
@@ -198,7 +198,7 @@ def test_a_root_that_is_gone_leaves_open_whether_it_was_committed(lakes: Lakes) 
 
 
 @pytest.mark.local_only("damages each byte of a file in turn: what is read, no storage changes")
-def test_damaged_files_are_refused(filled: Lakehouse) -> None:
+def test_damaged_saved_transactions_are_rejected(filled: Lakehouse) -> None:
     transaction_id = everything(filled)
     path = saved_transaction_path(transaction_id)
     saved = filled.storage.read(path)
@@ -209,7 +209,7 @@ def test_damaged_files_are_refused(filled: Lakehouse) -> None:
     filled.storage.delete(path)
 
 
-def test_after_an_unknown_outcome_it_is_resumed_and_not_doubled(lakes: Lakes) -> None:
+def test_saved_transaction_with_unknown_outcome_is_committed_once(lakes: Lakes) -> None:
     inner = lakes.storage()
     lake = lakes.watch(Lakehouse.create(inner.root, storage=inner))
     txn = lake.transaction()
@@ -225,7 +225,7 @@ def test_after_an_unknown_outcome_it_is_resumed_and_not_doubled(lakes: Lakes) ->
     assert lake.latest_version() == 1
 
 
-def test_it_keeps_its_age(lakes: Lakes) -> None:
+def test_saved_transaction_keeps_its_age(lakes: Lakes) -> None:
     storage = ClockStorage(lakes.storage(), 1_000_000)
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage, txn_ttl_millis=1_000))
     txn = lake.transaction()
@@ -242,13 +242,13 @@ def test_it_keeps_its_age(lakes: Lakes) -> None:
 
 
 @pytest.mark.parametrize("transaction_id", ["", "x", "../../etc/passwd", None, 5, "0" * 5_000])
-def test_ids_that_none_has(filled: Lakehouse, transaction_id: str) -> None:
+def test_unknown_transaction_ids_are_rejected(filled: Lakehouse, transaction_id: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         filled.resume_transaction(transaction_id)
     assert len(str(caught.value)) < 200
 
 
-def test_files_that_are_no_saved_transaction(filled: Lakehouse) -> None:
+def test_invalid_saved_transaction_files_are_rejected(filled: Lakehouse) -> None:
     transaction_id = everything(filled)
     saved = filled.storage.read(saved_transaction_path(transaction_id))
     unknown = str(uuid.uuid4())
@@ -264,7 +264,7 @@ def test_files_that_are_no_saved_transaction(filled: Lakehouse) -> None:
     filled.storage.delete(saved_transaction_path(unknown))
 
 
-def test_preconditions_of_an_operation_cannot_be_saved(filled: Lakehouse) -> None:
+def test_transaction_with_preconditions_cannot_be_saved(filled: Lakehouse) -> None:
     txn = filled.transaction()
     txn.require(lambda base: None)
     with pytest.raises(InvalidInputError):
@@ -298,7 +298,7 @@ def test_other_processes_stage_definitions(filled: Lakehouse) -> None:
     assert left_over_paths(filled) == set()
 
 
-def test_staged_definitions_that_cannot_be_taken(lakes: Lakes) -> None:
+def test_invalid_staged_definitions_are_rejected(lakes: Lakes) -> None:
     storage = ClockStorage(lakes.storage(), 1_700_000_000_000)
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
     with lake.transaction() as txn:
@@ -316,7 +316,7 @@ def test_staged_definitions_that_cannot_be_taken(lakes: Lakes) -> None:
 
 @pytest.mark.parametrize("limit_bytes", [None, 80])
 @pytest.mark.parametrize(("namespace", "name"), [("ns", "new"), ("n-s", "a/b"), ("ns", "航班"), ("ns", "x" * 60)])
-def test_names_of_staged_definitions_are_recognized(
+def test_paths_of_staged_definitions_are_recognized(
     lakes: Lakes, namespace: str, name: str, limit_bytes: int | None
 ) -> None:
     lake = lakes.memory(**({} if limit_bytes is None else {"file_path_max_size_bytes": limit_bytes}))
@@ -326,7 +326,7 @@ def test_names_of_staged_definitions_are_recognized(
     assert lake.snapshot().tables(namespace) == [name]
 
 
-def test_files_of_others_are_not_taken(filled: Lakehouse) -> None:
+def test_staged_files_of_other_tables_are_rejected(filled: Lakehouse) -> None:
     """A definition that is published under another name would make two tables of one id."""
     published = filled.snapshot().entry(filled.snapshot().keys.table_key("ns", "t"))
     for location in (published, filled.snapshot().definition_location, filled.snapshot().location, "_ops/x", "../x"):
@@ -334,7 +334,7 @@ def test_files_of_others_are_not_taken(filled: Lakehouse) -> None:
             filled.transaction().put_staged([StagedDefinition("ns", "new", str(location))])
 
 
-def test_a_transaction_whose_save_got_no_answer_is_committed_once(lakes: Lakes) -> None:
+def test_transaction_with_lost_save_response_is_committed_once(lakes: Lakes) -> None:
     """Its file landed, and another process resumes it, while its own one goes on."""
     storage = FaultyStorage(lakes.storage(), [lose_response(1, kind="write", path_part="_ops/")])
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
@@ -348,7 +348,7 @@ def test_a_transaction_whose_save_got_no_answer_is_committed_once(lakes: Lakes) 
     assert lake.latest_version() == 2
 
 
-def test_settings_that_were_changed_since_are_told(lakes: Lakes) -> None:
+def test_changed_settings_are_reported(lakes: Lakes) -> None:
     lake = lakes.memory()
     txn = lake.transaction()
     txn.create_namespace("ns")
@@ -361,7 +361,7 @@ def test_settings_that_were_changed_since_are_told(lakes: Lakes) -> None:
     assert same.commit() == 1
 
 
-def test_a_transaction_whose_save_failed_is_not_changed(lakes: Lakes) -> None:
+def test_transaction_cannot_change_after_failed_save(lakes: Lakes) -> None:
     """What was sent may still land, and would lack the change."""
     storage = FaultyStorage(lakes.storage(), [lose_response(1, kind="write", path_part="_ops/")])
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
@@ -380,7 +380,7 @@ def test_a_transaction_whose_save_failed_is_not_changed(lakes: Lakes) -> None:
 
 
 @pytest.mark.parametrize(("staged_for", "taken_for"), [(("ns", "t1"), ("nsx", "t1")), (("p", "t"), ("prod", "t"))])
-def test_names_that_begin_alike_are_told_apart(
+def test_names_with_common_prefix_are_distinguished(
     lakes: Lakes, staged_for: tuple[str, str], taken_for: tuple[str, str]
 ) -> None:
     lake = lakes.memory()
@@ -392,7 +392,7 @@ def test_names_that_begin_alike_are_told_apart(
         lake.transaction().put_staged([StagedDefinition(*taken_for, location)])
 
 
-def test_files_that_are_no_staged_definition(filled: Lakehouse) -> None:
+def test_invalid_staged_definition_files_are_rejected(filled: Lakehouse) -> None:
     staged, other = filled.stage_definition("ns", "new", table()), filled.stage_definition("ns", "new", table())
     txn = filled.transaction()
     for wrong in ([staged, other], [staged, replace(staged, table="again")], ["x"], [replace(staged, location=None)]):

@@ -93,7 +93,7 @@ def immutable_paths(lake: Lakehouse) -> set[str]:
     ],
     ids=range(6),  # the names are new in each process
 )
-def test_nodes_and_definitions_never_change(path: str) -> None:
+def test_nodes_and_definitions_are_immutable(path: str) -> None:
     assert is_immutable_path(path)
 
 
@@ -116,14 +116,14 @@ def test_nodes_and_definitions_never_change(path: str) -> None:
     ],
     ids=range(13),
 )
-def test_everything_else_may(path: str) -> None:
+def test_unrelated_names_are_allowed(path: str) -> None:
     assert not is_immutable_path(path)
 
 
 # Within a process
 
 
-def test_a_second_snapshot_and_a_transaction_read_only_roots_and_hint(filled: Lakehouse, log: FaultyStorage) -> None:
+def test_second_snapshot_and_transaction_read_only_roots_and_hint(filled: Lakehouse, log: FaultyStorage) -> None:
     lake = Lakehouse(log)
     assert asked(log, lambda: objects(lake.snapshot())) == heads(1) | immutable_paths(filled)
     assert asked(log, lambda: objects(lake.snapshot())) == heads(1)
@@ -136,7 +136,7 @@ def test_a_second_snapshot_and_a_transaction_read_only_roots_and_hint(filled: La
     assert asked(log, change) == heads(1)
 
 
-def test_what_a_commit_created_is_not_read_by_the_next_begin(filled: Lakehouse, log: FaultyStorage) -> None:
+def test_begin_does_not_read_root_of_own_commit(filled: Lakehouse, log: FaultyStorage) -> None:
     lake = Lakehouse(log, cache="shared")
     with lake.transaction() as txn:
         txn.alter_table("ns", "t1", table(changed="yes"))
@@ -149,7 +149,7 @@ def test_what_a_commit_created_is_not_read_by_the_next_begin(filled: Lakehouse, 
     assert asked(log, lambda: objects(other.snapshot())).isdisjoint(created - {root_path(2)})
 
 
-def test_lakehouses_opened_by_their_root_share(filled: Lakehouse) -> None:
+def test_lakehouses_opened_by_root_share_cache(filled: Lakehouse) -> None:
     first = Lakehouse.open(filled.root, OPTIONS)
     expected = objects(first.snapshot())
     lost = {path: filled.storage.read(path) for path in immutable_paths(filled)}
@@ -162,7 +162,7 @@ def test_lakehouses_opened_by_their_root_share(filled: Lakehouse) -> None:
     filled.storage.create_many(lost)
 
 
-def test_zero_bytes_turn_it_off(filled: Lakehouse, log: FaultyStorage) -> None:
+def test_zero_cache_bytes_disable_cache(filled: Lakehouse, log: FaultyStorage) -> None:
     one, other = (Lakehouse(log, {"cache_bytes": "0"}, cache="shared") for _ in range(2))
     assert asked(log, lambda: objects(one.snapshot())) == asked(log, lambda: objects(other.snapshot()))
     assert one.files.storage is log
@@ -171,7 +171,9 @@ def test_zero_bytes_turn_it_off(filled: Lakehouse, log: FaultyStorage) -> None:
 @pytest.mark.parametrize(
     "option", [{"cache_bytes": "much"}, {"cache_folder": ""}, {"cache_folder_bytes": "-1"}, {"cache_folder": "."}]
 )
-def test_options_that_make_no_sense(filled: Lakehouse, option: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_cache_options_are_rejected(
+    filled: Lakehouse, option: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(filled.root.removeprefix("file://"))
     with pytest.raises(InvalidInputError, match=next(iter(option))):
         Lakehouse.open(filled.root, {**OPTIONS, **option})
@@ -180,7 +182,7 @@ def test_options_that_make_no_sense(filled: Lakehouse, option: dict[str, str], m
 # Between processes
 
 
-def test_a_second_process_with_the_folder_reads_only_roots_and_hint(filled: Lakehouse, tmp_path: Path) -> None:
+def test_second_process_with_shared_cache_folder_reads_only_roots_and_hint(filled: Lakehouse, tmp_path: Path) -> None:
     options = {"cache_folder": str(tmp_path / "kept")}
 
     def work(report: Callable[[str], None]) -> None:
@@ -215,7 +217,7 @@ def findings(lake: Lakehouse) -> set[tuple[str, str | None]]:
     return {(finding.code, finding.path) for finding in operations.verify(lake).findings}
 
 
-def test_verify_looks_at_the_files_themselves(warm: Lakehouse) -> None:
+def test_verify_reads_files_past_cache(warm: Lakehouse) -> None:
     """A node that is only in the caches, and a definition that is right only there."""
     assert operations.verify(warm).is_clean
     node = warm.snapshot(1).root.children[0]
@@ -229,14 +231,14 @@ def test_verify_looks_at_the_files_themselves(warm: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("part", ["-node-", "-table-", "-namespace-"])
-def test_rollback_finds_out_that_a_file_is_gone(warm: Lakehouse, part: str) -> None:
+def test_rollback_detects_missing_file(warm: Lakehouse, part: str) -> None:
     gone = [path for path in immutable_paths(warm) if part in path]
     warm.storage.delete_many(gone)
     with pytest.raises(FileMissingError):
         operations.plan_rollback(warm, 1)
 
 
-def test_rollback_finds_out_between_plan_and_execution(warm: Lakehouse) -> None:
+def test_rollback_detects_shared_name_after_plan(warm: Lakehouse) -> None:
     plan = operations.plan_rollback(warm, 1)
     warm.storage.delete_many([path for path in immutable_paths(warm) if "-table-" in path])
     with pytest.raises(FileMissingError):
@@ -263,7 +265,7 @@ class Flipping(StorageWrapper):
         return data[:-1] if path.endswith(".arrow") else b"\xff" + data
 
 
-def test_what_is_damaged_on_its_way_is_read_again(filled: Lakehouse, tmp_path: Path) -> None:
+def test_damaged_response_is_read_again(filled: Lakehouse, tmp_path: Path) -> None:
     flipping = Flipping(filled.storage, times=1)
     lake = Lakehouse(flipping, {"cache_folder": str(tmp_path / "kept")}, cache="shared")
     assert objects(lake.snapshot()) == objects(filled.snapshot())
@@ -271,7 +273,7 @@ def test_what_is_damaged_on_its_way_is_read_again(filled: Lakehouse, tmp_path: P
 
 
 @pytest.mark.parametrize("with_folder", [False, True])
-def test_what_does_not_decode_is_not_kept(filled: Lakehouse, tmp_path: Path, with_folder: bool) -> None:
+def test_undecodable_root_is_not_kept(filled: Lakehouse, tmp_path: Path, with_folder: bool) -> None:
     options = {"cache_folder": str(tmp_path / "kept")} if with_folder else {}
     flipping = Flipping(filled.storage, times=2)
     with pytest.raises(CorruptFileError):
@@ -280,7 +282,7 @@ def test_what_does_not_decode_is_not_kept(filled: Lakehouse, tmp_path: Path, wit
     assert objects(Lakehouse(flipping, options, cache="shared").snapshot()) == objects(filled.snapshot())
 
 
-def test_without_a_cache_a_damaged_file_is_not_asked_for_again(filled: Lakehouse) -> None:
+def test_damaged_file_is_not_read_again_without_cache(filled: Lakehouse) -> None:
     """Only what was read ahead is read once more, by who needs it and tells of it."""
     flipping = Flipping(filled.storage, times=99)
     lake = Lakehouse(flipping, cache="off")
@@ -291,7 +293,7 @@ def test_without_a_cache_a_damaged_file_is_not_asked_for_again(filled: Lakehouse
     assert set(counts[:-1]) == {1}
 
 
-def test_requests_are_counted_below_the_cache(filled: Lakehouse) -> None:
+def test_meter_counts_requests_below_cache(filled: Lakehouse) -> None:
     meter = MeteredStorage(filled.storage)
     lake = Lakehouse(meter)
     with meter.measure() as measured:
@@ -299,7 +301,7 @@ def test_requests_are_counted_below_the_cache(filled: Lakehouse) -> None:
     assert measured.counts.requests["read"] == budget("begin, warm").requests["read"] + len(immutable_paths(filled))
 
 
-def test_a_lakehouse_on_a_wrapped_storage_shares_what_is_kept(filled: Lakehouse) -> None:
+def test_lakehouse_on_wrapped_storage_shares_caches(filled: Lakehouse) -> None:
     lake = Lakehouse(filled.storage)
     before = lake.snapshot()
     known = (before.table("ns", "t7"), before.definition)

@@ -64,7 +64,7 @@ def found_at(times: Times, time_ms: int) -> int | None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 31_007, 65_535, 65_536, 99_998, 99_999])
-def test_at_most_twenty_reads_among_100_000_versions(version: int) -> None:
+def test_time_travel_takes_at_most_twenty_reads_among_100_000_versions(version: int) -> None:
     storage = MeteredStorage(Versions([(10 + 10 * number, True) for number in range(100_000)]))
     try:
         with storage.measure() as measured:
@@ -88,18 +88,18 @@ def histories(draw: st.DrawFn) -> Times:
 
 
 @given(histories(), st.integers(0, 210))
-def test_the_newest_version_up_to_which_none_is_younger(times: Times, time_ms: int) -> None:
+def test_time_travel_finds_newest_version_without_later_predecessor(times: Times, time_ms: int) -> None:
     assert found_at(times, time_ms) == version_at(times, time_ms)
 
 
-def test_a_foreign_version_between_others_is_noticed() -> None:
+def test_time_travel_handles_foreign_version_between_ours() -> None:
     """None of the probes of a bisection shows that version 2 is too young."""
     times = [(1, False), (2, False), (90, False), (4, False), (5, False), (6, False), (7, False), (8, False)]
     assert found_at(times, 5) == 1
     assert found_at(times, 90) == 7
 
 
-def test_ours_is_younger_than_all_before_also_after_others() -> None:
+def test_own_version_is_later_than_versions_of_other_programs() -> None:
     """Another program left a version that is far too young, and one that is older than it."""
     lake = Lakehouse.create("memory://holes/")
     try:

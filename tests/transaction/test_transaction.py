@@ -46,7 +46,7 @@ def filled(lake: Lakehouse) -> Lakehouse:
 # Reading own writes
 
 
-def test_every_read_sees_own_writes_and_nobody_else_does(filled: Lakehouse) -> None:
+def test_own_writes_are_visible_only_to_transaction(filled: Lakehouse) -> None:
     txn = filled.transaction()
     created = txn.create_namespace("new", {"x": "y"})
     assert txn.namespace("new") == created
@@ -85,7 +85,7 @@ def test_every_read_sees_own_writes_and_nobody_else_does(filled: Lakehouse) -> N
     assert filled.snapshot().table("new", "t") == altered
 
 
-def test_a_transaction_keeps_reading_its_base(filled: Lakehouse) -> None:
+def test_transaction_reads_its_base(filled: Lakehouse) -> None:
     txn = filled.transaction()
     with filled.transaction() as other:
         other.create_namespace("other")
@@ -94,7 +94,7 @@ def test_a_transaction_keeps_reading_its_base(filled: Lakehouse) -> None:
     assert txn.tables("ns") == ["a", "b"]
 
 
-def test_definitions_come_back_as_they_were_given(lake: Lakehouse) -> None:
+def test_definitions_are_read_back_unchanged(lake: Lakehouse) -> None:
     columns = (
         Column(id=1, name="id", type=DataType.INT8, nullable=False),
         Column(id=2, name="tags", type=DataType.LIST, list_element=Column(id=3, name="x", type=DataType.VARCHAR)),
@@ -116,7 +116,7 @@ def test_definitions_come_back_as_they_were_given(lake: Lakehouse) -> None:
     assert snapshot.namespace("ns").properties == {"a": ""}
 
 
-def test_names_in_the_order_of_their_utf8_bytes(lake: Lakehouse) -> None:
+def test_names_are_ordered_by_utf8_bytes(lake: Lakehouse) -> None:
     names = ["é", "a", "Z", "航", "b1", "b", "🦆", "~", "!"]
     with lake.transaction() as txn:
         for name in names:
@@ -166,7 +166,7 @@ ERRORS: list[tuple[type[TrinityLakeError], Callable[[Transaction], Any]]] = [
 
 @pytest.mark.local_only("is refused before anything is asked of a storage")
 @pytest.mark.parametrize(("kind", "call"), ERRORS)
-def test_what_is_refused_leaves_the_transaction_as_it_was(
+def test_rejected_change_leaves_transaction_unchanged(
     filled: Lakehouse, kind: type[TrinityLakeError], call: Callable[[Transaction], Any]
 ) -> None:
     before = objects(filled.snapshot())
@@ -180,7 +180,7 @@ def test_what_is_refused_leaves_the_transaction_as_it_was(
     assert left_over_paths(filled) == set()
 
 
-def test_snapshots_raise_the_same_errors(filled: Lakehouse) -> None:
+def test_snapshots_raise_same_errors_as_transactions(filled: Lakehouse) -> None:
     snapshot = filled.snapshot()
     with pytest.raises(NamespaceNotFoundError):
         snapshot.tables("none")
@@ -190,7 +190,7 @@ def test_snapshots_raise_the_same_errors(filled: Lakehouse) -> None:
         snapshot.namespace("a b")
 
 
-def test_unknown_isolation_and_too_much_text_are_refused(lake: Lakehouse) -> None:
+def test_unknown_isolation_and_too_long_text_are_rejected(lake: Lakehouse) -> None:
     with pytest.raises(InvalidInputError, match="'chaos'"):
         lake.transaction(isolation="chaos")
     for arguments in ({"message": "x" * 5000}, {"properties": {"k": "é" * 2100}}, {"run_id": "r" * 4096}):
@@ -202,7 +202,7 @@ def test_unknown_isolation_and_too_much_text_are_refused(lake: Lakehouse) -> Non
 
 
 @pytest.mark.local_only("sixty commits for the sake of their sizes, which no storage changes")
-def test_text_that_only_just_fits_alone_is_refused_without_a_trace(lake: Lakehouse) -> None:
+def test_commit_info_without_room_is_rejected_without_files(lake: Lakehouse) -> None:
     lengths = range(3600, 4096, 8)
     for length in lengths:
         before = lake.latest_version()
@@ -220,7 +220,7 @@ def test_text_that_only_just_fits_alone_is_refused_without_a_trace(lake: Lakehou
 # Ending
 
 
-def test_nothing_is_committed_or_written_on_an_exception(filled: Lakehouse) -> None:
+def test_exception_in_block_commits_and_writes_nothing(filled: Lakehouse) -> None:
     before = listed(filled.storage)
     with pytest.raises(ZeroDivisionError), filled.transaction() as txn:
         txn.create_namespace("new")
@@ -229,7 +229,7 @@ def test_nothing_is_committed_or_written_on_an_exception(filled: Lakehouse) -> N
     assert listed(filled.storage) == before
 
 
-def test_no_change_is_no_commit(filled: Lakehouse) -> None:
+def test_alter_definition_without_change_commits_nothing(filled: Lakehouse) -> None:
     metered = MeteredStorage(filled.storage)
     with Lakehouse(metered).transaction() as txn:
         txn.create_namespace("new")
@@ -239,7 +239,7 @@ def test_no_change_is_no_commit(filled: Lakehouse) -> None:
     assert set(metered.snapshot().requests) == {"read"}
 
 
-def test_a_transaction_ends_once(filled: Lakehouse) -> None:
+def test_transaction_ends_once(filled: Lakehouse) -> None:
     txn = filled.transaction()
     txn.create_namespace("new")
     txn.commit()
@@ -254,7 +254,7 @@ def test_a_transaction_ends_once(filled: Lakehouse) -> None:
     assert not filled.snapshot().has_namespace("never")
 
 
-def test_commit_inside_the_block_is_the_end(filled: Lakehouse) -> None:
+def test_commit_inside_block_ends_transaction(filled: Lakehouse) -> None:
     with filled.transaction() as txn:
         txn.create_namespace("new")
         version = txn.commit()
@@ -267,7 +267,7 @@ def test_commit_inside_the_block_is_the_end(filled: Lakehouse) -> None:
 @pytest.mark.local_only("about sizes, which no storage changes")
 @pytest.mark.parametrize("order", [3, 4, 128])
 @pytest.mark.parametrize("char", ["x", "é", "𠮷"])
-def test_the_smallest_node_limit_holds_full_size_names(lakes: Lakes, order: int, char: str) -> None:
+def test_smallest_node_limit_fits_full_size_names(lakes: Lakes, order: int, char: str) -> None:
     sizes = {"namespace_name_max_size_bytes": 40, "table_name_max_size_bytes": 60, "file_path_max_size_bytes": 160}
     probe = Lakehouse.create(f"memory://probe-{order}-{ord(char)}/", order=order, **sizes).snapshot().definition
     limit_bytes = smallest_node_file_limit_bytes(probe)
@@ -305,7 +305,7 @@ def test_the_smallest_node_limit_holds_full_size_names(lakes: Lakes, order: int,
     assert {len(path.encode()) for path in paths} == {min(160, whole)}
 
 
-def test_two_hundred_tables_in_one_transaction_and_out_again(lakes: Lakes) -> None:
+def test_two_hundred_tables_are_created_and_dropped_in_transactions(lakes: Lakes) -> None:
     lake = lakes.memory(order=5)
     names = [f"table-{number}" for number in range(200)]
     with lake.transaction() as txn:
@@ -348,7 +348,7 @@ def run_threads(works: list[Callable[[], None]]) -> None:
         raise failures[0]
 
 
-def test_threads_on_one_lakehouse_lose_nothing(lakes: Lakes) -> None:
+def test_concurrent_threads_lose_no_commit(lakes: Lakes) -> None:
     lake = lakes.local(order=4)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -366,7 +366,7 @@ def test_threads_on_one_lakehouse_lose_nothing(lakes: Lakes) -> None:
     assert left_over_paths(lake) == set()
 
 
-def test_threads_on_one_table_conflict_or_win(lakes: Lakes) -> None:
+def test_concurrent_threads_on_one_table_conflict_or_commit(lakes: Lakes) -> None:
     lake = lakes.memory(order=4)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -389,7 +389,7 @@ def test_threads_on_one_table_conflict_or_win(lakes: Lakes) -> None:
     assert lake.snapshot().table("ns", "t").properties == {"n": str(len(won))}, "no increment is lost"
 
 
-def test_attempts_run_out(filled: Lakehouse) -> None:
+def test_commit_fails_after_max_attempts(filled: Lakehouse) -> None:
     txn = filled.transaction()
     txn.create_namespace("mine")
     with Lakehouse(filled.storage).transaction() as other:

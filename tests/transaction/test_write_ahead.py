@@ -57,7 +57,7 @@ def definitions(storage: Storage) -> int:
     return sum("table" in info.path for info in storage.list())
 
 
-def test_who_waits_has_written_its_files(lakes: Lakes) -> None:
+def test_waiting_transaction_has_written_its_files(lakes: Lakes) -> None:
     storage = lakes.storage()
     lake, found = filled(lakes, storage), list[int]()
     transactions = creating(lake, "a", "b", "c")
@@ -68,7 +68,7 @@ def test_who_waits_has_written_its_files(lakes: Lakes) -> None:
 
 @pytest.mark.local_only("a disk")
 @pytest.mark.parametrize("fsync", [False, True])
-def test_on_a_disk_a_waiting_transaction_has_written_its_files_too(lakes: Lakes, fsync: bool) -> None:
+def test_waiting_local_transaction_has_written_its_files(lakes: Lakes, fsync: bool) -> None:
     lake, found = lakes.local(fsync=fsync), list[int]()
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -79,9 +79,7 @@ def test_on_a_disk_a_waiting_transaction_has_written_its_files_too(lakes: Lakes,
 
 @pytest.mark.local_only("a disk")
 @pytest.mark.parametrize("error", [StoragePermissionError, TransientError, AmbiguousWriteError])
-def test_a_first_one_whose_files_cannot_be_written_fails_alone_on_a_disk(
-    lakes: Lakes, error: type[StorageError]
-) -> None:
+def test_local_leader_with_unwritable_files_fails_alone(lakes: Lakes, error: type[StorageError]) -> None:
     """The first one leads before it has written its files, and another one joins while it writes them."""
     hooked = Hooked(lakes.local().storage)
     lake = filled_again(hooked)
@@ -104,7 +102,7 @@ def test_a_first_one_whose_files_cannot_be_written_fails_alone_on_a_disk(
     assert left_over_paths(lake) == set()
 
 
-def test_one_whose_files_cannot_be_written_fails_alone(lakes: Lakes) -> None:
+def test_member_with_unwritable_files_fails_alone(lakes: Lakes) -> None:
     inner = lakes.storage()
     filled(lakes, inner)
     lake = Lakehouse(FaultyStorage(inner, [fail(1, StoragePermissionError, kind="create", path_part="-broken-")]))
@@ -119,7 +117,7 @@ def test_one_whose_files_cannot_be_written_fails_alone(lakes: Lakes) -> None:
 
 
 @pytest.mark.parametrize(("patience_s", "versions"), [(LONGEST_WAIT_S, (2, 2)), (0.0, (2, 3))])
-def test_the_first_waits_for_those_who_write(
+def test_leader_waits_for_members_that_write_files(
     lakes: Lakes, monkeypatch: pytest.MonkeyPatch, patience_s: float, versions: tuple[int, int]
 ) -> None:
     """As long as it took for its own files, and no longer."""
@@ -151,7 +149,7 @@ def test_the_first_waits_for_those_who_write(
     assert (one.version(), other.version()) == versions
 
 
-def test_those_who_came_meanwhile_go_along_after_a_loss(lakes: Lakes) -> None:
+def test_new_members_join_after_conflict(lakes: Lakes) -> None:
     """Another process has made version 2. The version after it is that of all who wait by then."""
     storage = Hooked(lakes.storage())
     lake = filled(lakes, storage)
@@ -171,9 +169,7 @@ def test_those_who_came_meanwhile_go_along_after_a_loss(lakes: Lakes) -> None:
     assert left_over_paths(lake) == set()
 
 
-def test_who_began_later_than_a_version_is_built_on_waits_for_the_next(
-    lakes: Lakes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transaction_with_later_base_waits_for_next_group(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = filled(lakes, lakes.storage())
     (old,) = creating(lake, "old")
     with lake.transaction() as txn:
@@ -192,7 +188,7 @@ def test_who_began_later_than_a_version_is_built_on_waits_for_the_next(
     queue._waiting.clear()
 
 
-def test_where_others_commit_the_latest_version_is_seen_beside_the_files(lakes: Lakes) -> None:
+def test_contended_transaction_probes_latest_version_while_writing_files(lakes: Lakes) -> None:
     """Nobody sends a root that another process has, and one who is far behind catches up by the hint."""
     storage = FaultyStorage(lakes.storage())
     lake = filled(lakes, storage)
@@ -221,7 +217,7 @@ def test_where_others_commit_the_latest_version_is_seen_beside_the_files(lakes: 
     assert requests == budget("commit after a repeated conflict", StorageKind.SERVER).requests
 
 
-def test_a_group_takes_nobody_who_leads_by_now(lakes: Lakes) -> None:
+def test_group_skips_current_leader(lakes: Lakes) -> None:
     """Its own leader has failed by itself, so another one leads, while the rest of the group meets another process."""
     storage = Hooked(lakes.storage())
     lake = filled(lakes, storage)
@@ -263,7 +259,7 @@ def test_a_group_takes_nobody_who_leads_by_now(lakes: Lakes) -> None:
     assert left_over_paths(lake) == set()
 
 
-def test_a_process_loses_no_attempt_to_itself(lakes: Lakes) -> None:
+def test_process_does_not_conflict_with_itself(lakes: Lakes) -> None:
     """One writes its files while another one of its process begins, commits, and ends."""
     storage = Hooked(lakes.storage())
     lake = filled(lakes, storage)
@@ -286,7 +282,7 @@ def test_a_process_loses_no_attempt_to_itself(lakes: Lakes) -> None:
     assert not lake._queue._fairness.is_crowded
 
 
-def test_one_of_those_who_come_at_once_looks_for_other_processes(lakes: Lakes) -> None:
+def test_one_of_several_concurrent_transactions_probes_other_commits(lakes: Lakes) -> None:
     storage = FaultyStorage(lakes.storage())
     lake = filled(lakes, storage)
     transactions = creating(lake, "a", "b", "c")
@@ -310,7 +306,7 @@ def test_one_of_those_who_come_at_once_looks_for_other_processes(lakes: Lakes) -
     assert sum(request.path == HINT_PATH for request in beside_files) == 1 + len(set(versions))
 
 
-def test_what_a_process_knows_of_a_lakehouse_says_nothing_of_one_in_its_place(lakes: Lakes) -> None:
+def test_known_naming_does_not_apply_to_replaced_lakehouse(lakes: Lakes) -> None:
     storage = lakes.storage()
     lake = filled(lakes, storage)
     for name in ("a", "b", "c"):
