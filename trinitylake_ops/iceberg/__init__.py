@@ -1,4 +1,4 @@
-"""Tables of a lakehouse in Apache Iceberg: the pyiceberg catalog, and staging and publishing of data."""
+"""Iceberg tables of a lakehouse: the PyIceberg catalog, staging and publishing."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@
     })
     catalog.load_table("flights.daily").scan().to_arrow()
 
-The ``properties`` of an open catalog hold no credentials. So they do not reopen a lakehouse that needs some.
+The ``properties`` of an open catalog contain no credentials, so they cannot reopen a lakehouse that needs credentials.
 
-Its exceptions are pyiceberg's own (NoSuchTableError, CommitFailedException, ...), as engines expect. A failure that
-pyiceberg has no exception for is raised as this package's typed error. Namespaces have one level. Names that hold a dot
-are given as tuples.
+Methods raise PyIceberg's exceptions (NoSuchTableError, CommitFailedException, ...), as engines expect. Failures without
+a matching PyIceberg exception raise a typed error of this package. Namespaces have one level. Pass names that contain a
+dot as tuples.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ _FILE_IO = "trinitylake_ops.iceberg.io.file_io.StorageFileIO"
 
 
 class TrinityLakeCatalog(NamespaceCatalog):
-    """The tables of a lakehouse: its latest version, an older one, or an open transaction.
+    """The tables of a lakehouse at its latest version, at an earlier version, or in an open transaction.
 
-    Callers make one with ``load_catalog`` (see the module) or with :meth:`on`. Raises InvalidInputError when ``root``
-    is missing, or when both ``version`` and ``timestamp`` are given. Raises what ``Lakehouse.open`` and
-    ``Lakehouse.snapshot`` raise.
+    Create a catalog with ``load_catalog`` (see the module) or with :meth:`on`. The constructor raises InvalidInputError
+    if ``root`` is missing, or if both ``version`` and ``timestamp`` are set, and the errors of ``Lakehouse.open`` and
+    ``Lakehouse.snapshot``.
     """
 
     def __init__(self, name: str, **properties: str):
@@ -119,10 +119,10 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return catalog
 
     def _bind(self, target: CatalogTarget) -> None:
-        shown = public_properties(self.properties, target.storage.root, target.storage_options)
-        self.properties = {**shown, PY_IO_IMPL: _FILE_IO}
+        visible = public_properties(self.properties, target.storage.root, target.storage_options)
+        self.properties = {**visible, PY_IO_IMPL: _FILE_IO}
         self.target = target
-        #: Metadata files that were parsed before; None for a catalog that keeps their bytes alone.
+        #: Cache of parsed metadata files; None for a catalog that caches only their bytes.
         self.parsed: ParsedMetadata | None = None
         storage = private_cache_view(target.storage, is_table_metadata_path, target.storage_options)
         self.io = StorageFileIO.on(storage, target.storage_options, read_only=target.read_only, names=target.names)
@@ -136,10 +136,24 @@ class TrinityLakeCatalog(NamespaceCatalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> Table:
-        """Create a managed table. ``location`` is left out: the lakehouse chooses it.
+        """Create a managed table.
 
-        Raises TableAlreadyExistsError, NoSuchNamespaceError, UnsupportedTypeError,
-        InvalidDefinitionError.
+        Args:
+            identifier: Namespace and name.
+            schema: Iceberg schema or Arrow schema.
+            location: Leave it out: the lakehouse chooses the location.
+            partition_spec: Partitioning of the table.
+            sort_order: Sort order of the table.
+            properties: Table properties.
+
+        Returns:
+            The table, as committed.
+
+        Raises:
+            TableAlreadyExistsError: A table of that name exists.
+            NoSuchNamespaceError: The namespace does not exist.
+            UnsupportedTypeError: The schema has a type that the format version cannot store.
+            InvalidDefinitionError: The schema or a property is not allowed.
         """
         namespace, table = self.identifier_to_database_and_table(identifier)
         try:
@@ -148,8 +162,10 @@ class TrinityLakeCatalog(NamespaceCatalog):
                 if change.writer.has_table(namespace, table):
                     raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}")
                 lakehouse = change.writer.base.definition
-                place = resolve_new_location(identifier, location, self.io.root, lakehouse)
-                staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
+                new_location = resolve_new_location(identifier, location, self.io.root, lakehouse)
+                staged = self._create_staged_table(
+                    identifier, schema, new_location, partition_spec, sort_order, properties
+                )
                 change.write_new_table(staged, lakehouse)
                 change.writer.create_table(namespace, table, self._definition(staged), id_of=IdOf.NEW_TABLE)
         except CommitFailedException as error:
@@ -167,10 +183,16 @@ class TrinityLakeCatalog(NamespaceCatalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> CreateTableTransaction:
-        """Begin to create a managed table and to fill it, as one version.
+        """Start a transaction that creates and fills a managed table in one version.
 
-        The table's owner file is written at once, as data files may follow from now on. Raises UnsupportedTypeError,
-        InvalidDefinitionError, StorageError, and InvalidInputError when read-only.
+        Data files may be written from now on, so the table's owner file is written immediately. Parameters are those of
+        :meth:`create_table`.
+
+        Raises:
+            UnsupportedTypeError: The schema has a type that the format version cannot store.
+            InvalidDefinitionError: The schema or a property is not allowed.
+            InvalidInputError: The catalog is read-only.
+            StorageError: The owner file cannot be written.
         """
         staged = self.stage_table(identifier, schema, location, partition_spec, sort_order, properties)
         if self.io.writes_pending(staged.metadata.location):
@@ -186,26 +208,28 @@ class TrinityLakeCatalog(NamespaceCatalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> StagedTable:
-        """Return a managed table that no version has, with its place, where the owner file is written.
+        """Return a managed table that no version contains yet, and write its owner file.
 
-        Raises as :meth:`create_table_transaction`.
+        Parameters and errors are those of :meth:`create_table_transaction`.
         """
         if self.target.read_only:
-            raise errors.InvalidInputError("this catalog only reads; open one on the latest version to create a table")
+            raise errors.InvalidInputError(
+                "this catalog is read-only; open one on the latest version to create a table"
+            )
         lakehouse = self.target.reader().definition
-        place = resolve_new_location(identifier, location, self.io.root, lakehouse)
-        staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
+        new_location = resolve_new_location(identifier, location, self.io.root, lakehouse)
+        staged = self._create_staged_table(identifier, schema, new_location, partition_spec, sort_order, properties)
         staged.config = loaded_now(self.io.storage)
         claim_location(self.io.storage, staged.metadata.location, lakehouse)
         return staged
 
     def load_table(self, identifier: str | Identifier) -> Table:
-        """Return a table. Raises NoSuchTableError, NoSuchIcebergTableError for other formats, StorageError."""
+        """Load a table. Raises NoSuchTableError, NoSuchIcebergTableError for other formats, StorageError."""
         namespace, table = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         return self.load_defined(namespace, table, self.definition_of(namespace, table))
 
     def table_exists(self, identifier: str | Identifier) -> bool:
-        """Whether an Iceberg table of that name exists. Its files are not read."""
+        """Whether an Iceberg table of that name exists. Does not read the table's files."""
         namespace, table = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         try:
             self.definition_of(namespace, table)
@@ -214,19 +238,33 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return True
 
     def register_table(self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False) -> Table:
-        """Add a table by the URI of its metadata file. With ``overwrite`` it replaces a table of that name.
+        """Register a table by the URI of its metadata file.
 
-        The table is EXTERNAL, so its files are never deleted. Raises TableAlreadyExistsError, NoSuchNamespaceError,
-        UnsupportedTypeError, StorageError. Raises InvalidInputError for a file in a table's folder of this lakehouse,
-        which a purge may be about to delete. For such files, ``operations.register_table`` waits for purges.
+        The table becomes EXTERNAL, so its files are never deleted.
+
+        Args:
+            identifier: Namespace and name.
+            metadata_location: URI of the metadata file.
+            overwrite: Replace an existing table of that name.
+
+        Returns:
+            The registered table.
+
+        Raises:
+            TableAlreadyExistsError: A table of that name exists and ``overwrite`` is False.
+            NoSuchNamespaceError: The namespace does not exist.
+            UnsupportedTypeError: The table has a type that cannot be read.
+            InvalidInputError: The file is in the folder of a table of this lakehouse, so a purge may be about to delete
+                it. Use ``operations.register_table``, which waits for purges.
+            StorageError: The metadata file cannot be read.
         """
         namespace, table = self.identifier_to_database_and_table(identifier)
         uri = registered_uri(self.io.root, metadata_location)
         with changing(self.target, self.io, f"register table {namespace}.{table}") as change:
             if self.io.folders.is_own_file(uri):
                 raise errors.InvalidInputError(
-                    f"{metadata_location!r} is of a table of this lakehouse; bring it back with the command"
-                    " register-table, or operations.register_table, which let no purge run beside them"
+                    f"{metadata_location!r} belongs to a table of this lakehouse; register it with the command"
+                    " register-table or with operations.register_table, which exclude concurrent purges"
                 )
             metadata, definition = registered_table(registering_io(self.io, [uri]), uri, change.writer.base.definition)
             if overwrite and change.writer.has_table(namespace, table):
@@ -235,26 +273,36 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return self._table((namespace, table), metadata, uri, self.io.for_table(definition), definition)
 
     def drop_table(self, identifier: str | Identifier) -> None:
-        """Drop a table. Older versions still read it, so its files stay. Raises NoSuchTableError."""
+        """Drop a table. Its files remain because earlier versions read them. Raises NoSuchTableError."""
         namespace, table = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         with changing(self.target, self.io, f"drop table {namespace}.{table}") as change:
             change.writer.drop_table(namespace, table)
 
     def purge_table(self, identifier: str | Identifier) -> None:
-        """Drop a table. Its files are deleted when no kept version reads them: expire, then purge the lakehouse."""
+        """Drop a table. To delete its files, expire the versions that read them, then purge the lakehouse."""
         self.drop_table(identifier)
-        logger.info("files of %s stay until the versions that read them are expired and purged", identifier)
+        logger.info("files of %s remain until the versions that read them are expired and purged", identifier)
 
     def rename_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> Table:
-        """Rename a table, also into another namespace. Its id and files stay.
+        """Rename a table, possibly into another namespace. Its id and files do not change.
 
-        Raises NoSuchTableError, TableAlreadyExistsError, NoSuchNamespaceError.
+        Args:
+            from_identifier: Current namespace and name.
+            to_identifier: New namespace and name.
+
+        Returns:
+            The renamed table.
+
+        Raises:
+            NoSuchTableError: The table does not exist.
+            TableAlreadyExistsError: The new name is in use.
+            NoSuchNamespaceError: The new namespace does not exist.
         """
         self.move_table(from_identifier, to_identifier)
         return self.load_table(self.identifier_to_database_and_table(to_identifier))
 
     def move_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> None:
-        """Rename a table and do not load it. Raises as :meth:`rename_table`."""
+        """Rename a table without loading it. Parameters and errors are those of :meth:`rename_table`."""
         old_namespace, old_table = self.identifier_to_database_and_table(from_identifier, NoSuchTableError)
         namespace, table = self.identifier_to_database_and_table(to_identifier)
         with changing(
@@ -268,12 +316,22 @@ class TrinityLakeCatalog(NamespaceCatalog):
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Write a table's new metadata and point the lakehouse to it.
+        """Write a table's new metadata and commit a version that refers to it.
 
-        Raises CommitFailedException when the table has changed meanwhile (pyiceberg then retries), and
-        CommitStateUnknownException when the outcome could not be read back. Raises InvalidDefinitionError when the
-        update would move a managed table, let Iceberg delete files or name code, and for a registered table. Raises
-        LocationNotAllowedError for a manifest list or statistics file that the table cannot have.
+        Args:
+            table: The table as the caller loaded it.
+            requirements: Conditions on the current metadata.
+            updates: Changes to the metadata.
+
+        Returns:
+            The committed metadata and its location.
+
+        Raises:
+            CommitFailedException: The table changed since it was loaded. PyIceberg retries.
+            CommitStateUnknownException: Whether the commit succeeded could not be determined.
+            InvalidDefinitionError: The update would move a managed table, enable deletion of files by Iceberg or name a
+                class to load, or the table is registered.
+            LocationNotAllowedError: The table may not refer to the location of a manifest list or statistics file.
         """
         namespace, name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
         io = table.io if isinstance(table.io, StorageFileIO) else self.io
@@ -304,7 +362,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
                 writer.alter_table(namespace, name, definition)
         return commit_response(staged)
 
-    # Methods that MetastoreCatalog asks of its subclasses
+    # Hooks that MetastoreCatalog calls
 
     @staticmethod
     def _convert_schema_if_needed(
@@ -332,15 +390,15 @@ class TrinityLakeCatalog(NamespaceCatalog):
         check_new_schemas(staged.metadata)
         check_new_layouts(staged.metadata)
         validate_properties("the new table", staged.metadata.properties)
-        if isinstance(schema, Schema):  # pyiceberg assigns new ids, and drops default values
+        if isinstance(schema, Schema):  # the staged metadata has new ids and lacks the default values
             check_columns([schema])
             check_defaults([schema], staged.metadata.format_version)
         return staged
 
-    # Between definitions and tables
+    # Definitions and tables
 
     def definition_of(self, namespace: str, table: str) -> TableDef:
-        """Return the definition of an Iceberg table. Raises as :meth:`load_table`, which then reads the files."""
+        """Return the definition of an Iceberg table without reading its files. Raises as :meth:`load_table`."""
         try:
             definition = self.target.reader().table(namespace, table)
         except (errors.TableNotFoundError, errors.NamespaceNotFoundError) as error:
@@ -348,13 +406,22 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return check_format(definition, f"{namespace}.{table}")
 
     def load_defined(self, namespace: str, table: str, definition: TableDef) -> Table:
-        """Return the table of a definition that was just read. Raises StorageError."""
+        """Return the table of a definition that was just read.
+
+        Args:
+            namespace: Its namespace.
+            table: Its name.
+            definition: Its current definition.
+
+        Raises:
+            StorageError: The metadata file cannot be read.
+        """
         uri = metadata_uri(definition, self.io.root)
         metadata = table_metadata(definition, self.io, self.parsed)
         return self._table((namespace, table), metadata, uri, self.io.for_table(definition), definition)
 
     def _current(self, table: Table, namespace: str, name: str, definition: TableDef) -> Table:
-        """Return the table as the lakehouse has it. It is the caller's own, unless that is stale."""
+        """Return the table as the lakehouse has it: the caller's table, unless that is stale."""
         check_format(definition, f"{namespace}.{name}")
         if table.metadata_location == metadata_uri(definition, self.io.root):
             return table
@@ -379,10 +446,14 @@ class TrinityLakeCatalog(NamespaceCatalog):
 def catalog_for(
     transaction: Transaction, storage_options: Mapping[str, str] | None = None, name: str = "trinitylake"
 ) -> TrinityLakeCatalog:
-    """Return a catalog whose changes join an open transaction: many tables, one version.
+    """Return a catalog whose changes join an open transaction, so that many tables change in one version.
 
-    ``storage_options`` are for files beyond the lakehouse's root. Commits of pyiceberg only stage their changes there.
-    The transaction's own commit publishes all of them or none.
+    PyIceberg's commits only stage their changes in the transaction. Its own commit publishes all of them or none.
+
+    Args:
+        transaction: The open transaction.
+        storage_options: Options for storage outside the lakehouse's root.
+        name: Name of the catalog.
     """
     return TrinityLakeCatalog.on(TransactionTarget(transaction, storage_options), name)
 
@@ -395,8 +466,16 @@ def catalog_at(
 ) -> TrinityLakeCatalog:
     """Return a catalog of an open lakehouse.
 
-    At a version or time it is read-only; otherwise each change is a commit on the latest version. Raises what
-    ``Lakehouse.snapshot`` raises.
+    With a version or timestamp the catalog is read-only. Otherwise each change is a commit on the latest version.
+
+    Args:
+        lake: The lakehouse.
+        version: Version number or name of an export.
+        timestamp: Point in time, as a datetime or in milliseconds since the epoch.
+        name: Name of the catalog.
+
+    Raises:
+        TrinityLakeError: The version cannot be resolved, see ``Lakehouse.snapshot``.
     """
     if version is None and timestamp is None:
         return TrinityLakeCatalog.on(LatestTarget(lake), name)

@@ -1,9 +1,9 @@
-"""Digests of rows that do not depend on their order, by which a rewrite proves that it changed none.
+"""Order-independent digests of rows, which prove that a rewrite changed no row.
 
-A digest has the number of rows and a checksum of whole rows. For each column, and each field within it, it has the
-number of values, of nulls, and a checksum of the values. Checksums are sums of 64-bit hashes. Rows are read by the
-field ids of a table's schema and hashed by its types, so files of an older schema have the digest of the rows that the
-table shows. Nothing is projected or cast by pyiceberg.
+A digest consists of the number of rows and a checksum of whole rows. For each column and each nested field it has the
+number of values, the number of nulls, and a checksum of the values. Checksums are sums of 64-bit hashes. Rows are read
+by the field ids of a table's schema and hashed by its types, so files of an older schema have the digest of the rows
+that the table shows. PyIceberg's projection and casts are not involved.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from pyiceberg.types import (
 from trinitylake_ops.errors import ContentChangedError
 
 _U64 = pa.uint64()
-#: Odd multipliers, mod 2**64. _INVERSE is that of _BASE.
+#: Odd multipliers mod 2**64. _INVERSE is the inverse of _BASE.
 _FIRST, _SECOND, _BASE = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
 _HALF = 32
 _NULL = 0x5851F42D4C957F2D
-#: Rows that are hashed at once, which bounds the memory of intermediate results.
+#: Rows hashed at once. It bounds the memory of intermediate results.
 _ROWS_AT_ONCE = 1 << 15
-#: Elements of lists that are hashed at once.
-_AT_ONCE = 1 << 16
-#: Texts up to this length, a multiple of 8, are padded to the longest one of the batch.
+#: List elements hashed at once.
+_ELEMENTS_AT_ONCE = 1 << 16
+#: Strings up to this length in bytes, a multiple of 8, are padded to the longest one of the batch.
 _SHORT = 32
-#: Texts above this length are hashed one by one.
+#: Strings above this length in bytes are hashed one by one.
 _LONG = 256
-#: Odd multipliers for the words of a text, by position.
-_OF_WORD = [pow(_BASE, at + 1, 1 << 64) for at in range(_LONG // 8)]
+#: Odd multipliers for the words of a string, by position.
+_WORD_MULTIPLIERS = [pow(_BASE, at + 1, 1 << 64) for at in range(_LONG // 8)]
 
 
 class ContentDigest:
-    """The digest of rows as a schema shows them."""
+    """The digest of rows under a schema."""
 
     def __init__(self, schema: Schema):
         self._schema = schema
@@ -69,7 +69,8 @@ class ContentDigest:
         Args:
             batch: Rows as Arrow reads them from the file, with or without columns that the schema lacks.
             file_schema: The columns of the file, with their field ids.
-            constants: Values of columns that the file lacks, by field id; others have their initial default or null.
+            constants: Values of columns that the file lacks, by field id. Other missing columns have their initial
+                default or null.
         """
         for _ in self.hashed(batch, file_schema, constants):
             pass
@@ -97,36 +98,36 @@ class ContentDigest:
         return mixed
 
     def differing_columns(self, other: ContentDigest) -> list[str]:
-        """Return the top-level columns whose values differ from those of other rows of the same schema."""
+        """Return the names of top-level columns whose values differ from those of another digest of the same schema."""
         return [field.name for field in self._schema.fields if self._column(field.name) != other._column(field.name)]
 
     def difference(self, other: ContentDigest) -> str | None:
-        """Return in what other rows differ: the first column, or the number of rows. None for the same rows."""
+        """Describe the first difference to another digest: number of rows or column. Return None if they are equal."""
         if self._n_rows != other._n_rows:
             return f"{self._n_rows} rows became {other._n_rows}"
         for path in (*self._columns, *other._columns):
             (values, nulls, checksum), others = self._column(path), other._column(path)
             if [values, nulls] != others[:2]:
-                return f"column {path!r} had {values} values, {nulls} of them null, and has {others[0]} and {others[1]}"
+                return f"column {path!r} had {values} values ({nulls} null), and has {others[0]} ({others[1]} null)"
             if checksum != others[2]:
-                return f"column {path!r} has other values"
-        return None if (self._rows - other._rows) % (1 << 64) == 0 else "values are in other rows"
+                return f"column {path!r} has different values"
+        return None if (self._rows - other._rows) % (1 << 64) == 0 else "values moved to other rows"
 
     def check_same(self, other: ContentDigest, table: str, path: str) -> None:
-        """Check that rows that were written again are the rows that they replace.
+        """Check that rewritten rows equal the rows that they replace.
 
         Args:
-            other: The digest of the written rows, of the same schema.
-            table: The name of the table.
-            path: The location of the table.
+            other: Digest of the rewritten rows, of the same schema.
+            table: Name of the table.
+            path: Location of the table.
 
         Raises:
             ContentChangedError: The rows differ.
         """
         if difference := self.difference(other):
             raise ContentChangedError(
-                f"the rows of table {table!r} changed while they were rewritten: {difference}; nothing was committed,"
-                " keep the old files and report this",
+                f"rewrite of table {table!r} changed rows: {difference}; nothing was committed, keep the old files and"
+                " report this",
                 path=path,
             )
 
@@ -137,8 +138,8 @@ class ContentDigest:
     def _hash(
         self, field: NestedField, array: pa.Array | None, kind: IcebergType | None, n: int, path: str, default: Any
     ) -> pa.Array:
-        """Return the hash of each value, and count them. Without an array, all values are the default."""
-        counts = self._columns.setdefault(path, [0, 0, 0])  # a column comes before its fields
+        """Return the hash of each value, and count the values. Without an array, all values are the default."""
+        counts = self._columns.setdefault(path, [0, 0, 0])  # inserted before its nested fields
         if array is None or kind is None:
             array, kind = _default(field.field_type, default, n), field.field_type
         if pa.types.is_dictionary(array.type):
@@ -203,16 +204,16 @@ class ContentDigest:
 
 
 def _elements(lists: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the elements of lists, and the length of each; null has the length 0."""
+    """Return the elements of lists, and the length of each list. Null lists have length 0."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64())
     first, last = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
     if last - first == pc.sum(lengths, min_count=0).as_py():
         return lists.values.slice(first, last - first), lengths
-    return lists.flatten(), lengths  # null lists hide elements; Arrow flattens no UUIDs
+    return lists.flatten(), lengths  # elements below null lists are skipped; Arrow cannot flatten lists of UUIDs
 
 
 def _primitive(array: pa.Array, kind: IcebergType) -> pa.Array:
-    """Return the hash of each value, by the table's type. Hashes of nulls are of no meaning."""
+    """Return the hash of each value, by the table's type. Hashes of nulls are undefined."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if isinstance(kind, DecimalType):
@@ -224,7 +225,7 @@ def _primitive(array: pa.Array, kind: IcebergType) -> pa.Array:
     if isinstance(kind, FloatType | DoubleType):
         numbers = array.cast(pa.float64())
     elif pa.types.is_timestamp(array.type):
-        # Readers of format versions 1 and 2 cut nanoseconds.
+        # Readers of format versions 1 and 2 truncate nanoseconds.
         unit = "ns" if isinstance(kind, TimestampNanoType | TimestamptzNanoType) else "us"
         numbers = array if array.type.unit == unit else array.cast(pa.timestamp(unit, array.type.tz), safe=False)
     elif pa.types.is_time(array.type):
@@ -237,7 +238,7 @@ def _primitive(array: pa.Array, kind: IcebergType) -> pa.Array:
 
 
 def _texts(array: pa.Array) -> pa.Array:
-    """Return the hash of each text or bytes: of its length, and of its words of 8 bytes."""
+    """Return a hash of each string or binary value, from its length and its 8-byte words."""
     n = len(array)
     if n > _ROWS_AT_ONCE:  # elements of lists
         parts = range(0, n, _ROWS_AT_ONCE)
@@ -255,7 +256,7 @@ def _texts(array: pa.Array) -> pa.Array:
     if longest <= width:
         return _padded(texts, lengths, longest)
     hashes = _constant(0, n)
-    while shorter < longest and shorter < _LONG:  # texts of about the same length, as padding takes memory
+    while shorter < longest and shorter < _LONG:  # group by similar length to limit the memory of padding
         of_width = pc.less_equal(lengths, pa.scalar(width, _U64))
         if shorter:
             of_width = pc.and_(of_width, pc.greater(lengths, pa.scalar(shorter, _U64)))
@@ -269,37 +270,37 @@ def _texts(array: pa.Array) -> pa.Array:
 
 
 def _padded(texts: pa.Array, lengths: pa.Array, longest: int) -> pa.Array:
-    """Return hashes of bytes up to a length, which are padded with zeros to the same number of words."""
+    """Return hashes of values up to a length, padded with zeros to the same number of words."""
     width = -(-longest // 8) * 8
     if not len(texts) or not width:
         return _finished(pc.multiply(lengths, _u64(_SECOND)))
     _, offsets, data = texts.buffers()
-    # The kernel counts bytes, whatever they are.
+    # The kernel pads by bytes and does not decode them.
     chars = pa.Array.from_buffers(pa.large_string(), len(texts), [None, offsets, data], offset=texts.offset)
     return _of_words(pc.ascii_rpad(chars, width, padding="\0").buffers()[2], lengths, width)
 
 
 def _of_words(data: pa.Buffer, lengths: pa.Array, width: int) -> pa.Array:
-    """Return hashes of bytes that all have the same number of words. Words of zeros at the end do not count."""
+    """Return hashes of values that all have the same number of words. Trailing zero words do not count."""
     n, n_words = len(lengths), width // 8
     words = pa.Array.from_buffers(_U64, n * n_words, [None, data])
     words = pc.bit_wise_xor(words, pc.shift_right(words, _u64(_HALF)))
     hashes = pc.multiply(lengths, _u64(_SECOND))
     for at in range(n_words):
-        at_place = words if n_words == 1 else pc.take(words, _places(n_words, at).slice(0, n), boundscheck=False)
-        hashes = pc.add(hashes, pc.multiply(at_place, _u64(_OF_WORD[at])))
+        column = words if n_words == 1 else pc.take(words, _word_indices(n_words, at).slice(0, n), boundscheck=False)
+        hashes = pc.add(hashes, pc.multiply(column, _u64(_WORD_MULTIPLIERS[at])))
     return _finished(hashes)
 
 
 @functools.cache
 def _u64(value: int) -> pa.Scalar:
-    """Return a constant as a scalar. The first scalar of a process loads pandas, so none is made at import."""
+    """Return a constant as a scalar, created on first use because a process's first scalar loads pandas."""
     return pa.scalar(value, _U64)
 
 
 @functools.cache
-def _places(n_words: int, at: int) -> pa.Array:
-    """Return the places of the words with this number in texts of ``n_words`` each."""
+def _word_indices(n_words: int, at: int) -> pa.Array:
+    """Return the indices of the words at position ``at`` of values with ``n_words`` each."""
     return pa.array(range(at, at + n_words * _ROWS_AT_ONCE, n_words), pa.int32())
 
 
@@ -309,9 +310,9 @@ def _long_texts(texts: pa.Array) -> pa.Array:
 
 
 def _sequences(hashes: pa.Array, lengths: pa.Array) -> pa.Array:
-    """Return a hash of each sequence of values: a polynomial of them, and the length."""
+    """Return a hash of each sequence of values: a polynomial of the values, and the length."""
     n = len(lengths)
-    if len(hashes) > _AT_ONCE and n > 1:
+    if len(hashes) > _ELEMENTS_AT_ONCE and n > 1:
         half = pc.sum(lengths.slice(0, n // 2)).as_py()
         return pa.concat_arrays(
             [
@@ -330,28 +331,28 @@ def _sequences(hashes: pa.Array, lengths: pa.Array) -> pa.Array:
 
 
 def _powers(base: int, n: int) -> pa.Array:
-    """Return at least ``n`` powers of a number, from 1 on."""
-    return _known_powers(base) if n <= _AT_ONCE + 1 else _made_powers(base, n)
+    """Return at least ``n`` powers of a number, starting with 1."""
+    return _cached_powers(base) if n <= _ELEMENTS_AT_ONCE + 1 else _compute_powers(base, n)
 
 
 @functools.cache
-def _known_powers(base: int) -> pa.Array:
-    return _made_powers(base, _AT_ONCE + 1)
+def _cached_powers(base: int) -> pa.Array:
+    return _compute_powers(base, _ELEMENTS_AT_ONCE + 1)
 
 
-def _made_powers(base: int, n: int) -> pa.Array:
+def _compute_powers(base: int, n: int) -> pa.Array:
     return pc.cumulative_prod(pa.concat_arrays([_constant(1, 1), _constant(base, n - 1)]))
 
 
 def _mixed(values: pa.Array) -> pa.Array:
-    """Return hashes of numbers, each bit of which depends on all bits of the number."""
+    """Return hashes of numbers in which each bit depends on all bits of the number."""
     values = pc.multiply(pc.add(values, _u64(_BASE)), _u64(_FIRST))
     values = pc.multiply(pc.bit_wise_xor(values, pc.shift_right(values, _u64(_HALF))), _u64(_SECOND))
     return pc.bit_wise_xor(values, pc.shift_right(values, _u64(_HALF)))
 
 
 def _finished(hashes: pa.Array) -> pa.Array:
-    """Return products with a multiplier so that high bits of the factor count in all bits."""
+    """Fold the high bits of products into all bits of the hash."""
     return pc.multiply(pc.bit_wise_xor(hashes, pc.shift_right(hashes, _u64(_HALF))), _u64(_SECOND))
 
 

@@ -1,8 +1,8 @@
-"""Copies of files that delete rows by position, for copies of the data files that they name.
+"""Rewrite position delete files for copies of the data files that they refer to.
 
-Such files hold the paths of data files: position deletes in their rows, deletion vectors in the footer of their Puffin
-file. A copy of the bytes would delete nothing, so they are written anew. A manifest says of them which path they are
-of, too.
+Position delete files contain the paths of data files: in their rows, or for deletion vectors in the footer of their
+Puffin file. An unchanged copy would delete nothing, so these files are rewritten. Manifests also record the path that a
+delete file refers to.
 """
 
 from __future__ import annotations
@@ -23,39 +23,49 @@ from trinitylake_ops.iceberg.validation.files import check_puffin
 
 _PARQUET_MAGIC = b"PAR1"
 _PATH, _POSITION = "file_path", "pos"
-#: The field id of ``file_path`` in each file of position deletes.
+#: Field id of ``file_path`` in every position delete file.
 PATH_FIELD_ID = 2147483546
 _REFERENCED = "referenced-data-file"
-#: What follows a Puffin file's footer: its length, flags and the magic.
+#: Bytes after a Puffin file's footer: its length, flags and the magic.
 _END_BYTES = 12
 
-#: Endings of names of position deletes that cannot be written anew.
+#: Suffixes of position delete files that cannot be rewritten.
 UNCOPIED_ENDINGS = (".orc",)
 
 
 def is_copied_format(location: str) -> bool:
-    """Whether a file of position deletes, by the end of its name, can be written anew with other paths."""
+    """Whether a position delete file can be rewritten with other paths, by its suffix."""
     return not location.endswith(UNCOPIED_ENDINGS)
 
 
 def parquet_deletes(data: bytes, source: str, target: str, new_uri: Callable[[str], str]) -> bytes:
-    """Return a Parquet file of position deletes with new paths, for a file named ``target``, sorted by them.
+    """Return a Parquet position delete file with new paths, sorted by path and position.
 
-    Column ids and properties stay. The same bytes and paths always give the same file. Raises CorruptFileError for a
-    file whose claims are not believed, KeyError for one without paths, ContentChangedError if the new file does not
-    delete the same positions, and what Arrow raises.
+    Column ids and properties stay. Equal input always gives equal bytes.
+
+    Args:
+        data: Contents of the source file.
+        source: Location of the source file.
+        target: Name of the new file.
+        new_uri: Maps the path of a data file to the path of its copy.
+
+    Raises:
+        CorruptFileError: The file declares sizes that do not match its contents.
+        KeyError: The file has no column of paths.
+        ContentChangedError: The new file does not delete the same positions.
+        pyarrow.ArrowException: Arrow cannot read the file.
     """
     from trinitylake_ops.iceberg.io.parquet_writer import SealingWriter  # importing it loads pandas
 
-    check_parquet_pages(len(data), lambda at, length: data[at : at + length], source)
+    check_parquet_pages(len(data), lambda start, length: data[start : start + length], source)
     table = pq.ParquetFile(pa.BufferReader(data)).read()
-    at = table.schema.get_field_index(_PATH)
+    index = table.schema.get_field_index(_PATH)
     paths = table.column(_PATH).cast(pa.string())
-    known = paths.unique()
-    renamed = pa.array([new_uri(path) for path in known.to_pylist()], pa.string())
-    placed = renamed.take(pc.index_in(paths, value_set=known).combine_chunks())
-    field = table.schema.field(at)
-    table = table.set_column(at, field.with_type(pa.string()), placed)
+    unique_paths = paths.unique()
+    new_paths = pa.array([new_uri(path) for path in unique_paths.to_pylist()], pa.string())
+    new_column = new_paths.take(pc.index_in(paths, value_set=unique_paths).combine_chunks())
+    field = table.schema.field(index)
+    table = table.set_column(index, field.with_type(pa.string()), new_column)
     order = pc.sort_indices(
         table.select([_PATH, _POSITION]), sort_keys=[(_PATH, "ascending"), (_POSITION, "ascending")]
     )
@@ -69,7 +79,7 @@ def parquet_deletes(data: bytes, source: str, target: str, new_uri: Callable[[st
 
 
 def _by_path(deletes: pa.Table) -> dict[str, pa.Array]:
-    """Return the positions by path, in ascending order."""
+    """Return the deleted positions by path, in ascending order."""
     order = pc.sort_indices(deletes, sort_keys=[(_PATH, "ascending"), (_POSITION, "ascending")])
     runs = pc.run_end_encode(deletes.column(_PATH).cast(pa.string()).take(order).combine_chunks())
     positions = deletes.column(_POSITION).take(order).combine_chunks()
@@ -81,29 +91,36 @@ def _by_path(deletes: pa.Table) -> dict[str, pa.Array]:
 
 
 def check_same_positions(before: object, after: object, source: str) -> None:
-    """Check that a copied file deletes the same rows.
+    """Check that a rewritten file deletes the same rows.
 
     Args:
-        before: The positions that the source deletes, with the paths of the copied data files.
-        after: The positions that the copy deletes, in the same form.
-        source: The location of the source.
+        before: Positions that the source deletes, with the paths of the copied data files.
+        after: Positions that the copy deletes, in the same form.
+        source: Location of the source.
 
     Raises:
-        ContentChangedError: They differ.
+        ContentChangedError: The positions differ.
     """
     if before != after:
         raise ContentChangedError(
-            f"a copy of the deletes {source!r} does not delete the same rows; nothing was committed, keep the source"
-            " and report this",
+            f"copy of delete file {source!r} does not delete the same rows; nothing was committed, keep the source and"
+            " report this",
             path=source,
         )
 
 
 def puffin_vectors(data: bytes, source: str, new_uri: Callable[[str], str]) -> bytes:
-    """Return a Puffin file of deletion vectors with new paths in its footer. Each blob stays where it is.
+    """Return a Puffin file of deletion vectors with new paths in its footer. Blobs keep their offsets.
 
-    Raises CorruptFileError for a file that holds no vectors, InvalidInputError for a compressed footer,
-    ContentChangedError if the new file does not hold the same vectors.
+    Args:
+        data: Contents of the source file.
+        source: Location of the source file.
+        new_uri: Maps the path of a data file to the path of its copy.
+
+    Raises:
+        CorruptFileError: The file contains no valid vectors.
+        InvalidInputError: The footer is compressed.
+        ContentChangedError: The new file does not contain the same vectors.
     """
     check_puffin(data, source)
     end = len(data) - _END_BYTES
@@ -111,8 +128,8 @@ def puffin_vectors(data: bytes, source: str, new_uri: Callable[[str], str]) -> b
     flags = data[end + 4 : end + 8]
     if any(flags):
         raise InvalidInputError(
-            f"{source!r} has a compressed footer, which cannot be written anew; let the engine that wrote it rewrite"
-            " the table's data files",
+            f"cannot rewrite {source!r}: its footer is compressed; rewrite the table's data files with the engine that"
+            " wrote it",
             path=source,
         )
     footer = json.loads(data[end - footer_bytes : end])
@@ -127,7 +144,7 @@ def puffin_vectors(data: bytes, source: str, new_uri: Callable[[str], str]) -> b
 
 
 def _vectors(data: bytes) -> list[tuple[str, bytes]]:
-    """Return the paths of the data files of a Puffin file, with the bytes of their vectors."""
+    """Return the paths of the data files that a Puffin file refers to, with the bytes of their vectors."""
     end = len(data) - _END_BYTES
     footer = json.loads(data[end - int.from_bytes(data[end : end + 4], "little") : end])
     return [
@@ -137,34 +154,39 @@ def _vectors(data: bytes) -> list[tuple[str, bytes]]:
 
 
 def is_parquet(data: bytes) -> bool:
-    """Whether a file begins as Parquet."""
+    """Whether a file starts with the Parquet magic."""
     return data.startswith(_PARQUET_MAGIC)
 
 
 def is_puffin(data: bytes) -> bool:
-    """Whether a file begins as Puffin."""
+    """Whether a file starts with the Puffin magic."""
     return data.startswith(PUFFIN_MAGIC)
 
 
 def update_delete_entry(data_file: dict[str, Any], new_uri: Callable[[str], str], size_bytes: int) -> None:
-    """Change what a manifest says of a file of position deletes that was written anew: its size, and its path bounds.
+    """Update the size and path bounds of a rewritten position delete file in its manifest entry.
 
-    Where both bounds are one path, readers take the file as that data file's own. Other bounds are left out: paths of
-    other files lie elsewhere in their order now.
+    If both bounds are the same path, readers apply the file to that data file only. Other bounds are dropped, because
+    the order of the new paths may differ.
+
+    Args:
+        data_file: The ``data_file`` record of the entry, changed in place.
+        new_uri: Maps the path of a data file to the path of its copy.
+        size_bytes: Size of the rewritten file.
     """
     data_file["file_size_in_bytes"] = size_bytes
     for name in ("column_sizes", "split_offsets"):
         if name in data_file:
             data_file[name] = None
     bounds = [_path_bound(data_file.get(name)) for name in ("lower_bounds", "upper_bounds")]
-    is_one = bounds[0] is not None and bounds[0] == bounds[1]
+    is_single_path = bounds[0] is not None and bounds[0] == bounds[1]
     for name in ("lower_bounds", "upper_bounds"):
         data_file[name] = [
-            {**one, "value": new_uri(one["value"].decode()).encode()} if one["key"] == PATH_FIELD_ID else one
-            for one in data_file.get(name) or ()
-            if is_one or one["key"] != PATH_FIELD_ID
+            {**bound, "value": new_uri(bound["value"].decode()).encode()} if bound["key"] == PATH_FIELD_ID else bound
+            for bound in data_file.get(name) or ()
+            if is_single_path or bound["key"] != PATH_FIELD_ID
         ] or None
 
 
 def _path_bound(bounds: list[dict[str, Any]] | None) -> bytes | None:
-    return next((one["value"] for one in bounds or () if one["key"] == PATH_FIELD_ID), None)
+    return next((bound["value"] for bound in bounds or () if bound["key"] == PATH_FIELD_ID), None)

@@ -1,9 +1,9 @@
-"""Copy managed tables to another location: which files a copy has, where they are, and the bytes of rewritten ones.
+"""Copy managed tables to another location: list the files to copy, map their paths and rewrite files that contain
+paths.
 
-Iceberg writes full URIs into its own files, so a copy of a table is more than copies of its files. The metadata file,
-manifest lists, manifests and position deletes are rewritten with the locations of the copies. Faulty bounds of data
-files are repaired. Nothing else in them changes. The same file always gives the same bytes, so a copy that was cut off
-can continue.
+Iceberg stores full URIs in its files. Metadata files, manifest lists, manifests and position deletes are therefore
+rewritten with the locations of the copies, and invalid bounds of data files are repaired. Nothing else in them changes.
+Equal input always gives equal bytes, so an interrupted copy can be resumed.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from trinitylake_ops.iceberg.validation.avro import AvroHeader, uncompressed
 from trinitylake_ops.iceberg.validation.bounds import column_types, repair_record
 from trinitylake_ops.iceberg.validation.checksums import sealed_table_file
 
-#: Iceberg files that hold paths. Manifests hold the sizes of delete files, and lists those of manifests, so these come
-#: before those.
+#: Iceberg files that contain paths, in copy order: manifests record the sizes of delete files, and manifest lists those
+#: of manifests.
 REWRITTEN = (FileKind.POSITION_DELETES, FileKind.MANIFEST, FileKind.MANIFEST_LIST, FileKind.METADATA)
-#: The files whose sizes a file that is written anew holds.
+#: The kind of files whose sizes a rewritten file records.
 SIZED_IN = {FileKind.MANIFEST: FileKind.POSITION_DELETES, FileKind.MANIFEST_LIST: FileKind.MANIFEST}
-_POSITION_DELETES = 1  # the content of a file, as manifests say it
+_POSITION_DELETES = 1  # value of the field ``content`` in manifests
 
-#: The first bytes of an Avro file.
+#: Header of an Avro file.
 _HEADER = fastavro.parse_schema(
     {
         "type": "record",
@@ -64,58 +64,59 @@ _HEADER = fastavro.parse_schema(
     }
 )
 
-_ELSEWHERE = "elsewhere/"
-_LONGEST_OWN_NAME_BYTES = 255
+_EXTERNAL_FOLDER = "elsewhere/"
+_MAX_FILE_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True)
 class FileCopy:
-    """A file of a table to copy.
-
-    ``source`` is a path under the root, or a URI, and ``target`` a path under the target's. ``size_bytes`` is None if
-    the table does not say.
-    """
+    """A file of a table to copy."""
 
     kind: FileKind
+    #: Path under the source's root, or URI.
     source: str
+    #: Path under the target's root.
     target: str
+    #: Size in bytes, or None if the table does not record it.
     size_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class TableFileMap:
-    """Where the files of one table are after the copy.
+    """Maps the locations of a table's files to those of their copies.
 
-    Under another root each file keeps its path. Under the same root it goes into ``folder``. A file elsewhere, for
-    example under another ``table_root``, comes into the table's folder, too. ``holder_root`` is the root of the
-    lakehouse that has the copy, where the table's folder is not below it. Files under ``kept_root`` are not copied and
-    keep their URIs; the copies then have a ``folder`` of their own. ``existing`` are copies that the target has
-    already: source -> path there.
+    Under another root each file keeps its path. Under the same root it moves into ``folder``. An external file, for
+    example one under another ``table_root``, moves into the table's folder.
     """
 
     table_id: str
     source_root: str
     target_root: str
+    #: Root of the table's folder, if it differs from ``source_root``.
     table_root: str = ""
+    #: Folder of the copies within the table's folder.
     folder: str = ""
+    #: Root of the lakehouse that owns the copy, if the table's folder is not below it.
     holder_root: str = ""
+    #: Files under this root are not copied and keep their URIs. The copies then have a separate ``folder``.
     kept_root: str = ""
+    #: Paths of copies that exist in the target already, by source.
     existing: Mapping[str, str] = field(default_factory=dict)
 
     def location(self, path: str) -> str:
-        """Return the location, in the lakehouse that has the copy, of a path under ``target_root``: a path or a URI."""
+        """Return the path or URI by which the owning lakehouse refers to a path under ``target_root``."""
         return f"{self.target_root}{path}" if self.holder_root and self.holder_root != self.target_root else path
 
     def keeps(self, location: str) -> bool:
-        """Whether a file, given as a path or URI of the source, stays where it is."""
+        """Whether a file, given as a path or URI of the source, is not copied."""
         return self.kept_root != "" and location.startswith(self.kept_root)
 
     def is_copied(self, uri: str) -> bool:
-        """Whether a URI in a new file of Iceberg's is that of a copy."""
+        """Whether a URI in a rewritten Iceberg file refers to a copy."""
         return self.kept_root == "" or uri.startswith(f"{self.location_uri}/{self.folder}")
 
     def path(self, location: str) -> str:
-        """Return the path, under the target's root, of the copy of a file, given as a path or URI."""
+        """Return the path of the copy under the target's root, for a file given as a path or URI."""
         if location in self.existing:
             return self.existing[location]
         prefix = table_prefix(self.table_id)
@@ -124,18 +125,23 @@ class TableFileMap:
             path = path.removeprefix(root) if root else path
         if path.startswith(prefix):
             return f"{prefix}{self.folder}{path.removeprefix(prefix)}"
-        own_name = location.rpartition("/")[2].encode()[-_LONGEST_OWN_NAME_BYTES:].decode(errors="ignore")
-        # The uuid is in a folder, not in the name, as checksums within files are bound to the name.
-        return f"{prefix}{self.folder}{_ELSEWHERE}{derived_uuid(uuid.NAMESPACE_URL, location)}/{own_name}"
+        file_name = location.rpartition("/")[2].encode()[-_MAX_FILE_NAME_BYTES:].decode(errors="ignore")
+        # The UUID is a folder and not part of the name because checksums inside files depend on the name.
+        return f"{prefix}{self.folder}{_EXTERNAL_FOLDER}{derived_uuid(uuid.NAMESPACE_URL, location)}/{file_name}"
 
     def uri(self, io: StorageFileIO, uri: str) -> str:
-        """Return the new form of a URI in a file of Iceberg's. ``io`` is that of the source."""
+        """Return the URI of the copy of a file.
+
+        Args:
+            io: File IO of the source table.
+            uri: URI in an Iceberg file of the source.
+        """
         location = io.location(uri)
         return location if self.keeps(location) else self.target_root + self.path(location)
 
     @property
     def location_uri(self) -> str:
-        """The new location of the table itself: its folder under the target's root."""
+        """The new location of the table: its folder under the target's root."""
         return f"{self.target_root}{table_prefix(self.table_id)}".rstrip("/")
 
 
@@ -148,15 +154,15 @@ class TableCopy:
 
     @classmethod
     def of(cls, definition: TableDef, io: StorageFileIO, places: TableFileMap) -> TableCopy:
-        """Return the copy of all files that a table needs. Former metadata files are not copied.
+        """Return the copy of all files that a table needs. Previous metadata files are not copied.
 
         Args:
-            definition: The table.
-            io: Reads its files.
-            places: The locations of the copies.
+            definition: Definition of the table.
+            io: Reads the table's files.
+            places: Maps its files to their copies.
 
         Raises:
-            InvalidInputError: The table has position deletes in a format that cannot be written with other paths.
+            InvalidInputError: The table has position deletes in a format that cannot be rewritten.
             StorageError: A file cannot be read.
         """
         files = []
@@ -165,26 +171,38 @@ class TableCopy:
                 continue
             if file.kind == FileKind.POSITION_DELETES and file.live and not is_copied_format(file.location):
                 raise InvalidInputError(
-                    f"table {definition.id} has position deletes in a format that cannot be rewritten with other paths"
-                    f" ({file.location!r}); let the engine that wrote them rewrite its data files, or leave its"
-                    " namespace out"
+                    f"cannot copy table {definition.id}: its position deletes are in a format that cannot be rewritten"
+                    f" with other paths ({file.location!r}); rewrite its data files with the engine that wrote them, or"
+                    " leave its namespace out"
                 )
             if file.live:
                 files.append(FileCopy(file.kind, file.location, places.path(file.location), file.size_bytes))
         return cls(places, tuple(files))
 
     def metadata_location(self, definition: TableDef, io: StorageFileIO) -> str:
-        """Return the location, in the lakehouse that has the copy, of the copy of the table's current metadata file."""
+        """Return the location of the copy of the table's current metadata file in the lakehouse that owns the copy.
+
+        Args:
+            definition: Definition of the source table.
+            io: File IO of the source table.
+        """
         return self.places.location(self.places.path(io.location(metadata_uri(definition, io.root))))
 
 
 def rewritten(
     copy: FileCopy, data: bytes, io: StorageFileIO, places: TableFileMap, sizes_bytes: Mapping[str, int]
 ) -> bytes:
-    """Return the bytes of a copy of a file that holds paths.
+    """Return the contents of the copy of a file that contains paths.
 
-    ``sizes_bytes`` are those of the copies that it gives sizes of, by target. Raises CorruptFileError for a file that
-    cannot be decoded, or not be written again as it was.
+    Args:
+        copy: The file.
+        data: Contents of the source.
+        io: File IO of the source table.
+        places: Maps files to their copies.
+        sizes_bytes: Sizes of the copies whose sizes the file records, by target path.
+
+    Raises:
+        CorruptFileError: The file cannot be decoded or encoded.
     """
 
     def new_uri(uri: str) -> str:
@@ -194,7 +212,7 @@ def rewritten(
         return sealed_table_file(_rewritten(copy, data, new_uri, places, sizes_bytes), copy.target)
     except TrinityLakeError:
         raise
-    except Exception as error:  # for broken bytes the decoders raise any exception
+    except Exception as error:  # decoders raise arbitrary exceptions for corrupt input
         raise CorruptFileError(
             f"{copy.source!r} cannot be copied as an Iceberg {copy.kind}: {type(error).__name__}", path=copy.source
         ) from error
@@ -216,11 +234,11 @@ def _rewritten(
     header = AvroHeader.of(data)
     types = column_types(header.metadata.get("schema") if header is not None else None)
 
-    def place(record: dict[str, Any]) -> None:
+    def relocate(record: dict[str, Any]) -> None:
         _relocate_data_file(record, new_uri, places, sizes_bytes)
         repair_record(record, types)
 
-    return avro_with(copy.source, data, place)
+    return avro_with(copy.source, data, relocate)
 
 
 def _position_deletes(copy: FileCopy, data: bytes, new_uri: Callable[[str], str]) -> bytes:
@@ -231,11 +249,11 @@ def _position_deletes(copy: FileCopy, data: bytes, new_uri: Callable[[str], str]
     before: defaultdict[str, list[int]] = defaultdict(list)
     after: defaultdict[str, list[int]] = defaultdict(list)
 
-    def place(record: dict[str, Any]) -> None:
+    def relocate(record: dict[str, Any]) -> None:
         record["file_path"] = new_uri(record["file_path"])
         before[record["file_path"]].append(record["pos"])
 
-    written = avro_with(copy.source, data, place)
+    written = avro_with(copy.source, data, relocate)
     avro_with(copy.target, written, lambda record: after[record["file_path"]].append(record["pos"]))
     check_same_positions(before, after, copy.source)
     return written
@@ -246,9 +264,9 @@ def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places:
     metadata: dict[str, Any] = json.loads(metadata_json(data, location))
     metadata["properties"] = usable(metadata.get("properties") or {})
     for key in SEAL_KEYS:
-        metadata.pop(key, None)  # the name of the copied file
+        metadata.pop(key, None)  # they are bound to the name of the source file
     metadata["location"] = places.location_uri
-    metadata["metadata-log"] = []  # former metadata files stay behind
+    metadata["metadata-log"] = []  # previous metadata files are not copied
     for snapshot in metadata.get("snapshots") or ():
         snapshot["manifest-list"] = new_uri(snapshot["manifest-list"])
     for kind in ("statistics", "partition-statistics"):
@@ -279,35 +297,40 @@ def _relocate_data_file(
 
 
 def avro_with(location: str, data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """Return an Avro file with changed records. Its schema, codec and properties stay as they were.
+    """Return an Avro file with changed records, and the same schema, codec and properties.
 
-    Values are read as they are stored, as dates and times may lie beyond what Python can count.
+    Values are read in their stored form because dates and times may exceed Python's range.
+
+    Args:
+        location: Location of the file, for errors.
+        data: Contents of the file.
+        change: Changes a record in place.
     """
     content = uncompressed(data, location)
-    schema, plain = _schema_of(content.data)
-    reader = fastavro.reader(io.BytesIO(_with_schema(content.data, json.dumps(plain).encode())))
+    schema, plain_schema = _schema_of(content.data)
+    reader = fastavro.reader(io.BytesIO(_with_schema(content.data, json.dumps(plain_schema).encode())))
     records: list[dict[str, Any]] = []
     for record in reader:
         assert isinstance(record, dict)
         change(record)
         records.append(record)
-    own = {
+    custom_properties = {
         name: value for name, value in reader.metadata.items() if not name.startswith("avro.") and name not in SEAL_KEYS
     }
     written = io.BytesIO()
     fastavro.writer(
         written,
-        plain,
+        plain_schema,
         records,
         codec=content.codec,
-        metadata=own,
+        metadata=custom_properties,
         sync_marker=hashlib.md5(data, usedforsecurity=False).digest(),
     )
     return _with_schema(written.getvalue(), schema)
 
 
 def _schema_of(data: bytes) -> tuple[bytes, Any]:
-    """Return the schema of an Avro file, and the same schema without logical types."""
+    """Return the raw schema of an Avro file, and the parsed schema without logical types."""
     header: Any = fastavro.schemaless_reader(io.BytesIO(data), _HEADER, None)
     schema = header["meta"]["avro.schema"]
     return schema, json.loads(schema, object_pairs_hook=_without_logical_type)
@@ -327,6 +350,6 @@ def _with_schema(data: bytes, schema: bytes) -> bytes:
 
 
 def copied_definition(definition: TableDef, metadata_location: str) -> TableDef:
-    """Return the definition of a copied table for a location of its metadata file."""
+    """Return the definition of a copied table with the location of its metadata file."""
     properties = {**definition.format_properties, METADATA_LOCATION: metadata_location}
     return replace(definition, format_properties=properties)

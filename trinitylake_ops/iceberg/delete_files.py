@@ -1,10 +1,11 @@
-"""Delete files: which of them apply to a data file, and the rows that remain.
+"""Match delete files to data files, and filter the deleted rows.
 
-Deletes by position count for data files that are no younger, of their partition or of the path that their bounds name.
-Equality deletes count for older data files of their partition, or of any if their partition spec has no fields.
+A position delete applies to data files with at most its sequence number, in its partition or of the path in its bounds.
+An equality delete applies to older data files of its partition, or to all older data files if its partition spec has no
+fields.
 
-pyiceberg applies deletes by position. Equality deletes are applied here: a row goes where its values in some columns
-are those of a row of a delete file. Nulls are equal to each other there, and so are NaNs.
+PyIceberg applies position deletes. Equality deletes are applied here: a row is deleted if its values in the key columns
+equal those of a row of the delete file. Nulls equal each other, and so do NaNs.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ if TYPE_CHECKING:
 _POSITION_FORMATS = (FileFormat.PARQUET, FileFormat.ORC, FileFormat.PUFFIN)
 _EQUALITY_FORMATS = (FileFormat.PARQUET,)
 
-#: A spec and a partition of it, None for files that are of all partitions.
+#: A spec id and a partition of it; None for files that apply to all partitions.
 _Scope = tuple[int, Record] | None
 _Numbered = tuple[int, DataFile]
 
 
 class DeleteFiles:
-    """The live delete files among entries of manifests, which they keep as ``entries``.
+    """The live delete files of manifest entries, indexed by what they apply to.
 
-    Raises InvalidDefinitionError for one of a format in which it is not read, with its name.
+    The constructor raises InvalidDefinitionError for a delete file of an unsupported format.
     """
 
     def __init__(self, entries: Iterable[ManifestEntry], metadata: TableMetadata):
@@ -60,6 +61,7 @@ class DeleteFiles:
         self._by_path: dict[str, list[_Numbered]] = {}
         self._by_partition: dict[_Scope, list[_Numbered]] = {}
         self._equality: dict[_Scope, list[_Numbered]] = {}
+        #: The live entries.
         self.entries = [entry for entry in entries if entry.status != ManifestEntryStatus.DELETED]
         for entry in self.entries:
             self._add(entry)
@@ -76,23 +78,25 @@ class DeleteFiles:
             self._by_partition.setdefault(_scope(file), []).append((number, file))
 
     def of(self, entry: ManifestEntry) -> set[DataFile]:
-        """Return those that apply to the data file of an entry."""
+        """Return the delete files that apply to the data file of an entry."""
         file, number = entry.data_file, entry.sequence_number or 0
         scope = _scope(file)
         by_position = [*self._by_path.get(file.file_path, ()), *self._by_partition.get(scope, ())]
         by_value = [*self._equality.get(None, ()), *self._equality.get(scope, ())]
-        found = {delete for later, delete in by_position if later >= number and _may_name(delete, file.file_path)}
-        return found | {delete for later, delete in by_value if later > number}
+        position_deletes = {
+            delete for later, delete in by_position if later >= number and _may_name(delete, file.file_path)
+        }
+        return position_deletes | {delete for later, delete in by_value if later > number}
 
 
 def check_is_read(file: DataFile) -> None:
-    """Raise InvalidDefinitionError for a delete file of a format in which it is not read, with its name."""
+    """Raise InvalidDefinitionError, with the file's name, for a delete file of an unsupported format."""
     is_equality = file.content == DataFileContent.EQUALITY_DELETES
     if file.file_format not in (_EQUALITY_FORMATS if is_equality else _POSITION_FORMATS):
         kind = "equality" if is_equality else "position"
         raise InvalidDefinitionError(
-            f"it has {kind} deletes in the format {file.file_format.value}, which is not read here"
-            f" ({file.file_path!r}); let the engine that wrote them rewrite its data files"
+            f"{kind} deletes in the format {file.file_format.value} are not supported ({file.file_path!r}); rewrite the"
+            " data files with the engine that wrote them"
         )
 
 
@@ -101,7 +105,7 @@ def _scope(file: DataFile) -> _Scope:
 
 
 def _path_bounds(file: DataFile) -> tuple[bytes, bytes] | None:
-    """Return the least and the greatest path in a file of position deletes, if its manifest says them."""
+    """Return the least and the greatest path in a position delete file, if its manifest records both."""
     lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
     if PATH_FIELD_ID not in lower or PATH_FIELD_ID not in upper:
         return None
@@ -109,7 +113,7 @@ def _path_bounds(file: DataFile) -> tuple[bytes, bytes] | None:
 
 
 def only_path(file: DataFile) -> str | None:
-    """Return the path of the one data file that a file of position deletes is of, as far as its bounds say it."""
+    """Return the path of the data file that a position delete file applies to, if its bounds name only one."""
     bounds = _path_bounds(file)
     return bounds[0].decode(errors="surrogateescape") if bounds is not None and bounds[0] == bounds[1] else None
 
@@ -120,27 +124,44 @@ def _may_name(delete: DataFile, path: str) -> bool:
 
 
 def live_entries(manifests: Iterable[ManifestFile], io: StorageFileIO, content: ManifestContent) -> list[ManifestEntry]:
-    """Return the entries, but deleted ones, of manifests of data or of deletes. Raises CorruptFileError, StorageError.
+    """Return the live entries of manifests, ordered by sequence number and path.
 
-    They come in the order in which the files were added.
+    Args:
+        manifests: Manifests of a snapshot.
+        io: Reads them.
+        content: Return only entries of manifests with this content.
+
+    Raises:
+        CorruptFileError: A manifest is corrupt.
+        StorageError: A manifest cannot be read.
     """
-    found = [
+    entries = [
         entry
         for manifest in manifests
         if manifest.content == content
         for entry in entries_in(manifest, io)
         if entry.status != ManifestEntryStatus.DELETED
     ]
-    return sorted(found, key=lambda entry: (entry.sequence_number or 0, entry.data_file.file_path))
+    return sorted(entries, key=lambda entry: (entry.sequence_number or 0, entry.data_file.file_path))
 
 
 def planned_tasks(
     metadata: TableMetadata, io: StorageFileIO, row_filter: BooleanExpression, snapshot_id: int | None = None
 ) -> list[FileScanTask]:
-    """Return the data files of a snapshot that may have rows of a filter, with all deletes that apply, of either kind.
+    """Return a scan task for each data file that may match a filter, with all position and equality deletes that apply.
 
-    By default of the current one. pyiceberg plans no scan of a table with equality deletes. Raises
-    InvalidDefinitionError for deletes of a format that is not read, CorruptFileError, StorageError.
+    PyIceberg itself cannot plan scans of tables with equality deletes.
+
+    Args:
+        metadata: Metadata of the table.
+        io: Reads its manifests.
+        row_filter: The filter.
+        snapshot_id: The snapshot to read, by default the current one.
+
+    Raises:
+        InvalidDefinitionError: A delete file has an unsupported format.
+        CorruptFileError: A manifest is corrupt.
+        StorageError: A manifest cannot be read.
     """
     snapshot = metadata.current_snapshot() if snapshot_id is None else metadata.snapshot_by_id(snapshot_id)
     manifests = [] if snapshot is None else manifests_in(snapshot, io)
@@ -154,7 +175,7 @@ def planned_tasks(
 
 
 def _pruning(metadata: TableMetadata, row_filter: BooleanExpression) -> Callable[[DataFile], bool]:
-    """Return whether a data file may have rows of a filter, by its partition and its statistics."""
+    """Return a predicate: whether a data file may match a filter, by its partition and statistics."""
     if row_filter == AlwaysTrue():
         return lambda _: True
     schema = metadata.schema()
@@ -167,12 +188,12 @@ def _pruning(metadata: TableMetadata, row_filter: BooleanExpression) -> Callable
     return lambda file: evaluators[file.spec_id](file.partition) and metrics(file)
 
 
-#: A column that a scan reads for the deletes alone.
+#: Prefix of columns that a scan reads only to apply deletes.
 _OWN_COLUMN = "trinitylake.delete-key-"
 
 
 class RemainingRows:
-    """The rows that a scan selects and no delete file deletes. Each equality delete file is read once."""
+    """Scans data files without their deleted rows. Each equality delete file is read once."""
 
     def __init__(self, scan: ArrowScan):
         self.scan = scan
@@ -180,9 +201,9 @@ class RemainingRows:
         self._keys: dict[frozenset[str], _DeletedKeys] = {}
 
     def batches(self, task: FileScanTask) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a data file.
+        """Yield the remaining rows of a data file.
 
-        Raises InvalidDefinitionError for deletes by columns that cannot be compared, what pyiceberg raises, and
+        Raises InvalidDefinitionError for equality deletes by columns that cannot be compared, PyIceberg's errors and
         StorageError.
         """
         by_ids: dict[tuple[int, ...], list[DataFile]] = {}
@@ -194,29 +215,29 @@ class RemainingRows:
             return
         positions = {file for file in task.delete_files if file.content == DataFileContent.POSITION_DELETES}
         columns = {number: self._column(number) for ids in by_ids for number in ids}
-        wider, names = self._wider_scan(columns)
+        wider_scan, names = self._wider_scan(columns)
         keys = [
             (self._deleted(ids, files, columns), [names[number] for number in ids]) for ids, files in by_ids.items()
         ]
-        shown = [field.name for field in self.scan._projected_schema.fields]
-        for batch in wider.to_record_batches([FileScanTask(task.file, positions, task.residual)]):
-            gone = [deleted.matches([batch.column(name) for name in key_names]) for deleted, key_names in keys]
-            yield batch.filter(pc.invert(functools.reduce(pc.or_, gone))).select(shown)
+        visible = [field.name for field in self.scan._projected_schema.fields]
+        for batch in wider_scan.to_record_batches([FileScanTask(task.file, positions, task.residual)]):
+            deleted_masks = [deleted.matches([batch.column(name) for name in key_names]) for deleted, key_names in keys]
+            yield batch.filter(pc.invert(functools.reduce(pc.or_, deleted_masks))).select(visible)
 
     def _column(self, number: int) -> NestedField:
-        """Return a column by its id, also one that was dropped since."""
+        """Return a column by its id, even if it was dropped since."""
         metadata: TableMetadata = self.scan._table_metadata
         for schema in (metadata.schema(), *reversed(metadata.schemas)):
-            found = next((field for field in schema.fields if field.field_id == number), None)
-            if found is not None and found.field_type.is_primitive:
-                return found
+            column = next((field for field in schema.fields if field.field_id == number), None)
+            if column is not None and column.field_type.is_primitive:
+                return column
         raise InvalidDefinitionError(
-            f"its equality deletes are by column {number}, which is no column of the table with values of its own; let"
-            " the engine that wrote them rewrite its data files"
+            f"equality deletes by column {number} are not supported: it is not a primitive column of the table; rewrite"
+            " the data files with the engine that wrote them"
         )
 
     def _wider_scan(self, columns: dict[int, NestedField]) -> tuple[ArrowScan, dict[int, str]]:
-        """Return a scan that reads these columns, too, and their names in it by their ids."""
+        """Return a scan that also reads these columns, and the names of its columns by field id."""
         projected: Schema = self.scan._projected_schema
         names = {field.field_id: field.name for field in projected.fields}
         added = [
@@ -224,20 +245,20 @@ class RemainingRows:
             for number, field in columns.items()
             if number not in names
         ]
-        wider = copy.copy(self.scan)
-        wider._projected_schema = Schema(*projected.fields, *added)
-        return wider, names | {field.field_id: field.name for field in added}
+        wider_scan = copy.copy(self.scan)
+        wider_scan._projected_schema = Schema(*projected.fields, *added)
+        return wider_scan, names | {field.field_id: field.name for field in added}
 
     def _deleted(
         self, ids: tuple[int, ...], files: Sequence[DataFile], columns: dict[int, NestedField]
     ) -> _DeletedKeys:
-        """Return the keys in delete files by the same columns."""
-        which = frozenset(file.file_path for file in files)
-        if which not in self._keys:
+        """Return the deleted keys of delete files with the same key columns."""
+        paths = frozenset(file.file_path for file in files)
+        if paths not in self._keys:
             schema = Schema(*(columns[number].model_copy(update={"required": False}) for number in ids))
             tables = [self._table(file, schema) for file in files]
-            self._keys[which] = _DeletedKeys(pa.concat_tables(tables))
-        return self._keys[which]
+            self._keys[paths] = _DeletedKeys(pa.concat_tables(tables))
+        return self._keys[paths]
 
     def _table(self, file: DataFile, schema: Schema) -> pa.Table:
         from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow  # importing it loads pandas
@@ -247,7 +268,7 @@ class RemainingRows:
             table = scan.to_table([FileScanTask(file)])
             if table.num_rows != file.record_count:
                 raise CorruptFileError(
-                    f"delete file {file.file_path!r} holds {table.num_rows} rows, its manifest says"
+                    f"delete file {file.file_path!r} has {table.num_rows} rows, but its manifest records"
                     f" {file.record_count}",
                     path=file.file_path,
                 )
@@ -256,9 +277,10 @@ class RemainingRows:
 
 
 class _DeletedKeys:
-    """Finds rows whose values, in some columns together, are among those of a table.
+    """Set of multi-column keys, built from the rows of a table.
 
-    Each column's values are numbered, and so is each step's pair of numbers. A row that meets an unknown one stays.
+    Each column's values are encoded as codes, then each pair of codes as one code. A row with an unknown code does not
+    match.
     """
 
     def __init__(self, table: pa.Table):
@@ -277,7 +299,7 @@ class _DeletedKeys:
             key = pc.index_in(pairs, value_set=known)
 
     def matches(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Return which rows of columns, given in the order of the table's, are among its rows."""
+        """Return a mask of the rows whose key is in the set. Columns are in the order of the table's."""
         key: pa.Array | None = None
         for column, (values, known) in zip(columns, self._steps, strict=True):
             codes = pc.index_in(_plain(column).cast(values.type), value_set=values)
@@ -293,5 +315,5 @@ def _pairs(first: pa.Array, second: pa.Array, n_second: int) -> pa.Array:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Return a column without a dictionary, which its values are compared by."""
+    """Return a column without dictionary encoding."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
