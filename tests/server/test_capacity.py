@@ -39,7 +39,7 @@ from tests.server.served import Served, serving, settings_for
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import TransientError
 from trinitylake_ops.iceberg import catalog_at, metadata
-from trinitylake_ops.iceberg.updates import fitted
+from trinitylake_ops.iceberg.updates import adapt_updates
 from trinitylake_ops.server import scheduling, tables
 from trinitylake_ops.server.responses import RejectedError
 from trinitylake_ops.server.settings import Limits
@@ -389,7 +389,7 @@ def test_updates_of_a_commit_are_not_compared_with_each_other(monkeypatch: pytes
             AddSortOrderUpdate(sort_order=SortOrder(SortField(**field), order_id=number)),
         ]
     updates += [SetCurrentSchemaUpdate(schema_id=-1), SetDefaultSpecUpdate(spec_id=-1)]
-    made = fitted([*updates, SetDefaultSortOrderUpdate(sort_order_id=-1)], empty)
+    made = adapt_updates([*updates, SetDefaultSortOrderUpdate(sort_order_id=-1)], empty)
     assert n_compared == 0
     assert [one.schema_.schema_id for one in made if isinstance(one, AddSchemaUpdate)] == [*range(1, 300)]
     assert [one.spec.spec_id for one in made if isinstance(one, AddPartitionSpecUpdate)] == [*range(1, 300)]
@@ -413,7 +413,7 @@ def test_properties_of_a_commit_are_copied_once(served: Served) -> None:
             RemovePropertiesUpdate(removals=[f"p{number}", f"q{number}", "b", "gc.enabled"]),
         )
     ]
-    made = fitted([*updates, SetPropertiesUpdate(updates={"p7": "again"})], present)
+    made = adapt_updates([*updates, SetPropertiesUpdate(updates={"p7": "again"})], present)
     assert made == [
         SetPropertiesUpdate(updates={"a": "499", "p7": "again"}),
         RemovePropertiesUpdate(removals=[name for name in many if name != "p7"]),

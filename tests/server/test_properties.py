@@ -26,7 +26,7 @@ from trinitylake_ops.format import limits
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.limits import MAX_PROPERTIES_BYTES
 from trinitylake_ops.iceberg import catalog_at
-from trinitylake_ops.iceberg.properties import check_settable, is_allowed, meaningless, names_code
+from trinitylake_ops.iceberg.properties import check_settable, is_allowed, invalid_properties, names_code
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.transaction.change_set import VIEW_PREFIX
 
@@ -143,7 +143,7 @@ def test_a_name_of_megabytes_is_not_searched() -> None:
     try:
         assert not is_allowed(name)
         assert not names_code(f"{name}impl")
-        assert meaningless({f"write.{name}-bytes": "x"}) == ()
+        assert invalid_properties({f"write.{name}-bytes": "x"}) == ()
         with pytest.raises(InvalidDefinitionError):
             check_settable([name])
         _, peak_bytes = tracemalloc.get_traced_memory()

@@ -55,9 +55,9 @@ from trinitylake_ops.iceberg.loaded_table import (
     check_update,
     commit_message,
     commit_response,
-    loaded_now,
+    load_time_config,
     resolve_new_location,
-    staged_on,
+    stage_update,
     with_rising_times,
 )
 from trinitylake_ops.iceberg.managed import (
@@ -219,7 +219,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         lakehouse = self.target.reader().definition
         new_location = resolve_new_location(identifier, location, self.io.root, lakehouse)
         staged = self._create_staged_table(identifier, schema, new_location, partition_spec, sort_order, properties)
-        staged.config = loaded_now(self.io.storage)
+        staged.config = load_time_config(self.io.storage)
         claim_location(self.io.storage, staged.metadata.location, lakehouse)
         return staged
 
@@ -346,7 +346,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
             before = None if current is None else current.metadata
             updates = with_totals(with_rising_times(updates, before), before, io)
             stage = functools.partial(self._update_and_stage_table, requirements=requirements, updates=updates)
-            staged = staged_on(current, (namespace, name), stage)
+            staged = stage_update(current, (namespace, name), stage)
             if current is not None and staged.metadata == current.metadata:
                 return commit_response(current)
             check_update(f"{namespace}.{name}", staged.metadata, current, base)
@@ -435,7 +435,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         io: StorageFileIO | None = None,
         definition: TableDef | None = None,
     ) -> Table:
-        config = loaded_now(self.io.storage, is_registered=definition is not None and not definition.is_managed)
+        config = load_time_config(self.io.storage, is_registered=definition is not None and not definition.is_managed)
         return LoadedTable(identifier, metadata, uri, io or self.io, self, config)
 
     def _definition(self, staged: StagedTable, base: TableDef | None = None) -> TableDef:

@@ -38,7 +38,7 @@ from trinitylake_ops.iceberg.copied_deletes import (
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.managed import metadata_uri
 from trinitylake_ops.iceberg.metadata import COMPRESSED, metadata_json
-from trinitylake_ops.iceberg.properties import usable
+from trinitylake_ops.iceberg.properties import settable_properties
 from trinitylake_ops.iceberg.reach import FileKind, files_of
 from trinitylake_ops.iceberg.validation.avro import AvroHeader, uncompressed
 from trinitylake_ops.iceberg.validation.bounds import column_types, repair_record
@@ -262,7 +262,7 @@ def _position_deletes(copy: FileCopy, data: bytes, new_uri: Callable[[str], str]
 def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places: TableFileMap) -> bytes:
     is_compressed = location.endswith(COMPRESSED)
     metadata: dict[str, Any] = json.loads(metadata_json(data, location))
-    metadata["properties"] = usable(metadata.get("properties") or {})
+    metadata["properties"] = settable_properties(metadata.get("properties") or {})
     for key in SEAL_KEYS:
         metadata.pop(key, None)  # they are bound to the name of the source file
     metadata["location"] = places.location_uri

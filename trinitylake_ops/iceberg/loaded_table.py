@@ -1,4 +1,4 @@
-"""A table as the catalog loads it, and the checks of a change before its commit."""
+"""The table class of the catalog, and the checks of a change before its commit."""
 
 from __future__ import annotations
 
@@ -41,78 +41,90 @@ from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.transaction.transaction import Transaction
 
-#: The most by which the times of a table may fall for Iceberg's Java library.
-_MOST_FALL_MS = 60_000
-#: The most by which one commit raises the last sequence number of a table. Writers raise it by one for each snapshot.
+#: Iceberg's Java library rejects tables whose times decrease by more than this.
+_MAX_TIME_DECREASE_MS = 60_000
+#: Maximum increase of a table's last sequence number in one commit. Writers increase it by one per snapshot.
 MAX_SEQUENCE_STEP = 2**32
 _LOADED_AT_MS = "trinitylake.loaded-at-ms"
-#: Whether the table's files are another catalog's.
+#: Whether another catalog owns the table's files.
 _IS_REGISTERED = "trinitylake.is-registered"
 
 
 class TableTransaction(IcebergTransaction):
-    """pyiceberg's transaction, which makes its metadata once for each change in it.
+    """A PyIceberg transaction that computes its metadata once per change.
 
-    Otherwise all of it is copied each time that pyiceberg asks, some twenty times in an append.
+    PyIceberg recomputes, and copies, all metadata at each access, about twenty times in an append.
     """
 
+    #: The base metadata, the updates, and the metadata with these updates.
     _made: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
 
     @property
     def table_metadata(self) -> TableMetadata:
-        """The metadata of the table with the updates so far, which nobody may change."""
-        made = self._made
-        if made is None or made[0] is not self._table.metadata or made[1] is not self._updates:
+        """The metadata of the table with the updates so far. Callers must not change it."""
+        cached = self._cached
+        if cached is None or cached[0] is not self._table.metadata or cached[1] is not self._updates:
             base = self._table.metadata
             changed = update_table_metadata(with_numbered_log(base), self._updates)
-            made = self._made = (base, self._updates, with_log_of(base, changed))
-        return made[2]
+            cached = self._cached = (base, self._updates, with_log_of(base, changed))
+        return cached[2]
 
     def commit_transaction(self) -> Table:
-        """Commit the changes. Raises what :meth:`TrinityLakeCatalog.commit_table` raises."""
+        """Commit the changes. Raises the errors of :meth:`TrinityLakeCatalog.commit_table`."""
         if all(isinstance(update, SetPropertiesUpdate | RemovePropertiesUpdate) for update in self._updates):
-            # All that pyiceberg still asks for is the uuid of the table, which is that of its base.
-            self._made = (self._table.metadata, self._updates, self._table.metadata)
+            # PyIceberg then needs only the table's UUID, which the base metadata has.
+            self._cached = (self._table.metadata, self._updates, self._table.metadata)
         return super().commit_transaction()
 
 
-class _Shared(TableMetadataV2):
-    """Metadata whose copies share its parts, which nobody changes. pyiceberg copies each part at every update."""
+class _SharedMetadata(TableMetadataV2):
+    """Metadata whose copies share their parts. PyIceberg deep-copies each part at every update."""
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Return a copy with the same parts."""
+        """Return a shallow copy."""
         return self.__copy__()
 
 
 def with_numbered_log(metadata: TableMetadata) -> TableMetadata:
-    """Return metadata for pyiceberg to update: its log of former files holds numbers, and its parts are shared.
+    """Return metadata that PyIceberg updates cheaply: its log contains numbers, and copies share their parts.
 
-    pyiceberg copies each entry and each part by itself at every update, which takes longer than all else in it.
+    PyIceberg would otherwise deep-copy each log entry and each part at every update, which dominates the time.
     """
     numbered = metadata.model_copy(update={"metadata_log": list(range(len(metadata.metadata_log)))})
-    return _as(_Shared, numbered) if type(metadata) is TableMetadataV2 else numbered
+    return _with_class(_SharedMetadata, numbered) if type(metadata) is TableMetadataV2 else numbered
 
 
 def with_log_of(base: TableMetadata, metadata: TableMetadata) -> TableMetadata:
-    """Return metadata that was updated as its own kind again, with the entries of ``base`` for numbers in its log."""
-    log, former = metadata.metadata_log, base.metadata_log
-    if log and isinstance(log[0], int):  # pyiceberg leaves out the first entries and adds to the last
+    """Undo :func:`with_numbered_log` after an update.
+
+    Args:
+        base: The metadata before the update, whose log entries replace the numbers.
+        metadata: The updated metadata.
+    """
+    log, base_log = metadata.metadata_log, base.metadata_log
+    if log and isinstance(log[0], int):  # PyIceberg drops the oldest entries and appends new ones
         first = int(log[0])
-        log = [*former[first:], *log[len(former) - first :]]
+        log = [*base_log[first:], *log[len(base_log) - first :]]
     updated = metadata.model_copy(update={"metadata_log": log})
-    return _as(TableMetadataV2, updated) if isinstance(metadata, _Shared) else updated
+    return _with_class(TableMetadataV2, updated) if isinstance(metadata, _SharedMetadata) else updated
 
 
-def _as(kind: type[TableMetadataV2], copied: TableMetadata) -> TableMetadata:
-    """Return a copy as of another class with the same fields. pydantic would take each field apart to make one."""
+def _with_class(kind: type[TableMetadataV2], copied: TableMetadata) -> TableMetadata:
+    """Set the class of a copy to another class with the same fields, without pydantic's validation."""
     object.__setattr__(copied, "__class__", kind)
     return copied
 
 
-def staged_on(
+def stage_update(
     current: Table | None, identifier: Identifier, stage: Callable[[Table | None, Identifier], StagedTable]
 ) -> StagedTable:
-    """Return what pyiceberg stages on the present table, None for a new one. Raises what ``stage`` raises."""
+    """Return the table that ``stage`` builds on the current table.
+
+    Args:
+        current: The current table, or None for a new table.
+        identifier: Namespace and name.
+        stage: PyIceberg's function that applies the updates. Its errors are not caught.
+    """
     if current is None:
         return stage(None, identifier)
     metadata = with_numbered_log(current.metadata)
@@ -122,7 +134,7 @@ def staged_on(
 
 
 class LoadedTable(Table):
-    """A table that knows when it was first loaded. No file that a commit adds is older, except files added by name."""
+    """A table that records when it was loaded. Files of its commits are younger, except files added by path."""
 
     def refresh(self) -> Table:
         config = self.config
@@ -131,27 +143,27 @@ class LoadedTable(Table):
         return self
 
     def transaction(self) -> IcebergTransaction:
-        """Begin a change. Raises InvalidDefinitionError for a table that can be read, but not written."""
+        """Start a transaction. Raises InvalidDefinitionError for a table that is readable but not writable."""
         if _IS_REGISTERED in self.config:
             raise registered_table_error(".".join(self.name()))
         if any(isinstance(snapshot, InlineSnapshot) for snapshot in self.metadata.snapshots):
             raise errors.InvalidDefinitionError(
-                f"table {'.'.join(self.name())} has snapshots of format version 1 that list their manifests by"
-                " themselves; write it with another engine"
+                f"table {'.'.join(self.name())} has snapshots of format version 1 without manifest lists; write it with"
+                " another engine"
             )
         if isinstance(self.io, StorageFileIO) and self.io.writes_pending(self.metadata.location):
             return TableTransaction(TableInChange(self, self.io))
         return TableTransaction(self)
 
     def location_provider(self) -> LocationProvider:
-        """Return the object that chooses the places of new files: never a class that the metadata names."""
+        """Return the location provider for new files, which is never a class named by the metadata."""
         return location_provider(self.metadata)
 
 
 class TableInChange(LoadedTable):
-    """A loaded table as a transaction of pyiceberg holds it, whose new files are on their way until its commit.
+    """The table of a transaction, whose new files are uploaded in the background until its commit.
 
-    It has the state of the loaded table, so that both show what a commit or a refresh leaves.
+    It shares the state of the loaded table, so that both show the result of a commit or refresh.
     """
 
     def __init__(self, loaded: LoadedTable, io: StorageFileIO):
@@ -177,7 +189,7 @@ class TableInChange(LoadedTable):
         self._loaded.metadata_location = location
 
     def transaction(self) -> IcebergTransaction:
-        """Begin another change."""
+        """Start another transaction."""
         return self._loaded.transaction()
 
     def refresh(self) -> Table:
@@ -186,48 +198,53 @@ class TableInChange(LoadedTable):
 
 
 def check_format(definition: TableDef, name: str) -> TableDef:
-    """Return the definition of an Iceberg table. Raises NoSuchIcebergTableError for a table of another format."""
+    """Return the definition of an Iceberg table. Raises NoSuchIcebergTableError for other table formats."""
     if not definition.is_iceberg:
         raise NoSuchIcebergTableError(
-            f"Table {name} has the format {definition.table_format!r}; only {ICEBERG} tables can be read here"
+            f"Table {name} has the format {definition.table_format!r}; only {ICEBERG} tables are supported"
         )
     return definition
 
 
 def resolve_new_location(identifier: str | Identifier, location: str | None, root: str, lakehouse: LakehouseDef) -> str:
-    """Return the place of a new table.
+    """Choose the location of a new table.
 
     Args:
         identifier: The name of the table.
-        location: What the caller chose, which must be nothing.
+        location: The location that the caller requested; must be None.
         root: The root of the lakehouse.
         lakehouse: Its definition.
 
     Raises:
-        InvalidDefinitionError: If the caller chose a location.
-        InvalidNameError: If no new table gets this name.
+        InvalidDefinitionError: The caller requested a location.
+        InvalidNameError: The name is not allowed for new tables.
     """
     if not isinstance(identifier, str):
         check_new_name(identifier[-1], "table")
     if location is not None:
         name = identifier if isinstance(identifier, str) else ".".join(identifier)
         raise errors.InvalidDefinitionError(
-            f"table {name}: leave location out, a managed table's is chosen by the lakehouse; use register_table for a"
-            " table elsewhere"
+            f"table {name}: leave location out, the lakehouse chooses locations of managed tables; use register_table"
+            " for a table at an external location"
         )
     return new_table_location(root, lakehouse)
 
 
-def loaded_now(storage: Storage, *, is_registered: bool = False) -> dict[str, str]:
-    """Return the config of a table that is loaded now, by the storage's clock."""
+def load_time_config(storage: Storage, *, is_registered: bool = False) -> dict[str, str]:
+    """Return the config of a table that is loaded now, by the storage's clock.
+
+    Args:
+        storage: The storage of the lakehouse.
+        is_registered: Whether another catalog owns the table's files.
+    """
     marks = {_IS_REGISTERED: "true"} if is_registered else {}
     return {_LOADED_AT_MS: str(storage.now_ms()), **marks}
 
 
 def registered_table_error(name: str) -> errors.InvalidDefinitionError:
-    """Return the error for a change of a table that was registered, whose history another catalog keeps."""
+    """Return the error for a change of a registered table, whose history another catalog maintains."""
     return errors.InvalidDefinitionError(
-        f"table {name} is registered, and another catalog keeps its history: a write here would fork it; write it there"
+        f"table {name} is registered and cannot be changed here: another catalog maintains its history; change it there"
         " and register it again, or copy its rows into a table of this lakehouse"
     )
 
@@ -235,11 +252,23 @@ def registered_table_error(name: str) -> errors.InvalidDefinitionError:
 def backdate(
     writer: Transaction, table: Table, metadata: TableMetadata, updates: tuple[TableUpdate, ...], io: StorageFileIO
 ) -> None:
-    """Let the transaction be as old as the oldest file that it adds. A removal of orphans spares no file for longer.
+    """Backdate the transaction to the oldest file that it adds.
 
-    Files of snapshots that are added were written after the table was loaded. If that was too long ago, the storage
-    says when they were written. It is asked in any case for statistics files, which may be of any age. Raises
-    TransactionExpiredError where a file is gone.
+    Orphan removal spares files for the transaction TTL, so the transaction must not be younger than its files.
+
+    Files of added snapshots were written after the table was loaded. If that was longer ago than the transaction TTL,
+    the modification times are read from the storage. For statistics files, which may be of any age, they are always
+    read.
+
+    Args:
+        writer: The transaction.
+        table: The table as it was loaded.
+        metadata: Its new metadata.
+        updates: The changes to the metadata.
+        io: The table's file IO.
+
+    Raises:
+        TransactionExpiredError: A file was deleted.
     """
     added = {update.snapshot.snapshot_id for update in updates if isinstance(update, AddSnapshotUpdate)}
     statistics = set(named_statistics(updates))
@@ -254,11 +283,18 @@ def backdate(
 
 
 def check_update(name: str, metadata: TableMetadata, current: Table | None, base: TableDef | None) -> None:
-    """Raise InvalidDefinitionError for a registered table, which is not changed here.
+    """Check that a change of a table may be committed.
 
-    Raises it also if a managed table would move, would have forbidden properties or too many, would get a schema that
-    some engines cannot read, or would lose the last schema with the source column of a partition spec. Raises it also
-    for a new snapshot with a time or a sequence number far ahead.
+    Args:
+        name: Name of the table.
+        metadata: Its new metadata.
+        current: The table before the change, or None for a new table.
+        base: Its definition before the change, or None for a new table.
+
+    Raises:
+        InvalidDefinitionError: The table is registered. Or a managed table would move, get forbidden or too many
+            properties, get a schema that some engines cannot read, or lose the last schema that has the source column
+            of a partition spec. Or a new snapshot has a time or sequence number far ahead.
     """
     if base is not None and not base.is_managed:
         raise registered_table_error(name)
@@ -268,7 +304,8 @@ def check_update(name: str, metadata: TableMetadata, current: Table | None, base
         validate_properties(f"table {name}", metadata.properties, before)
     if current is not None and metadata.location != current.metadata.location:
         raise errors.InvalidDefinitionError(
-            f"a managed table stays at its location {current.metadata.location!r}; create another one and copy"
+            f"managed table {name} cannot leave its location {current.metadata.location!r}; create another table and"
+            " copy the rows"
         )
     _check_times(name, metadata, None if current is None else current.metadata)
     _check_sequence_number(name, metadata, None if current is None else current.metadata)
@@ -282,24 +319,24 @@ def check_update(name: str, metadata: TableMetadata, current: Table | None, base
 
 
 def _check_sequence_number(name: str, metadata: TableMetadata, current: TableMetadata | None) -> None:
-    """Raise InvalidDefinitionError for a last sequence number that is far ahead of the former one.
+    """Raise InvalidDefinitionError for a last sequence number that is far ahead of the previous one.
 
-    Sequence numbers have 63 bits and only grow. A writer that used them up would block the table for all others.
+    Sequence numbers have 63 bits and only grow. A writer that used them up would block the table for all other writers.
     """
     last = 0 if current is None else current.next_sequence_number() - 1
     number = metadata.next_sequence_number() - 1
     if number > max(last, 0) + MAX_SEQUENCE_STEP:
         raise errors.InvalidDefinitionError(
-            f"table {name} would get the sequence number {number} after {last}: one commit"
-            f" raises it by at most {MAX_SEQUENCE_STEP}; use {last + 1} for the next snapshot"
+            f"table {name} would get the sequence number {number} after {last}: one commit may increase it by at most"
+            f" {MAX_SEQUENCE_STEP}; use {last + 1} for the next snapshot"
         )
 
 
 def _check_times(name: str, metadata: TableMetadata, current: TableMetadata | None) -> None:
-    """Raise InvalidDefinitionError for a new snapshot whose time is ahead of the clock of this machine.
+    """Raise InvalidDefinitionError for a new snapshot whose time is ahead of this machine's clock.
 
-    Iceberg's Java library refuses commits more than a minute before the newest snapshot. So one writer with a clock far
-    ahead would block the table for others. A table that is ahead already may go on from its newest time.
+    Iceberg's Java library rejects commits more than a minute before the newest snapshot, so one writer with a fast
+    clock would block the table for other writers. A table that is ahead already may continue from its newest time.
     """
     known = set() if current is None else {snapshot.snapshot_id for snapshot in current.snapshots}
     newest_ms = max([time.time_ns() // 1_000_000, *([] if current is None else [current.last_updated_ms])])
@@ -307,23 +344,23 @@ def _check_times(name: str, metadata: TableMetadata, current: TableMetadata | No
         if snapshot.snapshot_id not in known and snapshot.timestamp_ms > newest_ms + CLOCK_MARGIN_MS:
             raise errors.InvalidDefinitionError(
                 f"snapshot {snapshot.snapshot_id} of table {name} has the time {snapshot.timestamp_ms} ms since 1970,"
-                f" {(snapshot.timestamp_ms - newest_ms) // 1000} s ahead of the clock here; set the clock of the writer"
-                " right"
+                f" {(snapshot.timestamp_ms - newest_ms) // 1000} s ahead of this machine's clock; correct the writer's"
+                " clock"
             )
 
 
 def with_rising_times(updates: tuple[TableUpdate, ...], current: TableMetadata | None) -> tuple[TableUpdate, ...]:
     """Return the updates of a commit, with new snapshots after the newest time of the table.
 
-    Iceberg's Java library cannot read a table whose times fall by more than a minute. So where a table has a time far
-    ahead, new snapshots follow it by milliseconds.
+    Iceberg's Java library cannot read a table whose times decrease by more than a minute. If the newest time is far
+    ahead, each new snapshot is one millisecond later than the previous one.
     """
     if current is None:
         return updates
     newest_ms = current.last_updated_ms
     rising: list[TableUpdate] = []
     for update in updates:
-        if isinstance(update, AddSnapshotUpdate) and update.snapshot.timestamp_ms < newest_ms - _MOST_FALL_MS:
+        if isinstance(update, AddSnapshotUpdate) and update.snapshot.timestamp_ms < newest_ms - _MAX_TIME_DECREASE_MS:
             newest_ms += 1
             snapshot = update.snapshot.model_copy(update={"timestamp_ms": newest_ms})
             rising.append(update.model_copy(update={"snapshot": snapshot}))
@@ -333,7 +370,12 @@ def with_rising_times(updates: tuple[TableUpdate, ...], current: TableMetadata |
 
 
 def commit_message(table: str, updates: tuple[TableUpdate, ...]) -> str:
-    """Return the message of a commit that changes a table."""
+    """Return the message of a commit that changes a table.
+
+    Args:
+        table: Name of the table.
+        updates: The changes to its metadata.
+    """
     operations = [
         update.snapshot.summary.operation.value
         for update in updates
@@ -343,7 +385,7 @@ def commit_message(table: str, updates: tuple[TableUpdate, ...]) -> str:
 
 
 def commit_response(table: Table) -> CommitTableResponse:
-    """Return the answer to a commit that leaves this table."""
+    """Return the response to a commit that results in this table."""
     return CommitTableResponse.model_validate(
         {"metadata": with_typed_specs(table.metadata), "metadata-location": table.metadata_location}
     )

@@ -1,13 +1,13 @@
 """Managed tables: their locations, and which lakehouse owns a table.
 
 A MANAGED table's location is ``<root>tables/<TableDef.id>``, with ``metadata/`` and ``data/`` below it. Its
-``format_properties["metadata_location"]`` points to its current metadata file. That is a path under the lakehouse's
-root, or else a URI. The lakehouse decides when files are deleted. So fixed table properties switch off Iceberg's own
-deletions.
+``format_properties["metadata_location"]`` refers to its current metadata file, by a path under the lakehouse's root or
+by a URI. The lakehouse decides when files are deleted, so fixed table properties disable Iceberg's own deletions.
 
-The creator of a managed table writes ``tables/<id>/_owner.json`` together with, or before, the first other file there.
-A writer may leave files of a table that it never published. By the owner file they are known for this lakehouse's own,
-and may be removed as orphans. A folder without that file, which no version defines either, is left alone.
+The creator of a managed table writes ``tables/<id>/_owner.json`` together with, or before, the first other file in that
+folder. A writer may leave files of a table that it never published. The owner file identifies them as files of this
+lakehouse, so that they can be removed as orphans. A folder without an owner file that no version refers to is never
+touched.
 """
 
 from __future__ import annotations
@@ -38,67 +38,64 @@ MANAGED_PROPERTIES: Mapping[str, str] = {
     "gc.enabled": "false",
     "write.metadata.delete-after-commit.enabled": "false",
 }
-#: Format version of Iceberg tables. In later versions pyiceberg would lose parts that it does not know.
+#: Iceberg format version of new tables. PyIceberg would lose parts of later versions that it does not support.
 LATEST_WRITTEN_VERSION = 2
 
 
 def new_table_location(root: str, definition: LakehouseDef) -> str:
-    """Return a fresh location for a MANAGED table.
-
-    It is a URI without a final ``/``, and its last segment is the id.
-    """
+    """Return a fresh location for a MANAGED table, a URI without trailing ``/`` whose last segment is its id."""
     table_root = normalize_root_uri(definition.table_root) if definition.table_root else root
     return table_root + table_prefix(str(uuid.uuid4())).rstrip("/")
 
 
 def table_id_of(location: str) -> str | None:
-    """Return the id in the location of a MANAGED table, or None for a location of another form."""
+    """Return the id in the location of a MANAGED table, or None for other locations."""
     parent, _, table_id = location.rstrip("/").rpartition("/")
     return table_id if table_id and f"{parent}/".endswith(f"/{TABLES_PREFIX}") else None
 
 
 def managed_table_id(location: str, root: str) -> str | None:
-    """Return the id of the MANAGED table whose place under ``root`` a URI is, None when there is none."""
+    """Return the id of the MANAGED table whose location under ``root`` this is, or None."""
     table_id = table_id_of(location)
     try:
-        is_place = table_id is not None and location == f"{root}{table_prefix(table_id)}".rstrip("/")
-    except InvalidDefinitionError:  # such as "..", which names no folder
+        is_managed = table_id is not None and location == f"{root}{table_prefix(table_id)}".rstrip("/")
+    except InvalidDefinitionError:  # for example "..", which is not a valid id
         return None
-    return table_id if is_place else None
+    return table_id if is_managed else None
 
 
 def managed_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of a new managed table. Raises InvalidDefinitionError for forbidden ones."""
+    """Return the properties of a new managed table. Raises InvalidDefinitionError for forbidden properties."""
     check_managed_properties({**MANAGED_PROPERTIES, **properties})
     return {**properties, **MANAGED_PROPERTIES}
 
 
 def check_format_version(metadata: TableMetadata) -> None:
-    """Raise InvalidDefinitionError for a table that pyiceberg can read, but not write."""
+    """Raise InvalidDefinitionError for a table that PyIceberg can read but not write."""
     if metadata.format_version > LATEST_WRITTEN_VERSION:
         raise InvalidDefinitionError(
-            f"its Iceberg format version is {metadata.format_version}, and {LATEST_WRITTEN_VERSION} is the latest that"
-            " can be written; write it with another engine"
+            f"its Iceberg format version {metadata.format_version} cannot be written: the latest supported version is"
+            f" {LATEST_WRITTEN_VERSION}; write it with another engine"
         )
 
 
 def check_managed_properties(properties: Mapping[str, str]) -> None:
-    """Raise InvalidDefinitionError when properties let Iceberg delete files, put them elsewhere or name code."""
+    """Raise InvalidDefinitionError for properties that delete or move files or name a class to load."""
     check_settable(properties)
     for name, value in MANAGED_PROPERTIES.items():
         if properties.get(name, "").lower() != value:
             raise InvalidDefinitionError(
-                f"property {name!r} of a managed table must stay {value!r}: the lakehouse decides when files go"
+                f"property {name!r} of a managed table must be {value!r}: the lakehouse decides when files are deleted"
             )
     for name in PATH_PROPERTIES:
         if name in properties:
             raise InvalidDefinitionError(
-                f"property {name!r} cannot be set: a managed table's files stay under its own location; leave it out"
+                f"property {name!r} cannot be set: a managed table's files are below its location; leave it out"
             )
 
 
 def metadata_uri(definition: TableDef, root: str) -> str:
-    """Return the URI of a table's current metadata file. Raises InvalidDefinitionError when there is none."""
+    """Return the URI of a table's current metadata file. Raises InvalidDefinitionError if the definition has none."""
     location = definition.format_properties.get(METADATA_LOCATION)
     if not location:
         raise InvalidDefinitionError(
@@ -108,10 +105,7 @@ def metadata_uri(definition: TableDef, root: str) -> str:
 
 
 def without_history(metadata: TableMetadata) -> TableMetadata:
-    """Return metadata of a table without its snapshots.
-
-    Reading and writing its files needs no more, however old it is.
-    """
+    """Return metadata of a table without its snapshots, which is enough to read and write data files."""
     empty: dict[str, object] = {
         "snapshots": [],
         "snapshot_log": [],
@@ -131,11 +125,21 @@ def table_definition(
     table_id: str = "",
     table_type: str = MANAGED,
 ) -> TableDef:
-    """Return the definition of a table whose current metadata file is at ``uri``.
+    """Return the definition of a table with the given current metadata file.
 
-    ``base`` is its definition so far. Values that the metadata does not have are taken from there. Schema, identifier
-    fields (primary keys), sort order (sort keys) and partition sources (distribution keys) mirror the metadata. Only
-    top-level columns can be keys. Raises UnsupportedTypeError for a schema that our columns cannot hold.
+    Schema, identifier fields (primary keys), sort order (sort keys) and partition sources (distribution keys) are those
+    of the metadata. Only top-level columns can be keys.
+
+    Args:
+        metadata: Contents of the metadata file.
+        uri: Its URI.
+        root: Root of the lakehouse.
+        base: The previous definition, which provides values that the metadata lacks.
+        table_id: Id of a new table.
+        table_type: Type of a new table.
+
+    Raises:
+        UnsupportedTypeError: A definition cannot store the schema.
     """
     schema = from_iceberg_schema(metadata.schema())
     top_level = [column.id for column in schema.columns]
@@ -158,7 +162,7 @@ def table_definition(
 
 
 def _identity(metadata: TableMetadata) -> dict[str, str]:
-    """Return the format property that identifies the table. In version 1 the metadata need not have it."""
+    """Return the format property that identifies the table. Metadata of format version 1 may lack a UUID."""
     return {TABLE_UUID: str(metadata.table_uuid)} if metadata.format_version > 1 else {}
 
 
@@ -170,7 +174,7 @@ _LAKEHOUSE_ID = "lakehouse_id"
 
 
 def owner_file(definition: LakehouseDef) -> bytes:
-    """Return the owner file of every managed table of a lakehouse."""
+    """Return the contents of the owner file of all managed tables of a lakehouse."""
     return _owner_file(definition.id)
 
 
@@ -179,18 +183,35 @@ def _owner_file(lakehouse_id: str) -> bytes:
 
 
 def read_owner(data: bytes, path: str) -> str:
-    """Return the id of the lakehouse that an owner file names. Raises CorruptFileError."""
+    """Return the lakehouse id in an owner file.
+
+    Args:
+        data: Contents of the file.
+        path: Its path, for errors.
+
+    Raises:
+        CorruptFileError: The file is not a valid owner file.
+    """
     try:
         owner = decode_sealed_json(data, path).get(_LAKEHOUSE_ID)
     except CorruptFileError as error:
-        raise CorruptFileError(f"this is no owner file of a table: {error.message}", path=path) from error
+        raise CorruptFileError(f"{path!r} is not a table's owner file: {error.message}", path=path) from error
     if not isinstance(owner, str) or not owner:
-        raise CorruptFileError(f"this is no owner file of a table: it has no {_LAKEHOUSE_ID!r}", path=path)
+        raise CorruptFileError(f"{path!r} is not a table's owner file: it has no {_LAKEHOUSE_ID!r}", path=path)
     return owner
 
 
 def is_owner(storage: Storage, table_id: str, definition: LakehouseDef) -> bool:
-    """Whether the folder of a table under the root has the owner file of a lakehouse. Raises StorageError."""
+    """Whether the folder of a table has the owner file of a lakehouse.
+
+    Args:
+        storage: Storage of the lakehouse's root.
+        table_id: Id of the table.
+        definition: Definition of the lakehouse.
+
+    Raises:
+        StorageError: The owner file cannot be read.
+    """
     path = owner_path(table_id)
     try:
         return read_owner(storage.read(path, limit_bytes=MAX_NOTE_BYTES), path) == definition.id
@@ -199,23 +220,40 @@ def is_owner(storage: Storage, table_id: str, definition: LakehouseDef) -> bool:
 
 
 def claim_location(storage: Storage, location: str, definition: LakehouseDef) -> str | None:
-    """Write the owner file of a new table's fresh location, a URI. Returns its path.
+    """Write the owner file at a new table's location.
 
-    For a location beyond the root nothing is written, and None is returned: its files are never deleted. Raises
-    StorageError.
+    Args:
+        storage: Storage of the lakehouse's root.
+        location: The fresh location, a URI.
+        definition: Definition of the lakehouse.
+
+    Returns:
+        The path of the owner file. None for a location outside the root, whose files are never deleted.
+
+    Raises:
+        FileExistsAlreadyError: The folder belongs to another lakehouse.
+        StorageError: The file cannot be written.
     """
     table_id = managed_table_id(location, storage.root)
     return None if table_id is None else claim_folder(storage, table_id, definition.id)
 
 
 def claim_folder(storage: Storage, table_id: str, lakehouse_id: str) -> str:
-    """Write the owner file of a table's folder under the root. Returns its path.
+    """Write the owner file of a table's folder under the root, and return its path.
 
-    Raises FileExistsAlreadyError if the folder is another lakehouse's, InvalidDefinitionError, StorageError.
+    Args:
+        storage: Storage of the lakehouse's root.
+        table_id: Id of the table.
+        lakehouse_id: Id of the lakehouse.
+
+    Raises:
+        FileExistsAlreadyError: The folder belongs to another lakehouse.
+        InvalidDefinitionError: The id is not valid.
+        StorageError: The file cannot be written.
     """
     path, data = owner_path(table_id), _owner_file(lakehouse_id)
     if not create_settled(
-        storage, path, data, is_ours=lambda found: read_owner(found, path) == lakehouse_id, trusts_refusals=True
+        storage, path, data, is_ours=lambda existing: read_owner(existing, path) == lakehouse_id, trusts_refusals=True
     ):
-        raise FileExistsAlreadyError(f"another lakehouse has the fresh table folder of {path!r}", path=path)
+        raise FileExistsAlreadyError(f"the new table folder of {path!r} belongs to another lakehouse", path=path)
     return path

@@ -1,7 +1,8 @@
-"""Loads and writes the metadata of Iceberg tables. Only here its JSON is read, and doubted.
+"""Load and write the metadata of Iceberg tables. No other module parses metadata JSON.
 
-The JSON is inflated and parsed within bounds. Properties that name code or a connection, or mean nothing, are left out.
-By a definition, it must be the metadata of that definition's table.
+Metadata files are untrusted: their JSON is inflated and parsed within bounds, properties that name classes or
+connections or have invalid values are dropped, and metadata loaded for a definition must be that of the definition's
+table.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.managed import metadata_uri, table_id_of
 from trinitylake_ops.iceberg.properties import (
     PATH_PROPERTIES,
-    leave_out_meaningless_counts,
-    meaningless,
+    invalid_properties,
     naming_code,
     not_allowed,
+    remove_invalid_counts,
 )
 from trinitylake_ops.iceberg.types import with_typed_specs
 from trinitylake_ops.iceberg.validation.inflate import (
@@ -53,54 +54,55 @@ from trinitylake_ops.iceberg.validation.metadata_size import (
 from trinitylake_ops.iceberg.validation.thrift import MAX_NAME_CHARS, full_name_chars
 from trinitylake_ops.storage.cache.memory import ByteLru
 
-#: The endings of names of compressed metadata files.
+#: Suffixes of compressed metadata files.
 COMPRESSED = (".gz.metadata.json", ".metadata.json.gz")
-#: The most values in the JSON of one file. Each takes a parser tens of bytes, even if the file has two.
+#: Maximum number of values in the JSON of one file. Each takes a parser tens of bytes, even if it has two bytes in the
+#: file.
 MAX_VALUES = 4_000_000
 _FILE_BYTES_PER_VALUE = 4
 _ALWAYS_ALLOWED_VALUES = 250_000
-#: The most entries of any list or mapping in metadata, such as snapshots or properties. Each becomes an object.
+#: Maximum number of entries of any list or mapping in metadata, such as snapshots or properties. Each becomes an
+#: object.
 MAX_ITEMS = 100_000
-#: The most fields, and types that have parts, of all schemas together. They become the most expensive objects.
+#: Maximum number of fields and nested types in all schemas together. They become the most expensive objects.
 MAX_SCHEMA_PARTS = 200_000
-_MOST = 2**31 - 1
-#: The digits of the widest decimal. pyiceberg allocates memory for as many digits as a scale says.
-_MOST_DECIMAL_DIGITS = 38
-#: The bytes that a part of a schema counts in a cache, in addition to its JSON. It takes three times as much memory as
-#: other JSON. The largest schemas that are accepted fit into :data:`LARGE_PARSED_BYTES`.
+_MAX_INT32 = 2**31 - 1
+#: Digits of the widest decimal. PyIceberg allocates as many digits as a scale declares.
+_MAX_DECIMAL_DIGITS = 38
+#: Bytes that a part of a schema adds to the cached size, besides its JSON, because it takes three times as much memory
+#: as other JSON. The largest accepted schemas fit into :data:`LARGE_PARSED_BYTES`.
 _BYTES_PER_SCHEMA_PART = 64
-#: JSON of large metadata that a process keeps parsed. This takes about six times as much memory.
+#: Total JSON size of large metadata that a process caches parsed. Parsed metadata takes about six times as much memory.
 LARGE_PARSED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedMetadata:
-    """Metadata as it may be used, and the names of removed properties.
-
-    ``naming_code`` are those that named code, ``connecting`` those that clients could take for connection settings.
-    ``kept_bytes`` is the size with which it counts in a cache.
-    """
+    """Metadata after validation, and the names of dropped properties."""
 
     metadata: TableMetadata
+    #: Dropped properties whose values engines would load as classes.
     naming_code: tuple[str, ...]
+    #: Dropped properties that clients could interpret as connection settings.
     connecting: tuple[str, ...] = ()
+    #: Size in bytes with which it counts in a cache.
     kept_bytes: int = 0
 
 
 class InlineSnapshot(Snapshot):
-    """A snapshot of format version 1 that lists its manifests itself, without a manifest list."""
+    """A snapshot of format version 1 that lists its manifests directly, without a manifest list."""
 
     _inline: tuple[str, ...] = PrivateAttr(default=())
 
     @classmethod
     def of(cls, snapshot: Snapshot, manifests: tuple[str, ...]) -> InlineSnapshot:
-        """Return a snapshot with manifests, given by their URIs."""
-        made = cls.model_construct(snapshot.model_fields_set, **dict(snapshot))
-        made._inline = manifests
-        return made
+        """Return a snapshot with the given manifest URIs."""
+        inline = cls.model_construct(snapshot.model_fields_set, **dict(snapshot))
+        inline._inline = manifests
+        return inline
 
     def manifests(self, io: FileIO) -> list[ManifestFile]:
-        """Return the manifests, as far as the metadata knows them. Each manifest itself names its spec."""
+        """Return the manifests with the fields that are known without reading them."""
         return [
             ManifestFile.from_args(
                 manifest_path=path,
@@ -109,7 +111,7 @@ class InlineSnapshot(Snapshot):
                 content=ManifestContent.DATA,
                 sequence_number=0,
                 min_sequence_number=0,
-                added_snapshot_id=None,  # each may belong to an earlier snapshot
+                added_snapshot_id=None,  # it may be an earlier snapshot
             )
             for path in self._inline
         ]
@@ -119,13 +121,13 @@ def metadata_json(data: bytes, location: str, served_bytes: int | None = None) -
     """Return the JSON text of a metadata file.
 
     Args:
-        data: The bytes of the file.
-        location: Its URI.
-        served_bytes: The largest text that the caller parses, None for any.
+        data: Contents of the file.
+        location: URI of the file.
+        served_bytes: Maximum size of the text that the caller accepts, None for any.
 
     Raises:
-        CorruptFileError: If the file is broken or holds too much.
-        MetadataTooLargeError: If the caller parses no text of this size.
+        CorruptFileError: The file is corrupt or has too many values.
+        MetadataTooLargeError: The text is larger than ``served_bytes``.
     """
     limit_bytes = inflated_limit_bytes(len(data))
     if served_bytes is not None:
@@ -138,92 +140,118 @@ def metadata_json(data: bytes, location: str, served_bytes: int | None = None) -
             raise metadata_too_large(location, limit_bytes + 1, limit_bytes) from error
         raise too_large(location, len(data)) from error
     except Exception as error:
-        raise _no_metadata(location, type(error).__name__) from error
+        raise _invalid_metadata(location, type(error).__name__) from error
     if served_bytes is not None:
         check_served_size(text, location, served_bytes)
-    # A count of the separators of values, also of those in strings, costs next to nothing.
-    n_values = sum(text.count(mark) for mark in (b",", b"[", b"{"))
+    # Counting the separators of values, including those in strings, is cheap.
+    n_values = sum(text.count(separator) for separator in (b",", b"[", b"{"))
     if n_values > min(MAX_VALUES, _ALWAYS_ALLOWED_VALUES + len(data) // _FILE_BYTES_PER_VALUE):
         raise too_large(location, len(data))
     return text
 
 
 class ParsedMetadata:
-    """Metadata that was parsed before, by the URI of its file, for a process that loads tables again and again.
+    """A cache of parsed metadata files, for a process that loads the same tables repeatedly.
 
-    Only files of a lakehouse's own are kept: their names are used once, and nothing changes them. ``capacity_bytes``
-    bounds the JSON of all that is kept, except metadata of more than an eighth of that, for which there are
-    :data:`LARGE_PARSED_BYTES`. What is parsed takes several times as much.
+    It stores only files of the lakehouse itself, whose names are used once and whose contents never change.
+
+    Args:
+        capacity_bytes: Maximum total JSON size. Parsed metadata takes several times as much memory. Files of more than
+            an eighth of the capacity share :data:`LARGE_PARSED_BYTES` instead.
     """
 
     def __init__(self, capacity_bytes: int):
-        self._kept: ByteLru[str, LoadedMetadata] = ByteLru(capacity_bytes, LARGE_PARSED_BYTES)
+        self._cache: ByteLru[str, LoadedMetadata] = ByteLru(capacity_bytes, LARGE_PARSED_BYTES)
 
     def get(self, uri: str) -> LoadedMetadata | None:
-        """Return the metadata of a file. Nobody may change it."""
-        return self._kept.get(uri)
+        """Return the cached metadata of a file. Callers must not change it."""
+        return self._cache.get(uri)
 
     def put(self, root: str, uri: str, loaded: LoadedMetadata) -> None:
-        """Keep the metadata of a file, if it is one of the lakehouse at ``root``."""
+        """Cache the metadata of a file of the lakehouse at ``root``. Other files are ignored.
+
+        Args:
+            root: Root of the lakehouse.
+            uri: URI of the file.
+            loaded: Its metadata.
+        """
         if uri.startswith(root) and is_table_metadata_path(uri.removeprefix(root)):
-            self._kept.put(uri, loaded, loaded.kept_bytes)
+            self._cache.put(uri, loaded, loaded.kept_bytes)
 
 
 def write_metadata(metadata: TableMetadata, output: OutputFile, before: TableMetadata | None = None) -> None:
-    """Write a metadata file as pyiceberg does, which looks through all variables of the environment each time.
+    """Write a metadata file.
+
+    PyIceberg's own function reads all environment variables at each call, so it is not used.
 
     Args:
         metadata: The metadata.
         output: The file.
-        before: The metadata so far. Metadata that is too large may become smaller.
+        before: The previous metadata. Metadata that is too large may still shrink.
 
     Raises:
-        MetadataTooLargeError: If the metadata is too large for a server to read, and no smaller than before.
-        StorageError: If the file cannot be written.
+        MetadataTooLargeError: The metadata is too large for a server to read, and not smaller than before.
+        StorageError: The file cannot be written.
     """
-    text = _dumped(metadata)
+    text = _to_json(metadata)
     excess = excess_of(text)
-    if excess is not None and (before is None or not is_smaller(text, _dumped(before))):
+    if excess is not None and (before is None or not is_smaller(text, _to_json(before))):
         raise MetadataTooLargeError(
-            f"the metadata of the table is not written: it would have {excess}; drop snapshots with 'trinitylake trim',"
-            " remove refs, properties and statistics, or use shorter texts"
+            f"metadata of the table was not written: it would have {excess}; drop snapshots with 'trinitylake trim',"
+            " remove refs, properties and statistics, or use shorter strings"
         )
     with output.create() as stream:
         stream.write(Compressor.get_compressor(output.location).bytes_compressor()(text))
 
 
-def _dumped(metadata: TableMetadata) -> bytes:
+def _to_json(metadata: TableMetadata) -> bytes:
     return metadata.model_dump_json(exclude_none=not _writes_missing_snapshots()).encode()
 
 
 @functools.cache
 def _writes_missing_snapshots() -> bool:
-    """Whether pyiceberg's configuration wants a snapshot of -1 where a table has none, for older readers."""
+    """Whether PyIceberg is configured to write a current snapshot id of -1 for tables without snapshots."""
     return bool(Config().get_bool("legacy-current-snapshot-id"))
 
 
 def load_metadata(io: StorageFileIO, uri: str, parsed: ParsedMetadata | None = None) -> LoadedMetadata:
-    """Read an Iceberg metadata file, unless it was parsed before.
+    """Read an Iceberg metadata file, or return it from the cache.
 
-    Raises CorruptFileError, FileMissingError and other StorageErrors.
+    Args:
+        io: The table's file IO.
+        uri: URI of the file.
+        parsed: The cache, if any.
+
+    Raises:
+        CorruptFileError: The file is not valid metadata.
+        FileMissingError: The file does not exist.
+        StorageError: The file cannot be read.
     """
-    known = None if parsed is None else parsed.get(uri)
-    if known is not None:
-        return known
+    cached = None if parsed is None else parsed.get(uri)
+    if cached is not None:
+        return cached
     text = metadata_json(io.new_input(uri).read_whole(io.metadata_limit_bytes), uri, io.metadata_limit_bytes)
     if parsed is None:
         return parse_metadata(text, uri)
     with PARSE_GATE.admit(len(text)):
-        known = parsed.get(uri)  # another thread may have parsed it while this one read or waited
-        if known is not None:
-            return known
+        cached = parsed.get(uri)  # another thread may have parsed it while this one read or waited
+        if cached is not None:
+            return cached
         loaded = _parse(text, uri)
         parsed.put(io.root, uri, loaded)
     return loaded
 
 
 def parse_metadata(text: bytes, uri: str) -> LoadedMetadata:
-    """Return the metadata in a JSON text, which has its place at ``uri``. Raises CorruptFileError."""
+    """Parse a metadata file.
+
+    Args:
+        text: Its JSON text.
+        uri: Its URI, for errors.
+
+    Raises:
+        CorruptFileError: The text is not valid metadata.
+    """
     with PARSE_GATE.admit(len(text)):
         return _parse(text, uri)
 
@@ -236,7 +264,7 @@ def _parse(text: bytes, uri: str) -> LoadedMetadata:
         n_parts = _check_items(content, uri)
         inline = _inline_manifests(content) if b'"manifests"' in text else {}
         for shot in content["snapshots"] if inline else ():
-            shot.setdefault("manifest-list", "")  # which pyiceberg requires
+            shot.setdefault("manifest-list", "")  # PyIceberg requires it
         parsed = TableMetadataUtil.parse_obj(content)
         del content
         if inline:
@@ -248,34 +276,49 @@ def _parse(text: bytes, uri: str) -> LoadedMetadata:
         _check_meaning(parsed)
     except TrinityLakeError:
         raise
-    except Exception as error:  # for broken JSON pyiceberg's validators raise any exception
-        raise _no_metadata(uri, _reason(error)) from error
-    leave_out_meaningless_counts(parsed.snapshots)
-    loaded = _without_refused(with_typed_specs(parsed))
+    except Exception as error:  # PyIceberg's validators raise arbitrary exceptions for invalid JSON
+        raise _invalid_metadata(uri, _reason(error)) from error
+    remove_invalid_counts(parsed.snapshots)
+    loaded = _without_rejected(with_typed_specs(parsed))
     return replace(loaded, kept_bytes=len(text) + _BYTES_PER_SCHEMA_PART * n_parts)
 
 
 def _yield_interpreter(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a value of JSON. Between two objects, other threads get the interpreter that the decoder occupies."""
+    """Return the value unchanged. Calling it lets other threads acquire the interpreter lock during decoding."""
     return value
 
 
 def read_table_metadata(io: StorageFileIO, uri: str) -> TableMetadata:
-    """Read a metadata file of any table, without properties that name code.
+    """Read a metadata file of any table, without properties that name classes.
 
-    If there is a definition, use :func:`table_metadata`. Raises CorruptFileError, FileMissingError and other
-    StorageErrors.
+    If you have a definition, use :func:`table_metadata`.
+
+    Args:
+        io: The table's file IO.
+        uri: URI of the file.
+
+    Raises:
+        CorruptFileError: The file is not valid metadata.
+        FileMissingError: The file does not exist.
+        StorageError: The file cannot be read.
     """
     return load_metadata(io, uri).metadata
 
 
 def table_metadata(definition: TableDef, io: StorageFileIO, parsed: ParsedMetadata | None = None) -> TableMetadata:
-    """Read the metadata of the table of a definition, and of no other. A MANAGED table is at its own place.
+    """Read the metadata of a definition's table. A MANAGED table must be at its managed location.
 
-    ``parsed`` keeps files that were read before, for MANAGED tables.
+    Args:
+        definition: Definition of the table.
+        io: File IO of the lakehouse.
+        parsed: Cache of parsed files, used for MANAGED tables.
 
-    Raises InvalidDefinitionError when the definition names no file, CorruptFileError also for metadata of another
-    table. Raises LocationNotAllowedError, FileMissingError and other StorageErrors.
+    Raises:
+        InvalidDefinitionError: The definition has no metadata file.
+        CorruptFileError: The file is not valid metadata, or is metadata of another table.
+        LocationNotAllowedError: The file is at a location that may not be read.
+        FileMissingError: The file does not exist.
+        StorageError: The file cannot be read.
     """
     return load_table_metadata(definition, io, parsed).metadata
 
@@ -283,7 +326,7 @@ def table_metadata(definition: TableDef, io: StorageFileIO, parsed: ParsedMetada
 def load_table_metadata(
     definition: TableDef, io: StorageFileIO, parsed: ParsedMetadata | None = None
 ) -> LoadedMetadata:
-    """Return the result of :func:`table_metadata`, and the properties in it that name code."""
+    """Return the result of :func:`table_metadata` with the names of dropped properties."""
     uri = metadata_uri(definition, io.root)
     reader = io if definition.is_managed else io.strict()
     loaded = load_metadata(reader, uri, parsed if definition.is_managed else None)
@@ -298,10 +341,10 @@ def load_table_metadata(
 
 
 def walked_metadata(definition: TableDef, io: StorageFileIO) -> TableMetadata:
-    """Read metadata to find the files that a definition keeps. It may share another table's metadata file.
+    """Read metadata to find the files that a definition refers to. It may be another table's metadata file.
 
-    In a table's own folder the metadata must be that of the table. Otherwise files were swapped, and it does not name
-    all files that the table needs. Raises as :func:`table_metadata`.
+    In a table's own folder it must be metadata of that table, because swapped files would not name all files that the
+    table needs. Errors are those of :func:`table_metadata`.
     """
     uri = metadata_uri(definition, io.root)
     if definition.is_managed and f"/{table_prefix(definition.id)}" in uri:
@@ -310,36 +353,51 @@ def walked_metadata(definition: TableDef, io: StorageFileIO) -> TableMetadata:
 
 
 def check_identity(definition: TableDef, metadata: TableMetadata, uri: str) -> None:
-    """Raise CorruptFileError when metadata is not that of the table of a definition."""
+    """Raise CorruptFileError if metadata does not belong to the table of a definition.
+
+    Args:
+        definition: Definition of the table.
+        metadata: The metadata.
+        uri: URI of the metadata file.
+
+    Raises:
+        CorruptFileError: The location or table UUID differs.
+    """
     if definition.is_managed and table_id_of(metadata.location) != definition.id:
         raise misplaced(definition, uri, f"its location is {metadata.location[:200]!r}")
-    known = definition.format_properties.get(TABLE_UUID)
-    if known is not None and known != str(metadata.table_uuid):
-        raise misplaced(definition, uri, f"its table-uuid is {metadata.table_uuid}, that of the table is {known[:36]}")
+    expected_uuid = definition.format_properties.get(TABLE_UUID)
+    if expected_uuid is not None and expected_uuid != str(metadata.table_uuid):
+        raise misplaced(definition, uri, f"its table-uuid is {metadata.table_uuid}, expected {expected_uuid[:36]}")
 
 
 def misplaced(definition: TableDef, uri: str, how: str) -> CorruptFileError:
-    """Return the error for metadata that is not that of the table of a definition."""
+    """Return the error for metadata that does not belong to the table of a definition.
+
+    Args:
+        definition: Definition of the table.
+        uri: URI of the metadata file.
+        how: What differs.
+    """
     return CorruptFileError(
-        f"{uri!r} is not the metadata of table {definition.id!r}: {how}; files were swapped or moved, restore it",
+        f"{uri!r} is not the metadata of table {definition.id!r}: {how}; files were swapped or moved, restore the file",
         path=uri,
     )
 
 
-def _without_refused(metadata: TableMetadata) -> LoadedMetadata:
-    found = naming_code(metadata.properties)
-    connecting = tuple(name for name in not_allowed(metadata.properties) if name not in found)
-    left_out = {*found, *connecting, *meaningless(metadata.properties)}
-    if left_out:
-        kept = {name: value for name, value in metadata.properties.items() if name not in left_out}
+def _without_rejected(metadata: TableMetadata) -> LoadedMetadata:
+    code_names = naming_code(metadata.properties)
+    connecting = tuple(name for name in not_allowed(metadata.properties) if name not in code_names)
+    dropped = {*code_names, *connecting, *invalid_properties(metadata.properties)}
+    if dropped:
+        kept = {name: value for name, value in metadata.properties.items() if name not in dropped}
         metadata = metadata.model_copy(update={"properties": kept})
-    return LoadedMetadata(metadata, found, connecting)
+    return LoadedMetadata(metadata, code_names, connecting)
 
 
 def _check_items(content: Any, location: str) -> int:
-    """Return how many parts the schemas in the JSON of metadata have.
+    """Return the number of parts of the schemas in metadata JSON.
 
-    Raises CorruptFileError for JSON that holds more than any table's metadata, or a snapshot twice.
+    Raises CorruptFileError for more values than any table has, or for duplicate snapshot ids.
     """
     if not isinstance(content, dict):
         return 0
@@ -351,34 +409,29 @@ def _check_items(content: Any, location: str) -> int:
         raise _too_many(f"{MAX_NAME_CHARS} characters in the full names of its fields", location)
     snapshots = content.get("snapshots")
     ids = Counter(shot.get("snapshot-id") for shot in snapshots or () if isinstance(shot, dict))
-    twice = next((number for number, count in ids.items() if count > 1), None)
-    if twice is not None:
-        raise CorruptFileError(
-            f"{location!r} has snapshot {twice!r:.40} more than once, which no writer leaves; restore it", path=location
-        )
+    duplicate = next((snapshot_id for snapshot_id, count in ids.items() if count > 1), None)
+    if duplicate is not None:
+        raise CorruptFileError(f"{location!r} has snapshot {duplicate!r:.40} more than once; restore it", path=location)
     return n_parts
 
 
 def _check_meaning(metadata: TableMetadata) -> None:
-    """Raise ValueError for JSON that is no schema, partition or order of any table.
-
-    Readers would fail by it much later.
-    """
+    """Raise ValueError for an invalid type, transform or sort column, on which readers would fail much later."""
     # Two schemas may give one id to different columns.
     columns = [column for schema in metadata.schemas for column in index_by_id(schema).values()]
     for column in columns:
-        if isinstance(column.field_type, FixedType) and not 0 < column.field_type.root <= _MOST:
-            raise ValueError(f"column {column.field_id} is of a fixed size that nothing has")
-        if isinstance(column.field_type, DecimalType) and not 0 <= column.field_type.scale <= _MOST_DECIMAL_DIGITS:
-            raise ValueError(f"column {column.field_id} is a decimal with a scale that no value has")
+        if isinstance(column.field_type, FixedType) and not 0 < column.field_type.root <= _MAX_INT32:
+            raise ValueError(f"column {column.field_id} has an invalid fixed size")
+        if isinstance(column.field_type, DecimalType) and not 0 <= column.field_type.scale <= _MAX_DECIMAL_DIGITS:
+            raise ValueError(f"column {column.field_id} has an invalid decimal scale")
     sorted_by = [field for order in metadata.sort_orders for field in order.fields]
     parted_by = [field for spec in metadata.partition_specs for field in spec.fields]
     for transform in (*(field.transform for field in parted_by), *(field.transform for field in sorted_by)):
-        if not 0 < getattr(transform, "num_buckets", getattr(transform, "width", 1)) <= _MOST:
-            raise ValueError(f"its transform {str(transform)[:40]!r} makes nothing of a value")
+        if not 0 < getattr(transform, "num_buckets", getattr(transform, "width", 1)) <= _MAX_INT32:
+            raise ValueError(f"transform {str(transform)[:40]!r} has an invalid parameter")
     column_ids = {column.field_id for column in columns}
     if unknown := next((field.source_id for field in sorted_by if field.source_id not in column_ids), None):
-        raise ValueError(f"a sort order is by column {unknown}, which no schema has")
+        raise ValueError(f"a sort order refers to column {unknown}, which no schema has")
 
 
 def _schemas_in(content: dict[str, Any]) -> list[Any]:
@@ -387,25 +440,27 @@ def _schemas_in(content: dict[str, Any]) -> list[Any]:
 
 
 def _count_mappings(value: Any, location: str) -> int:
-    """Return how many mappings are in a value. Raises CorruptFileError for any part with too many items."""
+    """Return the number of mappings in a value. Raises CorruptFileError for a part with too many items."""
     n_mappings = 0
     rest = [value]
     while rest:
-        found = rest.pop()
-        if len(found) > MAX_ITEMS:
+        part = rest.pop()
+        if len(part) > MAX_ITEMS:
             raise _too_many(f"{MAX_ITEMS} items in one list or mapping", location)
-        n_mappings += isinstance(found, dict)
-        items = found.values() if isinstance(found, dict) else found
+        n_mappings += isinstance(part, dict)
+        items = part.values() if isinstance(part, dict) else part
         rest += (item for item in items if isinstance(item, dict | list))
     return n_mappings
 
 
 def _too_many(most: str, location: str) -> CorruptFileError:
-    return CorruptFileError(f"{location!r} holds more than {most}: no table's metadata does; restore it", path=location)
+    return CorruptFileError(
+        f"{location!r} has more than {most}, unlike any table's metadata; restore it", path=location
+    )
 
 
 def _inline_manifests(content: Any) -> dict[int, tuple[str, ...]]:
-    """Return the manifests of snapshots that have no manifest list, by snapshot."""
+    """Return the manifests of snapshots without a manifest list, by snapshot id."""
     snapshots: Any = content.get("snapshots") or ()
     return {
         int(shot["snapshot-id"]): tuple(map(str, shot["manifests"]))
@@ -415,7 +470,7 @@ def _inline_manifests(content: Any) -> dict[int, tuple[str, ...]]:
 
 
 def _reason(error: Exception) -> str:
-    """Say what is wrong, without quoting the file: it may be any file, with secrets."""
+    """Describe an error without quoting the file, which may be any file and contain secrets."""
     cause = error.__cause__ if isinstance(error.__cause__, PydanticError) else error
     if isinstance(error, json.JSONDecodeError):
         return "Invalid JSON"
@@ -423,9 +478,9 @@ def _reason(error: Exception) -> str:
         is_single = cause.error_count() == 1  # the text of many errors is longer than the file
         if is_single and cause.errors(include_input=False)[0]["type"] == "json_invalid":
             return "Invalid JSON"
-        return f"{cause.error_count()} of its fields are not as they must be"
+        return f"{cause.error_count()} of its fields are invalid"
     return type(error).__name__
 
 
-def _no_metadata(location: str, reason: str) -> CorruptFileError:
-    return CorruptFileError(f"{location!r} is no Iceberg table metadata: {reason}; restore it", path=location)
+def _invalid_metadata(location: str, reason: str) -> CorruptFileError:
+    return CorruptFileError(f"{location!r} is not valid Iceberg table metadata: {reason}; restore it", path=location)

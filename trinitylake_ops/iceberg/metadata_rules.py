@@ -1,12 +1,12 @@
-"""Rules that new metadata of a table must follow: schemas and snapshots.
+"""Rules for new schemas, partition specs, sort orders and snapshots of a table.
 
-Spark resolves names of columns regardless of case, so it can read no table whose columns differ by case only. Initial
-and write defaults belong to format version 3: Iceberg's Java library fails on the schema of an older table that has
-some. Of columns that share an id, readers return the values of one for both. A column of fixed size takes its size in
-each row of a reader's batch, even for nulls. No engine writes partitions or sorts rows by a transform that it does not
-know, or that the type of the column does not have.
+Spark resolves column names case-insensitively, so it cannot read tables with columns that differ only by case. Initial
+and write defaults require format version 3: Iceberg's Java library fails on an older table that has them. If two
+columns share an id, readers return the values of one for both. A column of type fixed takes its size in each row of a
+reader's batch, even for nulls. No engine can apply an unknown transform, or one that does not support the column's
+type.
 
-The rules concern new schemas, partition specs and sort orders only. What a table has already stays, and can be altered.
+The rules apply only to new schemas, partition specs and sort orders, so that existing tables can still be altered.
 """
 
 from __future__ import annotations
@@ -36,71 +36,71 @@ from pyiceberg.types import (
 
 from trinitylake_ops.errors import InvalidDefinitionError
 
-#: The property of a table that allows columns whose names differ by case only, if it is ``true``.
+#: Table property that allows columns whose names differ only by case, if it is ``true``.
 CASE_SENSITIVE = "trinitylake.case-sensitive-columns"
 _FIRST_WITH_DEFAULTS = 3
-#: The largest size of values of a column of fixed size (decision 12).
+#: Maximum size of values of type fixed (decision 12).
 MAX_FIXED_BYTES = 4_096
-#: Ids of columns from here on belong to metadata columns (Iceberg's specification, "Reserved Field IDs").
+#: Column ids from here on are reserved for metadata columns (Iceberg's specification, "Reserved Field IDs").
 FIRST_RESERVED_ID = 2**31 - 1 - 200
 _MAX_WIDTH = 2**31 - 1
 _Clashes = Mapping[frozenset[int], tuple[str, str]]
 
 
 def check_new_schemas(metadata: TableMetadata, known: Iterable[Schema] = ()) -> None:
-    """Raise InvalidDefinitionError for a schema that some engines cannot read.
+    """Check new schemas of a table.
 
     Args:
         metadata: The metadata of the table with its new schemas.
-        known: The schemas that the table has already. What is in one of them is accepted.
+        known: The existing schemas of the table. Violations in them are accepted.
 
     Raises:
-        InvalidDefinitionError: Two columns of a struct differ by case only, and :data:`CASE_SENSITIVE` does not allow
-            it. Or a column of a table before format version 3 has a default value. Or two columns share an id, or an
-            id is reserved. Or values of a column have more than :data:`MAX_FIXED_BYTES`.
+        InvalidDefinitionError: Two columns of a struct differ only by case, and :data:`CASE_SENSITIVE` does not allow
+            it. Or a column has a default value before format version 3. Or two columns share an id, or an id is
+            reserved. Or values of a column have more than :data:`MAX_FIXED_BYTES`.
     """
     known = list(known)
-    fresh = [schema for schema in metadata.schemas if schema not in known]
-    check_columns(fresh, known)
-    check_case(fresh, metadata.properties, known)
-    check_defaults(fresh, metadata.format_version, known)
+    new_schemas = [schema for schema in metadata.schemas if schema not in known]
+    check_columns(new_schemas, known)
+    check_case(new_schemas, metadata.properties, known)
+    check_defaults(new_schemas, metadata.format_version, known)
 
 
 def check_types_kept(metadata: TableMetadata, current: TableMetadata) -> None:
-    """Raise InvalidDefinitionError if a column of the current schema gets a type that cannot read its values.
+    """Check that columns of the current schema keep types that can read their stored values.
 
     Args:
         metadata: The metadata of the table after a change.
         current: The metadata before it.
 
     Raises:
-        InvalidDefinitionError: A type changes otherwise than Iceberg promotes types. Data files keep the former type.
+        InvalidDefinitionError: A type changes to one that Iceberg does not promote it to. Data files keep the old type.
     """
     if metadata.current_schema_id == current.current_schema_id or metadata.schema() in current.schemas:
         return
     before = {column.field_id: column for column in _columns(current.schema())}
     for column in _columns(metadata.schema()):
-        former = before.get(column.field_id)
-        if former is not None and not _is_promotion(former.field_type, column.field_type):
+        old_column = before.get(column.field_id)
+        if old_column is not None and not _is_promotion(old_column.field_type, column.field_type):
             raise InvalidDefinitionError(
-                f"column {column.name[:100]!r} with the id {column.field_id} would change from {former.field_type} to"
-                f" {column.field_type}, which cannot read its values; add a column with a new id"
+                f"cannot change column {column.name[:100]!r} with id {column.field_id} from {old_column.field_type} to"
+                f" {column.field_type}: that type cannot read its values; add a column with a new id"
             )
 
 
-def _is_promotion(former: IcebergType, new: IcebergType) -> bool:
-    if not (isinstance(former, PrimitiveType) and isinstance(new, PrimitiveType)):
-        return type(former) is type(new)
-    if isinstance(former, DecimalType) and isinstance(new, DecimalType) and former.scale != new.scale:
-        return False  # pyiceberg compares the scale with itself
+def _is_promotion(old: IcebergType, new: IcebergType) -> bool:
+    if not (isinstance(old, PrimitiveType) and isinstance(new, PrimitiveType)):
+        return type(old) is type(new)
+    if isinstance(old, DecimalType) and isinstance(new, DecimalType) and old.scale != new.scale:
+        return False  # PyIceberg compares the scale with itself
     try:
-        return former == new or promote(former, new) == new
+        return old == new or promote(old, new) == new
     except ResolveError:
         return False
 
 
 def check_new_layouts(metadata: TableMetadata, known: TableMetadata | None = None) -> None:
-    """Raise InvalidDefinitionError for a partition spec or sort order by which no engine can write.
+    """Check new partition specs and sort orders of a table.
 
     Args:
         metadata: The metadata of the table with its new specs and orders.
@@ -112,16 +112,16 @@ def check_new_layouts(metadata: TableMetadata, known: TableMetadata | None = Non
     """
     specs = {} if known is None else {spec.spec_id: spec.fields for spec in known.partition_specs}
     orders = {} if known is None else {order.order_id: order.fields for order in known.sort_orders}
-    fresh: list[PartitionField | SortField] = []
+    new_fields: list[PartitionField | SortField] = []
     for spec in metadata.partition_specs:
-        fresh += () if specs.get(spec.spec_id) == spec.fields else spec.fields
+        new_fields += () if specs.get(spec.spec_id) == spec.fields else spec.fields
     for order in metadata.sort_orders:
-        fresh += () if orders.get(order.order_id) == order.fields else order.fields
-    if not fresh:
+        new_fields += () if orders.get(order.order_id) == order.fields else order.fields
+    if not new_fields:
         return
     types = {column.field_id: column.field_type for schema in metadata.schemas for column in _columns(schema)}
     types |= {column.field_id: column.field_type for column in _columns(metadata.schema())}
-    for field in fresh:
+    for field in new_fields:
         if isinstance(field, PartitionField) and not field.name:
             raise InvalidDefinitionError("a partition field has an empty name; give it a name")
         _check_transform(field.transform, types.get(field.source_id))
@@ -136,13 +136,13 @@ def _check_transform(transform: Transform[Any, Any], source: IcebergType | None)
         )
     width = getattr(transform, "num_buckets", getattr(transform, "width", 1))
     if not 1 <= width <= _MAX_WIDTH:
-        raise InvalidDefinitionError(f"transform {transform} has a width that is not between 1 and {_MAX_WIDTH}")
+        raise InvalidDefinitionError(f"transform {transform} has an invalid width; use a number from 1 to {_MAX_WIDTH}")
     if source is not None and not transform.can_transform(source):
         raise InvalidDefinitionError(f"transform {transform} cannot be applied to a column of type {source}"[:300])
 
 
 def check_columns(schemas: Iterable[Schema], known: Iterable[Schema] = ()) -> None:
-    """Raise InvalidDefinitionError for columns whose ids or sizes no reader can use.
+    """Check the ids and sizes of columns.
 
     Args:
         schemas: The schemas to check.
@@ -160,7 +160,7 @@ def check_columns(schemas: Iterable[Schema], known: Iterable[Schema] = ()) -> No
 
 
 def check_defaults(schemas: Iterable[Schema], format_version: int, known: Iterable[Schema] = ()) -> None:
-    """Raise InvalidDefinitionError for default values of columns in a format version without them.
+    """Check that columns have no default values before format version 3.
 
     Args:
         schemas: The schemas to check.
@@ -168,7 +168,7 @@ def check_defaults(schemas: Iterable[Schema], format_version: int, known: Iterab
         known: Schemas whose columns are accepted.
 
     Raises:
-        InvalidDefinitionError: A column has a default value before format version 3.
+        InvalidDefinitionError: A column has a default value.
     """
     if format_version >= _FIRST_WITH_DEFAULTS:
         return
@@ -177,13 +177,13 @@ def check_defaults(schemas: Iterable[Schema], format_version: int, known: Iterab
         for column, name in _defaults(schema).items():
             if column not in accepted:
                 raise InvalidDefinitionError(
-                    f"column {name[:100]!r} has a default value: default values need format version"
-                    f" {_FIRST_WITH_DEFAULTS}, and the table has version {format_version}; leave it out"
+                    f"column {name[:100]!r} has a default value, which requires format version {_FIRST_WITH_DEFAULTS}:"
+                    f" the table has version {format_version}; leave it out"
                 )
 
 
 def check_case(schemas: Iterable[Schema], properties: Mapping[str, str], known: Iterable[Schema] = ()) -> None:
-    """Raise InvalidDefinitionError if two columns of a struct differ by case only.
+    """Check that the names of a struct's columns do not differ only by case.
 
     Args:
         schemas: The schemas to check.
@@ -191,7 +191,7 @@ def check_case(schemas: Iterable[Schema], properties: Mapping[str, str], known: 
         known: Schemas whose columns are accepted.
 
     Raises:
-        InvalidDefinitionError: Two columns differ by case only, and the table does not allow it.
+        InvalidDefinitionError: Two columns differ only by case, and the table does not allow it.
     """
     if properties.get(CASE_SENSITIVE, "").lower() == "true":
         return
@@ -200,13 +200,13 @@ def check_case(schemas: Iterable[Schema], properties: Mapping[str, str], known: 
         for columns, (name, other) in _clashes(schema).items():
             if columns not in accepted:
                 raise InvalidDefinitionError(
-                    f"columns {name[:100]!r} and {other[:100]!r} differ by case only: Spark and other engines cannot"
-                    f" tell them apart; choose another name, or set the table property {CASE_SENSITIVE!r} to 'true'"
+                    f"columns {name[:100]!r} and {other[:100]!r} differ only by case: Spark and other engines cannot"
+                    f" distinguish them; choose another name, or set the table property {CASE_SENSITIVE!r} to 'true'"
                 )
 
 
 def _column_faults(schema: Schema) -> Mapping[tuple[str, int], str]:
-    """Return an error message for each column whose id or size no reader can use."""
+    """Return an error message for each column with an invalid id or size."""
     columns = list(_columns(schema))
     shared = Counter(column.field_id for column in columns)
     faults: dict[tuple[str, int], str] = {}
@@ -214,22 +214,22 @@ def _column_faults(schema: Schema) -> Mapping[tuple[str, int], str]:
         name, number = repr(column.name[:100]), column.field_id
         if shared[number] > 1:
             faults["shared", number] = (
-                f"column {name} has the id {number}, and another column has it; give each column its own id"
+                f"column {name} has id {number}, which another column has; give each column a unique id"
             )
         if number >= FIRST_RESERVED_ID:
             faults["reserved", number] = (
-                f"column {name} has the id {number}: ids from {FIRST_RESERVED_ID} are reserved; use a smaller one"
+                f"column {name} has id {number}: ids from {FIRST_RESERVED_ID} are reserved; use a smaller one"
             )
         if isinstance(column.field_type, FixedType) and column.field_type.root > MAX_FIXED_BYTES:
             faults["fixed", number] = (
-                f"column {name} has the type {column.field_type}: readers allocate the whole size for each row, and at"
-                f" most {MAX_FIXED_BYTES} bytes are allowed; use the type binary"
+                f"column {name} has the type {column.field_type}, larger than the maximum of {MAX_FIXED_BYTES} bytes:"
+                " readers allocate the whole size for each row; use the type binary"
             )
     return faults
 
 
 def _columns(schema: Schema) -> Iterator[NestedField]:
-    """Yield the columns of a schema at all levels of nesting, each as often as the schema has it."""
+    """Yield the columns of a schema at all levels of nesting, including duplicates."""
     rest = list(schema.fields)
     while rest:
         column = rest.pop()
@@ -244,7 +244,7 @@ def _columns(schema: Schema) -> Iterator[NestedField]:
 
 
 def _clashes(schema: Schema) -> _Clashes:
-    """Return the columns of a struct whose names differ by case only, by their ids."""
+    """Return the columns of a struct whose names differ only by case, by their ids."""
     nested = (field.field_type for field in index_by_id(schema).values())
     clashes: dict[frozenset[int], tuple[str, str]] = {}
     for struct in (schema.as_struct(), *(kind for kind in nested if isinstance(kind, StructType))):
@@ -257,7 +257,7 @@ def _clashes(schema: Schema) -> _Clashes:
 
 
 def _defaults(schema: Schema) -> Mapping[int, str]:
-    """Return the names of the columns with an initial or a write default, by their ids."""
+    """Return the names of the columns with an initial or write default, by their ids."""
     return {
         number: field.name
         for number, field in index_by_id(schema).items()
@@ -266,34 +266,33 @@ def _defaults(schema: Schema) -> Mapping[int, str]:
 
 
 def check_new_snapshots(name: str, metadata: TableMetadata, current: TableMetadata | None) -> None:
-    """Raise InvalidDefinitionError for a new snapshot, or a branch, that some engines cannot read.
+    """Check new snapshots and the main branch of a table.
 
     Args:
-        name: The name of the table, for messages.
+        name: Name of the table, for errors.
         metadata: The metadata of the table with its new snapshots.
         current: The metadata before the change, None for a new table. Its snapshots are accepted.
 
     Raises:
-        InvalidDefinitionError: The id of a snapshot is not positive (pyiceberg takes -1 for no snapshot), its schema
-            is not one of the table's, or its parents form a cycle. Or ``main`` is a tag, to which no engine can
-            append.
+        InvalidDefinitionError: The id of a snapshot is not positive (PyIceberg interprets -1 as no snapshot), the table
+            does not have its schema, or its parents form a cycle. Or ``main`` is a tag, to which no engine can append.
     """
     known = set() if current is None else {snapshot.snapshot_id for snapshot in current.snapshots}
-    fresh = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id not in known]
-    parents = {snapshot.snapshot_id: snapshot.parent_snapshot_id for snapshot in fresh}
+    new_snapshots = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id not in known]
+    parents = {snapshot.snapshot_id: snapshot.parent_snapshot_id for snapshot in new_snapshots}
     schema_ids = {schema.schema_id for schema in metadata.schemas}
-    for snapshot in fresh:
+    for snapshot in new_snapshots:
         fault = _fault(snapshot, schema_ids) or _cycle(snapshot.snapshot_id, parents)
         if fault is not None:
             raise InvalidDefinitionError(f"snapshot {snapshot.snapshot_id} of table {name} {fault}")
     main = metadata.refs.get(MAIN_BRANCH)
     if main is not None and main.snapshot_ref_type is not SnapshotRefType.BRANCH:
-        raise InvalidDefinitionError(f"{MAIN_BRANCH!r} of table {name} is a tag: it must be a branch; use another name")
+        raise InvalidDefinitionError(f"{MAIN_BRANCH!r} of table {name} must be a branch, not a tag; use another name")
 
 
 def _fault(snapshot: Snapshot, schema_ids: set[int]) -> str | None:
     if snapshot.snapshot_id <= 0:
-        return "has an id that is not positive; use a positive one"
+        return "has an id that is not positive; use a positive id"
     if snapshot.schema_id is not None and snapshot.schema_id not in schema_ids:
         return f"has the schema {snapshot.schema_id}, which the table does not have; add the schema first"
     return None
@@ -308,4 +307,4 @@ def _cycle(snapshot_id: int, parents: dict[int, int | None]) -> str | None:
         if ancestor == snapshot_id:
             break
         ancestor = parents[ancestor]
-    return "is among its own ancestors; name the snapshot that it follows as its parent"
+    return "is its own ancestor; set its parent to the snapshot that it follows"

@@ -1,4 +1,4 @@
-"""The part of the catalog for namespaces, and for the views in them."""
+"""The namespaces and views of the catalog."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import NamespaceDef
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
-from trinitylake_ops.iceberg.properties import check_settable, usable
+from trinitylake_ops.iceberg.properties import check_settable, settable_properties
 from trinitylake_ops.iceberg.table_change import CatalogTarget, changing
 from trinitylake_ops.iceberg.views import (
     ViewMetadata,
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 
 class NamespaceCatalog(MetastoreCatalog):
-    """The namespaces of a catalog's target. A subclass says what that is."""
+    """The part of the catalog for namespaces and views. Subclasses set the target."""
 
     target: CatalogTarget
     io: StorageFileIO
 
     def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
-        """Return the tables of a namespace, of all formats. Raises NoSuchNamespaceError."""
+        """Return the tables of a namespace, in all formats. Raises NoSuchNamespaceError."""
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
         try:
             return [(name, table) for table in self.target.reader().tables(name)]
@@ -55,7 +55,17 @@ class NamespaceCatalog(MetastoreCatalog):
             raise NoSuchNamespaceError(f"Namespace does not exist: {name}") from error
 
     def create_namespace(self, namespace: str | Identifier, properties: Properties = EMPTY_DICT) -> None:
-        """Create a namespace. Raises NamespaceAlreadyExistsError, InvalidNameError, InvalidDefinitionError."""
+        """Create a namespace.
+
+        Args:
+            namespace: Its name.
+            properties: Its properties.
+
+        Raises:
+            NamespaceAlreadyExistsError: The namespace exists.
+            InvalidNameError: The name is not allowed.
+            InvalidDefinitionError: A property is not allowed.
+        """
         name = self.identifier_to_database(namespace)
         check_no_view(properties)
         check_settable(properties)
@@ -78,27 +88,38 @@ class NamespaceCatalog(MetastoreCatalog):
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
         with changing(self.target, self.io, f"drop namespace {name}") as change:
             if views := views_in(change.writer.namespace(name).properties):
-                raise NamespaceNotEmptyError(f"Namespace {name} is not empty: it holds {len(views)} views")
+                raise NamespaceNotEmptyError(f"Namespace {name} is not empty: it contains {len(views)} views")
             change.writer.drop_namespace(name)
 
     def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
-        """Return all namespaces. A namespace contains no others. Raises NoSuchNamespaceError."""
+        """Return all namespaces. Namespaces are not nested. Raises NoSuchNamespaceError."""
         if namespace:
             self.load_namespace_properties(namespace)
             return []
         return [(name,) for name in self.target.reader().namespaces()]
 
     def load_namespace_properties(self, namespace: str | Identifier) -> Properties:
-        """Return a namespace's properties, those that clients may set. Raises NoSuchNamespaceError."""
+        """Return the properties of a namespace that clients may set. Raises NoSuchNamespaceError."""
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
-        return usable(without_views(self._namespace(name).properties))
+        return settable_properties(without_views(self._namespace(name).properties))
 
     def update_namespace_properties(
         self, namespace: str | Identifier, removals: set[str] | None = None, updates: Properties = EMPTY_DICT
     ) -> PropertiesUpdateSummary:
-        """Change a namespace's properties. Raises NoSuchNamespaceError, ValueError when both name a key.
+        """Change the properties of a namespace.
 
-        Raises InvalidDefinitionError for a property that clients may not set.
+        Args:
+            namespace: Its name.
+            removals: Names of properties to remove.
+            updates: Properties to set.
+
+        Returns:
+            The names of removed, updated and missing properties.
+
+        Raises:
+            NoSuchNamespaceError: The namespace does not exist.
+            ValueError: A property is in both ``removals`` and ``updates``.
+            InvalidDefinitionError: A property is not allowed.
         """
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
         check_no_view(updates)
@@ -110,7 +131,7 @@ class NamespaceCatalog(MetastoreCatalog):
             change.writer.alter_namespace(name, {**changed, **views_of(stored)})
         return summary
 
-    # Views. pyiceberg before 0.12 has none.
+    # Views, which PyIceberg supports from version 0.12 on.
 
     def list_views(self, namespace: str | Identifier) -> list[Identifier]:
         """Return the views of a namespace. Raises NoSuchNamespaceError."""
@@ -118,13 +139,13 @@ class NamespaceCatalog(MetastoreCatalog):
         return [(name, view) for view in views_in(self._namespace(name).properties)]
 
     def view_exists(self, identifier: str | Identifier) -> bool:
-        """Whether a view exists. Raises NoSuchViewError for a name of another form."""
+        """Whether a view exists. Raises NoSuchViewError if the identifier is not a namespace and a name."""
         namespace, view = self._view_name(identifier)
         reader = self.target.reader()
         return reader.has_namespace(namespace) and view in views_in(reader.namespace(namespace).properties)
 
     def load_view(self, identifier: str | Identifier) -> View:
-        """Return a view. Raises NoSuchViewError, and CorruptFileError for one that cannot be read."""
+        """Return a view. Raises NoSuchViewError, and CorruptFileError if it cannot be decoded."""
         from pyiceberg.view import View
         from pyiceberg.view.metadata import ViewMetadata
 
@@ -140,16 +161,26 @@ class NamespaceCatalog(MetastoreCatalog):
         location: str | None = None,
         properties: Properties = EMPTY_DICT,
     ) -> View:
-        """Create a view. ``location`` is left out: a view has no files.
+        """Create a view.
 
-        Raises TableAlreadyExistsError for the name of a table or view, NoSuchNamespaceError, InvalidDefinitionError.
+        Args:
+            identifier: Namespace and name.
+            schema: Iceberg schema or Arrow schema.
+            view_version: Its SQL and default namespace.
+            location: Leave it out: a view has no files.
+            properties: Its properties.
+
+        Raises:
+            TableAlreadyExistsError: A table or view of that name exists.
+            NoSuchNamespaceError: The namespace does not exist.
+            InvalidDefinitionError: The view is not valid, or ``location`` is set.
         """
         if location is not None:
-            raise errors.InvalidDefinitionError("leave location out: a view of a lakehouse has no files")
+            raise errors.InvalidDefinitionError("location of a view cannot be set: views have no files; leave it out")
         version = OurViewVersion.model_validate_json(view_version.model_dump_json())
-        made = new_view(self._convert_schema_if_needed(schema), version, properties, self.io.root)
+        metadata = new_view(self._convert_schema_if_needed(schema), version, properties, self.io.root)
         namespace, view = self.identifier_to_database_and_table(identifier)
-        self.put_view((namespace, view), lambda _: made, is_new=True)
+        self.put_view((namespace, view), lambda _: metadata, is_new=True)
         return self.load_view((namespace, view))
 
     def put_view(
@@ -159,21 +190,40 @@ class NamespaceCatalog(MetastoreCatalog):
         *,
         is_new: bool = False,
     ) -> ViewMetadata:
-        """Create or replace a view by its metadata, None for a new one, and return what it is then.
+        """Create or replace a view.
 
-        Raises as :meth:`create_view`, and NoSuchViewError for one that is to be replaced.
+        Args:
+            identifier: Namespace and name.
+            change: Returns the new metadata for the current metadata, which is None for a new view.
+            is_new: Whether the view is created.
+
+        Returns:
+            The new metadata.
+
+        Raises:
+            NoSuchViewError: The view to replace does not exist.
+            TableAlreadyExistsError: A table or view of the new name exists.
+            NoSuchNamespaceError: The namespace does not exist.
+            InvalidDefinitionError: The view is not valid.
         """
         namespace, view = identifier
-        what = "create" if is_new else "replace"
-        with changing(self.target, self.io, f"{what} view {namespace}.{view}") as done:
-            metadata = change(None if is_new else view_in(done.writer, namespace, view))
-            put_view(done.writer, namespace, view, metadata, is_new=is_new)
+        verb = "create" if is_new else "replace"
+        with changing(self.target, self.io, f"{verb} view {namespace}.{view}") as table_change:
+            metadata = change(None if is_new else view_in(table_change.writer, namespace, view))
+            put_view(table_change.writer, namespace, view, metadata, is_new=is_new)
         return metadata
 
     def move_view(self, source: tuple[str, str], target: tuple[str, str]) -> None:
-        """Rename a view, also into another namespace.
+        """Rename a view, possibly into another namespace.
 
-        Raises NoSuchViewError, TableAlreadyExistsError, NoSuchNamespaceError.
+        Args:
+            source: Current namespace and name.
+            target: New namespace and name.
+
+        Raises:
+            NoSuchViewError: The view does not exist.
+            TableAlreadyExistsError: The new name is in use.
+            NoSuchNamespaceError: The new namespace does not exist.
         """
         with changing(self.target, self.io, f"rename view {'.'.join(source)} to {'.'.join(target)}") as change:
             metadata = view_in(change.writer, *source)
@@ -181,8 +231,8 @@ class NamespaceCatalog(MetastoreCatalog):
             remove_view(change.writer, *source)
 
     def register_view(self, identifier: str | Identifier, metadata_location: str) -> View:
-        """Raise NotImplementedError: the metadata of a view is no file here."""
-        raise NotImplementedError("the metadata of a view is no file here; create the view")
+        """Raise NotImplementedError, because views have no metadata files."""
+        raise NotImplementedError("views have no metadata files and cannot be registered; create the view")
 
     def drop_view(self, identifier: str | Identifier) -> None:
         """Drop a view. Raises NoSuchViewError."""

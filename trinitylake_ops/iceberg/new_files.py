@@ -1,8 +1,7 @@
-"""The files of snapshots that a commit adds to a table: which they are, how old, and whether each counts once.
+"""The files of snapshots that a commit adds to a table: list them, determine their age and reject duplicates.
 
-Manifests among them whose bounds are faulty are written again with valid ones, because engines read manifests
-themselves. The new files have names that follow from those of the originals, so that an attempt that is repeated writes
-the same files again.
+New manifests with invalid bounds are rewritten with valid ones because engines read manifests directly. The names of
+the rewritten files are derived from those of the originals, so a retry writes the same files.
 """
 
 from __future__ import annotations
@@ -30,60 +29,84 @@ from trinitylake_ops.iceberg.validation.avro import AvroContent, AvroHeader
 from trinitylake_ops.iceberg.validation.bounds import column_types, repair_record
 from trinitylake_ops.storage.parallel import run_parallel
 
-#: Engines write manifests of 8 MiB, which have up to about 80,000 files. Each takes a decoder 30 microseconds or more.
+#: Engines write manifests of 8 MiB with up to about 80,000 files. Decoding a file's entry takes 30 microseconds or
+#: more.
 MAX_MANIFEST_ENTRIES = 100_000
 MAX_COMMIT_ENTRIES = 200_000
 MAX_COMMIT_BYTES = 128 << 20
 _LARGE_ENTRIES = 5_000
 _LARGE_BYTES = 1 << 20
 _ADDED = ManifestEntryStatus.ADDED
-_LONGEST_NAME_CHARS = 150
+_MAX_NAME_CHARS = 150
 
 
 def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> int:
-    """Return when the oldest file that these snapshots add was last modified, as :func:`oldest_of` does."""
+    """Return the modification time of the oldest file that snapshots add.
+
+    Args:
+        metadata: Metadata with the snapshots.
+        snapshot_ids: Ids of the added snapshots.
+        io: The table's file IO.
+
+    Returns:
+        Milliseconds since the epoch.
+
+    Raises:
+        TransactionExpiredError: A file was deleted.
+        StorageError: A manifest cannot be read, or the storage does not respond.
+    """
     snapshots = [shot for shot in metadata.snapshots if shot.snapshot_id in snapshot_ids]
     return oldest_of(lambda: new_files(snapshots, metadata, io).added, io)
 
 
 def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
-    """Return when the oldest of some files was last modified, in milliseconds since the epoch.
+    """Return the modification time of the oldest of some files.
 
-    ``written`` gives their URIs. Files beyond the root do not count. Files on their way are waited for. Raises
-    TransactionExpiredError where a file is gone, removed as an orphan, and StorageError.
+    Pending writes are awaited first. Files outside the root are ignored.
+
+    Args:
+        written: Returns the URIs of the files.
+        io: The table's file IO.
+
+    Returns:
+        Milliseconds since the epoch. The current time if there are no files.
+
+    Raises:
+        TransactionExpiredError: A file was deleted as an orphan.
+        StorageError: The storage does not respond.
     """
     try:
         paths = [path for uri in sorted(written()) if not is_uri(path := io.location(uri))]
-        io.settle()  # of those on their way the storage knows nothing
+        io.settle()  # pending files are not in the storage yet
         infos = run_parallel(io.storage.stat, paths, io.storage.concurrency)
     except FileMissingError as error:
         raise TransactionExpiredError(
-            "a file that was written for this commit is gone, removed as an orphan; write it again", path=error.path
+            "commit failed: one of its files was deleted as an orphan before the commit; write the files again",
+            path=error.path,
         ) from error
     return min((info.last_modified_ms for info in infos), default=io.storage.now_ms())
 
 
 @dataclass(frozen=True, slots=True)
 class NewFiles:
-    """The files of snapshots that are added to a table, by the URIs that they have there.
+    """The files of snapshots that are added to a table, by the URIs in the table's metadata."""
 
-    ``named`` are all files that the snapshots name, unless the snapshots before them list the same manifests. ``added``
-    are those of them that the snapshots declare to add. ``entries`` are those of the manifests that were read.
-    ``listed`` are the manifest lists of the snapshots, by snapshot id.
-    """
-
+    #: All files that the snapshots refer to, except through manifests that their parents list as well.
     named: frozenset[str]
+    #: The named files that the snapshots declare as added.
     added: frozenset[str]
+    #: The entries of the manifests that were read.
     entries: Mapping[ManifestFile, list[ManifestEntry]]
+    #: The manifests of each snapshot, by snapshot id.
     listed: Mapping[int, list[ManifestFile]]
 
 
 class ManifestBudget:
-    """Bounds what the new manifests of one commit of one table make a process decode.
+    """Limits how much of the new manifests of one commit a process decodes.
 
     Args:
-        begin_large: Called once before manifests are decoded that are more than a few. It may wait, so that the process
-            decodes the large manifests of one commit at a time.
+        begin_large: Called once before large manifests are decoded. It may wait, so that the process decodes large
+            manifests of only one commit at a time.
     """
 
     def __init__(self, begin_large: Callable[[], object]):
@@ -91,7 +114,7 @@ class ManifestBudget:
         self._left_entries, self._left_bytes = MAX_COMMIT_ENTRIES, MAX_COMMIT_BYTES
 
     def begin(self, manifests: Iterable[ManifestFile]) -> bool:
-        """Return whether manifests are large, by what their lists say. Manifests that differ from it are rejected."""
+        """Return whether manifests are large, by the sizes in their lists, which are verified later."""
         sizes = [(listed_count(manifest), manifest.manifest_length) for manifest in manifests]
         is_large = (
             any(count is None for count, _ in sizes)
@@ -103,14 +126,14 @@ class ManifestBudget:
         return is_large
 
     def admit(self, content: AvroContent) -> None:
-        """Count a manifest that is about to be decoded. Raises InvalidDefinitionError for one that is too large."""
+        """Count a manifest before it is decoded. Raises InvalidDefinitionError if the budget is exceeded."""
         self._left_entries -= content.n_records
         self._left_bytes -= len(content.data)
         if content.n_records > MAX_MANIFEST_ENTRIES or self._left_entries < 0 or self._left_bytes < 0:
             raise InvalidDefinitionError(
-                f"the new manifests are too large: one may have {MAX_MANIFEST_ENTRIES} files, and all of a commit"
-                f" {MAX_COMMIT_ENTRIES} files and {MAX_COMMIT_BYTES >> 20} MiB without compression; commit the files"
-                " in several manifests and commits"
+                f"the new manifests are too large: a manifest may have {MAX_MANIFEST_ENTRIES} files, and those of a"
+                f" commit {MAX_COMMIT_ENTRIES} files and {MAX_COMMIT_BYTES >> 20} MiB uncompressed; split the files"
+                " into several manifests and commits"
             )
 
 
@@ -119,50 +142,50 @@ def new_files(
 ) -> NewFiles:
     """Return the files of snapshots that are added to a table.
 
-    A manifest list declares which snapshot added a manifest, and a manifest which of its files are new. So every
-    manifest is read that the list of the parent snapshot does not have, and every entry counts.
+    A manifest list declares which snapshot added a manifest, and a manifest which of its files are new. These
+    declarations are untrusted, so every manifest that is not in the parent's list is read, and all its entries count.
 
     Args:
         added: The new snapshots.
-        base: The metadata that has the parents of the new snapshots, None for a new table.
-        io: Reads the files of the table, and rejects those that it cannot have.
-        budget: Bounds the new manifests, None for a commit of this process itself.
+        base: The metadata with the parents of the new snapshots, None for a new table.
+        io: Reads the files of the table, and rejects files that it may not refer to.
+        budget: Limits the new manifests, None for a commit of this process itself.
 
     Raises:
-        InvalidDefinitionError: The new manifests are larger than the budget.
-        CorruptFileError: A manifest list or manifest cannot be read.
-        LocationNotAllowedError: A snapshot names a file that the table cannot have.
-        StorageError: Another failure of the storage.
+        InvalidDefinitionError: The new manifests exceed the budget.
+        CorruptFileError: A manifest list or manifest is corrupt.
+        LocationNotAllowedError: A snapshot refers to a file at a location that is not allowed.
+        StorageError: A file cannot be read.
     """
-    snapshots = [shot for shot in added if shot.manifest_list]
-    snapshot_ids = {shot.snapshot_id for shot in snapshots}
-    parent_ids = {shot.parent_snapshot_id for shot in snapshots} - snapshot_ids
-    parents = [shot for shot in ([] if base is None else base.snapshots) if shot.snapshot_id in parent_ids]
-    listed = run_parallel(lambda shot: manifests_in(shot, io), [*snapshots, *parents], io.storage.concurrency)
-    before = {one.manifest_path for several in listed[len(snapshots) :] for one in several}
-    manifests = {one.manifest_path: one for several in listed[: len(snapshots)] for one in several}
-    fresh = [manifest for path, manifest in manifests.items() if path not in before]
-    # Threads that decode compete with those of other requests, and do not decode faster together.
-    concurrency = 1 if budget is not None and budget.begin(fresh) else io.storage.concurrency
+    snapshots = [snapshot for snapshot in added if snapshot.manifest_list]
+    snapshot_ids = {snapshot.snapshot_id for snapshot in snapshots}
+    parent_ids = {snapshot.parent_snapshot_id for snapshot in snapshots} - snapshot_ids
+    parents = [snapshot for snapshot in ([] if base is None else base.snapshots) if snapshot.snapshot_id in parent_ids]
+    listed = run_parallel(lambda snapshot: manifests_in(snapshot, io), [*snapshots, *parents], io.storage.concurrency)
+    before = {manifest.manifest_path for group in listed[len(snapshots) :] for manifest in group}
+    manifests = {manifest.manifest_path: manifest for group in listed[: len(snapshots)] for manifest in group}
+    new_manifests = [manifest for path, manifest in manifests.items() if path not in before]
+    # Decoding is CPU-bound, so more threads would not make it faster and would slow other requests down.
+    concurrency = 1 if budget is not None and budget.begin(new_manifests) else io.storage.concurrency
     admit = None if budget is None else budget.admit
-    entries = run_parallel(lambda manifest: entries_in(manifest, io, admit), fresh, concurrency)
-    lists = {shot.manifest_list for shot in snapshots}
+    entries = run_parallel(lambda manifest: entries_in(manifest, io, admit), new_manifests, concurrency)
+    lists = {snapshot.manifest_list for snapshot in snapshots}
     named, declared = lists | manifests.keys(), set(lists)
-    for manifest, several in zip(fresh, entries, strict=True):
-        named.update(entry.data_file.file_path for entry in several)
+    for manifest, group in zip(new_manifests, entries, strict=True):
+        named.update(entry.data_file.file_path for entry in group)
         if manifest.added_snapshot_id in snapshot_ids:
             declared.add(manifest.manifest_path)
-            declared.update(entry.data_file.file_path for entry in several if entry.status == _ADDED)
+            declared.update(entry.data_file.file_path for entry in group if entry.status == _ADDED)
     return NewFiles(
         frozenset(named),
         frozenset(declared),
-        dict(zip(fresh, entries, strict=True)),
-        {shot.snapshot_id: several for shot, several in zip(snapshots, listed, strict=False)},
+        dict(zip(new_manifests, entries, strict=True)),
+        {snapshot.snapshot_id: group for snapshot, group in zip(snapshots, listed, strict=False)},
     )
 
 
 def check_new_lists(new: NewFiles, added: Iterable[Snapshot], spec_ids: Container[int]) -> None:
-    """Raise InvalidDefinitionError for manifest lists of which readers would return wrong rows, or fail.
+    """Check new manifest lists, with which readers might return wrong rows or fail.
 
     Args:
         new: The files of the new snapshots.
@@ -170,8 +193,8 @@ def check_new_lists(new: NewFiles, added: Iterable[Snapshot], spec_ids: Containe
         spec_ids: The ids of the partition specs of the table.
 
     Raises:
-        InvalidDefinitionError: A list has a manifest twice, so that each of its rows counts twice. Or a new manifest
-            has a partition spec that the table does not have. Or a list is empty, and its summary counts files.
+        InvalidDefinitionError: A list contains a manifest twice, so that its rows count twice. Or a new manifest has a
+            partition spec that the table does not have. Or a list is empty, but its summary counts files.
     """
     for snapshot in added:
         manifests = new.listed.get(snapshot.snapshot_id)
@@ -180,14 +203,16 @@ def check_new_lists(new: NewFiles, added: Iterable[Snapshot], spec_ids: Containe
         n_files = {name: count_in(snapshot, name) or 0 for name in (ADDED_DATA_FILES, TOTAL_DATA_FILES)}
         if not manifests and any(n_files.values()):
             raise InvalidDefinitionError(
-                f"the manifest list {snapshot.manifest_list[:200]!r} is empty, and the summary of its snapshot counts"
+                f"the manifest list {snapshot.manifest_list[:200]!r} is empty, but the summary of its snapshot counts"
                 " files; write the list again"
             )
-        repeated = [path for path, count in Counter(one.manifest_path for one in manifests).items() if count > 1]
+        repeated = [
+            path for path, count in Counter(manifest.manifest_path for manifest in manifests).items() if count > 1
+        ]
         if repeated:
             raise InvalidDefinitionError(
-                f"the snapshot lists the manifest {repeated[0][:200]!r} more than once, and each of its rows would"
-                " count as often; list it once"
+                f"the snapshot lists the manifest {repeated[0][:200]!r} more than once, so its rows would count more"
+                " than once; list it once"
             )
     for manifest in new.entries:
         if manifest.partition_spec_id not in spec_ids:
@@ -200,7 +225,7 @@ def check_new_lists(new: NewFiles, added: Iterable[Snapshot], spec_ids: Containe
 def check_new_entries(
     entries: Mapping[ManifestFile, list[ManifestEntry]], added: Iterable[Snapshot], io: StorageFileIO
 ) -> None:
-    """Raise InvalidDefinitionError for entries of new manifests that would make readers return wrong rows.
+    """Check entries of new manifests, with which readers might return wrong rows.
 
     Args:
         entries: The entries of the manifests that the table does not have yet.
@@ -208,48 +233,48 @@ def check_new_entries(
         io: Resolves the URIs of files, because one file may have several.
 
     Raises:
-        InvalidDefinitionError: A snapshot lists a data file twice, so that each of its rows counts twice. Or a file
-            has a sequence number after those of the snapshots, so that deletes of it apply to rows of later commits.
-            Or a file is the one that names the owner of the folder, which a later compaction would delete.
+        InvalidDefinitionError: A snapshot lists a data file twice, so that its rows count twice. Or the sequence number
+            of a file is greater than those of the snapshots, so that its deletes would apply to rows of later commits.
+            Or a file is the owner file of the folder, which a later compaction would delete.
     """
     last = max((snapshot.sequence_number or 0 for snapshot in added), default=0)
     live: Counter[tuple[int | None, str]] = Counter()
-    for manifest, several in entries.items():
-        for entry in several:
+    for manifest, manifest_entries in entries.items():
+        for entry in manifest_entries:
             if entry.status == ManifestEntryStatus.DELETED:
                 continue
             path = entry.data_file.file_path
             if (entry.sequence_number or 0) > last:
                 raise InvalidDefinitionError(
-                    f"the file {path[:200]!r} has the sequence number {entry.sequence_number}, and the snapshot that"
-                    f" adds it {last}; write its manifest again"
+                    f"the file {path[:200]!r} has the sequence number {entry.sequence_number}, greater than {last} of"
+                    " its snapshot; write its manifest again"
                 )
             if posixpath.basename(io.location(path)) == OWNER_NAME:
                 raise InvalidDefinitionError(
-                    f"the file {path[:200]!r} is no data file: it names the owner of the table's folder; leave it out"
+                    f"the file {path[:200]!r} is not a data file but the owner file of the table's folder; leave it out"
                 )
             if entry.data_file.content == DataFileContent.DATA:
                 live[manifest.added_snapshot_id, io.location(path)] += 1
     repeated = next((path for (_, path), count in live.items() if count > 1), None)
     if repeated is not None:
         raise InvalidDefinitionError(
-            f"the snapshot lists the data file {repeated[:200]!r} more than once, and each of its rows would"
-            " count as often; add it once"
+            f"the snapshot lists the data file {repeated[:200]!r} more than once, so its rows would count more than"
+            " once; add it once"
         )
 
 
 def repaired_uri(uri: str) -> str:
-    """Return the URI of the repaired form of a manifest or manifest list."""
+    """Return the URI of the rewritten form of a manifest or manifest list."""
     folder, _, name = uri.rpartition("/")
-    return f"{folder}/{derived_uuid(uuid.NAMESPACE_URL, uri)}-{name[-_LONGEST_NAME_CHARS:]}"
+    return f"{folder}/{derived_uuid(uuid.NAMESPACE_URL, uri)}-{name[-_MAX_NAME_CHARS:]}"
 
 
 def with_valid_bounds(snapshot: Snapshot, faulty: Iterable[ManifestFile], io: StorageFileIO) -> Snapshot:
-    """Write the manifest list of a snapshot and its faulty manifests with valid bounds, under other names.
+    """Rewrite a snapshot's manifest list and its manifests with invalid bounds, under other names.
 
     Args:
         snapshot: The snapshot, which no version of the table has.
-        faulty: Manifests that the snapshot adds, whose entries have faulty bounds.
+        faulty: Manifests that the snapshot adds, whose entries have invalid bounds.
         io: Reads and writes the files of the table.
 
     Returns:
@@ -268,18 +293,18 @@ def with_valid_bounds(snapshot: Snapshot, faulty: Iterable[ManifestFile], io: St
         types = column_types(header.metadata.get("schema") if header is not None else None)
         repaired = avro_with(uri, data, functools.partial(repair_record, types=types))
         sizes_bytes[uri] = _write(repaired_uri(uri), repaired, io)
-        summaries[uri] = _text_ranges(entries_in(manifest, io))
+        summaries[uri] = _string_ranges(entries_in(manifest, io))
 
-    def place(record: dict[str, Any]) -> None:
+    def update_record(record: dict[str, Any]) -> None:
         uri = record["manifest_path"]
         if uri in sizes_bytes:
             record["manifest_path"], record["manifest_length"] = repaired_uri(uri), sizes_bytes[uri]
-            for summary, texts in zip(record.get("partitions") or (), summaries[uri], strict=False):
-                if texts is not None:
-                    summary["lower_bound"], summary["upper_bound"] = texts
+            for summary, string_range in zip(record.get("partitions") or (), summaries[uri], strict=False):
+                if string_range is not None:
+                    summary["lower_bound"], summary["upper_bound"] = string_range
 
     listed = io.new_input(snapshot.manifest_list).read_whole()
-    _write(repaired_uri(snapshot.manifest_list), avro_with(snapshot.manifest_list, listed, place), io)
+    _write(repaired_uri(snapshot.manifest_list), avro_with(snapshot.manifest_list, listed, update_record), io)
     return snapshot.model_copy(update={"manifest_list": repaired_uri(snapshot.manifest_list)})
 
 
@@ -290,11 +315,11 @@ def _write(uri: str, data: bytes, io: StorageFileIO) -> int:
     return len(output)
 
 
-def _text_ranges(entries: Iterable[ManifestEntry]) -> list[tuple[bytes, bytes] | None]:
-    """Return the least and the greatest value of each partition field that has texts, None for other fields."""
+def _string_ranges(entries: Iterable[ManifestEntry]) -> list[tuple[bytes, bytes] | None]:
+    """Return the least and the greatest value of each string partition field, and None for other fields."""
     partitions = [entry.data_file.partition for entry in entries]
     ranges: list[tuple[bytes, bytes] | None] = []
-    for at in range(len(partitions[0]) if partitions else 0):
-        texts = [partition[at].encode() for partition in partitions if isinstance(partition[at], str)]
-        ranges.append((min(texts), max(texts)) if texts else None)
+    for index in range(len(partitions[0]) if partitions else 0):
+        strings = [partition[index].encode() for partition in partitions if isinstance(partition[index], str)]
+        ranges.append((min(strings), max(strings)) if strings else None)
     return ranges

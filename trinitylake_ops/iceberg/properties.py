@@ -1,19 +1,18 @@
-"""Properties of Iceberg tables: which clients may set, and which are never believed.
+"""Properties of Iceberg tables: which names clients may set, and which are ignored on read.
 
-The class that ``write.py-location-provider.impl`` names is imported by pyiceberg. Engines on Java load classes by
-properties of the same kind. A person who may write a JSON file into a lakehouse must not decide which code its readers
-run.
+PyIceberg imports the class that ``write.py-location-provider.impl`` names, and Java engines load classes by similar
+properties. Write access to a JSON file of a lakehouse must not allow anyone to choose the code that its readers run.
 
-pyiceberg, and clients built on it, configure the FileIO of a table with the properties of its metadata: where to send
-requests, through which proxy, with which credentials. So a property that one writer sets could redirect the sessions of
-all readers. Only these names are allowed (decision 10):
+PyIceberg, and clients built on it, configure the FileIO of a table with the properties of its metadata: endpoint,
+proxy, credentials. A property that one writer sets could therefore redirect the sessions of all readers. Only these
+names are allowed (decision 10):
 
 * the namespaces in which Iceberg keeps its table properties, and the names that engines set for themselves;
 * names below ``user.``, which belong to users;
-* other names of users, unless a client could take them for a setting: their first segment belongs to no storage,
-  client, engine or library, and no word in them names an address or a credential.
+* other names of users, unless a client could interpret them as a setting: their first segment is not that of a storage,
+  client, engine or library, and no word in them denotes an address or a credential.
 
-A name has at most :data:`LONGEST_NAME_CHARS` characters, all printable, and no spaces around it. Other spellings of
+A name has at most :data:`LONGEST_NAME_CHARS` characters, all printable, without surrounding spaces. Other spellings of
 names in a namespace of Iceberg are not allowed.
 """
 
@@ -39,7 +38,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Iceberg's namespaces, the user's, and ours. What they contain configures tables, never connections.
+#: Namespaces of Iceberg, of users and of this package. Their properties configure tables, never connections.
 _ALLOWED_PREFIXES = (
     "commit.",
     "compatibility.",
@@ -51,7 +50,7 @@ _ALLOWED_PREFIXES = (
     "write.",
     USER_PREFIX,
 )
-#: Names that Iceberg and its engines set, which the rules for names of users would reject.
+#: Names that Iceberg and its engines set, and that the rules for names of users would reject.
 _ALLOWED_NAMES = frozenset(
     {
         "flink.max-continuous-empty-commits",
@@ -86,8 +85,8 @@ _CLIENT_NAMES = _words(
     " namespace-separator previous_metadata_location prefix profile region resource"
     " root scan-planning-mode scope snapshot-loading-mode username view-endpoints-supported warehouse"
 )
-#: Settings of ``object_store``, whose prefixes of vendors are optional. Polars passes each property of a table that has
-#: no dot to it. With ``allow_invalid_certificates`` it would send sessions to a server with any certificate.
+#: Settings of ``object_store``, whose vendor prefixes are optional. Polars passes all table properties without a dot to
+#: it. With ``allow_invalid_certificates`` it would send sessions to a server with any certificate.
 _OBJECT_STORE_NAMES = _words(
     "account_name allow_http allow_invalid_certificates automatic_cleanup backoff base bucket bucket_name"
     " checksum_algorithm conditional_put connect_timeout container_name copy_if_not_exists default_content_type"
@@ -101,27 +100,28 @@ _OBJECT_STORE_NAMES = _words(
     " use_emulator user_agent virtual_hosted_style_request"
 )
 _RESERVED_NAMES = _CLIENT_NAMES | _OBJECT_STORE_NAMES
-#: Words that name an address or a credential.
+#: Words that denote an address or a credential.
 _CONNECTION_WORDS = _words(
     "accesskey accesskeyid accountkey anonymous apikey authority authorization bearer cookie credential credentials"
     " endpoint endpoints host hostname netloc passphrase passwd password privatekey proxies proxy pwd sas"
     " secret secretaccesskey secretkey secrets sessiontoken token tokens uri uris url urls"
 )
-#: Two words that together name a credential, such as in ``account-key``.
+#: Pairs of words that together denote a credential, as in ``account-key``.
 _CREDENTIAL_PAIRS = frozenset(
     {("access", "key"), ("account", "key"), ("api", "key"), ("private", "key"), ("role", "arn"), ("service", "account")}
 )
-#: The longest name of a property. Longer names are not searched, because one search of a name of megabytes would stop
+#: Maximum length of a property name. Longer names are not searched, because searching a name of megabytes would block
 #: all other threads for seconds.
 LONGEST_NAME_CHARS = 4_096
-#: A boundary of words: anything but letters and digits, or before a capital letter, as in ``accessKeyId``.
+#: Word boundaries are characters other than letters and digits, and positions before a capital letter, as in
+#: ``accessKeyId``.
 _NAME_WORDS = re.compile(r"[^\W_]+")
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEGMENT_END = re.compile(r"[.:/]")
 
 
 def is_allowed(name: str) -> bool:
-    """Whether clients may set a property of this name, and responses may contain it."""
+    """Whether clients may set a property with this name, and responses may contain it."""
     if len(name) > LONGEST_NAME_CHARS or not name.isprintable() or name != name.strip():
         return False
     if name.startswith(_ALLOWED_PREFIXES) or name in _ALLOWED_NAMES:
@@ -133,20 +133,20 @@ def is_allowed(name: str) -> bool:
     words = [word.casefold() for word in _NAME_WORDS.findall(_CAPITAL.sub(" ", name))]
     if not words or folded in _RESERVED_NAMES or first in _CLIENT_SEGMENTS or words[0] in _CLIENT_SEGMENTS:
         return False
-    named = {*words, *_NAME_WORDS.findall(folded)}
-    return not named & _CONNECTION_WORDS and not _CREDENTIAL_PAIRS & set(itertools.pairwise(words))
+    all_words = {*words, *_NAME_WORDS.findall(folded)}
+    return not all_words & _CONNECTION_WORDS and not _CREDENTIAL_PAIRS & set(itertools.pairwise(words))
 
 
 def not_allowed(names: Iterable[str]) -> tuple[str, ...]:
-    """Return those names that are not allowed, in order."""
+    """Return the names that are not allowed, sorted."""
     return tuple(sorted(name for name in names if not is_allowed(name)))
 
 
-#: Properties that would put files beyond the table's own prefix.
+#: Properties that would move files out of the table's location.
 PATH_PROPERTIES = ("write.data.path", "write.metadata.path", "write.folder-storage.path", "write.object-storage.path")
 
-#: Names that Iceberg reserves for the metadata itself. A client takes them as instructions: for ``format-version``, it
-#: upgrades the table. Stored as properties they mean nothing.
+#: Names that Iceberg reserves. Clients interpret them as instructions: setting ``format-version`` upgrades the table.
+#: As stored properties they have no effect.
 RESERVED_PROPERTIES = frozenset(
     {
         "format-version",
@@ -161,23 +161,23 @@ RESERVED_PROPERTIES = frozenset(
     }
 )
 
-#: The endings of names of properties whose values engines load as a class, such as ``write.py-location-provider.impl``,
+#: Suffixes of properties whose values engines load as a class, such as ``write.py-location-provider.impl``,
 #: ``encryption.kms-impl`` and ``client.factory``.
-_CODE_ENDING = re.compile(r"(?:^|[.-])(?:impl|factory)\Z")
-#: Parquet's Java library loads its factories of keys by these. A signer signs requests at an address of its own.
+_CODE_SUFFIX = re.compile(r"(?:^|[.-])(?:impl|factory)\Z")
+#: Parquet's Java library loads key factories by these. A signer sends requests to sign to an address in the property.
 _CODE_PREFIXES = ("parquet.crypto.", "parquet.encryption.", "s3.signer")
-#: The endings of names of properties whose values pyiceberg takes for whole numbers, without a check.
-_NUMBER_ENDING = re.compile(r"(-bytes|-ms|-limit|num-retries|-level|-max|min-count-to-merge|snapshots-to-keep)\Z")
+#: Suffixes of properties whose values PyIceberg parses as integers, without a check.
+_NUMBER_SUFFIX = re.compile(r"(-bytes|-ms|-limit|num-retries|-level|-max|min-count-to-merge|snapshots-to-keep)\Z")
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
-#: A writer makes steps of these sizes: with 0 it fails, or never ends.
-_POSITIVE_ENDING = re.compile(r"(-bytes|-limit|min-count-to-merge)\Z")
-_LEVEL = re.compile(r"-?[0-9]{1,2}", re.ASCII)  # a level of compression
-#: The endings of names of properties whose values pyiceberg takes for truth values, and the values that it takes.
-_TRUTH_ENDING = re.compile(r"(?:\.enabled|\.partitioned-paths)\Z")
-_TRUTHS = frozenset({"y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0"})
+#: Writers use these as step sizes: with 0 they fail or never end.
+_POSITIVE_SUFFIX = re.compile(r"(-bytes|-limit|min-count-to-merge)\Z")
+_LEVEL = re.compile(r"-?[0-9]{1,2}", re.ASCII)  # compression level
+#: Suffixes of properties whose values PyIceberg parses as booleans, and the values that it accepts.
+_BOOLEAN_SUFFIX = re.compile(r"(?:\.enabled|\.partitioned-paths)\Z")
+_BOOLEANS = frozenset({"y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0"})
 _FORMATS = frozenset({"avro", "orc", "parquet"})
-#: The words that Iceberg's libraries know for a property. A writer that lacks one of them says so.
-_WORDS = {
+#: Values that Iceberg's libraries define for a property. A writer that does not support one of them reports it.
+_ENUM_VALUES = {
     "write.format.default": _FORMATS,
     "write.delete.format.default": _FORMATS,
     "write.parquet.compression-codec": frozenset(
@@ -196,60 +196,60 @@ _OBJECT_STORE = "write.object-storage.enabled"
 
 
 def names_code(name: str) -> bool:
-    """Whether an engine may load the value of a property as code. Names that are too long are not allowed anyway."""
+    """Whether an engine may load the value of a property as code. False for names that exceed the maximum."""
     if len(name) > LONGEST_NAME_CHARS:
         return False
     folded = name.strip().casefold()
-    return folded.startswith(_CODE_PREFIXES) or _CODE_ENDING.search(folded) is not None
+    return folded.startswith(_CODE_PREFIXES) or _CODE_SUFFIX.search(folded) is not None
 
 
 def naming_code(names: Iterable[str]) -> tuple[str, ...]:
-    """Return those property names whose values may be loaded as code, in order."""
+    """Return the property names whose values may be loaded as code, sorted."""
     return tuple(sorted(name for name in names if names_code(name)))
 
 
-def meaningless(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of Iceberg's properties with useless values: pyiceberg fails by them, without a typed error."""
+def invalid_properties(properties: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of Iceberg's properties with invalid values, on which PyIceberg fails without a typed error."""
     return tuple(
-        name for name, value in properties.items() if len(name) <= LONGEST_NAME_CHARS and not _has_meaning(name, value)
+        name for name, value in properties.items() if len(name) <= LONGEST_NAME_CHARS and not _is_valid(name, value)
     )
 
 
-def _has_meaning(name: str, value: str) -> bool:
+def _is_valid(name: str, value: str) -> bool:
     if name in RESERVED_PROPERTIES:
         return False
     if name.startswith(_METRICS) and (name.endswith(".default") or ".column." in name):
         return _METRICS_MODE.fullmatch(value) is not None
     if name == _NAME_MAPPING:
         return _is_name_mapping(value)
-    if name in _WORDS:
-        return value.lower() in _WORDS[name]
-    if name.startswith(("write.", "commit.", "history.")) and _TRUTH_ENDING.search(name):
-        return value.lower() in _TRUTHS
-    if name.startswith(("write.", "commit.", "history.")) and _NUMBER_ENDING.search(name):
+    if name in _ENUM_VALUES:
+        return value.lower() in _ENUM_VALUES[name]
+    if name.startswith(("write.", "commit.", "history.")) and _BOOLEAN_SUFFIX.search(name):
+        return value.lower() in _BOOLEANS
+    if name.startswith(("write.", "commit.", "history.")) and _NUMBER_SUFFIX.search(name):
         if name.endswith("-level"):
             return _LEVEL.fullmatch(value) is not None
-        return _NUMBER.fullmatch(value) is not None and (int(value) > 0 or not _POSITIVE_ENDING.search(name))
+        return _NUMBER.fullmatch(value) is not None and (int(value) > 0 or not _POSITIVE_SUFFIX.search(name))
     return True
 
 
 def _is_name_mapping(text: str) -> bool:
     try:
         parse_mapping_from_json(text)
-    except Exception:  # noqa: BLE001 - of what is no mapping its validators raise anything at all
+    except Exception:  # noqa: BLE001 - its validators raise arbitrary exceptions
         return False
     return True
 
 
-def leave_out_meaningless_counts(snapshots: Iterable[Snapshot]) -> None:
-    """Remove counts that are no numbers from the summaries of snapshots, just parsed. A commit would fail by them.
+def remove_invalid_counts(snapshots: Iterable[Snapshot]) -> None:
+    """Remove counts that are not numbers from the summaries of new snapshots: commits would fail on them.
 
-    Counts only inform, and no rows depend on them.
+    Counts are informative only. No rows depend on them.
     """
     for snapshot in snapshots:
-        counted = {} if snapshot.summary is None else snapshot.summary.additional_properties
-        for name in [name for name, value in counted.items() if _COUNT.fullmatch(name) and not _is_count(value)]:
-            del counted[name]
+        summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
+        for name in [name for name, value in summary.items() if _COUNT.fullmatch(name) and not _is_count(value)]:
+            del summary[name]
 
 
 def _is_count(value: object) -> bool:
@@ -257,7 +257,7 @@ def _is_count(value: object) -> bool:
 
 
 def check_not_reserved(names: Iterable[str]) -> None:
-    """Raise InvalidDefinitionError for a property of a table by which Iceberg's clients mean the metadata itself."""
+    """Raise InvalidDefinitionError for a table property that Iceberg reserves."""
     for name in names:
         if name in RESERVED_PROPERTIES:
             raise InvalidDefinitionError(
@@ -268,35 +268,35 @@ def check_not_reserved(names: Iterable[str]) -> None:
 def check_settable(names: Iterable[str]) -> None:
     """Raise InvalidDefinitionError for properties that clients may not set.
 
-    These are properties that name code, those that a client could take for a setting of its connection, and those whose
-    names are too long.
+    These are properties that name classes, that a client could interpret as a connection setting, or that have too long
+    a name.
     """
     names = list(names)
-    if long := next((name for name in names if len(name) > LONGEST_NAME_CHARS), None):
+    if long_name := next((name for name in names if len(name) > LONGEST_NAME_CHARS), None):
         raise InvalidDefinitionError(
-            f"property {long[:100]!r} cannot be set: its name has {len(long)} characters, more than"
+            f"property {long_name[:100]!r} cannot be set: its name has {len(long_name)} characters, more than"
             f" {LONGEST_NAME_CHARS}; choose a shorter name"
         )
-    if found := naming_code(names):
+    if code_names := naming_code(names):
         raise InvalidDefinitionError(
-            f"property {found[0][:100]!r} cannot be set: no property of a table may name code that others would run;"
+            f"property {code_names[0][:100]!r} cannot be set: its value names a class that other clients would load;"
             " leave it out"
         )
-    if refused := not_allowed(names):
+    if rejected := not_allowed(names):
         raise InvalidDefinitionError(
-            f"property {refused[0][:100]!r} cannot be set: a client that reads it could take it for a setting of its"
-            f" connection; a property of your own can be named {f'{USER_PREFIX}{refused[0].strip()}'[:100]!r}"
+            f"property {rejected[0][:100]!r} cannot be set: clients could interpret it as a connection setting; use a"
+            f" name such as {f'{USER_PREFIX}{rejected[0].strip()}'[:100]!r} for a custom property"
         )
 
 
-def usable(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return properties without those that clients may not set."""
+def settable_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties that clients may set."""
     return {name: value for name, value in properties.items() if is_allowed(name) and not names_code(name)}
 
 
 def location_provider(metadata: TableMetadata) -> LocationProvider:
-    """Return the object that chooses the places of a table's new files: always one of pyiceberg's own two."""
-    properties = usable(metadata.properties)
+    """Return the location provider for a table's new files: always one of PyIceberg's two built-in ones."""
+    properties = settable_properties(metadata.properties)
     is_hashed = properties.get(_OBJECT_STORE, "").lower() == "true"
     provider = ObjectStoreLocationProvider if is_hashed else SimpleLocationProvider
     return provider(metadata.location.rstrip("/"), properties)

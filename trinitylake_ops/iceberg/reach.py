@@ -1,4 +1,4 @@
-"""Every file that a version of a table reaches."""
+"""List every file that a version of a table refers to."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ from trinitylake_ops.iceberg.validation.bounds import has_faulty_summaries, mark
 from trinitylake_ops.storage.parallel import run_parallel
 
 T = TypeVar("T")
-#: Failures of one table whose files are damaged, missing, not its own, or not returned by the storage. They concern no
-#: other table.
+#: Errors that affect a single table: its files are damaged, missing, not its own, or not returned by the storage.
 DAMAGE = (
     FileMissingError,
     CorruptFileError,
@@ -69,16 +68,15 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file of a table.
-
-    ``location`` is a path when it lies under the lakehouse's root, else a URI. ``size_bytes`` is None if the metadata
-    does not say it. ``live`` is False for a file that no scan of any snapshot opens and that may be gone. Such files
-    are former metadata files, and data that every remaining snapshot has deleted.
-    """
+    """A file of a table."""
 
     kind: FileKind
+    #: Path if it is under the lakehouse's root, otherwise a URI.
     location: str
+    #: Size in bytes, or None if the metadata does not record it.
     size_bytes: int | None = None
+    #: False for a file that no scan of any snapshot opens and that may not exist: a previous metadata file, or data
+    #: that every remaining snapshot has deleted.
     live: bool = True
 
 
@@ -90,19 +88,25 @@ def files_of(
     skips_missing: bool = False,
     failures: list[TrinityLakeError] | None = None,
 ) -> Iterator[TableFile]:
-    """Yield every file that an Iceberg table reaches at one version, each once.
+    """Yield every file that an Iceberg table refers to at one version, each once.
 
-    ``known`` are locations of manifest lists and manifests that an earlier walk saw. They are passed over with all that
-    they list. This walk adds its own when it ends. With ``skips_missing``, missing manifest lists and manifests are
-    passed over, too, as nobody can read the files that only they list.
+    These are its current and previous metadata files, and for all its snapshots the manifest lists, manifests, data
+    files, delete files and statistics. Manifest lists and manifests are read with as many parallel requests as the
+    storage supports. A walk that raises is incomplete.
 
-    A table reaches its metadata file and former metadata files. For all its snapshots it reaches the manifest lists,
-    manifests, data and delete files, and statistics. Reads the metadata, each manifest list and each manifest, with as
-    many requests at once as the storage takes. Raises LocationNotAllowedError for a file that the table cannot have,
-    and other StorageErrors. A walk that fails has not seen all.
+    Args:
+        definition: Definition of the table.
+        io: Reads the lakehouse's files.
+        known: Locations of manifest lists and manifests of earlier walks, which are skipped with all files that they
+            list. A completed walk adds its own.
+        skips_missing: Skip missing manifest lists and manifests, because the files that only they list cannot be read.
+        failures: If set, the walk continues after errors of damaged, missing or unreadable manifest lists and manifests
+            and appends them here, and it also yields files that the table may not refer to.
 
-    With ``failures``, the walk also yields files that the table cannot have. The errors of manifest lists and manifests
-    that are damaged, missing or may not be read are added to it, and the walk continues.
+    Raises:
+        LocationNotAllowedError: The table may not refer to a file at this location.
+        CorruptFileError: The metadata, a manifest list or a manifest is corrupt.
+        StorageError: A file cannot be read.
     """
     if failures is None:
         io = io.for_table(definition)
@@ -111,23 +115,28 @@ def files_of(
     uri = metadata_uri(definition, io.root)
     metadata = walked_metadata(definition, io)
     yield TableFile(FileKind.METADATA, io.location(uri))
-    former = dict.fromkeys(entry.metadata_file for entry in metadata.metadata_log if entry.metadata_file != uri)
-    for location in former:
+    previous = dict.fromkeys(entry.metadata_file for entry in metadata.metadata_log if entry.metadata_file != uri)
+    for location in previous:
         yield TableFile(FileKind.METADATA_LOG, io.location(location), live=False)
     yield from statistics_of(metadata, io)
     known = set() if known is None else known
     snapshots = [
-        shot
-        for shot in metadata.snapshots
-        if isinstance(shot, InlineSnapshot) or (shot.manifest_list and shot.manifest_list not in known)
+        snapshot
+        for snapshot in metadata.snapshots
+        if isinstance(snapshot, InlineSnapshot) or (snapshot.manifest_list and snapshot.manifest_list not in known)
     ]
     yield from _snapshot_files(snapshots, io, known, _Tolerance(skips_missing, failures))
 
 
 def statistics_of(metadata: TableMetadata, io: StorageFileIO) -> list[TableFile]:
-    """Return the statistics files that a table's metadata names.
+    """Return the statistics files in a table's metadata.
 
-    Raises LocationNotAllowedError for a file that the table of ``io`` cannot have.
+    Args:
+        metadata: The metadata.
+        io: The table's file IO.
+
+    Raises:
+        LocationNotAllowedError: The table may not refer to a file at this location.
     """
     sizes_bytes = {file.statistics_path: file.file_size_in_bytes for file in metadata.statistics}
     sizes_bytes.update((file.statistics_path, file.file_size_in_bytes) for file in metadata.partition_statistics)
@@ -159,24 +168,34 @@ def _snapshot_files(
 def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
     """Return the entries of a snapshot's manifest list.
 
-    Raises CorruptFileError, also for a list that says it belongs to another snapshot. Raises LocationNotAllowedError
-    for a manifest that the table of ``io`` cannot have, and other StorageErrors.
+    Args:
+        snapshot: The snapshot.
+        io: The table's file IO.
+
+    Raises:
+        CorruptFileError: The list cannot be decoded, or declares another snapshot.
+        LocationNotAllowedError: The table may not refer to a manifest at this location.
+        StorageError: The list cannot be read.
     """
     if isinstance(snapshot, InlineSnapshot):
         return snapshot.manifests(io)
     with _decoding(snapshot.manifest_list, "manifest list", io):
-        file, content = _opened(snapshot.manifest_list, io)
-        of = content.meta_int(SNAPSHOT_ID)
-        if of not in (None, snapshot.snapshot_id):
-            raise _swapped(snapshot.manifest_list, f"it is of snapshot {of}, not of {snapshot.snapshot_id}", io)
-        # The snapshot is not asked: it takes manifests from a cache of the process, and the file may differ.
+        file, content = _open(snapshot.manifest_list, io)
+        snapshot_id = content.meta_int(SNAPSHOT_ID)
+        if snapshot_id not in (None, snapshot.snapshot_id):
+            raise _swapped(
+                snapshot.manifest_list, f"it belongs to snapshot {snapshot_id}, not {snapshot.snapshot_id}", io
+            )
+        # Snapshot.manifests() would return the manifests of a process-wide cache, and the file may differ.
         manifests = list(read_manifest_list(file))
-        _check_are_text(manifest.manifest_path for manifest in manifests)
+        _check_strings(manifest.manifest_path for manifest in manifests)
         _check_own((manifest.manifest_path for manifest in manifests), io)
         expected = 0 if snapshot.summary is None else int(snapshot.summary["total-data-files"] or 0)
     if expected and not manifests:
         location = io.location(snapshot.manifest_list)
-        raise CorruptFileError(f"{location!r} is empty, its snapshot says that it has {expected} files", path=location)
+        raise CorruptFileError(
+            f"{location!r} is empty, but its snapshot has {expected} files; restore it", path=location
+        )
     return manifests
 
 
@@ -192,16 +211,16 @@ def entries_in(
 
     Raises:
         CorruptFileError: The manifest cannot be decoded, or is not the listed one.
-        LocationNotAllowedError: An entry of any status names a file that the table of ``io`` cannot have.
-        StorageError: Another failure of the storage.
+        LocationNotAllowedError: An entry of any status refers to a file at a location that the table may not have.
+        StorageError: The manifest cannot be read.
     """
     with _decoding(manifest.manifest_path, "manifest", io):
-        file, content = _opened(manifest.manifest_path, io)
+        file, content = _open(manifest.manifest_path, io)
         _check_size(manifest, content, io)
         if admit is not None:
             admit(content)
-        entries = manifest.fetch_manifest_entry(cast(FileIO, _OneFile(file)), discard_deleted=False)
-        _check_are_text(entry.data_file.file_path for entry in entries)
+        entries = manifest.fetch_manifest_entry(cast(FileIO, _SingleFileIO(file)), discard_deleted=False)
+        _check_strings(entry.data_file.file_path for entry in entries)
         _check_own((entry.data_file.file_path for entry in entries), io)
         if has_faulty_summaries(manifest, entries):
             for entry in entries:
@@ -214,42 +233,42 @@ def entries_in(
 def entries_within(
     manifest: ManifestFile, data: bytes, window: range, take: Callable[[int], object]
 ) -> tuple[list[ManifestEntry], int]:
-    """Return some entries of a manifest, in their order, and how many it has. Only blocks with them are decoded.
+    """Return a range of a manifest's entries and its number of entries, decoding only the needed blocks.
 
     Args:
         manifest: The entry of the manifest list.
-        data: The manifest as it is stored.
-        window: The numbers of the entries, those of deleted files included.
-        take: Called with the number of entries that are decoded, before they are. It may raise an error.
+        data: Contents of the manifest.
+        window: Indices of the entries, counting entries of deleted files.
+        take: Called with the number of entries to decode before they are decoded. It may raise an error.
 
     Raises:
-        CorruptFileError: The manifest is not Avro, or claims more than it has.
-        Exception: Anything that the decoder raises for a broken manifest.
+        CorruptFileError: The manifest is not Avro, or declares more than it contains.
+        Exception: Any exception of the decoder for a corrupt manifest.
     """
     content = uncompressed(data, manifest.manifest_path, window)
     take(content.n_kept)
-    file = _OneFile(_Uncompressed(manifest.manifest_path, content.data))
+    file = _SingleFileIO(_DecompressedFile(manifest.manifest_path, content.data))
     entries = manifest.fetch_manifest_entry(cast(FileIO, file), discard_deleted=False)
     start = max(0, window.start - content.first_record)
     return entries[start : start + len(window)], content.n_records
 
 
-def _check_are_text(locations: Iterable[object]) -> None:
-    """Raise ValueError for locations that are bytes. A file says which types its fields have, and both are decoded."""
+def _check_strings(locations: Iterable[object]) -> None:
+    """Raise ValueError for locations that are bytes: the schema in the file may declare either type."""
     if not all(isinstance(location, str) for location in locations):
-        raise ValueError("a location in it is no text")
+        raise ValueError("a location is not a string")
 
 
 def _check_own(uris: Iterable[str], io: StorageFileIO) -> None:
-    """Raise LocationNotAllowedError for a file that the table of ``io`` cannot have."""
+    """Raise LocationNotAllowedError for a location that the table of ``io`` may not refer to."""
     for uri in uris:
         io.check_may_have(uri)
 
 
 def _check_size(manifest: ManifestFile, content: AvroContent, io: StorageFileIO) -> None:
-    """Raise CorruptFileError, before it is decoded, for a manifest that has another size than its list says."""
+    """Raise CorruptFileError, before decoding, for a manifest whose size differs from its list."""
     if content.file_bytes != manifest.manifest_length:
-        how = f"it has {content.file_bytes} bytes, its manifest list says {manifest.manifest_length}"
+        how = f"it has {content.file_bytes} bytes, but its manifest list declares {manifest.manifest_length}"
         raise _swapped(manifest.manifest_path, how, io)
     _check_count(manifest, content.n_records, io)
 
@@ -258,26 +277,30 @@ def _check_count(manifest: ManifestFile, n_files: int, io: StorageFileIO) -> Non
     listed = listed_count(manifest)
     if listed is not None and n_files != listed:
         location = io.location(manifest.manifest_path)
-        raise CorruptFileError(f"{location!r} lists {n_files} files, its manifest list says {listed}", path=location)
+        raise CorruptFileError(
+            f"{location!r} lists {n_files} files, but its manifest list declares {listed}; restore it", path=location
+        )
 
 
 def listed_count(manifest: ManifestFile) -> int | None:
-    """Return how many entries a manifest has as its list says, None if the list does not say it."""
+    """Return the number of entries of a manifest by its list, or None if the list does not record it."""
     counts = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
     return None if None in counts else sum(count or 0 for count in counts)
 
 
 def _check_is_listed(manifest: ManifestFile, entries: list[ManifestEntry], io: StorageFileIO) -> None:
-    """Raise CorruptFileError when a manifest is not the one that its list names."""
-    uri, of = manifest.manifest_path, manifest.added_snapshot_id
-    added = {entry.snapshot_id for entry in entries if entry.status == _ADDED and of is not None}
-    if others := added - {of}:
-        raise _swapped(uri, f"it has files of snapshot {others.pop()}, its manifest list says of {of}", io)
+    """Raise CorruptFileError if a manifest is not the one that its list refers to."""
+    uri, snapshot_id = manifest.manifest_path, manifest.added_snapshot_id
+    added = {entry.snapshot_id for entry in entries if entry.status == _ADDED and snapshot_id is not None}
+    if others := added - {snapshot_id}:
+        raise _swapped(
+            uri, f"it has files of snapshot {others.pop()}, but its manifest list declares {snapshot_id}", io
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _OneFile:
-    """The FileIO that pyiceberg asks for the one file that it reads, which was opened before."""
+class _SingleFileIO:
+    """A FileIO that returns a single file, opened before."""
 
     file: InputFile
 
@@ -285,14 +308,14 @@ class _OneFile:
         return self.file
 
 
-def _opened(uri: str, io: StorageFileIO) -> tuple[InputFile, AvroContent]:
-    """Return a file for pyiceberg's decoder, and its content. Raises CorruptFileError for a file that is not Avro."""
+def _open(uri: str, io: StorageFileIO) -> tuple[InputFile, AvroContent]:
+    """Return a file for PyIceberg's decoder, and its content. Raises CorruptFileError for a file that is not Avro."""
     content = uncompressed(io.new_input(uri).read_whole(), io.location(uri))
-    return _Uncompressed(uri, content.data), content
+    return _DecompressedFile(uri, content.data), content
 
 
-class _Uncompressed(InputFile):
-    """An Avro file that was checked and inflated."""
+class _DecompressedFile(InputFile):
+    """An Avro file that was checked and decompressed."""
 
     def __init__(self, location: str, data: bytes):
         super().__init__(location)
@@ -310,12 +333,12 @@ class _Uncompressed(InputFile):
 
 def _swapped(uri: str, how: str, io: StorageFileIO) -> CorruptFileError:
     location = io.location(uri)
-    return CorruptFileError(f"{location!r} is not the file that its table names: {how}; restore it", path=location)
+    return CorruptFileError(f"{location!r} is not the file that its table refers to: {how}; restore it", path=location)
 
 
 @contextmanager
 def _decoding(uri: str, what: str, io: StorageFileIO) -> Iterator[None]:
-    """Name the file that cannot be decoded: for broken bytes the Avro decoder raises any exception."""
+    """Convert the decoder's arbitrary exceptions for corrupt input into CorruptFileErrors that name the file."""
     try:
         yield
     except TrinityLakeError:
@@ -323,19 +346,19 @@ def _decoding(uri: str, what: str, io: StorageFileIO) -> Iterator[None]:
     except Exception as error:
         location = io.location(uri)
         raise CorruptFileError(
-            f"{location!r} is no readable Iceberg {what}: {type(error).__name__}", path=location
+            f"{location!r} is not a readable Iceberg {what}: {type(error).__name__}; restore it", path=location
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Tolerance:
-    """Which failures to read a file of a table do not end a walk."""
+    """Which read failures do not end a walk."""
 
     skips_missing: bool
     failures: list[TrinityLakeError] | None
 
     def read(self, read: Callable[[], list[T]]) -> list[T]:
-        """Return the content of a file, nothing if it cannot be read and need not be."""
+        """Return the entries of a file, or none if a failure to read it is tolerated."""
         try:
             return read()
         except DAMAGE as error:
@@ -386,19 +409,19 @@ def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-#: Makes the hashes of this process unpredictable: no writer can name a file that has the hash of another.
+#: Makes the hashes of this process unpredictable, so that no writer can construct a file name with the hash of another.
 _KEY = secrets.token_bytes(16)
 
 
 class ReachedFiles:
-    """The files that a table reaches at one version: its metadata, and all that its snapshots name.
+    """The set of files that a table refers to at one version: its metadata, and all files of its snapshots.
 
     Args:
-        definition: The definition of the table at that version.
+        definition: Definition of the table at that version.
         io: Reads the lakehouse's files.
 
     Raises:
-        StorageError: If the metadata, a manifest list or a manifest cannot be read.
+        StorageError: The metadata, a manifest list or a manifest cannot be read.
     """
 
     def __init__(self, definition: TableDef, io: StorageFileIO):
@@ -407,14 +430,14 @@ class ReachedFiles:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that it takes in memory."""
+        """Its size in memory."""
         return len(self._hashes) * self._hashes.itemsize
 
     def __contains__(self, uri: object) -> bool:
-        """Whether the version reaches a file, by its URI."""
+        """Whether the version refers to a file, by its URI."""
         wanted = _hash(str(uri))
-        at = bisect_left(self._hashes, wanted)
-        return at < len(self._hashes) and self._hashes[at] == wanted
+        index = bisect_left(self._hashes, wanted)
+        return index < len(self._hashes) and self._hashes[index] == wanted
 
 
 def _hash(uri: str) -> int:

@@ -34,20 +34,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReadVersion:
-    """The version at which a table is read, by its root's path under the root of the lakehouse."""
+    """The version at which a table is read."""
 
     version: int
+    #: Path of its root file under the lakehouse's root.
     path: str
 
     @classmethod
     def of(cls, snapshot: Snapshot, io: StorageFileIO) -> ReadVersion | None:
-        """Return the version of a snapshot, None for one in another lakehouse, which is never purged from here."""
+        """Return the version of a snapshot, or None for a snapshot of another lakehouse, which is never purged here.
+
+        Args:
+            snapshot: The snapshot.
+            io: File IO of this lakehouse.
+        """
         return cls(snapshot.version, snapshot.location) if snapshot.files.storage.root == io.root else None
 
 
 @contextmanager
 def reading_at(version: ReadVersion | None, io: StorageFileIO) -> Iterator[None]:
-    """Raise VersionExpiredError for a missing file if the version was purged by now."""
+    """Raise VersionExpiredError for a missing file if the version was purged while it was read.
+
+    Args:
+        version: The version that is read, if it can be purged.
+        io: File IO of the lakehouse.
+    """
     try:
         yield
     except FileMissingError as error:
@@ -60,26 +71,33 @@ def reading_at(version: ReadVersion | None, io: StorageFileIO) -> Iterator[None]
 
 @contextmanager
 def decoding(task: FileScanTask, io: StorageFileIO) -> Iterator[None]:
-    """Raise CorruptFileError, which names the file of a task, for any exception of a decoder in the block."""
+    """Convert exceptions of decoders in the block to CorruptFileError, with the name of the task's file."""
     try:
         yield
     except (TrinityLakeError, MemoryError):
         raise
-    except Exception as error:  # for broken bytes the decoders raise any exception
+    except Exception as error:  # decoders raise arbitrary exceptions for corrupt input
         location = io.location(task.file.file_path)
         reason = next(iter(str(error).splitlines()), "")
-        deletes = ", or a delete file of it," if task.delete_files else ""
+        deletes = " or one of its delete files" if task.delete_files else ""
         raise CorruptFileError(
-            f"data file {location!r}{deletes} cannot be read: {type(error).__name__}: {reason}", path=location
+            f"cannot read data file {location!r}{deletes}: {type(error).__name__}: {reason}", path=location
         ) from error
 
 
 def file_batches(rows: RemainingRows, task: FileScanTask, io: StorageFileIO) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file that a scan selects and no delete file of its task deletes.
+    """Yield the rows of a data file that match a scan and are not deleted.
 
-    Raises InvalidDefinitionError for deletes that cannot be applied. Raises CorruptFileError if the file, or a delete
-    file of it, cannot be decoded or has other columns than the table. Raises it after the last batch if all rows are
-    read and their number is not the manifest's. Raises StorageError.
+    Args:
+        rows: The scan and its deletes.
+        task: The data file.
+        io: The table's file IO, for locations in errors.
+
+    Raises:
+        InvalidDefinitionError: Deletes cannot be applied.
+        CorruptFileError: The file or a delete file cannot be decoded, or its columns do not match the table. Raised
+            after the last batch if all rows were read and their number differs from the manifest.
+        StorageError: A file cannot be read.
     """
     n_rows = 0
     batches = rows.batches(task)
@@ -94,12 +112,13 @@ def file_batches(rows: RemainingRows, task: FileScanTask, io: StorageFileIO) -> 
     if reads_all and n_rows != task.file.record_count:
         location = io.location(task.file.file_path)
         raise CorruptFileError(
-            f"data file {location!r} holds {n_rows} rows, its manifest says {task.file.record_count}", path=location
+            f"data file {location!r} has {n_rows} rows, but its manifest declares {task.file.record_count}",
+            path=location,
         )
 
 
 def check_manifests(metadata: TableMetadata, io: StorageFileIO) -> None:
-    """Raise CorruptFileError for the first manifest of the current snapshot that cannot be read; StorageError."""
+    """Read all manifests of the current snapshot. Raises CorruptFileError for the first corrupt one; StorageError."""
     snapshot = metadata.current_snapshot()
     for manifest in [] if snapshot is None else manifests_in(snapshot, io):
         entries_in(manifest, io)
@@ -107,7 +126,7 @@ def check_manifests(metadata: TableMetadata, io: StorageFileIO) -> None:
 
 _FIELD_ID = b"PARQUET:field_id"
 _BATCH_ROWS = 1_024
-#: Where deletes leave too few of the first rows, so many times more are read.
+#: If deletes leave too few rows, this many times more rows are read.
 _GROWTH = 8
 
 
@@ -119,14 +138,14 @@ def first_rows(
     Args:
         metadata: The metadata of the table.
         io: Reads the files of the table.
-        limit: The most rows, at least 1.
-        columns: The names of top-level columns, in the order of the result. By default all.
+        limit: Maximum number of rows, at least 1.
+        columns: Names of top-level columns, in the order of the result. By default all columns.
 
     Raises:
         InvalidInputError: The table has no such column, or a column is named twice.
         InvalidDefinitionError: A delete file cannot be applied.
         CorruptFileError: A file cannot be decoded.
-        StorageError: Another failure of the storage.
+        StorageError: A file cannot be read.
     """
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # importing it loads pandas
 
@@ -146,8 +165,7 @@ def first_rows(
 def count_rows(metadata: TableMetadata, io: StorageFileIO) -> int:
     """Return the number of rows of a table.
 
-    A data file without delete files has the rows that its manifest counts. Other data files are read, one column of
-    each.
+    For data files without delete files, the number is read from the manifest. Of other data files, one column is read.
 
     Args:
         metadata: The metadata of the table.
@@ -156,7 +174,7 @@ def count_rows(metadata: TableMetadata, io: StorageFileIO) -> int:
     Raises:
         InvalidDefinitionError: A delete file cannot be applied.
         CorruptFileError: A file cannot be decoded.
-        StorageError: Another failure of the storage.
+        StorageError: A file cannot be read.
     """
     fields = metadata.schema().fields
     narrow = next((field for field in fields if field.field_type.is_primitive), None) or next(iter(fields), None)
@@ -172,10 +190,10 @@ def count_rows(metadata: TableMetadata, io: StorageFileIO) -> int:
 def _first_batches(
     metadata: TableMetadata, io: StorageFileIO, schema: Schema, task: FileScanTask, limit: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield at least ``limit`` rows of a data file, or all.
+    """Yield at least ``limit`` rows of a data file, or all its rows.
 
-    A scan of Arrow cannot be ended early: its threads read on through the FileIO, and abort the process if the
-    interpreter exits meanwhile. So only a copy of the first rows is scanned, in memory. Rows keep their positions.
+    An Arrow scan cannot be stopped early: its threads continue to read through the FileIO, and abort the process if the
+    interpreter exits. So the first rows are copied to memory and only the copy is scanned. Rows keep their positions.
     """
     if task.file.file_format != FileFormat.PARQUET:
         yield from _batches(metadata, io, schema, task)
@@ -188,7 +206,7 @@ def _first_batches(
         if first.is_whole and first.n_rows != task.file.record_count:
             location = io.location(task.file.file_path)
             raise CorruptFileError(
-                f"data file {location!r} holds {first.n_rows} rows, its manifest says {task.file.record_count}",
+                f"data file {location!r} has {first.n_rows} rows, but its manifest declares {task.file.record_count}",
                 path=location,
             )
         if first.is_whole or sum(batch.num_rows for batch in batches) >= limit:
@@ -199,7 +217,7 @@ def _first_batches(
 
 @dataclass(frozen=True, slots=True)
 class _FirstRows(FileIO):
-    """Reads the files of a table, of one data file its first rows alone."""
+    """A FileIO that returns only the first rows of one data file."""
 
     io: StorageFileIO
     location: str
@@ -209,7 +227,7 @@ class _FirstRows(FileIO):
 
     @classmethod
     def of(cls, task: FileScanTask, io: StorageFileIO, schema: Schema, n_rows: int) -> Self:
-        """Copy the first rows of a Parquet file, in the columns that a scan and its deletes need."""
+        """Copy the first rows of a Parquet file, with the columns that a scan and its deletes need."""
         location = task.file.file_path
         numbers = {number for file in task.delete_files for number in file.equality_ids or ()}
         numbers |= {field.field_id for field in schema.fields}
@@ -238,7 +256,7 @@ class _FirstRows(FileIO):
 
 
 class _InMemory(InputFile):
-    """A file in memory, as a stream of Arrow, whose threads then need no Python."""
+    """A file in memory, opened as an Arrow stream, which Arrow's threads read without the interpreter lock."""
 
     def __init__(self, location: str, data: pa.Buffer):
         super().__init__(location)
@@ -255,7 +273,7 @@ class _InMemory(InputFile):
 
 
 def _columns_of(schema: pa.Schema, numbers: Collection[int]) -> list[str]:
-    """Return the names of top-level columns of a file by their ids, of all columns if some have no id."""
+    """Return the names of top-level columns of a file by their ids, or all columns if some have no id."""
     ids = {field.name: int((field.metadata or {}).get(_FIELD_ID, b"-1")) for field in schema}
     if len(ids) < len(schema) or -1 in ids.values():
         return list(schema.names)
@@ -279,8 +297,8 @@ def _selected(schema: Schema, columns: Sequence[str] | None) -> Schema:
         return schema
     fields = {field.name: field for field in schema.fields}
     if unknown := [name for name in columns if name not in fields]:
-        shown = ", ".join(list(fields)[:20])
-        raise InvalidInputError(f"the table has no column {unknown[0][:200]!r}; its columns are {shown[:1000]}")
+        available = ", ".join(list(fields)[:20])
+        raise InvalidInputError(f"the table has no column {unknown[0][:200]!r}; use one of {available[:1000]}")
     if len(set(columns)) < len(columns):
         raise InvalidInputError("a column is named twice; name each column once")
     return Schema(*(field for field in schema.fields if field.name in columns))

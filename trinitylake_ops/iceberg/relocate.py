@@ -1,8 +1,9 @@
-"""Find the files of a table that name a former location of its lakehouse, and the copies that replace them.
+"""Find the files of a table that contain a previous location of its lakehouse, and the copies that replace them.
 
-Iceberg's files contain full URIs. In a lakehouse whose files were copied or moved, they name the former location. The
-metadata file of a table is written again under a new name, and so are the manifest lists, manifests and position
-deletes that name the former location. No data file is read, and the names of other lakehouses' files stay.
+Iceberg's files contain full URIs. If the files of a lakehouse were copied or moved, the URIs refer to the previous
+location. The metadata file of such a table is rewritten under a new name, and so are its position deletes and the
+manifest lists and manifests that contain the previous location. Data files are not read, and URIs of other lakehouses'
+files do not change.
 """
 
 from __future__ import annotations
@@ -25,41 +26,45 @@ from trinitylake_ops.iceberg.metadata import COMPRESSED, read_table_metadata
 from trinitylake_ops.iceberg.reach import FileKind, entries_in, manifests_in
 from trinitylake_ops.storage.parallel import run_parallel
 
-#: The advice for a table with position deletes that hold paths and cannot be written anew.
+#: Advice for a table with position deletes that contain paths and cannot be rewritten.
 DELETES_REMEDY = (
-    "let 'trinitylake compact-tables' apply them, or the engine that wrote them, and then trim the table; until then it"
-    " is read at this place by this program alone"
+    "compact the table with 'trinitylake compact-tables', or with the engine that wrote the deletes, and then trim it;"
+    " until then only this program can read it at its new location"
 )
-_LONGEST_NAME_CHARS = 150
+_MAX_NAME_CHARS = 150
 
 
 @dataclass(frozen=True, slots=True)
 class MovedFiles:
-    """The files of a table that name its former place, as paths under ``home``: the own root, or the table root.
+    """The files of a table that contain its previous location.
 
-    ``lists`` and ``manifests`` are rewritten, and so are all lists that name such a manifest. ``deletes`` are files of
-    position deletes that are rewritten, with their sizes. ``unmoved_deletes`` is one that cannot be, empty if there is
-    none. ``uris`` are those of the table's place and of all its lists, as the metadata names them. Files elsewhere are
-    given by URIs.
+    Files are paths under ``home``, or URIs if they are external.
     """
 
+    #: The lakehouse's root, or the table root.
     home: str
+    #: The metadata file.
     metadata: str
+    #: Manifest lists to rewrite, including those that list a rewritten manifest.
     lists: tuple[str, ...]
+    #: Manifests to rewrite.
     manifests: tuple[str, ...]
+    #: Position deletes to rewrite, with their sizes in bytes.
     deletes: Mapping[str, int]
+    #: A position delete file that cannot be rewritten, or empty.
     unmoved_deletes: str
+    #: The table's location and the locations of all manifest lists, as in the metadata.
     uris: tuple[str, ...]
 
     @property
     def count(self) -> int:
-        """How many files are written anew."""
+        """Number of files to rewrite."""
         return 1 + len(self.lists) + len(self.manifests) + len(self.deletes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Relocated(TableFileMap):
-    """The places of files: those written anew under their new names, others by their paths, here or in a source."""
+class _RelocatedFileMap(TableFileMap):
+    """Maps rewritten files to their new names, and other files to their current paths."""
 
     renamed: Mapping[str, str] = field(default_factory=dict)
     written: frozenset[str] = frozenset()
@@ -73,26 +78,34 @@ class _Relocated(TableFileMap):
 
 
 def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
-    """Return the files of a MANAGED Iceberg table that name its former place, None if no file does.
+    """Return the files of a MANAGED Iceberg table that contain its previous location, or None if there are none.
 
-    Reads its metadata and all manifest lists and manifests. Raises CorruptFileError, StorageError.
+    Reads its metadata and all manifest lists and manifests.
+
+    Args:
+        definition: Definition of the table.
+        io: File IO of the lakehouse.
+
+    Raises:
+        CorruptFileError: A file is corrupt.
+        StorageError: A file cannot be read.
     """
     io = io.for_table(definition)
     uri, home = metadata_uri(definition, io.root), io.home_of(definition.id)
     metadata = read_table_metadata(io, uri)
-    snapshots = {_path_at(one.manifest_list, home, io): one for one in metadata.snapshots if one.manifest_list}
-    listed = run_parallel(lambda one: manifests_in(one, io), list(snapshots.values()), io.storage.concurrency)
-    found = {manifest.manifest_path: manifest for several in listed for manifest in several}
-    entries = run_parallel(lambda one: entries_in(one, io), list(found.values()), io.storage.concurrency)
-    listing = {_path_at(path, home, io): several for path, several in zip(found, entries, strict=True)}
+    snapshots = {_path_at(shot.manifest_list, home, io): shot for shot in metadata.snapshots if shot.manifest_list}
+    listed = run_parallel(lambda shot: manifests_in(shot, io), list(snapshots.values()), io.storage.concurrency)
+    manifests = {manifest.manifest_path: manifest for group in listed for manifest in group}
+    entries = run_parallel(lambda manifest: entries_in(manifest, io), list(manifests.values()), io.storage.concurrency)
+    entries_by_path = {_path_at(path, home, io): group for path, group in zip(manifests, entries, strict=True)}
     moved = {
         path
-        for path, several in listing.items()
-        if not is_uri(path) and any(_is_moved(entry.data_file.file_path, home, io) for entry in several)
+        for path, group in entries_by_path.items()
+        if not is_uri(path) and any(_is_moved(entry.data_file.file_path, home, io) for entry in group)
     }
     deletes: dict[str, int] = {}
-    for path, several in listing.items() if moved else ():
-        positions = _position_deletes(several, home, io)
+    for path, group in entries_by_path.items() if moved else ():
+        positions = _position_deletes(group, home, io)
         deletes |= positions
         moved.update([path] if positions and not is_uri(path) else [])
 
@@ -101,13 +114,13 @@ def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
 
     lists = [
         location
-        for (location, _), several in zip(snapshots.items(), listed, strict=True)
-        if not is_uri(location) and any(is_rewritten(one.manifest_path) for one in several)
+        for (location, _), group in zip(snapshots.items(), listed, strict=True)
+        if not is_uri(location) and any(is_rewritten(manifest.manifest_path) for manifest in group)
     ]
-    named = [*(one.manifest_list for one in snapshots.values()), *(one.statistics_path for one in metadata.statistics)]
-    named += [one.statistics_path for one in metadata.partition_statistics]
+    named = [snapshot.manifest_list for snapshot in snapshots.values()]
+    named += [file.statistics_path for file in (*metadata.statistics, *metadata.partition_statistics)]
     is_own = not is_uri(_path_at(uri, home, io))
-    names_former = any(_is_moved(one, home, io) for one in (*named, uri))
+    names_former = any(_is_moved(location, home, io) for location in (*named, uri))
     names_former |= is_own and not metadata.location.startswith(home) and io.note_former_location(metadata.location)
     if not moved and not lists and not names_former:
         return None
@@ -118,7 +131,7 @@ def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
 
 
 def _position_deletes(entries: Iterable[ManifestEntry], home: str, io: StorageFileIO) -> dict[str, int]:
-    """Return the sizes of live files of position deletes, by their paths. Whatever they name, it may have moved."""
+    """Return the sizes of live position delete files by path. Each may contain the paths of moved files."""
     files = [entry.data_file for entry in entries if entry.status != ManifestEntryStatus.DELETED]
     return {
         _path_at(file.file_path, home, io): file.file_size_in_bytes
@@ -128,7 +141,7 @@ def _position_deletes(entries: Iterable[ManifestEntry], home: str, io: StorageFi
 
 
 def _path_at(uri: str, home: str, io: StorageFileIO) -> str:
-    """Return the path under ``home`` where a file is read, its URI if that is elsewhere."""
+    """Return the path of a file under ``home``, or its URI if it is external."""
     return to_uri(io.root, io.location(uri)).removeprefix(home)
 
 
@@ -137,23 +150,28 @@ def _is_moved(uri: str, home: str, io: StorageFileIO) -> bool:
 
 
 def relocated(definition: TableDef, moved: MovedFiles, io: StorageFileIO) -> tuple[TableCopy, TableDef]:
-    """Return the copies that replace a table's moved files, under new names, and the definition that names them.
+    """Plan the copies that replace a table's moved files under new names.
 
     Args:
         definition: The table.
         moved: Its moved files. All its position deletes can be rewritten.
         io: Reads and writes its files.
 
+    Returns:
+        The copies, and the definition that refers to the new metadata file.
+
     Raises:
-        LocationNotAllowedError: The table may not have a file.
-        StorageError: The owner of its folder cannot be read or written.
+        LocationNotAllowedError: The table may not refer to a file.
+        StorageError: The owner file of its folder cannot be read or written.
     """
     folder, identifier = f"{table_prefix(definition.id)}metadata/", uuid.uuid4()
     paths = (*moved.lists, *moved.manifests, *moved.deletes)
-    renamed = {path: f"{folder}{identifier}-{path.rpartition('/')[2][-_LONGEST_NAME_CHARS:]}" for path in paths}
+    renamed = {path: f"{folder}{identifier}-{path.rpartition('/')[2][-_MAX_NAME_CHARS:]}" for path in paths}
     metadata = f"{folder}{_next_name(moved.metadata, identifier)}"
     written = frozenset(renamed.values())
-    places = _Relocated(definition.id, io.root, moved.home, holder_root=io.root, renamed=renamed, written=written)
+    places = _RelocatedFileMap(
+        definition.id, io.root, moved.home, holder_root=io.root, renamed=renamed, written=written
+    )
     files = []
     for kind, sources in (
         (FileKind.POSITION_DELETES, tuple(moved.deletes)),

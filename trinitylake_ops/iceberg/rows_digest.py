@@ -1,11 +1,11 @@
-"""Digests of the rows that a rewrite reads and writes.
+"""Digests of the rows that a rewrite reads and writes, and of the rows of a stream's epoch.
 
-The digest is computed from the columns as Arrow reads them, before pyiceberg projects them to the table's schema. So
-a fault of the projection, or of a later step, shows as a difference to the files that were written.
+The digest of a rewrite is computed from the columns as Arrow reads them, before PyIceberg projects them to the table's
+schema, so that faults of the projection or of a later step are detected when the written files are compared.
 
 A stream repeats an epoch after a failure. Its rows then arrive in another order, in other batches and tasks. A sum of
-double values may differ in its last bits, because the values were added in another order. So ``double`` values count
-with the precision of ``float``. All other values count exactly.
+double values may differ in its last bits because the values were added in another order, so ``double`` values are
+hashed with the precision of ``float``. All other values are hashed exactly.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from trinitylake_ops.iceberg.delete_files import RemainingRows
 if TYPE_CHECKING:
     from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
-#: Nanoseconds are cut, as pyiceberg does for tables of format versions 1 and 2.
-_CUTS_NANOSECONDS = 2
+#: PyIceberg truncates nanoseconds for tables of format versions up to this one.
+_LAST_VERSION_WITHOUT_NANOSECONDS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredRows:
-    """Rows as they are stored, with the columns of the file, and values of columns that it lacks."""
+    """Rows with the columns of their file, and the values of columns that the file lacks."""
 
     batch: pa.RecordBatch
     columns: Schema
@@ -46,20 +46,20 @@ class _StoredRows:
 
 
 class DigestedRows(RemainingRows):
-    """The rows that a scan of all rows selects and no delete file deletes, with their digest."""
+    """Scans data files without their deleted rows and computes the digest of all rows. The scan has no filter."""
 
     def __init__(self, scan: ArrowScan):
         super().__init__(scan)
-        #: The digest of the rows that were read so far.
+        #: Digest of the rows read so far.
         self.digest = ContentDigest(scan._projected_schema)
 
     def batches(self, task: FileScanTask) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a data file in the table's columns. Raises as :meth:`RemainingRows.batches`."""
+        """Yield the remaining rows of a data file in the table's columns. Raises as :meth:`RemainingRows.batches`."""
         from pyiceberg.io import pyarrow as iceberg_arrow  # importing it loads pandas
 
         metadata: TableMetadata = self.scan._table_metadata
         parameters = inspect.signature(iceberg_arrow._to_requested_schema).parameters
-        # Readers may show times in UTC as times without a zone. pyiceberg 0.11 knows no other way.
+        # Readers may return UTC timestamps without a time zone. PyIceberg 0.11 always does, and has no parameter.
         allowed: dict[str, Any] = {name: True for name in ("allow_timestamp_tz_mismatch",) if name in parameters}
         for stored in self._remaining(task):
             self.digest.add(stored.batch, stored.columns, stored.constants)
@@ -67,18 +67,21 @@ class DigestedRows(RemainingRows):
                 self.scan._projected_schema,
                 stored.columns,
                 stored.batch,
-                downcast_ns_timestamp_to_us=metadata.format_version <= _CUTS_NANOSECONDS,
+                downcast_ns_timestamp_to_us=metadata.format_version <= _LAST_VERSION_WITHOUT_NANOSECONDS,
                 projected_missing_fields=dict(stored.constants),
                 **allowed,
             )
 
     def add(self, file: DataFile) -> None:
-        """Add the rows of a data file without delete files to the digest. Raises what the readers raise."""
+        """Add the rows of a data file without delete files to the digest.
+
+        Raises StorageError and the errors of the decoders.
+        """
         for stored in self._stored(file):
             self.digest.add(stored.batch, stored.columns, stored.constants)
 
     def _remaining(self, task: FileScanTask) -> Iterator[_StoredRows]:
-        """Yield the rows of a data file that no delete file deletes."""
+        """Yield the remaining rows of a data file."""
         from pyiceberg.io.pyarrow import _combine_positional_deletes, _read_all_delete_files
 
         by_ids: dict[tuple[int, ...], list[DataFile]] = {}
@@ -97,17 +100,18 @@ class DigestedRows(RemainingRows):
                 batch = batch.take(_combine_positional_deletes(deleted, first, end))
             first = end
             remaining = _StoredRows(batch, stored.columns, stored.constants)
-            gone = [
-                one.matches([self._values(remaining, number, columns) for number in ids]) for ids, one in keys.items()
+            deleted_masks = [
+                deleted_keys.matches([self._values(remaining, number, columns) for number in ids])
+                for ids, deleted_keys in keys.items()
             ]
-            if gone:
-                kept = batch.filter(pc.invert(functools.reduce(pc.or_, gone)))
+            if deleted_masks:
+                kept = batch.filter(pc.invert(functools.reduce(pc.or_, deleted_masks)))
                 remaining = _StoredRows(kept, stored.columns, stored.constants)
             if remaining.batch.num_rows:
                 yield remaining
 
     def _values(self, rows: _StoredRows, number: int, columns: Mapping[int, Any]) -> pa.Array:
-        """Return a column for the comparison with equality deletes."""
+        """Return a column for comparison with equality deletes."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         kind = schema_to_pyarrow(columns[number].field_type, include_field_ids=False)
@@ -117,8 +121,8 @@ class DigestedRows(RemainingRows):
         value = rows.constants.get(number, columns[number].initial_default)
         return pa.repeat(pa.scalar(value, kind), rows.batch.num_rows)
 
-    def _stored(self, file: DataFile, also: set[int] | None = None) -> Iterator[_StoredRows]:
-        """Yield all rows of a data file, with the columns of the scan and some others, by their ids."""
+    def _stored(self, file: DataFile, extra_ids: set[int] | None = None) -> Iterator[_StoredRows]:
+        """Yield all rows of a data file, with the columns of the scan and of ``extra_ids``."""
         from pyarrow.dataset import Scanner  # importing it loads pandas
         from pyiceberg.io.pyarrow import _get_file_format, pyarrow_to_schema
 
@@ -130,24 +134,26 @@ class DigestedRows(RemainingRows):
             columns = pyarrow_to_schema(
                 physical,
                 metadata.name_mapping(),
-                downcast_ns_timestamp_to_us=metadata.format_version <= _CUTS_NANOSECONDS,
+                downcast_ns_timestamp_to_us=metadata.format_version <= _LAST_VERSION_WITHOUT_NANOSECONDS,
                 format_version=metadata.format_version,
             )
-            shown = prune_columns(columns, self.scan._projected_field_ids | (also or set()), select_full_types=False)
+            read_schema = prune_columns(
+                columns, self.scan._projected_field_ids | (extra_ids or set()), select_full_types=False
+            )
             constants = self._constants(file, columns.field_ids)
-            names = [field.name for field in shown.fields]
+            names = [field.name for field in read_schema.fields]
             for batch in Scanner.from_fragment(fragment, schema=physical, columns=names).to_batches():
                 if batch.num_rows:
-                    yield _StoredRows(batch, shown, constants)
+                    yield _StoredRows(batch, read_schema, constants)
 
     def _constants(self, file: DataFile, stored: set[int]) -> dict[int, Any]:
-        """Return the values of identity partitions of which a file has no column."""
+        """Return the values of identity partition columns that are not stored in the file."""
         metadata: TableMetadata = self.scan._table_metadata
         spec = metadata.specs().get(file.spec_id)
         values = {}
-        for at, field in enumerate(spec.fields if spec is not None else ()):
+        for index, field in enumerate(spec.fields if spec is not None else ()):
             if isinstance(field.transform, IdentityTransform) and field.source_id not in stored:
-                values[field.source_id] = file.partition[at]
+                values[field.source_id] = file.partition[index]
         return {number: value for number, value in values.items() if value is not None}
 
 
@@ -158,7 +164,7 @@ _MULTIPLIERS = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
 
 
 class RowsDigest:
-    """The number of rows, and the sum of a hash of each of them."""
+    """The number of rows, and the sum of their hashes."""
 
     def __init__(self, n_rows: int = 0, total: int = 0):
         self.n_rows = n_rows
@@ -171,7 +177,7 @@ class RowsDigest:
         return RowsDigest(self.n_rows + other.n_rows, (self.total + other.total) & _MASK)
 
     def over(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield batches as they are, and add their rows."""
+        """Yield batches unchanged, and add their rows."""
         for batch in batches:
             self.n_rows += batch.num_rows
             hashes = _combined(batch.columns, batch.num_rows)
@@ -180,12 +186,12 @@ class RowsDigest:
 
 
 def total_of(digests: Iterable[RowsDigest]) -> RowsDigest:
-    """Return the digest of the rows of all tasks."""
+    """Return the sum of the digests of all tasks."""
     return reduce(RowsDigest.__add__, digests, RowsDigest())
 
 
 def _combined(columns: Iterable[pa.Array], n_rows: int) -> pa.Array:
-    """Return a hash for each row of some columns, in their order."""
+    """Return a hash of each row over several columns, in order."""
     rows = pa.repeat(_number(0), n_rows)
     for column in columns:
         rows = _mixed(pc.add(pc.multiply(rows, _number(_COLUMN)), _hashes(column)))
@@ -193,12 +199,12 @@ def _combined(columns: Iterable[pa.Array], n_rows: int) -> pa.Array:
 
 
 def _hashes(column: pa.Array) -> pa.Array:
-    """Return a hash for each value, as unsigned integers of 64 bits. Their arithmetic wraps."""
+    """Return a 64-bit unsigned hash of each value. Arithmetic wraps."""
     kind = column.type
     if pa.types.is_struct(kind):
         values = _combined(column.flatten(), len(column))
     elif pa.types.is_nested(kind):
-        values = _hashes_of_text(map(repr, column.to_pylist()))
+        values = _string_hashes(map(repr, column.to_pylist()))
     elif pa.types.is_floating(kind):
         values = _mixed(_bits(column.cast(pa.float32(), safe=False), pa.int32()))
     elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
@@ -209,9 +215,9 @@ def _hashes(column: pa.Array) -> pa.Array:
         return pa.repeat(_number(_NULL), len(column))
     else:
         distinct = column.dictionary_encode()
-        found = distinct.dictionary.to_pylist()
+        values_list = distinct.dictionary.to_pylist()
         is_text = pa.types.is_string(kind) or pa.types.is_binary(kind)
-        values = _hashes_of_text(found if is_text else map(repr, found)).take(distinct.indices)
+        values = _string_hashes(values_list if is_text else map(repr, values_list)).take(distinct.indices)
     return pc.if_else(column.is_null(), _number(_NULL), values)
 
 
@@ -220,7 +226,7 @@ def _bits(column: pa.Array, integer: pa.DataType) -> pa.Array:
 
 
 def _mixed(values: pa.Array) -> pa.Array:
-    """Spread each bit over all bits, as Murmur3 does at its end."""
+    """Finalize as Murmur3 does, so that each input bit affects all output bits."""
     shift = pa.scalar(33, pa.uint64())
     for multiplier in _MULTIPLIERS:
         values = pc.multiply(pc.bit_wise_xor(values, pc.shift_right(values, shift)), _number(multiplier))
@@ -231,5 +237,5 @@ def _number(value: int) -> pa.Scalar:
     return pa.scalar(value, pa.uint64())
 
 
-def _hashes_of_text(values: Iterable[str | bytes]) -> pa.Array:
+def _string_hashes(values: Iterable[str | bytes]) -> pa.Array:
     return pa.array([mmh3.hash64(value, signed=False)[0] for value in values], pa.uint64())

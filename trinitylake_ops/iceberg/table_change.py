@@ -1,6 +1,6 @@
-"""The target of a catalog, one change of it, and tables that it registers.
+"""The target of a catalog, a single change of it, and registration of tables.
 
-* LatestTarget: every change is a lakehouse commit of its own.
+* LatestTarget: each change is a separate commit.
 * TransactionTarget: changes join an open transaction, which its owner commits.
 * SnapshotTarget: one version, read-only.
 """
@@ -58,41 +58,41 @@ VERSION = "version"
 TIMESTAMP = "timestamp"
 
 
-_LONGEST_MESSAGE_CHARS = 500  # characters of a commit's message; names may be far longer
+_MAX_MESSAGE_CHARS = 500  # of a commit message; names may be much longer
 
 
 class CatalogTarget(Protocol):
-    """Where a catalog reads and writes."""
+    """What a catalog reads and writes."""
 
     @property
     def storage(self) -> Storage:
-        """The lakehouse's storage; table files pass it too."""
+        """The lakehouse's storage, which is also used for table files."""
 
     @property
     def storage_options(self) -> StorageOptions:
-        """Options for the storages of files beyond the lakehouse's root."""
+        """Options for storage outside the lakehouse's root."""
 
     @property
     def names(self) -> NamedRoots:
-        """The roots that the lakehouse's definitions name."""
+        """The roots in the lakehouse's definitions."""
 
     @property
     def read_only(self) -> bool:
-        """Whether ``change`` is refused."""
+        """Whether ``change`` raises."""
 
     @property
     def commits_changes(self) -> bool:
-        """Whether the end of each ``change`` is its commit, and nothing reads its files before."""
+        """Whether each ``change`` ends with its commit, so that its files are not read before."""
 
     def reader(self) -> CatalogReader:
         """Return the current state."""
 
     def change(self, message: str) -> AbstractContextManager[Transaction]:
-        """Return a block whose changes take effect together at its end. Raises what a commit raises."""
+        """Return a context manager whose changes take effect together at its end. Raises the errors of a commit."""
 
 
 class LatestTarget:
-    """The latest version of a lakehouse; each change is one commit."""
+    """The latest version of a lakehouse. Each change is one commit."""
 
     read_only = False
     commits_changes = True
@@ -107,11 +107,11 @@ class LatestTarget:
         return self._lake.snapshot()
 
     def change(self, message: str) -> AbstractContextManager[Transaction]:
-        return self._lake.transaction(message=message[:_LONGEST_MESSAGE_CHARS])
+        return self._lake.transaction(message=message[:_MAX_MESSAGE_CHARS])
 
 
 class TransactionTarget:
-    """An open transaction, which sees its own changes and commits them all as one version."""
+    """An open transaction, which sees its own changes and commits all of them as one version."""
 
     read_only = False
     commits_changes = False
@@ -130,7 +130,7 @@ class TransactionTarget:
 
 
 class SnapshotTarget:
-    """One version of a lakehouse; changes raise InvalidInputError."""
+    """One version of a lakehouse. Changes raise InvalidInputError."""
 
     read_only = True
     commits_changes = False
@@ -146,19 +146,19 @@ class SnapshotTarget:
 
     def change(self, message: str) -> AbstractContextManager[Transaction]:
         raise InvalidInputError(
-            f"cannot {message}: this catalog reads version {self._snapshot.version} only;"
+            f"cannot {message}: this catalog is read-only at version {self._snapshot.version};"
             " open it without 'version' and 'timestamp' to write"
         )
 
 
 def target_of(properties: Mapping[str, str]) -> CatalogTarget:
-    """Return the target that a catalog's properties name: ``root``, ``storage.*``, and ``version`` or ``timestamp``.
+    """Return the target of a catalog's properties: ``root``, ``storage.*``, and ``version`` or ``timestamp``.
 
-    Raises InvalidInputError, and what ``Lakehouse.open`` and ``Lakehouse.snapshot`` raise.
+    Raises InvalidInputError, and the errors of ``Lakehouse.open`` and ``Lakehouse.snapshot``.
     """
     root = properties.get(ROOT)
     if not root:
-        raise InvalidInputError(f"the catalog needs the property {ROOT!r}: the lakehouse's root URI")
+        raise InvalidInputError(f"catalog property {ROOT!r} is missing: set it to the lakehouse's root URI")
     lake = Lakehouse.open(root, storage_options_of(properties))
     version, timestamp = properties.get(VERSION), properties.get(TIMESTAMP)
     if version is None and timestamp is None:
@@ -174,7 +174,8 @@ def _version_or_time(text: str) -> datetime | int:
         return datetime.fromisoformat(text)
     except ValueError:
         raise InvalidInputError(
-            f"timestamp {text!r} is neither milliseconds nor ISO 8601, such as 2030-01-31T12:00:00+00:00"
+            f"timestamp {text!r} is not valid; use milliseconds since the epoch or ISO 8601, such as"
+            " 2030-01-31T12:00:00+00:00"
         ) from None
 
 
@@ -183,32 +184,32 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TableChange:
-    """A change in progress: its transaction, and the files, as URIs, that were written for it.
-
-    If the end of the change is its commit, ``added`` holds the files, by path, that the commit itself writes.
-    """
+    """A change in progress: its transaction and the files that were written for it."""
 
     writer: Transaction
     io: StorageFileIO
+    #: Whether the end of the change is its commit.
     is_commit: bool
+    #: URIs of the files that were written.
     written: list[str] = field(default_factory=list)
+    #: Contents by path of the files that the commit will write, if ``is_commit``.
     added: dict[str, bytes] = field(default_factory=dict)
 
     def require_namespace(self, namespace: str) -> None:
-        """Raise NoSuchNamespaceError when there is none of that name."""
+        """Raise NoSuchNamespaceError if the namespace does not exist."""
         if not self.writer.has_namespace(namespace):
             raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
 
     def write_metadata(self, table: Table, before: TableMetadata | None = None) -> None:
-        """Write a table's metadata file, which no version names yet, now or with the commit.
+        """Write a table's new metadata file, immediately or as part of the commit.
 
         Args:
             table: The table with its new metadata.
-            before: Its metadata so far.
+            before: Its previous metadata.
 
         Raises:
-            MetadataTooLargeError: If a server could not read the new metadata.
-            StorageError: If the file cannot be written.
+            MetadataTooLargeError: A server could not read the new metadata.
+            StorageError: The file cannot be written.
         """
         uri = table.metadata_location
         output = self.io.new_output(uri, self._add if self.is_commit else None)
@@ -217,7 +218,15 @@ class TableChange:
         write_metadata(table.metadata, output, before)
 
     def write_new_table(self, table: Table, lakehouse: LakehouseDef) -> None:
-        """Write the first metadata file of a table and, in the same round, the owner file of its folder."""
+        """Write the first metadata file of a table and, in the same round trip, the owner file of its folder.
+
+        Args:
+            table: The new table.
+            lakehouse: Definition of the lakehouse.
+
+        Raises:
+            StorageError: A file cannot be written.
+        """
 
         def claim() -> None:
             path = claim_location(self.io.storage, table.metadata.location, lakehouse)
@@ -237,26 +246,33 @@ class TableChange:
         self.added[path] = data
 
     def delete_written(self) -> None:
-        """Delete these files again, best effort: the change certainly did not take effect."""
-        # the owner file is deleted last
+        """Delete the written files, best effort. Call it only if the change certainly did not take effect."""
+        # Delete the owner file last.
         for uri in sorted(self.written, key=lambda uri: uri.endswith(f"/{OWNER_NAME}")):
             try:
                 self.io.delete(uri)
             except errors.StorageError as error:
-                logger.warning("could not delete %s, which no version names: %s", uri, error)
+                logger.warning("could not delete unreferenced file %s: %s", uri, error)
 
 
 @contextmanager
 def changing(
     target: CatalogTarget, io: StorageFileIO, what: str, files: StorageFileIO | None = None
 ) -> Iterator[TableChange]:
-    """Change a target in one step. ``what`` is the commit's message.
+    """Apply one change to a target. Its written files are deleted, best effort, if it certainly failed.
 
-    ``files`` writes the new files of the change, which may be on their way. They stand before anything names them.
-    Where the change certainly fails for good, they are deleted, best effort.
+    Args:
+        target: The target.
+        io: Writes metadata files.
+        what: Message of the commit.
+        files: Writes the new data files of the change in the background. They are complete before the commit.
 
-    Raises pyiceberg's exceptions for an object that is missing, exists, or lost a race. Other exceptions pass as they
-    are.
+    Raises:
+        CommitStateUnknownException: Whether the commit succeeded is not known.
+        CommitFailedException: The change conflicted with another commit.
+        NoSuchNamespaceError, NoSuchTableError: An object does not exist.
+        TableAlreadyExistsError, NamespaceNotEmptyError: An object exists.
+        TrinityLakeError: The change failed for another reason.
     """
     change: TableChange | None = None
     try:
@@ -275,14 +291,14 @@ def changing(
     except (errors.ConflictError, errors.NamespaceNotFoundError, errors.TableNotFoundError) as error:
         if change is not None:
             change.delete_written()
-        raise _in_terms_of_pyiceberg(error) from error
+        raise _to_pyiceberg_error(error) from error
     except errors.TrinityLakeError as error:
         if files is not None:
             files.abandon(error)
         raise
 
 
-def _in_terms_of_pyiceberg(error: errors.TrinityLakeError) -> Exception:
+def _to_pyiceberg_error(error: errors.TrinityLakeError) -> Exception:
     if isinstance(error, errors.NamespaceNotEmptyError):
         return NamespaceNotEmptyError(str(error))
     if isinstance(error, errors.ObjectExistsError):
@@ -298,47 +314,65 @@ FEDERATED = "FEDERATED"
 
 
 def registered_uri(root: str, metadata_location: str) -> str:
-    """Return the URI of a metadata file given as a URI, an absolute path or a path under the root.
+    """Return the URI of a metadata file.
 
-    Raises InvalidLocationError.
+    Args:
+        root: Root of the lakehouse.
+        metadata_location: A URI, an absolute path or a path under the root.
+
+    Raises:
+        InvalidLocationError: The location is not valid.
     """
     return to_uri(root, as_uri(metadata_location))
 
 
 def registering_io(io: StorageFileIO, uris: Iterable[str]) -> StorageFileIO:
-    """Return a FileIO for metadata files that a caller named by URIs, wherever they are.
+    """Return a read-only FileIO for metadata files at URIs that a caller passed, at any location.
 
-    Those under no root that is known are read by their folder. Where a storage does not show them there, the root is
-    that of the lakehouse, which the file's path tells. Raises InvalidLocationError, LocationNotAllowedError where it
-    does not.
+    Files outside all known roots are read through their folder as root. If the storage cannot open that folder as a
+    root, the root of their lakehouse is derived from the path.
+
+    Args:
+        io: File IO of the lakehouse.
+        uris: URIs of the metadata files.
+
+    Raises:
+        InvalidLocationError: A URI is not valid.
+        LocationNotAllowedError: No root can be derived for a file.
     """
     roots = {_root_of(uri, io.allowed_roots) for uri in uris if io.allowed_roots.known(uri) is None}
-    opened = [open_storage(root, io.storage_options.beyond(io.root, root)) for root in sorted(roots)]
+    opened_storages = [open_storage(root, io.storage_options.beyond(io.root, root)) for root in sorted(roots)]
     names = io.allowed_roots.names
-    opening = StorageFileIO.on(io.storage, io.storage_options, read_only=True, others=opened, names=names)
-    opening.metadata_limit_bytes = io.metadata_limit_bytes
-    return opening.strict()
+    registering = StorageFileIO.on(io.storage, io.storage_options, read_only=True, others=opened_storages, names=names)
+    registering.metadata_limit_bytes = io.metadata_limit_bytes
+    return registering.strict()
 
 
 def root_to_allow(definition: TableDef, io: StorageFileIO) -> str | None:
-    """Return the root that must be allowed so that a registered table can be read later. None if it can be read now.
+    """Return the root that must be allowed so that a registered table can be read later, or None if no root is needed.
 
-    ``io`` may read its metadata file. Raises CorruptFileError, StorageError.
+    Args:
+        definition: Definition of the registered table.
+        io: A FileIO that may read its metadata file.
+
+    Raises:
+        CorruptFileError: The metadata file is corrupt.
+        StorageError: The metadata file cannot be read.
     """
     uri = metadata_uri(definition, io.root)
     location = f"{as_uri(read_table_metadata(io, uri).location).rstrip('/')}/"
     needed = [location, *([] if uri.startswith(location) else [_folder_of(uri)])]
-    plain = AllowedRoots(io.root, io.allowed_roots.names, io.allowed_roots.allowed)
-    far = [root for root in needed if plain.known(f"{root}metadata/file") is None]
-    whole = [root if roots_nest(root) else root_of_table_file(f"{root}metadata/file") or root for root in far]
-    return " ".join(dict.fromkeys(whole)) or None
+    allowed_roots = AllowedRoots(io.root, io.allowed_roots.names, io.allowed_roots.allowed)
+    unknown_roots = [root for root in needed if allowed_roots.known(f"{root}metadata/file") is None]
+    roots = [root if roots_nest(root) else root_of_table_file(f"{root}metadata/file") or root for root in unknown_roots]
+    return " ".join(dict.fromkeys(roots)) or None
 
 
 def _root_of(uri: str, places: AllowedRoots) -> str:
-    """Return the root through which a metadata file under no known root is read."""
+    """Return the root through which a metadata file outside all known roots is read."""
     if roots_nest(uri):
         return normalize_root_uri(_folder_of(uri))
-    return root_of_table_file(uri) or places.strict().find(uri).root  # which says what to allow
+    return root_of_table_file(uri) or places.strict().find(uri).root  # its error names what to allow
 
 
 def _folder_of(uri: str) -> str:
@@ -348,15 +382,27 @@ def _folder_of(uri: str) -> str:
 def registered_table(
     io: StorageFileIO, uri: str, lakehouse: LakehouseDef, table_type: str = EXTERNAL
 ) -> tuple[TableMetadata, TableDef]:
-    """Read a table's metadata file, a URI, and return it with the definition that it is registered by.
+    """Read a table's metadata file and build the definition to register it with.
 
-    The definition is of ``table_type``, EXTERNAL or FEDERATED, so no file of the table is ever deleted. Its id is
-    empty. A managed table of this lakehouse, for example a dropped one, is MANAGED again, under the id in its location.
-    Raises InvalidInputError for another type, CorruptFileError for a file that is no Iceberg metadata, FileMissingError
-    and other StorageErrors, UnsupportedTypeError, InvalidDefinitionError for columns that differ by case only.
+    The definition has an empty id and the type EXTERNAL or FEDERATED, so no file of the table is ever deleted. A
+    managed table of this lakehouse, for example a dropped one, becomes MANAGED again, with the id in its location.
+
+    Args:
+        io: Reads the metadata file.
+        uri: Its URI.
+        lakehouse: Definition of the lakehouse.
+        table_type: EXTERNAL or FEDERATED.
+
+    Raises:
+        InvalidInputError: Another table type.
+        CorruptFileError: The file is not Iceberg metadata.
+        FileMissingError: The file does not exist.
+        StorageError: The file cannot be read.
+        UnsupportedTypeError: A definition cannot store the schema.
+        InvalidDefinitionError: The names of columns differ only by case.
     """
     if table_type not in (EXTERNAL, FEDERATED):
-        raise InvalidInputError(f"a table is registered as {EXTERNAL} or {FEDERATED}, not as {table_type!r}")
+        raise InvalidInputError(f"table type {table_type!r} cannot be registered; use {EXTERNAL} or {FEDERATED}")
     metadata = read_table_metadata(io, uri)
     table_id = managed_table_id(metadata.location, io.root)
     is_in_place = table_id is not None and uri.startswith(f"{metadata.location}/")

@@ -1,4 +1,4 @@
-"""Totals in the summaries of snapshots, and the partitions that two states change."""
+"""Totals in the summaries of snapshots, and the partitions that differ between two states of a table."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ _TOTALS = (
     TOTAL_POSITION_DELETES,
     TOTAL_EQUALITY_DELETES,
 )
-_LONGEST_NUMBER_CHARS = 19
+_MAX_NUMBER_CHARS = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableTotals:
-    """Rows, data files and bytes of a table as its writer counted them, None where it did not.
+    """Rows, data files and bytes of a table as recorded by its writer.
 
-    Rows that delete files delete by their positions do not count. Nobody counts those that are deleted by equality.
+    Rows deleted by position are subtracted. Each value is None if the writer did not record it. The number of rows is
+    unknown if the table has equality deletes.
     """
 
     rows: int | None
@@ -59,7 +60,7 @@ NO_TOTALS = TableTotals(rows=0, files=0, bytes=0)
 
 
 def totals_of(snapshot: Snapshot | None) -> TableTotals:
-    """Return the totals of a table at its current snapshot. A table without a snapshot has nothing."""
+    """Return the totals of a table at a snapshot. A table without a snapshot has totals of 0."""
     if snapshot is None:
         return NO_TOTALS
     rows, files, size = (count_in(snapshot, name) for name in (TOTAL_RECORDS, TOTAL_DATA_FILES, TOTAL_FILE_SIZE))
@@ -71,25 +72,30 @@ def totals_of(snapshot: Snapshot | None) -> TableTotals:
 
 
 def rows_removed(snapshot: Snapshot) -> int:
-    """Return how many rows a snapshot removed, with those of new position deletes, as far as its writer counted them.
+    """Return the number of rows that a snapshot removed, including new position deletes, as recorded by its writer.
 
-    Rows that were deleted before, and go with their files now, do not count once more.
+    Rows that had been deleted by position before their file was removed do not count again.
     """
-    gone, added, applied = (
+    deleted, added, applied = (
         count_in(snapshot, name) or 0 for name in (DELETED_RECORDS, ADDED_POSITION_DELETES, REMOVED_POSITION_DELETES)
     )
-    return max(0, gone + added - applied)
+    return max(0, deleted + added - applied)
 
 
 def count_in(snapshot: Snapshot, name: str) -> int | None:
-    """Return an entry of a summary, None where it is none or no number."""
+    """Return a number in a snapshot's summary, or None if it is missing or invalid.
+
+    Args:
+        snapshot: The snapshot.
+        name: Key in the summary.
+    """
     text = "" if snapshot.summary is None else str(snapshot.summary.get(name, ""))
-    is_number = text.isascii() and text.isdecimal() and len(text) <= _LONGEST_NUMBER_CHARS
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_NUMBER_CHARS
     return int(text) if is_number else None
 
 
 def lacks_totals(snapshot: Snapshot) -> bool:
-    """Return whether the summary of a snapshot lacks a total. Some engines cannot write on top of such a snapshot."""
+    """Whether the summary of a snapshot lacks a total. Some engines cannot write on top of such a snapshot."""
     return any(count_in(snapshot, name) is None for name in _TOTALS)
 
 
@@ -100,21 +106,21 @@ def with_totals(
     read: Mapping[ManifestFile, list[ManifestEntry]] | None = None,
     empty_ids: Collection[int] = (),
 ) -> tuple[TableUpdate, ...]:
-    """Return the updates of a commit with all totals in the summaries of the snapshots that they add.
+    """Return the updates of a commit with all totals in the summaries of added snapshots.
 
-    Totals that a summary has already are kept. Others continue those of the parent with the files that the snapshot
-    adds and deletes. If the parent lacks some, all manifests of the snapshot are read.
+    Existing totals are kept. Missing totals are computed from those of the parent and the files that the snapshot adds
+    and deletes. If the parent lacks totals, all manifests of the snapshot are read.
 
     Args:
         updates: The updates of a commit.
-        current: The metadata of the table, None for a new one.
+        current: The metadata of the table, None for a new table.
         io: Reads the files of the table.
-        read: The entries of all manifests that the snapshots add, None if they were not read.
-        empty_ids: The ids of snapshots whose manifest list is empty. Their totals are 0, whatever their parent has.
+        read: The entries of all manifests that the snapshots add, if they were read already.
+        empty_ids: Ids of snapshots with an empty manifest list. Their totals are 0.
 
     Raises:
-        CorruptFileError: A manifest list or manifest cannot be read.
-        StorageError: Another failure of the storage.
+        CorruptFileError: A manifest list or manifest is corrupt.
+        StorageError: A file cannot be read.
     """
     added: dict[int, Snapshot] = {}
     completed: list[TableUpdate] = []
@@ -131,28 +137,30 @@ def with_totals(
             if snapshot.snapshot_id in empty_ids:
                 snapshot = _with_missing(snapshot, dict.fromkeys(_TOTALS, 0))
             else:
-                snapshot = _completed(snapshot, parent, io, read)
+                snapshot = _with_continued_totals(snapshot, parent, io, read)
         added[snapshot.snapshot_id] = snapshot
         completed.append(update.model_copy(update={"snapshot": snapshot}))
     return tuple(completed)
 
 
-def _completed(
+def _with_continued_totals(
     snapshot: Snapshot,
     parent: Snapshot | None,
     io: StorageFileIO,
     read: Mapping[ManifestFile, list[ManifestEntry]] | None,
 ) -> Snapshot:
-    continues = snapshot.parent_snapshot_id is None or (parent is not None and not lacks_totals(parent))
-    totals = {name: (count_in(parent, name) or 0) if parent is not None and continues else 0 for name in _TOTALS}
-    listed = read if continues and read is not None else manifests_in(snapshot, io)
-    own = [one for one in listed if not continues or one.added_snapshot_id == snapshot.snapshot_id]
-    known = read or {}
-    unread = [manifest for manifest in own if manifest not in known]
+    extends_parent = snapshot.parent_snapshot_id is None or (parent is not None and not lacks_totals(parent))
+    totals = {name: (count_in(parent, name) or 0) if parent is not None and extends_parent else 0 for name in _TOTALS}
+    listed = read if extends_parent and read is not None else manifests_in(snapshot, io)
+    counted_manifests = [
+        manifest for manifest in listed if not extends_parent or manifest.added_snapshot_id == snapshot.snapshot_id
+    ]
+    read_entries = read or {}
+    unread = [manifest for manifest in counted_manifests if manifest not in read_entries]
     entries = run_parallel(lambda manifest: entries_in(manifest, io), unread, io.storage.concurrency)
-    for several in (*entries, *(known[manifest] for manifest in own if manifest in known)):
-        for entry in several:
-            sign = _sign(entry, snapshot.snapshot_id, is_whole=not continues)
+    for group in (*entries, *(read_entries[manifest] for manifest in counted_manifests if manifest in read_entries)):
+        for entry in group:
+            sign = _sign(entry, snapshot.snapshot_id, is_whole=not extends_parent)
             for name, count in _counts_of(entry.data_file) if sign else ():
                 totals[name] += sign * count
     return _with_missing(snapshot, totals)
@@ -166,7 +174,10 @@ def _with_missing(snapshot: Snapshot, totals: Mapping[str, int]) -> Snapshot:
 
 
 def _sign(entry: ManifestEntry, snapshot_id: int, *, is_whole: bool) -> int:
-    """Return how an entry counts: for a new file 1, for a deleted one -1. For the whole table each live file is new."""
+    """Return how an entry counts: 1 for a new file, -1 for a deleted file, 0 otherwise.
+
+    With ``is_whole``, all live files count as new.
+    """
     if entry.status == ManifestEntryStatus.DELETED:
         return 0 if is_whole or entry.snapshot_id not in (None, snapshot_id) else -1
     return 1 if is_whole or entry.status == ManifestEntryStatus.ADDED else 0
@@ -185,10 +196,21 @@ def _counts_of(file: DataFile) -> Iterable[tuple[str, int]]:
 def changed_partitions(
     before: TableMetadata | None, after: TableMetadata | None, io: StorageFileIO
 ) -> dict[tuple[tuple[str, ...], Record], str]:
-    """Return the partitions that have other data or delete files: their columns and values, and both as text.
+    """Return the partitions with different data or delete files in two states of a table.
 
-    None is a state without the table. Manifests that both states share are not read. The text of an unpartitioned table
-    is empty. Raises CorruptFileError, StorageError.
+    Manifests that both states share are not read.
+
+    Args:
+        before: The earlier metadata, or None if the table did not exist.
+        after: The later metadata, or None if the table does not exist.
+        io: Reads the manifests.
+
+    Returns:
+        The text of each partition, by its column names and values. The text of an unpartitioned table is empty.
+
+    Raises:
+        CorruptFileError: A manifest list or manifest is corrupt.
+        StorageError: A file cannot be read.
     """
     old, new = _manifests(before, io), _manifests(after, io)
     files_before = _files([manifest for path, manifest in old.items() if path not in new], io)
@@ -205,28 +227,33 @@ def changed_partitions(
 
 
 def _comparable(partition: Record) -> Record:
-    """Return a partition in one form: pyiceberg reads a UUID from a manifest, and has its bytes elsewhere."""
-    values = [partition[at] for at in range(len(partition))]
+    """Return a partition with UUIDs as bytes: PyIceberg returns UUIDs from manifests, but bytes in other places."""
+    values = [partition[index] for index in range(len(partition))]
     return Record(*(value.bytes if isinstance(value, UUID) else value for value in values))
 
 
 def partition_text(partition: Record, spec: PartitionSpec, schema: Schema) -> str:
-    """Return a partition as people read it, such as ``year=2013/region is null``.
+    """Return a partition in readable form, such as ``year=2013/region is null``.
 
-    Values are escaped as in a path, so NULL differs from every text.
+    Values are URL-escaped, so that a null differs from every string.
+
+    Args:
+        partition: The partition values.
+        spec: Its partition spec.
+        schema: Schema of the table.
     """
     kinds = [field.field_type for field in spec.partition_type(schema).fields]
     parts = []
-    for at, field in enumerate(spec.fields):
-        name, value = quote_plus(field.name, safe=""), partition[at]
-        text = field.transform.to_human_string(kinds[at], value=value)
+    for index, field in enumerate(spec.fields):
+        name, value = quote_plus(field.name, safe=""), partition[index]
+        text = field.transform.to_human_string(kinds[index], value=value)
         parts.append(f"{name} is null" if value is None else f"{name}={quote_plus(text, safe='')}")
     return "/".join(parts)
 
 
 def _manifests(metadata: TableMetadata | None, io: StorageFileIO) -> dict[str, ManifestFile]:
     snapshot = None if metadata is None else metadata.current_snapshot()
-    return {} if snapshot is None else {one.manifest_path: one for one in manifests_in(snapshot, io)}
+    return {} if snapshot is None else {manifest.manifest_path: manifest for manifest in manifests_in(snapshot, io)}
 
 
 def _files(manifests: list[ManifestFile], io: StorageFileIO) -> dict[str, DataFile]:

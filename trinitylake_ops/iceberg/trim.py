@@ -1,8 +1,7 @@
-"""Iceberg metadata without some of its snapshots.
+"""Expire snapshots of Iceberg tables: write metadata without some of its snapshots.
 
-An Iceberg table's metadata lists all snapshots that were ever made. So it reaches all files of any of them. Each
-lakehouse version points to a metadata file of its own. So snapshots that a new file leaves out stay readable in the
-versions that have them.
+An Iceberg table's metadata lists all its snapshots, and so refers to the files of all of them. Each lakehouse version
+refers to a separate metadata file, so snapshots that a new file omits remain readable in earlier versions.
 """
 
 from __future__ import annotations
@@ -29,45 +28,51 @@ from trinitylake_ops.iceberg.managed import LATEST_WRITTEN_VERSION, metadata_uri
 from trinitylake_ops.iceberg.metadata import table_metadata, write_metadata
 from trinitylake_ops.iceberg.properties import location_provider
 
-#: What Spark's write-audit-publish leaves in the summaries of a staged snapshot, and of the one that published it.
+#: Keys that Spark's write-audit-publish sets in the summaries of a staged snapshot and of the snapshot that published
+#: it.
 _AUDIT, _PUBLISHED_AUDIT = "wap.id", "published-wap-id"
 _MAX_AGE_PROPERTY, _MAX_AGE_MS = "history.expire.max-snapshot-age-ms", 5 * 24 * 3_600_000
 
 
 def is_first(snapshot: Snapshot) -> bool:
-    """Return whether a snapshot is the first of its table.
+    """Whether a snapshot is the first of its table.
 
-    A snapshot whose predecessor was trimmed has no parent either, but a higher sequence number. Snapshots of Iceberg's
-    format version 1 have no numbers, so they count as the first if they have no parent.
+    A snapshot whose parent was trimmed has no parent either, but a higher sequence number. Snapshots of Iceberg's
+    format version 1 have no sequence numbers, so they count as the first if they have no parent.
     """
     return snapshot.parent_snapshot_id is None and (snapshot.sequence_number or 0) <= 1
 
 
 @dataclass(frozen=True, slots=True)
 class ListedSnapshots:
-    """The ids of the snapshots in a table's metadata, oldest first, and which of them it refers to.
+    """The snapshots in a table's metadata."""
 
-    ``referred`` are the current snapshot, those of branches and tags, and those that an engine staged lately and has
-    not published yet. ``is_in_place`` says whether the table's
-    location is the place of the managed table of its id. ``is_writable`` says whether its format version can be
-    written.
-    """
-
+    #: All snapshot ids, oldest first.
     ids: tuple[int, ...]
+    #: The current snapshot, those of branches and tags, and recently staged snapshots that were not published yet.
     referred: frozenset[int]
+    #: Whether the table's location is the managed location of its id.
     is_in_place: bool
+    #: Whether its format version can be written.
     is_writable: bool
 
     @property
     def others(self) -> frozenset[int]:
-        """Return the ids that the metadata itself does not refer to."""
+        """The ids that the metadata does not refer to."""
         return frozenset(self.ids) - self.referred
 
 
 def is_trimmable(definition: TableDef, io: StorageFileIO) -> bool:
     """Whether a table is a MANAGED Iceberg table whose metadata file is in the folder of its id.
 
-    That folder is below the root, or below the table root. Raises StorageError.
+    The folder is below the root or the table root.
+
+    Args:
+        definition: Definition of the table.
+        io: File IO of the lakehouse.
+
+    Raises:
+        InvalidLocationError: The location of the metadata file is not valid.
     """
     is_ours = definition.is_managed and definition.is_iceberg and bool(definition.id)
     if not is_ours or not definition.format_properties.get(METADATA_LOCATION):
@@ -78,7 +83,16 @@ def is_trimmable(definition: TableDef, io: StorageFileIO) -> bool:
 
 
 def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots:
-    """Return the snapshots that a table's metadata lists. Raises CorruptFileError and other StorageErrors."""
+    """Return the snapshots in a table's metadata.
+
+    Args:
+        definition: Definition of the table.
+        io: File IO of the lakehouse.
+
+    Raises:
+        CorruptFileError: The metadata file is corrupt.
+        StorageError: The metadata file cannot be read.
+    """
     metadata = table_metadata(definition, io)
     ordered = sorted(metadata.snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
     ids = tuple(snapshot.snapshot_id for snapshot in ordered)
@@ -88,9 +102,15 @@ def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots
 
 
 def referred_snapshots(definition: TableDef, io: StorageFileIO) -> frozenset[int]:
-    """Return the snapshots that a table's metadata refers to. None are left if the file is gone, as nobody can read it.
+    """Return the ids of the snapshots that a table's metadata refers to, none if the metadata file does not exist.
 
-    Raises CorruptFileError and other StorageErrors.
+    Args:
+        definition: Definition of the table.
+        io: File IO of the lakehouse.
+
+    Raises:
+        CorruptFileError: The metadata file is corrupt.
+        StorageError: The metadata file cannot be read.
     """
     try:
         return listed_snapshots(definition, io).referred
@@ -101,9 +121,20 @@ def referred_snapshots(definition: TableDef, io: StorageFileIO) -> frozenset[int
 def write_without_snapshots(
     definition: TableDef, io: StorageFileIO, dropped: Collection[int], announce: Callable[[str], None]
 ) -> TableDef:
-    """Write a table's metadata without some of its snapshots as a new file. Returns the definition that names it.
+    """Write a new metadata file of a table without some of its snapshots.
 
-    ``announce`` gets the location of the file before it is written. Raises CorruptFileError and other StorageErrors.
+    Args:
+        definition: Definition of the table.
+        io: File IO of the lakehouse.
+        dropped: Ids of the snapshots to omit.
+        announce: Called with the location of the new file before it is written.
+
+    Returns:
+        The definition that refers to the new file.
+
+    Raises:
+        CorruptFileError: The metadata file is corrupt.
+        StorageError: A file cannot be read or written.
     """
     uri = metadata_uri(definition, io.root)
     metadata = table_metadata(definition, io)
@@ -131,12 +162,12 @@ def _referred(metadata: TableMetadata) -> frozenset[int]:
 
 
 def _staged(metadata: TableMetadata, now_ms: int) -> frozenset[int]:
-    """Return the snapshots that an engine wrote to be audited, and may still publish (write, audit, publish).
+    """Return recently staged snapshots that an engine may still publish (write-audit-publish).
 
-    Nothing refers to such a snapshot: it has an id of the audit, and was never current. It is waited for as long as
-    Iceberg keeps snapshots by default, or by the property of the table.
+    Such a snapshot has an audit id, is not referred to, and was never current. It is kept for the maximum snapshot age
+    of the table, or Iceberg's default.
     """
-    most_ms = int(metadata.properties.get(_MAX_AGE_PROPERTY, _MAX_AGE_MS))
+    max_age_ms = int(metadata.properties.get(_MAX_AGE_PROPERTY, _MAX_AGE_MS))
     was_current = {entry.snapshot_id for entry in metadata.snapshot_log}
     staged_by_snapshot = {
         shot.snapshot_id: shot.summary.additional_properties for shot in metadata.snapshots if shot.summary
@@ -147,5 +178,5 @@ def _staged(metadata: TableMetadata, now_ms: int) -> frozenset[int]:
         for shot in metadata.snapshots
         if staged_by_snapshot.get(shot.snapshot_id, {}).get(_AUDIT) not in published
         and shot.snapshot_id not in was_current
-        and now_ms - shot.timestamp_ms <= most_ms
+        and now_ms - shot.timestamp_ms <= max_age_ms
     )

@@ -1,4 +1,4 @@
-"""Columns of a lakehouse and their Apache Iceberg types, in both directions (FORMAT.md, "Object definitions").
+"""Convert columns of a lakehouse to Apache Iceberg types and back (FORMAT.md, "Object definitions").
 
 ==============  =========================  =============================================
 column type     Iceberg type               properties of the column
@@ -18,9 +18,11 @@ STRUCT, MAP,    struct, map, list
 LIST
 ==============  =========================  =============================================
 
-The property ``doc`` holds the field's documentation. Iceberg has no INT2, CHAR and TIMETZ; we have no nanosecond
-timestamps, no unknown, geometry and geography. Such types raise UnsupportedTypeError. Field ids and nullability are
-kept. Default values of fields exist in the Iceberg metadata only.
+The property ``doc`` contains the field's documentation. Field ids and nullability are preserved. Default values of
+fields exist only in the Iceberg metadata.
+
+Iceberg does not have INT2, CHAR and TIMETZ. Lakehouse columns do not support nanosecond timestamps, unknown, geometry
+and geography. These types raise UnsupportedTypeError.
 """
 
 from __future__ import annotations
@@ -85,12 +87,12 @@ _PRIMITIVES: Mapping[DataType, type[IcebergType]] = {
 }
 _DATA_TYPES: Mapping[type[IcebergType], DataType] = {iceberg: ours for ours, iceberg in _PRIMITIVES.items()}
 
-_USE_INSTEAD_OF_COLUMN_TYPE: Mapping[DataType, str] = {
+_COLUMN_TYPE_REPLACEMENTS: Mapping[DataType, str] = {
     DataType.INT2: "int",
     DataType.CHAR: "string",
     DataType.TIMETZ: "time in UTC, or timestamptz",
 }
-_USE_INSTEAD_OF_ICEBERG_TYPE: Mapping[str, str] = {
+_ICEBERG_TYPE_REPLACEMENTS: Mapping[str, str] = {
     "timestamp_ns": "timestamp (microseconds)",
     "timestamptz_ns": "timestamptz (microseconds)",
     "unknown": "a concrete type such as string",
@@ -102,39 +104,47 @@ _USE_INSTEAD_OF_ICEBERG_TYPE: Mapping[str, str] = {
 def to_iceberg_schema(
     schema: Schema, *, schema_id: int = 0, identifier_field_ids: Collection[int] = ()
 ) -> IcebergSchema:
-    """Return our columns as an Iceberg schema with the same field ids.
+    """Convert lakehouse columns to an Iceberg schema with the same field ids.
 
-    Raises UnsupportedTypeError for a type that Iceberg lacks. Raises InvalidDefinitionError for a column whose parts or
-    properties are missing or wrong.
+    Args:
+        schema: The columns.
+        schema_id: Id of the Iceberg schema.
+        identifier_field_ids: Ids of the primary key columns.
+
+    Raises:
+        UnsupportedTypeError: Iceberg does not have a type.
+        InvalidDefinitionError: A part or property of a column is missing or invalid.
     """
     fields = [_to_field(column, column.name) for column in schema.columns]
     return IcebergSchema(*fields, schema_id=schema_id, identifier_field_ids=list(identifier_field_ids))
 
 
 def from_iceberg_schema(schema: IcebergSchema) -> Schema:
-    """Return an Iceberg schema as our columns, with the same ids. Raises UnsupportedTypeError."""
+    """Convert an Iceberg schema to lakehouse columns with the same ids. Raises UnsupportedTypeError."""
     return Schema(columns=tuple(_to_column(field, field.name) for field in schema.fields))
 
 
 def arrow_to_iceberg_schema(schema: pa.Schema) -> IcebergSchema:
-    """Return an Arrow schema as an Iceberg schema with fresh field ids from 1 on.
+    """Convert an Arrow schema to an Iceberg schema with fresh field ids, starting with 1.
 
-    Raises UnsupportedTypeError for a type that would not be kept as it is.
+    Raises UnsupportedTypeError for a type that cannot be stored unchanged.
     """
     check_arrow_schema(schema)
     try:
         return assign_fresh_schema_ids(MetastoreCatalog._convert_schema_if_needed(schema))
     except (TypeError, ValueError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
-        raise UnsupportedTypeError(f"the columns {', '.join(schema.names)} cannot be stored: {reason}") from error
+        raise UnsupportedTypeError(
+            f"the columns {', '.join(schema.names)} cannot be stored: {reason}; change their types"
+        ) from error
 
 
 def storable(schema: pa.Schema) -> pa.Schema:
-    """Return an Arrow schema with types of Iceberg in place of others that have the same values, at any depth.
+    """Replace types of an Arrow schema that Iceberg lacks by types that can store the same values, at any depth.
 
-    Times are in microseconds, and those with a time zone in UTC: Iceberg keeps the moment and no zone. Rows with values
-    below a microsecond do not fit these types. Unsigned integers of 32 bits are int64, half floats are float32, dates
-    of 64 bits have 32 bits, decimals of other sizes have 128 bits, dictionaries are the type of their values.
+    Times become microseconds, and timestamps with a time zone become UTC because Iceberg stores the instant without a
+    zone. Values with nanoseconds do not fit. Unsigned 32-bit integers become int64, half floats float32, date64 date32,
+    other decimals decimal128, and dictionaries the type of their values.
     """
     return pa.schema([field.with_type(_storable_type(field.type)) for field in schema])
 
@@ -157,10 +167,10 @@ def _storable_type(kind: pa.DataType) -> pa.DataType:
         return pa.time64("us")
     if pa.types.is_decimal(kind) and kind.precision <= _MAX_PRECISION:
         return pa.decimal128(kind.precision, kind.scale)
-    return next((stored for is_kind, stored in _STORED_AS if is_kind(kind)), kind)
+    return next((stored for is_kind, stored in _STORABLE_REPLACEMENTS if is_kind(kind)), kind)
 
 
-_STORED_AS: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
+_STORABLE_REPLACEMENTS: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
     (pa.types.is_date64, pa.date32()),
     (pa.types.is_uint32, pa.int64()),
     (pa.types.is_float16, pa.float32()),
@@ -168,7 +178,7 @@ _STORED_AS: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
 
 
 def check_arrow_schema(schema: pa.Schema) -> None:
-    """Raise UnsupportedTypeError, naming the column and what to use, for types that Iceberg cannot hold."""
+    """Raise UnsupportedTypeError, with the column and a replacement, for types that Iceberg cannot store."""
     for field in schema:
         _check_arrow_type(field.type, field.name)
 
@@ -203,7 +213,7 @@ def _to_iceberg_type(column: Column, path: str) -> IcebergType:
         key = _part(column.map_key, path, "map_key")
         value = _part(column.map_value, path, "map_value")
         if key.nullable:
-            raise InvalidDefinitionError(f"column {path!r}: the key of a MAP is never null; set nullable to false")
+            raise InvalidDefinitionError(f"column {path!r}: the key of a MAP cannot be null; set nullable to false")
         return MapType(
             key.id,
             _to_iceberg_type(key, f"{path}.key"),
@@ -211,7 +221,7 @@ def _to_iceberg_type(column: Column, path: str) -> IcebergType:
             _to_iceberg_type(value, f"{path}.value"),
             not value.nullable,
         )
-    instead = _USE_INSTEAD_OF_COLUMN_TYPE.get(column.type, "a type that this version knows")
+    instead = _COLUMN_TYPE_REPLACEMENTS.get(column.type, "a supported type")
     raise UnsupportedTypeError(f"column {path!r}: Iceberg has no type for {column.type.name}; use {instead}")
 
 
@@ -225,7 +235,8 @@ def _int_property(column: Column, path: str, name: str, lowest: int, highest: in
     text = column.properties.get(name, "")
     if not (text.isascii() and text.isdigit() and lowest <= int(text) <= highest):
         raise InvalidDefinitionError(
-            f"column {path!r}: {column.type.name} needs the property {name!r} from {lowest} to {highest}, not {text!r}"
+            f"column {path!r}: property {name!r} of {column.type.name} is {text!r}; use a number from {lowest}"
+            f" to {highest}"
         )
     return int(text)
 
@@ -259,12 +270,12 @@ def _typed_column(field_id: int, name: str, kind: IcebergType, *, nullable: bool
         key, value = _to_column(kind.key_field, f"{path}.key"), _to_column(kind.value_field, f"{path}.value")
         return replace(column(DataType.MAP), map_key=key, map_value=value)
     type_name = str(kind).partition("(")[0]
-    instead = _USE_INSTEAD_OF_ICEBERG_TYPE.get(type_name, "a type of the format")
-    raise UnsupportedTypeError(f"column {path!r}: a lakehouse has no type for Iceberg's {kind}; use {instead}")
+    instead = _ICEBERG_TYPE_REPLACEMENTS.get(type_name, "a supported type")
+    raise UnsupportedTypeError(f"column {path!r}: lakehouse columns do not support Iceberg's {kind}; use {instead}")
 
 
-# The Arrow types to use instead. The first test that holds gives the answer. Types that pyiceberg would accept but
-# silently change (unsigned ones that do not fit) are refused as well.
+# Replacements for Arrow types, in order of precedence. Types that PyIceberg would accept and silently change, such as
+# unsigned integers that do not fit, are rejected as well.
 _ARROW_REPLACEMENTS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
     (pa.types.is_uint32, "int64"),
     (pa.types.is_uint64, "int64, or decimal128(20, 0)"),
@@ -291,7 +302,7 @@ def _check_arrow_type(kind: pa.DataType, path: str) -> None:
     if pa.types.is_struct(kind):
         names = [field.name for field in kind]
         if len(set(names)) < max(len(names), 1):
-            problem = "has two fields of one name" if names else "is a struct without fields, which Parquet cannot hold"
+            problem = "has duplicate field names" if names else "is a struct without fields, which Parquet cannot store"
             raise UnsupportedTypeError(f"column {path!r} {problem}; change it or drop it")
         for field in kind:
             _check_arrow_type(field.type, f"{path}.{field.name}")
@@ -303,11 +314,11 @@ def _check_arrow_type(kind: pa.DataType, path: str) -> None:
     elif pa.types.is_dictionary(kind):
         _check_arrow_type(kind.value_type, path)
     elif not _is_arrow_primitive_of_iceberg(kind):
-        instead = next((use for matches, use in _ARROW_REPLACEMENTS if matches(kind)), "a type that Iceberg has")
+        instead = next((use for matches, use in _ARROW_REPLACEMENTS if matches(kind)), "a type that Iceberg supports")
         raise UnsupportedTypeError(f"column {path!r}: Iceberg has no type for Arrow's {kind}; use {instead}")
 
 
-_KEPT_ARROW_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
+_SUPPORTED_ARROW_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_boolean,
     pa.types.is_signed_integer,
     pa.types.is_uint8,
@@ -336,47 +347,47 @@ def _is_utc(zone: str) -> bool:
 
 
 def _is_arrow_primitive_of_iceberg(kind: pa.DataType) -> bool:
-    return any(keeps(kind) for keeps in _KEPT_ARROW_TYPES)
+    return any(keeps(kind) for keeps in _SUPPORTED_ARROW_TYPES)
 
 
 class TypedPartitionSpec(PartitionSpec):
-    """A partition spec with the types of its source columns, by column id, for schemas that lack the column."""
+    """A partition spec that stores the types of its source columns, for schemas that lack a source column."""
 
     _source_types: dict[int, IcebergType] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def of(cls, spec: PartitionSpec, source_types: dict[int, IcebergType]) -> TypedPartitionSpec:
-        """Return ``spec`` with source types.
+        """Return a copy of ``spec`` with source types.
 
         Args:
             spec: The spec, which is not changed.
-            source_types: The type of each source column that any schema of the table has, by column id.
+            source_types: Type of each source column that any schema of the table has, by column id.
         """
         typed = cls.model_construct(spec.model_fields_set, **dict(spec))
         typed._source_types = source_types
         return typed
 
     def partition_type(self, schema: IcebergSchema) -> StructType:
-        """Return the struct type of partition values, with the types of ``schema`` where it has the source column."""
-        present = super().partition_type(schema).fields
+        """Return the struct type of partition values, by ``schema`` if it has the source column."""
+        fields = super().partition_type(schema).fields
         return StructType(
             *(
-                NestedField(field.field_id, field.name, self._result_type(at), required=False)
+                NestedField(field.field_id, field.name, self._result_type(index), required=False)
                 if isinstance(field.field_type, UnknownType)
                 else field
-                for at, field in enumerate(present)
+                for index, field in enumerate(fields)
             )
         )
 
-    def _result_type(self, at: int) -> IcebergType:
-        field = self.fields[at]
+    def _result_type(self, index: int) -> IcebergType:
+        field = self.fields[index]
         return field.transform.result_type(self._source_types.get(field.source_id, UnknownType()))
 
 
 def with_typed_specs(metadata: TableMetadata) -> TableMetadata:
-    """Return metadata whose partition specs know the types of their source columns, from all schemas of the table.
+    """Return metadata whose partition specs store the types of their source columns, from all schemas of the table.
 
-    The latest schema that has a column decides, because types only widen.
+    The latest schema with a column determines its type because types only widen.
     """
     if all(spec.is_unpartitioned() for spec in metadata.partition_specs):
         return metadata
@@ -394,19 +405,21 @@ def with_typed_specs(metadata: TableMetadata) -> TableMetadata:
 
 
 def check_keeps_source_types(before: TableMetadata, after: TableMetadata) -> None:
-    """Raise InvalidDefinitionError if an update removes the last schema that has the source column of a spec.
+    """Check that an update does not remove the last schema that has the source column of a partition spec.
 
     Args:
         before: The metadata of the table.
-        after: The same with the update.
+        after: The metadata after the update.
 
     Raises:
-        InvalidDefinitionError: Partition values of that spec could no longer be written.
+        InvalidDefinitionError: Partition values of a spec could no longer be written.
     """
-    had, has = ({column for schema in one.schemas for column in index_by_id(schema)} for one in (before, after))
+    columns_before, columns_after = (
+        {column for schema in metadata.schemas for column in index_by_id(schema)} for metadata in (before, after)
+    )
     for spec in after.partition_specs:
         for field in spec.fields:
-            if field.source_id in had - has:
+            if field.source_id in columns_before - columns_after:
                 raise InvalidDefinitionError(
                     f"the schemas cannot be removed: partition spec {spec.spec_id} needs the type of its source column"
                     f" {field.source_id}; keep a schema with that column, or remove the spec first"

@@ -1,7 +1,8 @@
-"""The updates of a commit, as a client sends them, made fit for pyiceberg and for the rules of a lakehouse.
+"""Adapt the updates of a client's commit to PyIceberg and to the rules of a lakehouse.
 
-pyiceberg adds what it is told. Iceberg's own server gives ids to schemas, partition specs and sort orders, and reuses
-one that is there already. Its clients count on that. A lakehouse keeps some properties, and the place of a table.
+PyIceberg applies updates as they are. Iceberg's reference server assigns ids to schemas, partition specs and sort
+orders and reuses equal existing ones, which clients rely on. A lakehouse also keeps some properties and the location of
+a table unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, Tr
 from trinitylake_ops.iceberg.managed import LATEST_WRITTEN_VERSION, MANAGED_PROPERTIES
 from trinitylake_ops.iceberg.properties import PATH_PROPERTIES
 
-_WRONG = (
+_INVALID_UPDATE_ERRORS = (
     ValidationError,
     ValidationException,
     ValueError,
@@ -56,35 +57,40 @@ LAST_ADDED = -1
 _FORMAT_VERSION = "format-version"
 
 
-def fitted(updates: Sequence[TableUpdate], current: TableMetadata | None) -> list[TableUpdate]:
-    """Return the updates as pyiceberg may apply them to a managed table, None for a new one.
+def adapt_updates(updates: Sequence[TableUpdate], current: TableMetadata | None) -> list[TableUpdate]:
+    """Adapt updates so that PyIceberg can apply them to a managed table.
 
-    The place of a table that exists is not changed, without an error, as engines name it in each commit. Raises
-    InvalidDefinitionError for what no lakehouse stores.
+    Location changes of an existing table are ignored without an error because engines send the location in each commit.
+    All property changes become at most two updates at the end, because PyIceberg copies all properties for each update.
+    No other update depends on properties.
 
-    All changes of properties become one update for each kind, at the end, because pyiceberg copies all properties of
-    the table for each update. No other update depends on properties.
+    Args:
+        updates: The updates of a client.
+        current: The metadata of the table, None for a new table.
+
+    Raises:
+        InvalidDefinitionError: An update is not supported by a lakehouse.
     """
-    fitting = _Fitting(current)
-    made = [fitted for update in updates for fitted in fitting.fit(update)]
-    made += fitting.property_updates()
+    adapter = _UpdateAdapter(current)
+    adapted = [result for update in updates for result in adapter.fit(update)]
+    adapted += adapter.property_updates()
     if current is None:
-        made.append(SetPropertiesUpdate(updates=dict(MANAGED_PROPERTIES)))
-    return made
+        adapted.append(SetPropertiesUpdate(updates=dict(MANAGED_PROPERTIES)))
+    return adapted
 
 
 def check_format(properties: Mapping[str, str]) -> None:
-    """Raise InvalidDefinitionError for the properties of a new table in a format that is not written here."""
+    """Raise InvalidDefinitionError if the properties of a new table request an unsupported format version."""
     version = properties.get(_FORMAT_VERSION, "2")
     if not (version.isascii() and version.isdecimal()) or not 1 <= int(version[:9]) <= LATEST_WRITTEN_VERSION:
         raise InvalidDefinitionError(
-            f"format-version {version[:20]!r} is not written here: use {LATEST_WRITTEN_VERSION};"
-            " tables of later versions can be registered and read"
+            f"format-version {version[:20]!r} cannot be written; use {LATEST_WRITTEN_VERSION}, or register tables of"
+            " later versions for reading"
         )
 
 
 def location_in(updates: Sequence[TableUpdate]) -> str:
-    """Return the place that updates give to a new table, empty where they give none."""
+    """Return the location that updates set for a new table, or an empty string."""
     places = [update.location for update in updates if isinstance(update, SetLocationUpdate)]
     return places[-1].rstrip("/") if places else ""
 
@@ -93,43 +99,47 @@ def spec_ids_after(updates: Sequence[TableUpdate], current: TableMetadata | None
     """Return the ids of the partition specs of a table after a commit.
 
     Args:
-        updates: The updates of the commit, from :func:`fitted`.
-        current: The metadata of the table, None for a new one.
+        updates: The updates of the commit, from :func:`adapt_updates`.
+        current: The metadata of the table, None for a new table.
     """
     added = {update.spec.spec_id for update in updates if isinstance(update, AddPartitionSpecUpdate)}
     return added if current is None else added | current.specs().keys()
 
 
 def check_snapshot_dependencies(updates: Sequence[TableUpdate], current: TableMetadata | None) -> None:
-    """Raise InvalidDefinitionError for updates that remove a schema or partition spec that readers of a snapshot need.
+    """Check that updates do not remove a schema or partition spec that readers of a snapshot need.
 
-    Which snapshots use a partition spec is in their manifest lists only. So all specs of a table with snapshots stay.
+    Only manifest lists record which partition specs a snapshot uses, so no spec of a table with snapshots may be
+    removed.
 
     Args:
         updates: The updates of a commit.
-        current: The metadata of the table, None for a new one.
+        current: The metadata of the table, None for a new table.
+
+    Raises:
+        InvalidDefinitionError: A snapshot may need a removed schema or spec.
     """
     snapshots = [] if current is None else current.snapshots
     schema_ids = {snapshot.schema_id for snapshot in snapshots}
     for update in updates:
         if isinstance(update, RemoveSchemasUpdate) and schema_ids.intersection(update.schema_ids):
             raise InvalidDefinitionError(
-                "schemas are not removed: a snapshot of the table was written with one of them; leave them"
+                "schemas cannot be removed: a snapshot of the table was written with one of them; keep them"
             )
         if isinstance(update, RemovePartitionSpecsUpdate) and snapshots:
             raise InvalidDefinitionError(
-                "partition specs are not removed: the table has snapshots whose files may need them; leave them"
+                "partition specs cannot be removed: the table has snapshots whose files may need them; keep them"
             )
 
 
 def named_files(updates: Sequence[TableUpdate]) -> Iterator[str]:
-    """Yield the locations of files that updates name by themselves."""
+    """Yield the locations of manifest lists and statistics files in updates."""
     yield from (update.snapshot.manifest_list for update in updates if isinstance(update, AddSnapshotUpdate))
     yield from named_statistics(updates)
 
 
 def named_statistics(updates: Sequence[TableUpdate]) -> Iterator[str]:
-    """Yield the locations of statistics files, of tables and of partitions, that updates name."""
+    """Yield the locations of table and partition statistics files in updates."""
     for update in updates:
         if isinstance(update, SetStatisticsUpdate):
             yield update.statistics.statistics_path
@@ -139,37 +149,37 @@ def named_statistics(updates: Sequence[TableUpdate]) -> Iterator[str]:
 
 @contextmanager
 def as_invalid_input() -> Iterator[None]:
-    """Take what pyiceberg raises for content that makes no sense as InvalidInputError. No commit ends in it.
+    """Convert PyIceberg's errors for invalid updates to InvalidInputError. The block must not commit.
 
-    A snapshot that is too old for the table is a CommitFailedException.
+    A sequence number that is too old for the table becomes a CommitFailedException.
     """
     try:
         yield
     except (TrinityLakeError, CommitFailedException, PydanticError):
         raise
-    except _WRONG as error:
+    except _INVALID_UPDATE_ERRORS as error:
         if "sequence number" in str(error):
             raise CommitFailedException(f"the table has changed: {error}") from error
-        raise InvalidInputError(f"this fits no table: {str(error) or type(error).__name__}") from error
+        raise InvalidInputError(f"the updates are not valid: {str(error) or type(error).__name__}") from error
 
 
-class _Fitting:
-    """What the updates so far leave of a table's schemas, specs, orders and properties."""
+class _UpdateAdapter:
+    """The schemas, specs, orders and properties of a table after the updates so far."""
 
     def __init__(self, current: TableMetadata | None):
         self._current = current
         self._present = current.properties if current is not None else {}
         self._properties: dict[str, str] = {}
         self._removed: dict[str, None] = {}
-        self._next_schema_id = max((one.schema_id for one in current.schemas), default=-1) + 1 if current else 0
-        self._next_spec_id = max((one.spec_id for one in current.partition_specs), default=-1) + 1 if current else 0
-        self._next_order_id = max((one.order_id for one in current.sort_orders), default=0) + 1 if current else 1
+        self._next_schema_id = max((schema.schema_id for schema in current.schemas), default=-1) + 1 if current else 0
+        self._next_spec_id = max((spec.spec_id for spec in current.partition_specs), default=-1) + 1 if current else 0
+        self._next_order_id = max((order.order_id for order in current.sort_orders), default=0) + 1 if current else 1
         self._schema_ids: dict[int, int] = {}
         self._spec_ids: dict[int, int] = {}
         self._order_ids: dict[int, int] = {}
 
     def fit(self, update: TableUpdate) -> list[TableUpdate]:
-        """Return what to apply for an update, nothing for one without an effect."""
+        """Return the updates to apply for an update, none for one without effect."""
         match update:
             case AddSchemaUpdate():
                 return self._add_schema(update)
@@ -178,11 +188,13 @@ class _Fitting:
             case AddSortOrderUpdate():
                 return self._add_order(update)
             case SetCurrentSchemaUpdate():
-                return [update.model_copy(update={"schema_id": _known(self._schema_ids, update.schema_id, "schema")})]
+                return [
+                    update.model_copy(update={"schema_id": _resolve_id(self._schema_ids, update.schema_id, "schema")})
+                ]
             case SetDefaultSpecUpdate():
-                return [update.model_copy(update={"spec_id": _known(self._spec_ids, update.spec_id, "spec")})]
+                return [update.model_copy(update={"spec_id": _resolve_id(self._spec_ids, update.spec_id, "spec")})]
             case SetDefaultSortOrderUpdate():
-                order_id = _known(self._order_ids, update.sort_order_id, "sort order")
+                order_id = _resolve_id(self._order_ids, update.sort_order_id, "sort order")
                 return [update.model_copy(update={"sort_order_id": order_id})]
             case AddSnapshotUpdate():
                 return [self._add_snapshot(update)]
@@ -199,23 +211,33 @@ class _Fitting:
             case SetLocationUpdate():
                 return [update] if self._current is None else []
             case AssignUUIDUpdate() if self._current is not None and update.uuid != self._current.table_uuid:
-                raise InvalidDefinitionError("Cannot reassign uuid: the table has another one")
+                raise InvalidDefinitionError("Cannot reassign uuid: the table has another UUID")
             case UpgradeFormatVersionUpdate() if update.format_version > LATEST_WRITTEN_VERSION:
                 check_format({_FORMAT_VERSION: str(update.format_version)})
         return [update]
 
-    # Updates are looked up by their content, as comparing each with all the others takes quadratic time.
+    # Equal items are looked up by a key of their content, because comparing all pairs takes quadratic time.
     @cached_attribute
     def _schemas(self) -> dict[str, int]:
-        return {_schema_key(one): one.schema_id for one in reversed(self._current.schemas)} if self._current else {}
+        return (
+            {_schema_key(schema): schema.schema_id for schema in reversed(self._current.schemas)}
+            if self._current
+            else {}
+        )
 
     @cached_attribute
     def _specs(self) -> dict[Hashable, int]:
-        return {_spec_key(one): one.spec_id for one in reversed(self._current.partition_specs)} if self._current else {}
+        return (
+            {_spec_key(spec): spec.spec_id for spec in reversed(self._current.partition_specs)} if self._current else {}
+        )
 
     @cached_attribute
     def _orders(self) -> dict[str, int]:
-        return {_order_key(one): one.order_id for one in reversed(self._current.sort_orders)} if self._current else {}
+        return (
+            {_order_key(order): order.order_id for order in reversed(self._current.sort_orders)}
+            if self._current
+            else {}
+        )
 
     def _add_schema(self, update: AddSchemaUpdate) -> list[TableUpdate]:
         schema, key = update.schema_, _schema_key(update.schema_)
@@ -255,19 +277,19 @@ class _Fitting:
         return update.model_copy(update={"snapshot": snapshot})
 
     def property_updates(self) -> list[TableUpdate]:
-        """Return at most one update that sets properties, and one that removes some."""
+        """Return at most one update that sets properties and one that removes properties."""
         removed = [name for name in self._removed if name not in self._properties]
-        made: list[TableUpdate] = [SetPropertiesUpdate(updates=self._properties)] if self._properties else []
-        return [*made, RemovePropertiesUpdate(removals=removed)] if removed else made
+        updates: list[TableUpdate] = [SetPropertiesUpdate(updates=self._properties)] if self._properties else []
+        return [*updates, RemovePropertiesUpdate(removals=removed)] if removed else updates
 
     def _set_properties(self, updates: Mapping[str, str]) -> None:
         for name in PATH_PROPERTIES:
             if name in updates:
                 raise InvalidDefinitionError(
-                    f"property {name!r} cannot be set: a table's files stay under its own location; leave it out"
+                    f"property {name!r} cannot be set: a table's files are below its location; leave it out"
                 )
         kept = {name: value for name, value in updates.items() if name not in MANAGED_PROPERTIES}
-        if self._current is None:  # engines repeat the properties of the request that staged the table
+        if self._current is None:  # engines repeat the properties of the staging request
             check_format(kept)
             kept.pop(_FORMAT_VERSION, None)
         self._properties |= kept
@@ -291,7 +313,7 @@ def _order_key(order: SortOrder) -> str:
     return order.model_dump_json(exclude={"order_id"})
 
 
-def _known(numbers: Mapping[int, int], asked: int, what: str) -> int:
-    if asked == LAST_ADDED and LAST_ADDED not in numbers:
-        raise InvalidDefinitionError(f"Cannot set the last added {what}: none was added")
-    return numbers.get(asked, asked)
+def _resolve_id(ids: Mapping[int, int], requested_id: int, kind: str) -> int:
+    if requested_id == LAST_ADDED and LAST_ADDED not in ids:
+        raise InvalidDefinitionError(f"Cannot set the last added {kind}: none was added")
+    return ids.get(requested_id, requested_id)

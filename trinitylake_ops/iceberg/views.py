@@ -1,9 +1,9 @@
 """Views: their metadata, and their storage as properties of a namespace.
 
-The models are our own, since the oldest pyiceberg that is allowed has none. Schemas are pyiceberg's.
+The models are defined here because the oldest supported PyIceberg has none. Schemas are PyIceberg's.
 
-The format has no object for a view, and a property is carried along by every reader of the format. The value is the
-view's metadata in Iceberg's own JSON. So a view needs no file, and belongs to the version as its namespace does.
+The lakehouse format has no view objects, but all its readers preserve properties. A view is a property whose value is
+the view's metadata in Iceberg's JSON. It therefore needs no file, and is versioned with its namespace.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pyiceberg.typedef import IcebergBaseModel
 from trinitylake_ops import errors
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.format.keys import check_new_name
-from trinitylake_ops.iceberg.properties import check_settable, usable
+from trinitylake_ops.iceberg.properties import check_settable, settable_properties
 from trinitylake_ops.transaction.change_set import VIEW_PREFIX
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.snapshot import CatalogReader
 
 LAST_ADDED = -1
 _KEPT_VERSIONS = 10
-_MOST_DIALECTS = 20
+_MAX_DIALECTS = 20
 
 
 class Representation(IcebergBaseModel):
-    """The text of a view in one dialect of SQL."""
+    """The SQL of a view in one dialect."""
 
     type: Literal["sql"]
     sql: str
@@ -39,19 +39,19 @@ class Representation(IcebergBaseModel):
 
 
 class ViewVersion(IcebergBaseModel):
-    """A version of a view: what it selects, and where names without a namespace are looked for."""
+    """A version of a view: its queries, and the default namespace of unqualified names."""
 
     version_id: int = Field(alias="version-id", default=1)
     schema_id: int = Field(alias="schema-id")
     timestamp_ms: int = Field(alias="timestamp-ms")
     summary: dict[str, str] = Field(default_factory=dict)
-    representations: list[Representation] = Field(min_length=1, max_length=_MOST_DIALECTS)
+    representations: list[Representation] = Field(min_length=1, max_length=_MAX_DIALECTS)
     default_catalog: str | None = Field(alias="default-catalog", default=None)
     default_namespace: list[str] = Field(alias="default-namespace")
 
 
 class ViewHistoryEntry(IcebergBaseModel):
-    """When a version became the current one."""
+    """The time at which a version became current."""
 
     timestamp_ms: int = Field(alias="timestamp-ms")
     version_id: int = Field(alias="version-id")
@@ -71,28 +71,28 @@ class ViewMetadata(IcebergBaseModel):
 
 
 class AssignUuid(IcebergBaseModel):
-    """Names the view's id, which never changes."""
+    """Asserts the view's UUID, which never changes."""
 
     action: Literal["assign-uuid"]
     uuid: str
 
 
 class UpgradeFormat(IcebergBaseModel):
-    """Names the version of the format, of which there is one."""
+    """Sets the format version. Only version 1 exists."""
 
     action: Literal["upgrade-format-version"]
     format_version: Literal[1] = Field(alias="format-version")
 
 
 class AddSchema(IcebergBaseModel):
-    """Adds a schema, or names one that is there."""
+    """Adds a schema, or refers to an equal existing one."""
 
     action: Literal["add-schema"]
     schema_: Schema = Field(alias="schema")
 
 
 class SetLocation(IcebergBaseModel):
-    """Names a place. A view has no files, and keeps its own."""
+    """Sets the location. It is ignored because a view has no files."""
 
     action: Literal["set-location"]
     location: str
@@ -113,14 +113,14 @@ class RemoveProperties(IcebergBaseModel):
 
 
 class AddVersion(IcebergBaseModel):
-    """Adds a version, or names one that is there."""
+    """Adds a version, or refers to an equal existing one."""
 
     action: Literal["add-view-version"]
     view_version: ViewVersion = Field(alias="view-version")
 
 
 class SetCurrentVersion(IcebergBaseModel):
-    """Lets a version be the current one; -1 is the one that was added last."""
+    """Sets the current version; -1 is the last added one."""
 
     action: Literal["set-current-view-version"]
     view_version_id: int = Field(alias="view-version-id")
@@ -140,21 +140,21 @@ ViewUpdate: TypeAlias = Annotated[
 
 
 class AssertUuid(IcebergBaseModel):
-    """Requires that the view is the one that the client has seen."""
+    """Requires that the view still has the UUID that the client read."""
 
     type: Literal["assert-view-uuid"]
     uuid: str
 
 
 class ReplaceViewRequest(IcebergBaseModel):
-    """What a client asks for a view that exists."""
+    """A client's request to change an existing view."""
 
     requirements: list[AssertUuid] = Field(default_factory=list)
     updates: list[ViewUpdate]
 
 
 class NewViewRequest(IcebergBaseModel):
-    """What a client asks for a new view."""
+    """A client's request to create a view."""
 
     name: str
     schema_: Schema = Field(alias="schema")
@@ -163,7 +163,17 @@ class NewViewRequest(IcebergBaseModel):
 
 
 def new_view(schema: Schema, version: ViewVersion, properties: Mapping[str, str], root: str) -> ViewMetadata:
-    """Return the metadata of a new view. Raises InvalidDefinitionError."""
+    """Return the metadata of a new view.
+
+    Args:
+        schema: Its schema.
+        version: Its first version.
+        properties: Its properties.
+        root: Root of the lakehouse.
+
+    Raises:
+        InvalidDefinitionError: A property is not allowed, or a dialect occurs twice.
+    """
     check_settable(properties)
     _check_dialects(version)
     view_uuid = str(uuid.uuid4())
@@ -172,7 +182,7 @@ def new_view(schema: Schema, version: ViewVersion, properties: Mapping[str, str]
         {
             "view-uuid": view_uuid,
             "format-version": 1,
-            "location": f"{root}views/{view_uuid}",  # a name, as the specification asks for one; nothing is there
+            "location": f"{root}views/{view_uuid}",  # required by the specification; no file is written there
             "schemas": [schema.model_copy(update={"schema_id": 0})],
             "current-version-id": 1,
             "versions": [first],
@@ -183,21 +193,27 @@ def new_view(schema: Schema, version: ViewVersion, properties: Mapping[str, str]
 
 
 def replaced_view(metadata: ViewMetadata, request: ReplaceViewRequest) -> ViewMetadata:
-    """Return the metadata that updates leave. Raises CommitFailedException where a requirement does not hold.
+    """Apply a client's updates to the metadata of a view.
 
-    Raises InvalidDefinitionError for updates that fit no view.
+    Args:
+        metadata: The current metadata.
+        request: The requirements and updates.
+
+    Raises:
+        CommitFailedException: A requirement is not satisfied.
+        InvalidDefinitionError: An update is not valid.
     """
     for requirement in request.requirements:
         if requirement.uuid != metadata.view_uuid:
             raise CommitFailedException(f"Requirement failed: view UUID does not match: {requirement.uuid[:64]}")
-    change = _Change(metadata)
+    change = _ViewChange(metadata)
     for update in request.updates:
         change.apply(update)
     return change.result()
 
 
-class _Change:
-    """A change of a view, update by update."""
+class _ViewChange:
+    """Applies updates to a view."""
 
     def __init__(self, metadata: ViewMetadata):
         self._metadata = metadata
@@ -212,7 +228,7 @@ class _Change:
     def apply(self, update: ViewUpdate) -> None:
         match update:
             case AssignUuid() if update.uuid != self._metadata.view_uuid:
-                raise InvalidDefinitionError("Cannot reassign uuid: the view has another one")
+                raise InvalidDefinitionError("Cannot reassign uuid: the view has another UUID")
             case AddSchema():
                 self._add_schema(update.schema_)
             case SetProperties():
@@ -227,10 +243,10 @@ class _Change:
                 self._set_current(update.view_version_id)
 
     def result(self) -> ViewMetadata:
-        """Return the metadata, with the current version and the newest others."""
+        """Return the metadata with the current and the newest other versions."""
         kept = self._versions[-_KEPT_VERSIONS:]
         if all(version.version_id != self._current for version in kept):
-            kept = [*(one for one in self._versions if one.version_id == self._current), *kept[1:]]
+            kept = [*(version for version in self._versions if version.version_id == self._current), *kept[1:]]
         numbers = {version.version_id for version in kept}
         used = {version.schema_id for version in kept}
         return self._metadata.model_copy(
@@ -244,8 +260,10 @@ class _Change:
         )
 
     def _add_schema(self, schema: Schema) -> None:
-        same = next((one for one in self._schemas if one == schema), None)
-        number = max((one.schema_id for one in self._schemas), default=-1) + 1 if same is None else same.schema_id
+        same = next((existing for existing in self._schemas if existing == schema), None)
+        number = (
+            max((existing.schema_id for existing in self._schemas), default=-1) + 1 if same is None else same.schema_id
+        )
         self._schema_ids[schema.schema_id] = self._schema_ids[LAST_ADDED] = number
         if same is None:
             self._schemas.append(schema.model_copy(update={"schema_id": number}))
@@ -255,21 +273,21 @@ class _Change:
         schema_id = self._schema_ids.get(version.schema_id, version.schema_id)
         if all(schema.schema_id != schema_id for schema in self._schemas):
             raise InvalidDefinitionError(f"Cannot add version with unknown schema: {version.schema_id}")
-        made = version.model_copy(update={"schema_id": schema_id})
-        same = next((one for one in self._versions if _is_same(one, made)), None)
-        number = max(one.version_id for one in self._versions) + 1 if same is None else same.version_id
+        added = version.model_copy(update={"schema_id": schema_id})
+        same = next((existing for existing in self._versions if _is_same(existing, added)), None)
+        number = max(existing.version_id for existing in self._versions) + 1 if same is None else same.version_id
         self._version_ids[version.version_id] = self._version_ids[LAST_ADDED] = number
         if same is None:
-            self._versions.append(made.model_copy(update={"version_id": number}))
+            self._versions.append(added.model_copy(update={"version_id": number}))
 
-    def _set_current(self, asked: int) -> None:
-        number = self._version_ids.get(asked, asked)
-        found = next((version for version in self._versions if version.version_id == number), None)
-        if found is None:
-            raise InvalidDefinitionError(f"Cannot set current version to unknown version: {asked}")
+    def _set_current(self, requested_id: int) -> None:
+        number = self._version_ids.get(requested_id, requested_id)
+        current = next((version for version in self._versions if version.version_id == number), None)
+        if current is None:
+            raise InvalidDefinitionError(f"Cannot set current version to unknown version: {requested_id}")
         if number != self._current:
             self._current = number
-            self._log.append(_entry(found))
+            self._log.append(_entry(current))
 
 
 def _entry(version: ViewVersion) -> ViewHistoryEntry:
@@ -287,35 +305,42 @@ def _is_same(one: ViewVersion, other: ViewVersion) -> bool:
 
 
 def _check_dialects(version: ViewVersion) -> None:
-    dialects: Sequence[str] = [one.dialect.lower() for one in version.representations]
+    dialects: Sequence[str] = [representation.dialect.lower() for representation in version.representations]
     if len(set(dialects)) < len(dialects):
         raise InvalidDefinitionError("Invalid view version: Cannot add multiple queries for a dialect")
 
 
-#: The largest metadata of one view. All properties of a namespace, and so its views, have a bound together.
+#: Maximum size of the metadata of one view. All properties of a namespace, including its views, have a common limit.
 MOST_VIEW_BYTES = 256 << 10
 
 
 def without_views(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return properties of a namespace without those that are views."""
+    """Return the properties of a namespace that are not views."""
     return {name: value for name, value in properties.items() if not name.startswith(VIEW_PREFIX)}
 
 
 def views_of(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return those properties of a namespace that are views."""
+    """Return the properties of a namespace that are views."""
     return {name: value for name, value in properties.items() if name.startswith(VIEW_PREFIX)}
 
 
 def check_no_view(names: Mapping[str, str]) -> None:
-    """Raise InvalidDefinitionError for a property that is not free: it would be taken for a view."""
+    """Raise InvalidDefinitionError for a property name that is reserved for views."""
     if any(name.startswith(VIEW_PREFIX) for name in names):
-        raise errors.InvalidDefinitionError(f"no property may begin with {VIEW_PREFIX!r}: such are views; rename it")
+        raise errors.InvalidDefinitionError(f"property names with the prefix {VIEW_PREFIX!r} are reserved; rename it")
 
 
 def view_in(reader: CatalogReader, namespace: str, view: str) -> ViewMetadata:
     """Return the metadata of a view, with the properties that clients may set.
 
-    Raises NoSuchViewError, CorruptFileError for metadata that cannot be read.
+    Args:
+        reader: The version or transaction to read.
+        namespace: Namespace of the view.
+        view: Name of the view.
+
+    Raises:
+        NoSuchViewError: The view does not exist.
+        CorruptFileError: The metadata is not valid.
     """
     text = _properties(reader, namespace, NoSuchViewError).get(VIEW_PREFIX + view)
     if text is None:
@@ -326,15 +351,27 @@ def view_in(reader: CatalogReader, namespace: str, view: str) -> ViewMetadata:
         metadata = ViewMetadata.model_validate_json(text)
     except (ValidationError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise errors.CorruptFileError(
-            f"view {namespace}.{view} has metadata that cannot be read; drop it, and create it again"
+            f"metadata of view {namespace}.{view} is not valid; drop the view and create it again"
         ) from error
-    return metadata.model_copy(update={"properties": usable(metadata.properties)})
+    return metadata.model_copy(update={"properties": settable_properties(metadata.properties)})
 
 
 def put_view(writer: Transaction, namespace: str, view: str, metadata: ViewMetadata, *, is_new: bool) -> None:
-    """Create a view, or replace it. Raises TableAlreadyExistsError, NoSuchNamespaceError, NoSuchViewError.
+    """Create or replace a view in a transaction.
 
-    Raises InvalidNameError for a name that no table could have, and InvalidDefinitionError for too much metadata.
+    Args:
+        writer: The transaction.
+        namespace: Namespace of the view.
+        view: Name of the view.
+        metadata: Its new metadata.
+        is_new: Whether the view is created.
+
+    Raises:
+        TableAlreadyExistsError: A table or view of the new name exists.
+        NoSuchNamespaceError: The namespace does not exist.
+        NoSuchViewError: The view to replace does not exist.
+        InvalidNameError: The name is not allowed.
+        InvalidDefinitionError: The metadata is too large.
     """
     writer.keys.table_key(namespace, view)
     properties = _properties(writer, namespace, NoSuchNamespaceError)
@@ -349,14 +386,14 @@ def put_view(writer: Transaction, namespace: str, view: str, metadata: ViewMetad
     text = metadata.model_dump_json()
     if len(text.encode()) > MOST_VIEW_BYTES:
         raise errors.InvalidDefinitionError(
-            f"the metadata of view {namespace}.{view} has {len(text.encode())} bytes, more than {MOST_VIEW_BYTES}; drop"
+            f"metadata of view {namespace}.{view} has {len(text.encode())} bytes, more than {MOST_VIEW_BYTES}; drop"
             " versions of the view"
         )
     writer.alter_namespace(namespace, {**properties, VIEW_PREFIX + view: text})
 
 
 def remove_view(writer: Transaction, namespace: str, view: str) -> None:
-    """Drop a view. Raises NoSuchViewError."""
+    """Drop a view in a transaction. Raises NoSuchViewError."""
     properties = _properties(writer, namespace, NoSuchViewError)
     if VIEW_PREFIX + view not in properties:
         raise NoSuchViewError(f"View does not exist: {namespace}.{view}")

@@ -1,6 +1,6 @@
-"""Reads the names in single files of an Iceberg table, each file whole and in one request.
+"""List the files that each metadata file of an Iceberg table refers to, reading each file whole and in one request.
 
-So a wrapper in between sees all bytes of a file at once, and can tell whether the file changed.
+A wrapper of the storage therefore sees complete files, and can detect whether a file changed.
 """
 
 from __future__ import annotations
@@ -29,18 +29,22 @@ from trinitylake_ops.storage.parallel import run_parallel
 
 
 class WholeFileIO(StorageFileIO):
-    """A FileIO whose files are read whole, and checked by their seals.
+    """A FileIO whose files are read whole and verified against their checksums."""
 
-    ``on_checked`` gets the location of each file, and whether it has seals.
-    """
-
+    #: Called with the location of each file, and whether it has checksums.
     on_checked: Callable[[str, bool], None] | None = None
 
     @classmethod
     def reading(
         cls, storage: Storage, storage_options: StorageOptions, on_checked: Callable[[str, bool], None]
     ) -> WholeFileIO:
-        """Return a FileIO that writes nothing."""
+        """Return a read-only FileIO.
+
+        Args:
+            storage: Storage of the lakehouse's root.
+            storage_options: Options for storage outside the root.
+            on_checked: Called with the location of each file, and whether it has checksums.
+        """
         whole = cls.on(storage, storage_options, read_only=True)
         assert isinstance(whole, WholeFileIO)
         whole.on_checked = on_checked
@@ -58,18 +62,18 @@ class _WholeFile(StorageInputFile):
         self._io = file_io
 
     def open(self, seekable: bool = True) -> InputStream:
-        """Return the file in memory, an Avro file without compression. Raises StorageError, CorruptFileError."""
+        """Open the file in memory, decompressed if it is Avro. Raises StorageError, CorruptFileError."""
         return self._opened(self.read_whole())
 
     def read_whole(self, limit_bytes: int | None = None) -> bytes:
-        """Return the bytes of the file as it is stored, in one request.
+        """Return the stored contents of the file, in one request.
 
         Args:
-            limit_bytes: Not used, because maintenance reads metadata of any size that the storage returns.
+            limit_bytes: Ignored, because maintenance reads metadata of any size that the storage returns.
 
         Raises:
-            CorruptFileError: If the file does not match its checksum.
-            StorageError: If it cannot be read.
+            CorruptFileError: The file does not match its checksum.
+            StorageError: The file cannot be read.
         """
         data = self._storage.read(self._path)
         location = self._io.location(self.location)
@@ -80,10 +84,10 @@ class _WholeFile(StorageInputFile):
 
 
 class TableFiles:
-    """The files of an Iceberg table at one version. The names in each file are read when a caller asks for them.
+    """The files of an Iceberg table at one version, read on demand.
 
-    Locations are paths if they lie under the lakehouse's root, else URIs. All methods raise CorruptFileError,
-    LocationNotAllowedError for a file that the table cannot have, and other StorageErrors.
+    Locations are paths if they are under the lakehouse's root, otherwise URIs. Methods raise CorruptFileError,
+    LocationNotAllowedError for a file that the table may not refer to, and other StorageErrors.
     """
 
     def __init__(self, definition: TableDef, io: StorageFileIO):
@@ -92,7 +96,7 @@ class TableFiles:
         self._uri = metadata_uri(definition, io.root)
         self._manifests: dict[str, ManifestFile] = {}
         self._read_lists: set[str] = set()
-        #: The manifests that were read and have bounds that are no values of their columns.
+        #: Manifests that were read and whose bounds are not valid values of their columns.
         self.faulty_bounds: set[str] = set()
 
     @property
@@ -102,14 +106,14 @@ class TableFiles:
 
     @property
     def naming_code(self) -> tuple[str, ...]:
-        """The names of properties that name code in the metadata file, none if it was not read."""
+        """Names of dropped properties in the metadata file that name classes, none if it was not read."""
         return self._loaded.naming_code if "_loaded" in self.__dict__ else ()
 
     @property
     def connecting(self) -> tuple[str, ...]:
-        """The names of properties in the metadata file that clients could take for connection settings.
+        """Names of dropped properties in the metadata file that clients could interpret as connection settings.
 
-        None if the file was not read.
+        Empty if the file was not read.
         """
         return self._loaded.connecting if "_loaded" in self.__dict__ else ()
 
@@ -122,7 +126,7 @@ class TableFiles:
         return self._loaded.metadata
 
     def in_metadata(self) -> list[TableFile]:
-        """Return the statistics files and manifest lists that the metadata names."""
+        """Return the statistics files and manifest lists in the metadata."""
         lists = [TableFile(FileKind.MANIFEST_LIST, location) for location in self._snapshots]
         return [*statistics_of(self._metadata, self._io), *lists]
 
@@ -130,8 +134,8 @@ class TableFiles:
     def _snapshots(self) -> dict[str, Snapshot]:
         if any(isinstance(snapshot, InlineSnapshot) for snapshot in self._metadata.snapshots):
             raise CorruptFileError(
-                f"{self.metadata_location!r} has snapshots without manifest lists, which no writer of managed tables"
-                " leaves; restore it",
+                f"{self.metadata_location!r} has snapshots without manifest lists, which managed tables never have;"
+                " restore it",
                 path=self.metadata_location,
             )
         listed = [snapshot for snapshot in self._metadata.snapshots if snapshot.manifest_list]
@@ -140,31 +144,32 @@ class TableFiles:
         return {self._io.location(snapshot.manifest_list): snapshot for snapshot in listed}
 
     def check_own(self, files: Iterable[TableFile]) -> None:
-        """Check that the table may have files, which an earlier run recorded as named by a file of it."""
+        """Check that the table may refer to files that an earlier run recorded."""
         for file in files:
             self._io.check_may_have(to_uri(self._io.root, file.location))
 
     def in_lists(self, locations: Sequence[str]) -> list[list[TableFile]]:
-        """Return the manifests that manifest lists name, list by list, read in parallel."""
+        """Return the manifests in each of several manifest lists, read in parallel."""
         if locations:
-            _ = self._snapshots  # read once, before the threads ask for it
+            _ = self._snapshots  # compute it once, before threads access it
         return run_parallel(self._in_list, locations, self._io.storage.concurrency)
 
     def _in_list(self, location: str) -> list[TableFile]:
-        found = manifests_in(self._snapshots[location], self._io)
-        named = [(self._io.location(manifest.manifest_path), manifest) for manifest in found]
+        manifests = manifests_in(self._snapshots[location], self._io)
+        named = [(self._io.location(manifest.manifest_path), manifest) for manifest in manifests]
         self._manifests.update(named)
         self._read_lists.add(location)
         return [TableFile(FileKind.MANIFEST, path, manifest.manifest_length) for path, manifest in named]
 
     def know_manifests(self, lists: Sequence[str]) -> None:
-        """Read manifest lists again whose manifests will be read, if that was not done yet."""
+        """Read manifest lists whose manifests will be read, unless they were read before."""
         self.in_lists([location for location in lists if location not in self._read_lists])
 
     def in_manifests(self, locations: Sequence[str]) -> list[list[TableFile]]:
-        """Return the data and delete files that manifests name, without deleted ones. Their lists were read before.
+        """Return the live data and delete files in each of several manifests, whose lists were read before.
 
-        A data file is returned as often as its manifest lists it. One file may hold the deletes of several data files.
+        A data file is returned as often as its manifest lists it. One file may contain the deletes of several data
+        files.
         """
         return run_parallel(self._in_manifest, locations, self._io.storage.concurrency)
 

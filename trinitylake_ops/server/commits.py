@@ -40,7 +40,7 @@ from trinitylake_ops.format.locations import normalize_root_uri, to_location
 from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
 from trinitylake_ops.iceberg.io.checked_files import files_below
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
-from trinitylake_ops.iceberg.loaded_table import commit_message, loaded_now, registered_table_error
+from trinitylake_ops.iceberg.loaded_table import commit_message, load_time_config, registered_table_error
 from trinitylake_ops.iceberg.managed import (
     MANAGED_PROPERTIES,
     check_format_version,
@@ -64,9 +64,9 @@ from trinitylake_ops.iceberg.reach import files_of, manifests_in
 from trinitylake_ops.iceberg.table_change import TransactionTarget
 from trinitylake_ops.iceberg.totals import with_totals
 from trinitylake_ops.iceberg.updates import (
+    adapt_updates,
     as_invalid_input,
     check_snapshot_dependencies,
-    fitted,
     location_in,
     named_files,
     spec_ids_after,
@@ -244,7 +244,7 @@ class _Attempt:
             raise forbidden(registered_table_error(".".join(commit.name)).message)
         _check_keeps_snapshots(commit)
         check_snapshot_dependencies(commit.request.updates, current)
-        updates = fitted(commit.request.updates, current)
+        updates = adapt_updates(commit.request.updates, current)
         if table is None or current is None:
             updates = self._placed(updates)
             table, place = self._new_table(commit.name), location_in(updates)
@@ -274,7 +274,7 @@ class _Attempt:
         return Committed(uri, text)
 
     def _new_table(self, name: Name) -> StagedTable:
-        config = loaded_now(self._io.storage)
+        config = load_time_config(self._io.storage)
         return StagedTable(name, self._catalog._empty_table_metadata(), "", self._io, self._catalog, config)
 
     def _placed(self, updates: list[TableUpdate]) -> list[TableUpdate]:
