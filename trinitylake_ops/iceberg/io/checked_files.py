@@ -1,8 +1,8 @@
-"""Find and list the files of tables, and check them before their rows are rewritten or they are copied.
+"""Verify the files of tables as a whole, list them, and relocate the metadata of copied tables.
 
-An export of nodes or definitions, and a lakehouse whose files were copied or moved, have metadata with the former
-place. Only the owner of that root may write there. So the table's own place replaces the location as the table is
-loaded. New files go there, and existing files are read where they are.
+Metadata in an export of nodes or definitions, or in a lakehouse whose files were copied or moved, contains the previous
+location, where only the owner of that root may write. The location is therefore replaced by the table's current managed
+location when the table is loaded. New files are written there, and existing files are read where they are.
 """
 
 from __future__ import annotations
@@ -25,28 +25,25 @@ from trinitylake_ops.iceberg.validation.checksums import PieceCheck, SealedKind,
 from trinitylake_ops.iceberg.validation.files import check_parquet_claims, end_with_claims, footer_bytes, read_footer
 from trinitylake_ops.storage.interface import FileInfo
 
-#: A file up to this size is read in one request and held.
-HELD_BYTES = 256 << 20
+#: Files up to this size are read in one request and kept in memory.
+WHOLE_READ_BYTES = 256 << 20
 _PIECE_BYTES = 8 << 20
 _END_BYTES = 256 << 10
 
 
 class CheckedFileIO(StorageFileIO):
-    """A FileIO whose files are checked as a whole when they are opened.
-
-    For Parquet, the claims of pages are checked, too.
-    """
+    """A FileIO that verifies whole files when they are opened, including the page headers of Parquet files."""
 
     _sizes_bytes: Mapping[str, int] = MappingProxyType({})
 
     @classmethod
     def like(cls, file_io: StorageFileIO, sizes_bytes: Mapping[str, int]) -> CheckedFileIO:
-        """Return a checked FileIO over another.
+        """Return a verifying FileIO with the access of another.
 
         Args:
-            file_io: The FileIO that finds the files.
-            sizes_bytes: The sizes in the manifests, by location. A file that is larger is rejected before it is read
-                whole, because a client may replace a small file by one of terabytes.
+            file_io: The FileIO to resolve files with.
+            sizes_bytes: Sizes in the manifests, by location. A larger file is rejected before it is read whole, because
+                a client might replace a small file by one of terabytes.
         """
         checked = cls.__new__(cls)
         checked.__setstate__(file_io.__getstate__())
@@ -62,34 +59,35 @@ class CheckedFileIO(StorageFileIO):
 
 
 class _CheckedFile(StorageInputFile):
-    #: The size in the manifest, None if it is not known.
+    #: Size in the manifest, or None if it is not known.
     listed_bytes: int | None = None
 
     def open(self, seekable: bool = True) -> InputStream:
-        """Return the file.
+        """Return the verified file.
 
-        Raises CorruptFileError for a file that is larger than its manifest lists, or that does not match its checksums.
-        Raises StorageError.
+        Raises CorruptFileError for a file that is larger than in its manifest or that does not match its checksums, and
+        StorageError.
         """
-        limit_bytes = HELD_BYTES if self.listed_bytes is None else min(HELD_BYTES, self.listed_bytes + 1)
+        limit_bytes = WHOLE_READ_BYTES if self.listed_bytes is None else min(WHOLE_READ_BYTES, self.listed_bytes + 1)
         with reading_table_file():
             head = self._storage.read(self._path, offset=0, length=limit_bytes)
         is_larger = self.listed_bytes is not None and self.listed_bytes < (
-            len(self) if len(head) == HELD_BYTES else len(head)
+            len(self) if len(head) == WHOLE_READ_BYTES else len(head)
         )
         if is_larger:
             raise CorruptFileError(
-                f"the file is larger than the {self.listed_bytes} bytes in its manifest", path=self.shown
+                f"{self.shown!r} is larger than the {self.listed_bytes} bytes in its manifest; restore it",
+                path=self.shown,
             )
-        if len(head) < HELD_BYTES:
+        if len(head) < WHOLE_READ_BYTES:
             check_table_file(head, self.shown)
             if SealedKind.of(self.shown) is SealedKind.PARQUET or footer_bytes(head):
-                check_parquet_pages(len(head), _slices(head), self.shown)
+                check_parquet_pages(len(head), _reader_of(head), self.shown)
             return io.BytesIO(head)
         check = PieceCheck(self.shown)
         check.add(head)
         del head
-        for offset in range(HELD_BYTES, len(self), _PIECE_BYTES):
+        for offset in range(WHOLE_READ_BYTES, len(self), _PIECE_BYTES):
             check.add(self.read_range(offset, min(_PIECE_BYTES, len(self) - offset)))
         check.finish(lambda n_bytes: self.read_range(len(self) - n_bytes, n_bytes))
         check_parquet_pages(len(self), self.read_range, self.shown)
@@ -97,20 +95,34 @@ class _CheckedFile(StorageInputFile):
 
 
 def check_whole(data: bytes, path: str) -> bool:
-    """Check a file of a table by its seals, or a Parquet file without seals by its pages. Returns whether it has seals.
+    """Verify a table file by its checksums, or a Parquet file without checksums by its pages.
 
-    Raises CorruptFileError.
+    Args:
+        data: Contents of the file.
+        path: Its path.
+
+    Returns:
+        Whether it has checksums.
+
+    Raises:
+        CorruptFileError: The file is damaged.
     """
     has_seals = check_table_file(data, path)
     if not has_seals and SealedKind.of(path) is SealedKind.PARQUET:
-        check_parquet_pages(len(data), _slices(data), path)
+        check_parquet_pages(len(data), _reader_of(data), path)
     return has_seals
 
 
 def check_parquet_pages(size_bytes: int, read: Callable[[int, int], bytes], path: str) -> None:
-    """Check a Parquet file's footer and pages: their checksums, if there are any, and their claims.
+    """Verify a Parquet file's footer and pages: page checksums, if there are any, and declared sizes.
 
-    ``read`` returns the bytes at an offset, of a length. Raises CorruptFileError, and what ``read`` raises.
+    Args:
+        size_bytes: Size of the file.
+        read: Returns the bytes at an offset, of a length.
+        path: Its path, for errors.
+
+    Raises:
+        CorruptFileError: The file is damaged.
     """
     from trinitylake_ops.iceberg.validation.files import check_pages
 
@@ -120,52 +132,77 @@ def check_parquet_pages(size_bytes: int, read: Callable[[int, int], bytes], path
 
 
 def parquet_end(size_bytes: int, read: Callable[[int, int], bytes], path: str) -> bytes:
-    """Return a Parquet file's last bytes, all of its footer among them.
+    """Return the last bytes of a Parquet file, including its whole footer.
 
-    Raises CorruptFileError, and what ``read`` raises.
+    Args:
+        size_bytes: Size of the file.
+        read: Returns the bytes at an offset, of a length.
+        path: Its path, for errors.
+
+    Raises:
+        CorruptFileError: The declared size of the footer is not valid.
     """
     end_bytes = min(size_bytes, _END_BYTES)
     end = read(size_bytes - end_bytes, end_bytes)
     return end_with_claims(end, size_bytes, lambda n_bytes: read(size_bytes - n_bytes, n_bytes), path)
 
 
-def _slices(data: bytes) -> Callable[[int, int], bytes]:
+def _reader_of(data: bytes) -> Callable[[int, int], bytes]:
     return lambda offset, length: data[offset : offset + length]
 
 
 def files_below(io: StorageFileIO, folder: str) -> Iterator[FileInfo]:
-    """Yield the files below a folder, a URI that ends with ``/``. Their paths are those of its storage.
+    """Yield the files below a folder, with paths in its storage.
 
-    Raises InvalidLocationError, LocationNotAllowedError, StorageError.
+    Args:
+        io: File IO of the lakehouse.
+        folder: A URI that ends with ``/``.
+
+    Raises:
+        InvalidLocationError: The URI is not valid.
+        LocationNotAllowedError: The folder may not be read.
+        StorageError: The storage cannot list it.
     """
     storage, path = io.resolve(f"{folder}any")
     yield from storage.list(path.removesuffix("any"))
 
 
 def at_managed_location(metadata: TableMetadata, definition: TableDef, io: StorageFileIO) -> TableMetadata:
-    """Return metadata with the place of a MANAGED table as its location, if it names that of another lakehouse."""
+    """Return metadata with the managed location of a MANAGED table, if it contains the location of another lakehouse.
+
+    Args:
+        metadata: The metadata.
+        definition: Definition of the table.
+        io: File IO of the lakehouse.
+    """
     if not definition.is_managed or is_managed_location(metadata.location, definition, io):
         return metadata
     if table_id_of(metadata.location) != definition.id:
         return metadata
     home = io.home_of(definition.id)
     read_at = to_uri(io.root, io.location(metadata_uri(definition, io.root)))
-    if read_at.startswith(home):  # otherwise the source of this copy was moved
+    if read_at.startswith(home):  # otherwise the source of this copy was moved, not this lakehouse
         io.note_former_location(metadata.location)
     return metadata.model_copy(update={"location": own_location(definition, home)})
 
 
 def is_managed_location(location: str, definition: TableDef, io: StorageFileIO) -> bool:
-    """Whether a location, a URI, is a MANAGED table's place: under the root, or under a table root of its lakehouse."""
+    """Whether a location is the managed location of a table under the root or a table root of the lakehouse.
+
+    Args:
+        location: A URI.
+        definition: Definition of the table.
+        io: File IO of the lakehouse.
+    """
     try:
         if location == own_location(definition, io.root):
             return True
         is_under_table_root = any(location == own_location(definition, root) for root in io.table_roots)
         return is_under_table_root and not io.note_former_location(location)
-    except InvalidDefinitionError:  # such an id names no folder
+    except InvalidDefinitionError:  # the id is not a valid folder name
         return False
 
 
 def own_location(definition: TableDef, root: str) -> str:
-    """Return a MANAGED table's place under a root. Raises InvalidDefinitionError for an id that names no folder."""
+    """Return a MANAGED table's location under a root. Raises InvalidDefinitionError for an invalid id."""
     return f"{root}{table_prefix(definition.id)}".rstrip("/")

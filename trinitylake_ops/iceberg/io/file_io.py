@@ -1,11 +1,11 @@
-"""Files of tables, read and written by pyiceberg through the lakehouse's Storage.
+"""A PyIceberg FileIO that reads and writes table files through the lakehouse's Storage.
 
-Every request for a metadata, manifest, data or delete file passes the same wrappers as the lakehouse's own files:
-retries, meters, fault injection. All of pyiceberg's readers and writers use this FileIO: ``scan().to_arrow()``,
+Requests for metadata, manifests, data and delete files use the same wrappers as the lakehouse's own files: retries,
+meters, fault injection. All of PyIceberg's readers and writers use this FileIO: ``scan().to_arrow()``,
 ``to_arrow_batch_reader()``, ``to_duckdb()``, ``to_polars()``, ``append``, ``overwrite``, ``delete``.
-``Table.to_polars()`` and ``polars.scan_iceberg(table)`` do *not* pass. Polars' own reader opens the data files by their
-URIs. This works for ``file://`` roots only and is not metered. ``polars.scan_iceberg(table,
-reader_override="pyiceberg")`` and ``polars.from_arrow(table.scan().to_arrow())`` pass.
+``Table.to_polars()`` and ``polars.scan_iceberg(table)`` do *not* use it: Polars opens the data files by their URIs,
+which works only for ``file://`` roots and is not metered. ``polars.scan_iceberg(table, reader_override="pyiceberg")``
+and ``polars.from_arrow(table.scan().to_arrow())`` use it.
 """
 
 from __future__ import annotations
@@ -63,30 +63,32 @@ _FILE = "file://"
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The table whose files a FileIO opens. ``id`` names its folder, empty for a table without one."""
+    """The table whose files a FileIO may open."""
 
+    #: Name of its folder, empty for a table without a folder.
     id: str
     is_managed: bool
 
 
 class StorageFileIO(FileIO):
-    """pyiceberg's FileIO on a Storage.
+    """PyIceberg's FileIO over a Storage.
 
-    A caller makes it by :meth:`on` from an open Storage, or pyiceberg makes it from properties (``py-io-impl``;
-    ``root`` and ``storage.*`` say where). Locations are URIs. Locations under the storage's root go through it. Any
-    other goes where ``access/allowed_roots.py`` allows it, through a separate storage. That has the same options when
-    the scheme is the same, else none. The object pickles with its storage. Its ``properties`` hold no credentials.
-    ``read_only`` refuses writes and deletes with InvalidInputError. Raises InvalidInputError when ``root`` is missing.
+    Create it with :meth:`on` from an open Storage, or let PyIceberg create it from the properties ``py-io-impl``,
+    ``root`` and ``storage.*``. Locations are URIs. Locations under the storage's root use the storage. Other locations
+    are accessed only if ``access/allowed_roots.py`` allows it, through a separate storage, which has the same options
+    if its scheme is the same. A FileIO can be pickled with its storage. Its ``properties`` contain no credentials.
+
+    The constructor raises InvalidInputError if ``root`` is missing.
     """
 
-    #: The largest metadata of a table that is parsed, None for all that is read. A server has a limit.
+    #: Maximum size of metadata that is parsed, None for no limit. Servers set a limit.
     metadata_limit_bytes: int | None = None
 
     def __init__(self, properties: Properties = EMPTY_DICT):
         super().__init__(properties)
         root = properties.get(ROOT)
         if not root:
-            raise InvalidInputError(f"StorageFileIO needs the property {ROOT!r}: the lakehouse's root URI")
+            raise InvalidInputError(f"StorageFileIO property {ROOT!r} is missing: set it to the lakehouse's root URI")
         options = storage_options_of(properties)
         self._bind(open_storage(normalize_root_uri(root), options), options, read_only=False)
 
@@ -101,10 +103,15 @@ class StorageFileIO(FileIO):
         others: Sequence[Storage] = (),
         names: NamedRoots | None = None,
     ) -> Self:
-        """Return a FileIO on an open storage. ``storage_options`` are for files beyond its root.
+        """Return a FileIO on an open storage.
 
-        Files under the root of one of the ``others`` go through that storage. ``names`` are the roots that the
-        lakehouse's definitions name. Without them its latest definition is read when a file needs it.
+        Args:
+            storage: Storage of the lakehouse's root.
+            storage_options: Options for storage outside the root.
+            properties: PyIceberg's properties.
+            read_only: Raise InvalidInputError for writes and deletes.
+            others: Storages to use for files under their roots.
+            names: Roots in the lakehouse's definitions. By default its latest definition is read when it is needed.
         """
         file_io = cls.__new__(cls)
         FileIO.__init__(file_io, properties)
@@ -140,14 +147,14 @@ class StorageFileIO(FileIO):
             follows_moves=follows_moves,
             own=storage,
         )
-        #: Finds the owners of the folders of tables that files are written to.
+        #: Checks the owners of table folders before files are written.
         self.folders = FolderOwners(storage, options, self._external_storages)
 
     def _latest_definition(self) -> LakehouseDef | None:
         return latest_definition_at(self.storage, self.storage_options)
 
     def __getstate__(self) -> dict[str, Any]:
-        self.settle()  # a copy reads them, perhaps in another process
+        self.settle()  # an unpickled copy, perhaps in another process, reads the files
         return {
             "properties": self.properties,
             "storage": self.storage,
@@ -168,11 +175,11 @@ class StorageFileIO(FileIO):
 
     @property
     def table_roots(self) -> tuple[str, ...]:
-        """The table root of the lakehouse, with its final ``/``, if it has one."""
+        """The table root of the lakehouse, with a trailing ``/``, if it has one."""
         return self._external_storages.table_roots()
 
     def home_of(self, table_id: str) -> str:
-        """Return the root under which the folder of a MANAGED table is: the own one or the table root.
+        """Return the root under which the folder of a MANAGED table is: the lakehouse's root or its table root.
 
         Raises StorageError.
         """
@@ -180,23 +187,20 @@ class StorageFileIO(FileIO):
 
     @property
     def has_moved(self) -> bool:
-        """Whether any file was read that content names at a former place of the lakehouse."""
+        """Whether a file was read that content refers to at a previous location of the lakehouse."""
         return self._external_storages.has_moved
 
     @property
     def allowed_roots(self) -> AllowedRoots:
-        """The places that may be read beyond the root, as far as it is known."""
+        """The roots that may be read, as far as they are known."""
         return self._external_storages.allowed_roots
 
     def storage_at(self, root: str) -> Storage:
-        """Return the storage of the own root or of the table root."""
+        """Return the storage of the lakehouse's root or table root."""
         return self._external_storages.storage_of(FileAddress(root, ""))
 
     def strict(self) -> Self:
-        """Return a FileIO for tables of others.
-
-        It takes no file of a table elsewhere for the one of the same path here.
-        """
+        """Return a FileIO for tables of other owners. It does not map external locations to files of this lakehouse."""
         if not self.allowed_roots.follows_moves:
             return self
         if self._strict is None:
@@ -205,11 +209,10 @@ class StorageFileIO(FileIO):
         return self._strict
 
     def for_table(self, definition: TableDef) -> Self:
-        """Return a FileIO that opens only files which the table of a definition may have.
+        """Return a FileIO that opens only files that the table of a definition may have.
 
-        A manifest can name any file, so every file that is opened for a table is checked by its place. Only our own
-        tables are taken to have moved with their lakehouse. Raises InvalidLocationError for a definition whose metadata
-        is at no location.
+        A manifest can name any file, so the location of every file of a table is checked. Only MANAGED tables may have
+        moved with their lakehouse. Raises InvalidLocationError for a definition with an invalid metadata location.
         """
         if definition.is_managed:
             return self.for_managed(definition.id)
@@ -217,7 +220,7 @@ class StorageFileIO(FileIO):
         return self.strict()._confined(_Table(self.allowed_roots.folder_id(metadata) or "", is_managed=False))
 
     def for_managed(self, table_id: str) -> Self:
-        """Return a FileIO that opens only files which the MANAGED table with an id may have."""
+        """Return a FileIO that opens only files that the MANAGED table with this id may have."""
         return self._confined(_Table(table_id, is_managed=True))
 
     def _confined(self, table: _Table) -> Self:
@@ -230,7 +233,9 @@ class StorageFileIO(FileIO):
         return confined
 
     def check_may_have(self, uri: str) -> None:
-        """Check that the table of this FileIO may have a file, which need not exist. No other FileIO checks anything.
+        """Check that the table of this FileIO may refer to a file, which need not exist.
+
+        Without a table, all files are allowed.
 
         Raises LocationNotAllowedError, InvalidLocationError, StorageError.
         """
@@ -241,49 +246,50 @@ class StorageFileIO(FileIO):
             self._check_links(FileAddress(self.root, uri.removeprefix(self.root)))
             return
         try:
-            place = self._external_storages.locate(as_uri(uri))
+            address = self._external_storages.locate(as_uri(uri))
         except (InvalidLocationError, LocationNotAllowedError):
             if not table.is_managed:
-                return  # it may be read by other programs only
+                return  # only other programs may read it
             raise
-        self._check_place(place)
-        self._check_links(place)
+        self._check_place(address)
+        self._check_links(address)
 
-    def _check_place(self, place: FileAddress) -> None:
+    def _check_place(self, address: FileAddress) -> None:
         table = self._table
-        if table is None or self.allowed_roots.is_file_of(place, table.id, is_managed=table.is_managed):
+        if table is None or self.allowed_roots.is_file_of(address, table.id, is_managed=table.is_managed):
             return
-        shown = cut(place.root + place.path)
+        display_path = cut(address.root + address.path)
         raise LocationNotAllowedError(
-            f"a file of table {table.id!r} is rejected: {shown!r} does not lie in the table's place, and is not below a"
-            " root that the operator allowed; leave it out, or roll back the snapshot that names it",
-            path=shown,
+            f"table {table.id!r} may not refer to {display_path!r}: it is neither below the table's location nor below"
+            " a root that the operator allowed; leave the file out, or roll back the snapshot that refers to it",
+            path=display_path,
         )
 
-    def _check_links(self, place: FileAddress) -> None:
-        """Check that no symbolic link below a root leads from a place on this machine to a file elsewhere.
+    def _check_links(self, address: FileAddress) -> None:
+        """Check that no symbolic link below a local root points to a file outside it.
 
-        A client with rights on its own folder could otherwise link to a file, or to a folder for new files, that only
-        the operator may use. The owner of an allowed root could do so as well. Raises LocationNotAllowedError.
+        A client with write access only to its own folder could otherwise link to a file, or to a folder for new files,
+        that only the operator may access. The owner of an allowed root could do the same. Raises
+        LocationNotAllowedError.
         """
-        if not place.root.startswith(_FILE):
+        if not address.root.startswith(_FILE):
             return
-        folder, path, home = place.root, place.path, place.root
+        folder, path, home = address.root, address.path, address.root
         if path.startswith(TABLES_PREFIX):
-            folder, path = f"{place.root}{TABLES_PREFIX}", path.removeprefix(TABLES_PREFIX)
+            folder, path = f"{address.root}{TABLES_PREFIX}", path.removeprefix(TABLES_PREFIX)
             home = f"{_FILE}{os.path.realpath(folder.removeprefix(_FILE))}/{path.partition('/')[0]}/"
         target = link_target(folder.removeprefix(_FILE), path)
-        if target is None or self._may_be_linked(f"{_FILE}{target}", home, is_table=folder != place.root):
+        if target is None or self._may_be_linked(f"{_FILE}{target}", home, is_table=folder != address.root):
             return
-        shown = cut(place.root + place.path)
+        display_path = cut(address.root + address.path)
         raise LocationNotAllowedError(
-            f"a file of a table is rejected: {shown!r} lies behind a symbolic link that leads elsewhere; replace the"
-            " link by what it leads to, or allow the root of its target",
-            path=shown,
+            f"{display_path!r} is not allowed: a symbolic link on its path points outside the root; replace the link by"
+            " its target, or allow the root of the target",
+            path=display_path,
         )
 
     def _may_be_linked(self, target: str, home: str, *, is_table: bool) -> bool:
-        """Whether a link may lead to a file, a URI without links: within its home, or below an allowed root."""
+        """Whether a link may point to a target, a URI without links: within its home, or below an allowed root."""
         if is_table and target.startswith(home):
             return True
         names = self.allowed_roots.names
@@ -293,36 +299,41 @@ class StorageFileIO(FileIO):
         return any(lies_within(target, root) for root in (*(() if is_table else (home,)), *self.allowed_roots.allowed))
 
     def writes_pending(self, location: str) -> bool:
-        """Whether files of a change of a table go to the lakehouse's own storage, and threads gain time there."""
+        """Whether files of a change are written in the background. This requires a high-latency storage."""
         return not self.read_only and location.startswith(self.root) and self.storage.is_high_latency
 
     def for_change(self) -> Self:
-        """Return a FileIO for one change of a table, whose new files are on their way while the change goes on.
+        """Return a FileIO for one change of a table, which writes new files in the background.
 
-        Its owner calls ``settle`` before the change is committed, and ``close_change`` or ``abandon`` after.
+        Call ``settle`` before the commit, and ``close_change`` or ``abandon`` after it.
         """
-        made = type(self).__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        made._pending = PendingFiles(self.storage)
-        return made
+        change_io = type(self).__new__(type(self))
+        change_io.__dict__.update(self.__dict__)
+        change_io._pending = PendingFiles(self.storage)
+        return change_io
 
     def settle(self) -> None:
-        """Wait until all files of the change stand. Raises StorageError when none is on its way any more."""
+        """Wait until all files of the change are written. After all writes have ended, raise the first StorageError."""
         if self._pending is not None:
             self._pending.settle()
 
     def abandon(self, error: TrinityLakeError) -> None:
-        """Delete the files of the change, best effort. A commit that still names them raises ``error``."""
+        """Delete the files of the change, best effort. A commit that still refers to them raises ``error``."""
         if self._pending is not None:
             self._pending.abandon(error)
 
     def close_change(self) -> None:
-        """Write files at once from now on, as the change has ended."""
+        """End the change. Later files are written synchronously."""
         if self._pending is not None:
             self._pending.close()
 
     def keep(self, path: str, data: bytes) -> None:
-        """Keep a metadata file that was created past this FileIO, if this one keeps any."""
+        """Add a metadata file that was created without this FileIO to its cache, if it has one.
+
+        Args:
+            path: Path of the file.
+            data: Its contents.
+        """
         if isinstance(self.storage, CacheStorage):
             self.storage.keep(path, data)
 
@@ -331,33 +342,33 @@ class StorageFileIO(FileIO):
 
     @property
     def root(self) -> str:
-        """The root URI of the lakehouse, with its final ``/``."""
+        """The root URI of the lakehouse, with a trailing ``/``."""
         return self.storage.root
 
     def location(self, uri: str) -> str:
-        """Return a URI, or an absolute path, as a path when it lies under the root, else as a URI.
+        """Return the path of a file under the root, or the URI of any other file, for a URI or an absolute path.
 
-        A file of a moved lakehouse's table is identified by the place where it is read. That is its path here, or its
-        URI in a source of this copy. A name that is none of ours, for example with an empty segment, stays a URI also
-        under the root. Raises InvalidLocationError for another text, StorageError.
+        A file of a moved lakehouse's table is identified by the location where it is read: a path here, or a URI in a
+        source of this copy. An invalid path, for example with an empty segment, stays a URI. Raises
+        InvalidLocationError for other strings, StorageError.
         """
-        full = as_uri(uri)
-        if not is_uri(full):
+        full_uri = as_uri(uri)
+        if not is_uri(full_uri):
             raise InvalidLocationError(f"{uri!r} is neither a URI nor an absolute path", path=uri)
-        if not full.startswith(self.root):
+        if not full_uri.startswith(self.root):
             try:
-                place = self._external_storages.find(full)
-            except (InvalidLocationError, LocationNotAllowedError):  # the reader gets the error
-                return full
-            self._external_storages.has_moved |= place.is_moved
-            full = place.root + place.path
+                address = self._external_storages.find(full_uri)
+            except (InvalidLocationError, LocationNotAllowedError):  # raised when the file is read
+                return full_uri
+            self._external_storages.has_moved |= address.is_moved
+            full_uri = address.root + address.path
         try:
-            return to_location(self.root, full)
+            return to_location(self.root, full_uri)
         except InvalidLocationError:
-            return full
+            return full_uri
 
     def note_former_location(self, location: str) -> bool:
-        """Note where a table was, as a URI, when metadata of ours was written. Returns whether that is a former place.
+        """Record the URI of a table in its metadata, and return whether it is a previous location of the lakehouse.
 
         Raises StorageError.
         """
@@ -374,9 +385,9 @@ class StorageFileIO(FileIO):
         return storage.root + path
 
     def size_bytes(self, location: str) -> int | None:
-        """Return the size of a file, given as a path under the root or a URI.
+        """Return the size of a file, or None if it does not exist.
 
-        None when it is missing. Raises StorageError.
+        The location is a path under the root or a URI. Raises StorageError.
         """
         try:
             return len(self.new_input(to_uri(self.root, location)))
@@ -384,10 +395,16 @@ class StorageFileIO(FileIO):
             return None
 
     def read_whole(self, location: str, size_bytes: int = 0) -> bytes:
-        """Return the bytes of a file, given as a path under the root or a URI. ``size_bytes`` is its size by its table.
+        """Return the contents of a file.
 
-        Raises FileMissingError, StorageError, CorruptFileError for a file larger than that and than any file read
-        whole.
+        Args:
+            location: A path under the root or a URI.
+            size_bytes: The size in the table's metadata.
+
+        Raises:
+            FileMissingError: The file does not exist.
+            CorruptFileError: The file is larger than ``size_bytes`` and than the storage's limit for whole files.
+            StorageError: The file cannot be read.
         """
         storage, path = self.resolve(to_uri(self.root, location))
         limit_bytes = size_bytes if size_bytes > storage.whole_file_limit_bytes else None
@@ -401,24 +418,30 @@ class StorageFileIO(FileIO):
         return StorageInputFile(location, self._through(storage), path, shown=shown)
 
     def _shown(self, location: str, storage: Storage, path: str) -> str:
-        """Return the name of a file in errors: its path under the root, else its URI."""
+        """Return the name of a file for errors: its path under the root, or its URI."""
         return path if storage is self.storage else location
 
     def new_output(self, location: str, add_file: Callable[[str, bytes], None] | None = None) -> StorageOutputFile:
-        """Return a file to write. ``add_file`` takes its path and bytes instead, if it is under the root.
+        """Return a file to write.
 
-        Raises InvalidLocationError, InvalidInputError when read-only. Raises LocationNotAllowedError for a place that
-        is neither under the root nor under its table root, nor allowed by the operator.
+        Args:
+            location: URI of the file.
+            add_file: Receives the path and contents instead of the storage, if the file is under the root.
+
+        Raises:
+            InvalidLocationError: The URI is not valid.
+            InvalidInputError: The FileIO is read-only.
+            LocationNotAllowedError: The location is not under the root, its table root or an allowed root.
         """
         self._check_writable(location)
         storage, path = self.resolve(location, is_written=True)
         self.folders.check(storage, path)
         if self.has_moved:
-            _log_once(self.root)
+            _warn_once(self.root)
         return StorageOutputFile(location, self._through(storage), path, add_file if storage is self.storage else None)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Delete a file. A missing file is no error. Raises StorageError, InvalidInputError when read-only."""
+        """Delete a file, if it exists. Raises StorageError, InvalidInputError if the FileIO is read-only."""
         text = location if isinstance(location, str) else location.location
         self._check_writable(text)
         storage, path = self.resolve(text, is_written=True)
@@ -429,52 +452,63 @@ class StorageFileIO(FileIO):
     def _check_writable(self, location: str) -> None:
         if self.read_only:
             raise InvalidInputError(
-                f"table file {location!r} cannot be changed: this catalog only reads; open one on the latest version",
+                f"table file {location!r} cannot be changed: this catalog is read-only; open one on the latest version",
                 path=location,
             )
 
     def resolve(self, location: str, *, is_written: bool = False) -> tuple[Storage, str]:
-        """Return the storage of a file, and its path there. Raises InvalidLocationError, LocationNotAllowedError."""
-        if not isinstance(location, str):  # the writer of a manifest says which types its fields have
-            raise InvalidLocationError(f"{cut(repr(location))} is no text, and so no location")
+        """Return the storage of a file, and its path in it.
+
+        Args:
+            location: URI of the file.
+            is_written: Whether the file will be written or deleted.
+
+        Raises:
+            InvalidLocationError: The URI is not valid.
+            LocationNotAllowedError: The file may not be accessed.
+        """
+        if not isinstance(location, str):  # the schema in a manifest may declare another type
+            raise InvalidLocationError(f"location {cut(repr(location))} is not a string")
         uri = as_uri(location)
         if uri.startswith(self.root):
             path = uri.removeprefix(self.root)
-            place = FileAddress(self.root, path)
-            self._check_place(place)
-            self._check_links(place)
+            address = FileAddress(self.root, path)
+            self._check_place(address)
+            self._check_links(address)
             return self.storage, path
-        place = self._external_storages.find(uri)
-        self._check_place(place)
-        self._check_links(place)
-        if is_written and (place.is_moved or not place.is_writable):
+        address = self._external_storages.find(uri)
+        self._check_place(address)
+        self._check_links(address)
+        if is_written and (address.is_moved or not address.is_writable):
             raise LocationNotAllowedError(
-                f"{cut(uri)!r} is not under {self.root}, and a lakehouse writes and deletes below its"
-                " own root only; load the table again, which gives it its place there",
+                f"{cut(uri)!r} cannot be written: it is not under {self.root}, the only root that this lakehouse"
+                " writes to; load the table again to get its location there",
                 path=cut(uri),
             )
-        self._external_storages.has_moved |= place.is_moved
-        return self._external_storages.storage_of(place), place.path
+        self._external_storages.has_moved |= address.is_moved
+        return self._external_storages.storage_of(address), address.path
 
 
-_said: set[str] = set()
+_warned_roots: set[str] = set()
 
 
-def _log_once(root: str) -> None:
-    """Log, once in a process, that a lakehouse that is written to was moved."""
-    if root not in _said:
-        _said.add(root)
+def _warn_once(root: str) -> None:
+    """Log a warning, once per process, that a lakehouse that is written to was moved."""
+    if root not in _warned_roots:
+        _warned_roots.add(root)
         logger.warning(
-            "the lakehouse at %s was copied or moved: its tables' files name its former place, and are"
-            " read here; 'trinitylake relocate' writes their metadata for this place",
+            "the lakehouse at %s was copied or moved: its tables' files contain its previous location; run"
+            " 'trinitylake relocate' to rewrite their metadata",
             root,
         )
 
 
 def reading_io(lake: Lakehouse, others: Sequence[Storage] = ()) -> StorageFileIO:
-    """Return a FileIO that reads files of a lakehouse's tables and writes none.
+    """Return a read-only FileIO for files of a lakehouse's tables.
 
-    ``others`` are as in :meth:`StorageFileIO.on`.
+    Args:
+        lake: The lakehouse.
+        others: Storages to use for files under their roots.
     """
     names = lake.external_storages.names
     return StorageFileIO.on(lake.storage, lake.storage_options, read_only=True, others=others, names=names)

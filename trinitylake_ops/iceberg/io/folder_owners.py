@@ -1,4 +1,4 @@
-"""Which folders of tables may be written to, and the properties of catalogs that name the lakehouse."""
+"""Check which table folders may be written, and handle catalog properties with storage options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _TABLE_FILE = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 class FolderOwners:
     """Checks the owner of a table's folder before a file in it is written or deleted.
 
-    ``storage`` is that of the lakehouse. ``external_storages`` reads and writes beyond its root, with ``options``.
+    Args:
+        storage: Storage of the lakehouse's root.
+        options: Options for storage outside the root.
+        external_storages: Storages outside the root.
     """
 
     def __init__(self, storage: Storage, options: StorageOptions, external_storages: ExternalStorages):
@@ -40,9 +43,15 @@ class FolderOwners:
         self._checked_roots: set[str] = set()
 
     def check(self, storage: Storage, path: str) -> None:
-        """Check that the folder of a file to write or delete belongs to this lakehouse, if content names its root.
+        """Check that the folder of a file to write or delete belongs to this lakehouse, if its root is in a definition.
 
-        Raises LocationNotAllowedError, FileExistsAlreadyError, StorageError.
+        Args:
+            storage: Storage of the file.
+            path: Path of the file.
+
+        Raises:
+            LocationNotAllowedError: The folder belongs to another lakehouse or to another copy of this one.
+            StorageError: An owner file cannot be read or written.
         """
         if storage is self._storage:
             self.claim(path)
@@ -53,9 +62,9 @@ class FolderOwners:
             self._register_writer(storage)
 
     def is_own_file(self, uri: str) -> bool:
-        """Whether a file is one in a table's folder of this lakehouse, below its root or its table root.
+        """Whether a file is in a table folder of this lakehouse, below its root or its table root.
 
-        Below the table root the owner file tells, and an unreadable one counts as this lakehouse's. Raises
+        Below the table root this depends on the owner file. A corrupt owner file counts as this lakehouse's. Raises
         StorageError.
         """
         if to_location(self._storage.root, uri).startswith(TABLES_PREFIX):
@@ -76,31 +85,31 @@ class FolderOwners:
         return False
 
     def claim(self, path: str) -> None:
-        """In a copy, write the owner file of a table's folder, once, as the file to write may be the first one there.
+        """In a copy, write the owner file of a table's folder, once, because the next file may be the first one in it.
 
-        In other lakehouses the creator of a table does this. Raises FileExistsAlreadyError, StorageError.
+        In other lakehouses the creator of a table writes it. Raises LocationNotAllowedError, StorageError.
         """
         if self._external_storages.names.is_copy:
             self._claim(self._storage, path)
 
     def check_is_of_no_copy(self, table_root: Storage) -> None:
-        """Raise LocationNotAllowedError for a table root with another copy of this lakehouse. It is asked once.
+        """Raise LocationNotAllowedError for a table root with another copy of this lakehouse. The result is cached.
 
-        Both copies have one id. So each takes for its own, and removes, the files that the other writes there.
+        Both copies have the same id, so each would treat the files of the other as its own and remove them.
         """
         if table_root.root in self._checked_roots:
             return
         definition = latest_definition_at(table_root, self._options)
         if definition is not None and definition.id == self._external_storages.names.lakehouse_id:
             raise LocationNotAllowedError(
-                f"the table root {cut(table_root.root)!r} is the root of another copy of this lakehouse, which would"
-                " remove what is written there; 'trinitylake relocate' gives up that table root",
+                f"table root {cut(table_root.root)!r} is the root of another copy of this lakehouse, which would remove"
+                " files written there; run 'trinitylake relocate' to release that table root",
                 path=cut(table_root.root),
             )
         self._checked_roots.add(table_root.root)
 
     def _register_writer(self, table_root: Storage) -> None:
-        """Say, once, that this lakehouse writes under a table root, so that no copy of it frees these files."""
+        """Register, once, that this lakehouse writes under a table root, so that no copy of it deletes its files."""
         names = self._external_storages.names
         if table_root.root not in names.claimed:
             add_user(table_root, names.lakehouse_id, self._external_storages.allowed_roots.root)
@@ -116,18 +125,26 @@ class FolderOwners:
         except FileExistsAlreadyError as error:
             folder = f"{storage.root}{table_prefix(match[1])}"
             raise LocationNotAllowedError(
-                f"{cut(folder)!r} belongs to another lakehouse, whose {OWNER_NAME} stands there: nothing is written"
-                f" or deleted there; if it is yours, allow it by --allow-root or the option {ALLOWED_ROOTS!r}",
+                f"{cut(folder)!r} belongs to another lakehouse, by its {OWNER_NAME}, and cannot be written; if it is"
+                f" yours, allow it with --allow-root or the option {ALLOWED_ROOTS!r}",
                 path=cut(folder),
             ) from error
         names.note_claimed(match[1])
 
 
 def latest_definition_at(storage: Storage, options: StorageOptions) -> LakehouseDef | None:
-    """Return the latest definition of the lakehouse on a storage, None where there is none. Raises StorageError."""
+    """Return the latest definition of the lakehouse on a storage, or None if there is no lakehouse.
+
+    Args:
+        storage: The storage.
+        options: Its options.
+
+    Raises:
+        StorageError: The definition cannot be read.
+    """
     try:
         return Lakehouse(storage, options, cache="off").snapshot().definition
-    except LakehouseNotFoundError:  # a folder of files, as in a program that only copies them
+    except LakehouseNotFoundError:  # for example a program that only copies files
         return None
 
 
@@ -136,7 +153,7 @@ STORAGE_OPTION_PREFIX = "storage."
 
 
 def storage_options_of(properties: Mapping[str, str]) -> StorageOptions:
-    """Return the storage options among the properties of a catalog or FileIO: those named ``storage.*``."""
+    """Return the storage options in the properties of a catalog or FileIO, named ``storage.*``."""
     return StorageOptions(
         {
             name.removeprefix(STORAGE_OPTION_PREFIX): value
@@ -147,10 +164,15 @@ def storage_options_of(properties: Mapping[str, str]) -> StorageOptions:
 
 
 def public_properties(properties: Mapping[str, str], root: str, options: StorageOptions) -> dict[str, str]:
-    """Return the properties of a catalog or FileIO that is open: with its root and options, without credentials.
+    """Return the properties of an open catalog or FileIO, with its root and options and without credentials.
 
-    Anybody may print properties. Objects that open further storages keep their StorageOptions beside them.
+    Properties may be printed. Objects that open more storages keep their StorageOptions separately.
+
+    Args:
+        properties: The properties to complete.
+        root: Root of the lakehouse.
+        options: Its storage options.
     """
     kept = {name: value for name, value in properties.items() if not name.startswith(STORAGE_OPTION_PREFIX)}
-    shown = {f"{STORAGE_OPTION_PREFIX}{name}": options[name] for name in options if not is_secret(name)}
-    return {**kept, **shown, ROOT: root}
+    public_options = {f"{STORAGE_OPTION_PREFIX}{name}": options[name] for name in options if not is_secret(name)}
+    return {**kept, **public_options, ROOT: root}

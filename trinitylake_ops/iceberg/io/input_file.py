@@ -1,4 +1,4 @@
-"""Files of tables to read, checked before a decoder reads them."""
+"""Table files to read, verified before they are decoded."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from trinitylake_ops.storage.interface import Storage
 
 
 class TableFileMissingError(FileMissingError, FileNotFoundError):
-    """A FileMissingError that pyiceberg recognizes."""
+    """A FileMissingError that PyIceberg recognizes."""
 
 
 class TableFileExistsError(FileExistsAlreadyError, FileExistsError):
-    """A FileExistsAlreadyError that pyiceberg recognizes."""
+    """A FileExistsAlreadyError that PyIceberg recognizes."""
 
 
 class TableFilePermissionError(StoragePermissionError, PermissionError):
-    """A StoragePermissionError that pyiceberg recognizes."""
+    """A StoragePermissionError that PyIceberg recognizes."""
 
 
 class TableFileUnreadableError(StorageError):
-    """The storage does not return a table file, for example an archived object or a link that leads to itself."""
+    """The storage does not return a table file, for example an archived object or a circular symbolic link."""
 
 
 @contextmanager
 def reading_table_file() -> Iterator[None]:
-    """Raise TableFileUnreadableError for a StorageError that no other class describes: it concerns this file only."""
+    """Convert StorageErrors without a more specific class to TableFileUnreadableError: they affect only this file."""
     try:
         yield
     except StorageError as error:
@@ -55,29 +55,37 @@ def reading_table_file() -> Iterator[None]:
 
 @contextmanager
 def as_pyiceberg_expects(location: str) -> Iterator[None]:
-    """Raise the storage's errors also as the built-in ones that pyiceberg's FileIO contract names."""
+    """Convert the storage's errors to subclasses of the built-in errors that PyIceberg's FileIO contract names."""
     try:
         yield
     except FileMissingError as error:
-        raise TableFileMissingError(f"table file {location!r} is missing", path=location) from error
+        raise TableFileMissingError(f"table file {location!r} does not exist", path=location) from error
     except FileExistsAlreadyError as error:
-        raise TableFileExistsError(f"table file {location!r} exists already", path=location) from error
+        raise TableFileExistsError(f"table file {location!r} already exists", path=location) from error
     except StoragePermissionError as error:
-        # The message says why, and names the path below its storage's root.
+        # The message has the cause, with the path in its storage instead of the location.
         message = error.message.replace(repr(error.path), repr(location)) if error.path else error.message
-        if isinstance(error, LocationNotAllowedError):  # a built-in PermissionError already
+        if isinstance(error, LocationNotAllowedError):  # it already is a PermissionError
             raise LocationNotAllowedError(message, path=location) from error
         raise TableFilePermissionError(message, path=location) from error
 
 
-#: A file up to this size is read in one request. Of a larger file, this much of its start is.
+#: Files up to this size are read in one request. Of larger files, the first request reads this much.
 WHOLE_FILE_BYTES = 1 << 20
-#: The fewest bytes that a ranged read fetches, so that small forward reads share one request.
+#: Minimum size of a ranged read, so that small forward reads share one request.
 READ_AHEAD_BYTES = 256 << 10
 
 
 class StorageInputFile(InputFile):
-    """A table file to read."""
+    """A table file to read.
+
+    Args:
+        location: URI of the file.
+        storage: Its storage.
+        path: Its path in the storage.
+        size_bytes: Its size, if it is known.
+        shown: Its name in errors, by default the location.
+    """
 
     def __init__(
         self, location: str, storage: Storage, path: str, size_bytes: int | None = None, shown: str | None = None
@@ -86,31 +94,32 @@ class StorageInputFile(InputFile):
         self._storage = storage
         self._path = path
         self._size_bytes = size_bytes
-        #: the file's name in errors
+        #: The file's name in errors.
         self.shown = location if shown is None else shown
 
     def __len__(self) -> int:
-        """Size in bytes. It takes one request unless it is known. Raises FileNotFoundError."""
+        """Size in bytes. Sends one request unless the size is known. Raises FileNotFoundError."""
         if self._size_bytes is None:
             with as_pyiceberg_expects(self.location), reading_table_file():
                 self._size_bytes = self._storage.stat(self._path).size_bytes
         return self._size_bytes
 
     def exists(self) -> bool:
-        """Whether the file is there. Raises PermissionError, StorageError."""
+        """Whether the file exists. Raises PermissionError, StorageError."""
         with as_pyiceberg_expects(self.location):
             return self._storage.exists(self._path)
 
     def open(self, seekable: bool = True) -> InputStream:
-        """Return a seekable stream. The first request is sent at once.
+        """Return a seekable stream. The first request is sent immediately.
 
-        A file up to WHOLE_FILE_BYTES takes that one request. A larger one takes a second for its size. If its name is
-        that of Parquet or ORC, it takes one more for its end, then one for each range. An Avro file is read whole and
-        returned without compression, so that no decoder inflates it without bounds. Raises FileNotFoundError,
-        PermissionError, StorageError. Raises CorruptFileError for an Avro, Parquet or ORC file that holds or claims too
-        much. Raises it for a name ``.parquet`` or ``.orc`` whose file does not end as such. Raises it for metadata read
-        whole that does not match its checksum. For a file with another name, larger than WHOLE_FILE_BYTES, its stream
-        raises the error at the end.
+        A file up to WHOLE_FILE_BYTES takes one request. A larger file takes a second request for its size, then, if its
+        name is that of a Parquet or ORC file, one for its end, and one for each range. An Avro file is read whole and
+        returned decompressed, so that decoders do not inflate it without bounds.
+
+        Raises FileNotFoundError, PermissionError, StorageError. Raises CorruptFileError for an Avro, Parquet or ORC
+        file that contains or declares too much, for a name with the suffix ``.parquet`` or ``.orc`` without such a
+        footer, and for metadata that does not match its checksum. For larger files with other names, the stream raises
+        this error when its end is read.
         """
         head = self._read_head()
         if named_format(self.location) is None and is_avro(self.location, head):
@@ -118,16 +127,17 @@ class StorageInputFile(InputFile):
         return RangeReader(self, head)
 
     def read_whole(self, limit_bytes: int | None = None) -> bytes:
-        """Return the bytes of the file as it is stored, in at most one range more than ``open``.
+        """Return the stored contents of the file, in at most one request more than ``open``.
 
         Args:
-            limit_bytes: The largest size of metadata that the caller parses, None for any.
+            limit_bytes: Maximum size of metadata that the caller parses, None for no limit.
 
         Raises:
-            FileNotFoundError: If the file does not exist.
-            PermissionError: If it may not be read.
-            StorageError: If the storage fails. CorruptFileError for more than MAX_INFLATED_BYTES.
-            MetadataTooLargeError: If the file has more than ``limit_bytes``. Its rest is not read.
+            FileNotFoundError: The file does not exist.
+            PermissionError: The file may not be read.
+            CorruptFileError: The file has more than MAX_INFLATED_BYTES.
+            MetadataTooLargeError: The file has more than ``limit_bytes``. The rest is not read.
+            StorageError: The file cannot be read.
         """
         head = self._read_head()
         if limit_bytes is not None and len(head) == WHOLE_FILE_BYTES and len(self) > limit_bytes:
@@ -143,7 +153,7 @@ class StorageInputFile(InputFile):
         return head
 
     def _check_seals(self, data: bytes) -> None:
-        """Raise CorruptFileError for metadata that does not match its checksum. Scans read only parts of data files."""
+        """Raise CorruptFileError for metadata that does not match its checksum. Data files are read only in part."""
         if SealedKind.of(self.location) is not SealedKind.PARQUET:
             check_table_file(data, self.shown)
 
@@ -165,23 +175,24 @@ class StorageInputFile(InputFile):
         return io.BytesIO(uncompressed(data, self.shown).data)
 
     def read_range(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset`` on, in one request. Raises FileNotFoundError, StorageError."""
+        """Return ``length`` bytes at ``offset``, in one request. Raises FileNotFoundError, StorageError."""
         with as_pyiceberg_expects(self.location), reading_table_file():
             data = self._storage.read(self._path, offset=offset, length=length)
         if len(data) != length:
             raise StorageError(
-                f"table file {self.location!r} gave {len(data)} bytes at {offset} instead of {length}",
+                f"table file {self.location!r} returned {len(data)} bytes at {offset} instead of {length}; it may have"
+                " been replaced, restore it",
                 path=self.location,
             )
         return data
 
 
 class RangeReader(io.RawIOBase):
-    """A seekable stream over ranged reads. It keeps the file's start, its end and the last small range.
+    """A seekable stream over ranged reads that caches the file's start, its end and the last small range.
 
-    Parquet readers begin with the footer. So the first read near the end fetches all of the last READ_AHEAD_BYTES, or
-    all of the footer. The footer's claims are checked then, and a Puffin file's when it is read whole. Both raise
-    CorruptFileError. A large read is one request of exactly its size and is not kept.
+    Parquet readers start with the footer, so the first read near the end fetches the last READ_AHEAD_BYTES or the whole
+    footer. The sizes that the footer declares are checked then, and those of a Puffin file when it is read whole; both
+    checks raise CorruptFileError. A large read is one request of exactly its size and is not cached.
     """
 
     def __init__(self, file: StorageInputFile, head: bytes):
@@ -194,7 +205,7 @@ class RangeReader(io.RawIOBase):
         self._window = (0, b"")
         if self._size_bytes <= len(head):
             self._check_end(head)
-        # checked at once, since Arrow's ORC reader wraps the errors of a stream
+        # Check it immediately, because Arrow's ORC reader wraps the errors of a stream.
         elif named_format(file.location) is not None:
             self._read_tail()
 
@@ -206,7 +217,7 @@ class RangeReader(io.RawIOBase):
         return self._file.read_range(self._size_bytes - n_bytes, n_bytes)
 
     def _check_end(self, end: bytes) -> bytes:
-        """Check the claims at the end of the file, and return its last bytes, or more of them."""
+        """Check the declared sizes at the end of the file, and return its last bytes, including its whole footer."""
         end = end_with_claims(end, self._size_bytes, self._read_end, self._file.shown)
         check_claims(end, self._size_bytes, self._file.shown)
         return end
@@ -221,7 +232,7 @@ class RangeReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to an offset in bytes. Raises ValueError before the start."""
+        """Move to an offset in bytes. Raises ValueError for a position before the start."""
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
         if origin + offset < 0:
             raise ValueError(f"cannot seek to {origin + offset} in {self._file.location!r}")
@@ -229,21 +240,21 @@ class RangeReader(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return the next ``size`` bytes, or fewer at the end of the file. Without a size, return all the rest.
+        """Return the next ``size`` bytes, or fewer at the end of the file. Without a size, return the rest.
 
-        Raises CorruptFileError for a rest larger than any file that is read whole.
+        Raises CorruptFileError for a rest that is larger than any file that is read whole.
         """
         self._check_open()
         rest = max(0, self._size_bytes - self._position)
         length = rest if size is None or size < 0 else min(size, rest)
         if (size is None or size < 0) and length > MAX_INFLATED_BYTES:
             raise CorruptFileError(
-                f"{self._file.shown!r} has {self._size_bytes} bytes, and no file of its kind more than"
-                f" {MAX_INFLATED_BYTES}; restore it",
+                f"{self._file.shown!r} has {self._size_bytes} bytes, more than the maximum of {MAX_INFLATED_BYTES} for"
+                " files of its kind; restore it",
                 path=self._file.shown,
             )
         data = self._range(self._position, length) if length else b""
-        if size is None or size < 0:  # pyiceberg reads Avro so, and no reader Parquet
+        if size is None or size < 0:  # PyIceberg reads Avro files this way; Parquet readers never do
             check_no_avro(self._file.shown, data)
             if data.startswith(PUFFIN_MAGIC):
                 check_puffin(data, self._file.shown)

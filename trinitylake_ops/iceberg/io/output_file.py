@@ -1,7 +1,7 @@
-"""Files of tables to write, and the pending files of one change.
+"""Table files to write, and the pending files of a change.
 
-None of them has to stand before another: only the commit that reaches them waits, for all of them at once. Until then
-this process reads them from memory.
+Files of a change do not depend on each other, so they are written in parallel in the background. The commit waits for
+all of them. Until then this process reads them from memory.
 """
 
 from __future__ import annotations
@@ -30,13 +30,20 @@ from trinitylake_ops.storage.interface import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.storage.parallel import Started, in_one_round_trip
 from trinitylake_ops.storage.paths import check_range
 
-#: The bytes that a file being written may hold in memory before it moves to a temporary file.
+#: Bytes of a file being written that are kept in memory before it moves to a temporary file.
 SPOOL_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20
 
 
 class StorageOutputFile(SealedOutputFile):
-    """A table file to write. ``publish`` takes the path and the bytes of one that something else writes later."""
+    """A table file to write.
+
+    Args:
+        location: URI of the file.
+        storage: Its storage.
+        path: Its path in the storage.
+        publish: Receives the path and contents instead of the storage.
+    """
 
     def __init__(self, location: str, storage: Storage, path: str, publish: Callable[[str, bytes], None] | None = None):
         super().__init__(location)
@@ -47,28 +54,28 @@ class StorageOutputFile(SealedOutputFile):
 
     @property
     def is_added(self) -> bool:
-        """Whether something else writes the file later."""
+        """Whether ``publish`` receives the file."""
         return self._publish is not None
 
     def __len__(self) -> int:
-        """Size in bytes: that of the stream closed last, otherwise by one request. Raises FileNotFoundError."""
+        """Size in bytes: that of the last closed stream, otherwise by one request. Raises FileNotFoundError."""
         if self._stream is not None and self._stream.published:
             return self._stream.tell()
         return len(self.to_input_file())
 
     def exists(self) -> bool:
-        """Whether the file is there. Raises PermissionError, StorageError."""
+        """Whether the file exists. Raises PermissionError, StorageError."""
         return self.to_input_file().exists()
 
     def to_input_file(self) -> StorageInputFile:
         return StorageInputFile(self.location, self._storage, self._path)
 
     def create(self, overwrite: bool = False) -> OutputStream:
-        """Return a stream whose ``close`` makes the file appear, whole, in one request.
+        """Return a stream whose ``close`` writes the whole file in one request.
 
-        ``close`` raises FileExistsError when the name is occupied, unless ``overwrite``. pyiceberg writes manifests so,
-        under fresh names, and these are created all the same. A stream that is left by an exception, discarded or never
-        closed leaves no file.
+        ``close`` raises FileExistsError if the file exists, unless ``overwrite`` is set. PyIceberg writes manifests
+        with ``overwrite`` under fresh names, and metadata files are created in any case. A stream that is left by an
+        exception, discarded or never closed writes nothing.
         """
         publish = self._publish or functools.partial(create_fresh_file, self._storage)
         if overwrite and not is_table_metadata_path(self._path):
@@ -88,9 +95,10 @@ class StorageOutputFile(SealedOutputFile):
 
 
 class StorageOutputStream(SealedStream):
-    """The bytes written to a table file until it is published by ``close``.
+    """The bytes written to a table file, which ``close`` publishes.
 
-    This class is no io.IOBase: that would call ``close``, and so publish, when an abandoned stream is collected.
+    It is not an io.IOBase, which would call ``close`` and so publish the file when an abandoned stream is
+    garbage-collected.
     """
 
     def __init__(self, location: str, publish: Callable[[bytes], None]):
@@ -118,10 +126,10 @@ class StorageOutputStream(SealedStream):
         return self._written_bytes
 
     def flush(self) -> None:
-        """Do nothing: only ``close`` makes bytes durable."""
+        """Do nothing, because only ``close`` makes bytes durable."""
 
     def write(self, b: bytes) -> int:
-        """Add bytes at the end. Raises ValueError when the stream is closed."""
+        """Append bytes. Raises ValueError if the stream is closed."""
         size_bytes = memoryview(b).nbytes
         if not self._discarded:
             self._buffer.write(b)
@@ -129,7 +137,7 @@ class StorageOutputStream(SealedStream):
         return size_bytes
 
     def close(self) -> None:
-        """Publish the file. A second call does nothing. Raises FileExistsError, PermissionError, StorageError."""
+        """Publish the file. Later calls do nothing. Raises FileExistsError, PermissionError, StorageError."""
         if self._buffer.closed:
             return
         try:
@@ -142,7 +150,7 @@ class StorageOutputStream(SealedStream):
             self._buffer.close()
 
     def _sealed(self) -> bytes:
-        """Return the written bytes, with their checksums (FORMAT.md, "Files of tables")."""
+        """Return the written bytes with their checksums (FORMAT.md, "Files of tables")."""
         if SealedKind.of(self.location) is SealedKind.PARQUET:
             self._seal_footer()
         self._buffer.seek(0)
@@ -152,7 +160,7 @@ class StorageOutputStream(SealedStream):
         return sealed_table_file(data, self.location)
 
     def _seal_footer(self) -> None:
-        """Fill in the digits in place: a data file may be large, so it is in memory only once."""
+        """Fill in the digits of the checksums in place, because a second copy of a data file may not fit in memory."""
         end_at = max(0, self._written_bytes - PARQUET_END_BYTES)
         self._buffer.seek(end_at)
         footer_at = self._written_bytes - footer_bytes(self._buffer.read())
@@ -169,7 +177,7 @@ class StorageOutputStream(SealedStream):
             self._buffer.write(footer)
 
     def discard(self) -> None:
-        """Drop the written bytes. Later writes are accepted and have no effect, so that a writer can still finish."""
+        """Drop the written bytes. Later writes are accepted without effect, so that a writer can still finish."""
         if not self._buffer.closed:
             self._discarded = True
             self._buffer.close()
@@ -188,27 +196,27 @@ class StorageOutputStream(SealedStream):
 
 logger = logging.getLogger(__name__)
 
-#: The most bytes of all files on their way. A file beyond that is written at once: its bytes take longer than a wait.
+#: Maximum size of all pending files. Files beyond that are written synchronously, since their transfer dominates.
 MAX_PENDING_BYTES = 32 << 20
-_FILE_OF_CHANGE = re.compile(rf"{TABLES_PREFIX}[^/]+/(?:metadata|data)/.+\.(?:avro|parquet)", re.DOTALL)
+_PENDING_FILE = re.compile(rf"{TABLES_PREFIX}[^/]+/(?:metadata|data)/.+\.(?:avro|parquet)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _PendingWrite:
     data: bytes
     write: Started[None]
 
 
 class PendingFiles(StorageWrapper):
-    """A storage for the files of one change. ``create`` and ``write`` return before such a file stands.
+    """A storage wrapper for the files of one change, whose ``create`` and ``write`` return before the file is written.
 
-    Whoever lets something durable name the files calls ``settle`` before, and ``close`` or ``abandon`` after. Then this
-    is a storage like others. Files of other kinds, and large ones, are written at once.
+    Call ``settle`` before anything durable refers to the files, and ``close`` or ``abandon`` after it. From then on all
+    requests are synchronous, as are those for large files and files of other kinds.
     """
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, _PendingWrite] = {}
         self._paths: dict[str, None] = {}
         self._n_bytes = 0
         self._failure: TrinityLakeError | None = None
@@ -218,11 +226,11 @@ class PendingFiles(StorageWrapper):
         at_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Make a new lock: a forked child does not have the thread that held it. It writes the files once more."""
+        """Replace the lock, whose owner does not exist in a forked child. The child writes pending files again."""
         self._lock = threading.RLock()
 
     def settle(self) -> None:
-        """Wait until all files stand. Raises the first failure when all writes have ended, also each later time."""
+        """Wait until all writes have ended, and raise the first failure, also in later calls."""
         with self._lock:
             for path, pending in self._pending.items():
                 try:
@@ -235,18 +243,18 @@ class PendingFiles(StorageWrapper):
                 raise self._failure
 
     def abandon(self, error: TrinityLakeError) -> None:
-        """Delete all files, best effort, as the change failed for good. ``settle`` raises ``error`` from now on."""
+        """Delete all files, best effort, after the change failed. ``settle`` raises ``error`` from now on."""
         with self._lock:
-            self._end(list(self._pending))
+            self._await_writes(list(self._pending))
             self._drop(list(self._pending))
             self._failure = self._failure or error
             self._is_open = False
             for path, failure in self.inner.delete_many(list(self._paths)).items():
-                logger.warning("could not delete %r of a failed change, which no version names: %s", path, failure)
+                logger.warning("could not delete unreferenced file %r of a failed change: %s", path, failure)
             self._paths.clear()
 
     def close(self) -> None:
-        """Be a storage like others from now on, as the change has ended."""
+        """End the change. Later requests are synchronous."""
         with self._lock:
             self._is_open = False
             self._paths.clear()
@@ -259,50 +267,50 @@ class PendingFiles(StorageWrapper):
         return pending.data[offset : None if length is None else offset + length]
 
     def stat(self, path: str) -> FileInfo:
-        self._end([path])
+        self._await_writes([path])
         return self.inner.stat(path)
 
     def create(self, path: str, data: bytes) -> None:
-        if not self._take(path, data, functools.partial(create_fresh_file, self.inner, path, data)):
+        if not self._write_in_background(path, data, functools.partial(create_fresh_file, self.inner, path, data)):
             self.inner.create(path, data)
 
     def write(self, path: str, data: bytes) -> None:
-        if not self._take(path, data, functools.partial(self.inner.write, path, data)):
+        if not self._write_in_background(path, data, functools.partial(self.inner.write, path, data)):
             self.inner.write(path, data)
 
     def delete(self, path: str) -> None:
-        self._end([path])
+        self._await_writes([path])
         self._drop([path])
         self.inner.delete(path)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        self._end(paths)
+        self._await_writes(paths)
         self._drop(paths)
         return self.inner.delete_batch(paths)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        self._end(list(self._pending))
+        self._await_writes(list(self._pending))
         return self.inner.list(prefix)
 
-    def _take(self, path: str, data: bytes, request: Callable[[], None]) -> bool:
-        """Let a thread write a file, if it is one of the change. Returns whether it does."""
-        if _FILE_OF_CHANGE.fullmatch(path) is None:
+    def _write_in_background(self, path: str, data: bytes, request: Callable[[], None]) -> bool:
+        """Write a file of the change in the background. Return False if the caller must write it."""
+        if _PENDING_FILE.fullmatch(path) is None:
             return False
         with self._lock:
             if not self._is_open:
                 return False
             self._paths[path] = None
-            self._end([path])
+            self._await_writes([path])
             if self._n_bytes + len(data) > MAX_PENDING_BYTES:
-                self._end([path for path, pending in self._pending.items() if pending.write.is_done])
+                self._await_writes([path for path, pending in self._pending.items() if pending.write.is_done])
             if self._n_bytes + len(data) > MAX_PENDING_BYTES:
                 return False
-            self._pending[path] = _Pending(data, Started(functools.partial(self._send, request)))
+            self._pending[path] = _PendingWrite(data, Started(functools.partial(self._send, request)))
             self._n_bytes += len(data)
             return True
 
-    def _end(self, paths: Iterable[str]) -> None:
-        """Wait until no write of these files is on its way. A failure stays, for ``settle`` to raise it."""
+    def _await_writes(self, paths: Iterable[str]) -> None:
+        """Wait until no write of these files is in flight. Failures remain, so that ``settle`` raises them."""
         with self._lock:
             for path in paths:
                 pending = self._pending.get(path)

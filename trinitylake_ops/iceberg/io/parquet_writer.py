@@ -1,4 +1,4 @@
-"""The writer of every Parquet file here: as pyiceberg writes them, with checksums of pages and the file's seals."""
+"""The writer of all Parquet files: PyIceberg's settings, page checksums and the checksums of the file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 
 
 class SealingWriter(pq.ParquetWriter):  # type: ignore[misc] # pyarrow ships no types
-    """Arrow's writer, for a stream that fills in the digits of the seals when it is closed."""
+    """Arrow's writer, for a stream that fills in the digits of the file's checksums when it is closed."""
 
     is_open: bool
 
@@ -37,27 +37,27 @@ class SealingWriter(pq.ParquetWriter):  # type: ignore[misc] # pyarrow ships no 
         super().__init__(stream, write_page_checksum=True, **options)
 
     def close(self) -> None:
-        """Write the footer with the pairs of the seals; a second call does nothing."""
+        """Write the footer with the checksum pairs. Later calls do nothing."""
         try:
             if self.is_open:
                 self.add_key_value_metadata(seal_pairs(self._location))
             super().close()
         finally:
-            self.is_open = False  # Arrow closes the writer again when the object is collected
+            self.is_open = False  # Arrow closes the writer again when the object is garbage-collected
 
 
 def check_codec(codec: str) -> None:
-    """Raise InvalidDefinitionError for a codec that Parquet's writer has not."""
+    """Raise InvalidDefinitionError for a codec that Arrow's Parquet writer does not support."""
     if codec.lower() not in _CODECS:
         raise InvalidDefinitionError(
-            f"write.parquet.compression-codec {codec[:100]!r} cannot be written; use one of {', '.join(_CODECS)}"
+            f"write.parquet.compression-codec {codec[:100]!r} is not supported; use one of {', '.join(_CODECS)}"
         )
 
 
 class SealedParquetWriter:
-    """Writes one data file, by the table's properties; pyiceberg takes it for a writer of its own.
+    """Writes one data file with the table's properties, behind the interface of PyIceberg's writers.
 
-    Raises InvalidDefinitionError for a codec that Parquet's writer does not have.
+    The constructor raises InvalidDefinitionError for an unsupported codec.
     """
 
     def __init__(self, output_file: OutputFile, file_schema: Schema, properties: Properties):
@@ -74,7 +74,7 @@ class SealedParquetWriter:
         self._result: DataFileStatistics | None = None
 
     def write(self, table: pa.Table) -> None:
-        """Write rows as row groups; all calls bring the same schema. Raises StorageError."""
+        """Write rows as row groups. All calls have the same schema. Raises StorageError."""
         if self._writer is None:
             self._stream = self._output_file.create(overwrite=True)
             self._writer = SealingWriter(
@@ -87,7 +87,7 @@ class SealedParquetWriter:
         self._writer.write(table, row_group_size=self._row_group_size)
 
     def close(self) -> DataFileStatistics:
-        """Finish the file. Returns its statistics. Raises ValueError when nothing was written, StorageError."""
+        """Finish the file and return its statistics. Raises ValueError if nothing was written, StorageError."""
         if self._result is not None:
             return self._result
         if self._writer is None:
@@ -102,7 +102,7 @@ class SealedParquetWriter:
         return self._result
 
     def result(self) -> DataFileStatistics:
-        """Return the statistics of the file, which is finished."""
+        """Return the statistics of the finished file."""
         return self.close()
 
     def __enter__(self) -> SealedParquetWriter:

@@ -1,17 +1,17 @@
-"""Changes to pyiceberg: nested columns keep their nulls, and Parquet files of a lakehouse get checksums.
+"""Patches of PyIceberg: nested columns keep their nulls, and Parquet files of a lakehouse get checksums.
 
-pyiceberg 0.11 and 0.12 rebuild a list or a map of structs from its offsets alone, so that null becomes empty when rows
-are read and when they are written (apache/iceberg-python issue 3833). They also cast the outer of two lists or maps
-without the projected values of the inner one, so that a renamed field within loses its values.
+PyIceberg 0.11 and 0.12 rebuild a list or map of structs from its offsets only, so that nulls become empty when rows are
+read and when they are written (apache/iceberg-python issue 3833). They also cast the outer of two nested lists or maps
+without the projected values of the inner one, so that a renamed nested field loses its values.
 
-The fix replaces two methods of pyiceberg's projection. It applies as soon as ``pyiceberg.io.pyarrow`` is imported,
-which is a heavy module and is imported late, and only if a probe shows the fault. Remove this module when every
-supported pyiceberg passes the probe.
+The fix replaces two methods of PyIceberg's projection if a probe detects the fault. It is applied when
+``pyiceberg.io.pyarrow`` is imported, which is an expensive module. Remove this module when every supported PyIceberg
+passes the probe.
 
-The data of ``Table.append``, ``overwrite`` and ``delete`` come from the writer in pyiceberg's registry of file formats.
-Only there can checksums of pages, or key-value pairs of a footer, be asked for. pyiceberg 0.11 has no registry and
-makes Arrow's writer itself: there the place is its name for ``pyarrow.parquet``. Files that go elsewhere, through other
-FileIOs, are written as before.
+``Table.append``, ``overwrite`` and ``delete`` write data through the writer in PyIceberg's registry of file formats,
+the only place where page checksums and key-value pairs of the footer can be configured. PyIceberg 0.11 has no registry
+and creates Arrow's writer directly, so its reference to ``pyarrow.parquet`` is replaced instead. Files of other FileIOs
+are written as before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MODULE = "pyiceberg.io.pyarrow"
 
 
 def keep_nested_nulls() -> None:
-    """Fix pyiceberg's projection, now or when its module is imported. A second call does nothing."""
+    """Fix PyIceberg's projection, now or when its module is imported. Later calls do nothing."""
     if _MODULE in sys.modules:
         _fix(importlib.import_module(_MODULE))  # waits for another thread that imports it
     elif not any(isinstance(finder, _FixOnImport) for finder in sys.meta_path):
@@ -47,7 +47,7 @@ def keep_nested_nulls() -> None:
 
 
 class _FixOnImport(MetaPathFinder):
-    """Finds the module as the other finders do, and fixes it when it has been loaded."""
+    """Finds the module with the other finders, and fixes it after it was loaded."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -84,7 +84,7 @@ def _fix(module: Any) -> None:
 
 
 def _project_list(visitor: Any, list_type: ListType, lists: pa.Array | None, values: pa.Array | None) -> Any:
-    """Return lists with projected values, None for an array that has no lists."""
+    """Return lists with projected values, or None for an array that is not a list."""
     import pyarrow as pa
 
     if not isinstance(lists, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray) or values is None:
@@ -101,7 +101,7 @@ def _project_list(visitor: Any, list_type: ListType, lists: pa.Array | None, val
 def _project_map(
     visitor: Any, map_type: MapType, maps: pa.Array | None, keys: pa.Array | None, values: pa.Array | None
 ) -> Any:
-    """Return maps with projected keys and values, None for an array that has no maps."""
+    """Return maps with projected keys and values, or None for an array that is not a map."""
     import pyarrow as pa
 
     if not isinstance(maps, pa.MapArray) or keys is None or values is None:
@@ -117,16 +117,16 @@ def _project_map(
 
 
 def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
-    """Return an array with another child of the same length. Its nulls, offsets and slice stay."""
+    """Return an array with another child of the same length. Its nulls, offsets and slice are unchanged."""
     import pyarrow as pa
 
-    n_own_buffers = 1 if isinstance(array, pa.FixedSizeListArray) else 2
-    own = array.buffers()[:n_own_buffers]
-    return pa.Array.from_buffers(kind, len(array), own, offset=array.offset, children=[child])
+    n_buffers = 1 if isinstance(array, pa.FixedSizeListArray) else 2
+    buffers = array.buffers()[:n_buffers]
+    return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=[child])
 
 
 def _keeps_nested(module: Any) -> bool:
-    """Whether nulls of lists and maps of structs, and a renamed field in a list of lists, survive a projection."""
+    """Whether a projection preserves nulls of lists and maps of structs, and a renamed field in a list of lists."""
     import pyarrow as pa
 
     def schema(name: str) -> Schema:
@@ -149,33 +149,33 @@ def _keeps_nested(module: Any) -> bool:
 
 
 class SealedOutputFile(OutputFile):
-    """An output file whose stream fills in the digits of seals."""
+    """An output file whose stream fills in the digits of checksums."""
 
 
 class SealedStream:
-    """The stream of such a file; pyiceberg writes it right after it was made."""
+    """The stream of such a file. PyIceberg writes to it immediately after it was created."""
 
     def __init__(self, location: str):
         self.location = location
         if not _HAS_REGISTRY and location.endswith(".parquet"):
-            _seal_files_of_older()
+            _patch_pyiceberg_0_11()
 
 
 _HAS_REGISTRY = importlib.util.find_spec("pyiceberg.io.fileformat") is not None
 
 
 def write_sealed_parquet() -> None:
-    """Let pyiceberg write sealed Parquet files to every SealedOutputFile. A second call does nothing."""
+    """Make PyIceberg write Parquet files with checksums to every SealedOutputFile. Later calls do nothing."""
     if not _HAS_REGISTRY:
-        return  # its module of writers is heavy, and is there when the first file is opened
+        return  # PyIceberg 0.11 is patched when the first file is opened, because its writer module is expensive
     from pyiceberg.io.fileformat import FileFormatFactory
 
-    if not isinstance(FileFormatFactory._registry, _Models):
-        FileFormatFactory._registry = _Models(FileFormatFactory._registry)
+    if not isinstance(FileFormatFactory._registry, _SealingRegistry):
+        FileFormatFactory._registry = _SealingRegistry(FileFormatFactory._registry)
 
 
-class _Models(dict[FileFormat, "FileFormatModel"]):
-    """Return the models of file formats. Its own of Parquet, pyiceberg registers when it first reads or writes rows."""
+class _SealingRegistry(dict[FileFormat, "FileFormatModel"]):
+    """Registry of file formats that wraps Parquet, which PyIceberg registers when it first reads or writes rows."""
 
     def __init__(self, models: Mapping[FileFormat, FileFormatModel]):
         super().__init__()
@@ -187,7 +187,7 @@ class _Models(dict[FileFormat, "FileFormatModel"]):
 
 
 class _SealingModel:
-    """pyiceberg's model of Parquet, with a writer of its own for files that are sealed."""
+    """PyIceberg's Parquet format, with another writer for files with checksums."""
 
     def __init__(self, model: FileFormatModel):
         self._model = model
@@ -206,23 +206,23 @@ class _SealingModel:
         return self._model.format
 
     def file_extension(self) -> str:
-        """Return the ending of their names, without the dot."""
+        """Return the suffix of file names, without the dot."""
         return self._model.file_extension()
 
     def add_field_metadata(self, field: NestedField, metadata: dict[bytes, bytes], include_field_ids: bool) -> None:
-        """Return the format's properties of a column."""
+        """Add the format's properties of a column to ``metadata``."""
         self._model.add_field_metadata(field, metadata, include_field_ids)
 
 
-def _seal_files_of_older() -> None:
-    """Let pyiceberg 0.11 make a writer of ours for streams of ours; a second call does nothing."""
+def _patch_pyiceberg_0_11() -> None:
+    """Make PyIceberg 0.11 use this package's writer for its streams. Later calls do nothing."""
     writers: Any = importlib.import_module("pyiceberg.io.pyarrow")
     if not isinstance(writers.pq, _SealingParquet):
         writers.pq = _SealingParquet(writers.pq)
 
 
 class _SealingParquet:
-    """``pyarrow.parquet`` as pyiceberg 0.11 sees it."""
+    """A replacement for ``pyarrow.parquet`` in PyIceberg 0.11."""
 
     def __init__(self, module: Any):
         self._module = module

@@ -1,12 +1,12 @@
-"""Avro files of tables, checked and decompressed before any decoder reads them.
+"""Verify and decompress Avro files of tables before a decoder reads them.
 
-Decoders such as pyiceberg and fastavro believe what a file claims. They inflate each block whole, and count on as far
-as a length or a count in it says. They are given the same file without compression. Its blocks are within it, its sum
-is bounded, and each record and item takes bytes.
+Decoders such as those of PyIceberg and fastavro trust the file: they inflate each block whole, and follow any declared
+length or count. They therefore get a decompressed copy of the file whose blocks are within the file, whose total size
+is bounded, and whose schema has no items of zero bytes.
 
-The compiled decoder follows lengths and counts out of its memory. So a manifest of a kilobyte ends the process. Or it
-takes any bytes behind it, credentials too, for a path. A module of pyiceberg provides the decoder.
-:func:`read_bounded_avro` replaces it there, for all Avro that this process reads by pyiceberg (decision 11).
+The compiled decoder follows lengths and counts beyond its memory. A manifest of a kilobyte could end the process, or
+return bytes behind the buffer, including credentials, as a path. :func:`read_bounded_avro` replaces that decoder in
+PyIceberg's module, for all Avro files that this process reads with PyIceberg (decision 11).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from trinitylake_ops.iceberg.validation.inflate import AVRO_CODECS, MAX_INFLATED
 from trinitylake_ops.iceberg.validation.thrift import MAX_NAME_CHARS, full_name_chars
 
 MAGIC = b"Obj\x01"
-#: The largest header of a file. It contains schemas as JSON, which is parsed whole while all other threads wait. The
-#: schema of a table with 20,000 columns takes 1.3 MB.
+#: Maximum size of a file's header. It contains schemas as JSON, which are parsed whole while all other threads wait.
+#: The schema of a table with 20,000 columns takes 1.3 MB.
 MAX_HEADER_BYTES = 8 << 20
 _SYNC_BYTES = 16
 _MAX_VARINT_BYTES = 10
@@ -34,24 +34,33 @@ _MAX_VARINT_BYTES = 10
 
 @dataclass(frozen=True, slots=True)
 class AvroHeader:
-    """The beginning of a file: its metadata, and the marker between blocks. The first block is at ``size_bytes``."""
+    """The header of a file."""
 
+    #: Its metadata, in order.
     metadata: dict[str, bytes]
+    #: The marker between blocks.
     sync: bytes
+    #: Size in bytes, and the offset of the first block.
     size_bytes: int
 
     @classmethod
     def parse(cls, data: bytes, errors: str = "strict") -> AvroHeader:
-        """Return the header of a file. ``errors`` is for names that are no UTF-8, as in ``bytes.decode``.
+        """Return the header of a file.
 
-        Raises ValueError, EOFError.
+        Args:
+            data: The file.
+            errors: How to decode names that are not UTF-8, as in ``bytes.decode``.
+
+        Raises:
+            ValueError: The file is not Avro.
+            EOFError: The file ends within its header.
         """
         if not data.startswith(MAGIC):
-            raise ValueError("it does not begin as one")
+            raise ValueError("it does not start with the Avro magic")
         reader = AvroReader(data, len(MAGIC))
         metadata: dict[str, bytes] = {}
         while count := reader.number():
-            if count < 0:  # the size of the entries follows, to skip them
+            if count < 0:  # followed by the size of the entries
                 reader.number()
             for _ in range(abs(count)):
                 name, value = reader.counted(MAX_HEADER_BYTES), reader.counted(MAX_HEADER_BYTES)
@@ -63,60 +72,61 @@ class AvroHeader:
 
     @classmethod
     def of(cls, data: bytes) -> AvroHeader | None:
-        """Return the header of a file, None if it has none that can be read. Names need not be UTF-8."""
+        """Return the header of a file, or None if it cannot be read. Names need not be UTF-8."""
         try:
             return cls.parse(data, "surrogateescape")
         except (ValueError, EOFError):
             return None
 
-    def with_metadata(self, more: Mapping[str, bytes]) -> bytes:
-        """Return the bytes of this header with more metadata in front, which replaces entries of the same names."""
-        kept = {name: value for name, value in self.metadata.items() if name not in more}
-        return header_bytes({**more, **kept}, self.sync)
+    def with_metadata(self, added: Mapping[str, bytes]) -> bytes:
+        """Return this header's bytes with more metadata in front, which replaces entries with the same names."""
+        kept = {name: value for name, value in self.metadata.items() if name not in added}
+        return header_bytes({**added, **kept}, self.sync)
 
 
 class HeaderTooLargeError(ValueError):
-    """The header of an Avro file has more than :data:`MAX_HEADER_BYTES`."""
+    """The header of an Avro file exceeds :data:`MAX_HEADER_BYTES`."""
 
 
 @dataclass(slots=True)
 class AvroReader:
-    """Reads numbers and counted bytes of ``data``, one after the other. The next one begins at ``at``."""
+    """Reads Avro numbers and length-prefixed bytes sequentially."""
 
     data: bytes
+    #: Offset of the next value.
     at: int
 
     def number(self) -> int:
-        """Return a number. Raises EOFError."""
+        """Return the next number. Raises EOFError."""
         number = 0
-        for place, byte in enumerate(self.data[self.at : self.at + _MAX_VARINT_BYTES]):
-            number |= (byte & 0x7F) << (7 * place)
+        for index, byte in enumerate(self.data[self.at : self.at + _MAX_VARINT_BYTES]):
+            number |= (byte & 0x7F) << (7 * index)
             if byte < 0x80:
-                self.at += place + 1
+                self.at += index + 1
                 return (number >> 1) ^ -(number & 1)
-        raise EOFError("a number in it does not end")
+        raise EOFError("a number is not terminated")
 
     def counted(self, end: int | None = None) -> bytes:
-        """Return the bytes that follow their length.
+        """Return the next length-prefixed bytes.
 
         Args:
-            end: The position that they may not pass, None for the end of ``data``.
+            end: Maximum end offset, None for the end of ``data``.
 
         Raises:
-            HeaderTooLargeError: They pass ``end``.
-            EOFError: They pass the end of ``data``.
+            HeaderTooLargeError: The bytes exceed ``end``.
+            EOFError: The bytes exceed ``data``.
         """
         size_bytes = self.number()
         if end is not None and self.at + size_bytes > end:
             raise HeaderTooLargeError(f"its header has more than {end} bytes")
         if not 0 <= size_bytes <= len(self.data) - self.at:
-            raise EOFError("a length in it is beyond its end")
+            raise EOFError("a length exceeds the file")
         self.at += size_bytes
         return self.data[self.at - size_bytes : self.at]
 
 
 def header_bytes(metadata: Mapping[str, bytes], sync: bytes) -> bytes:
-    """Return the bytes of a header with metadata in this order."""
+    """Return the bytes of a header with metadata in this order and a sync marker."""
     entries = [
         piece
         for name, value in metadata.items()
@@ -127,7 +137,7 @@ def header_bytes(metadata: Mapping[str, bytes], sync: bytes) -> bytes:
 
 
 def number_bytes(number: int) -> bytes:
-    """Return a count or length as Avro writes it."""
+    """Return a count or length in Avro's encoding."""
     rest = number << 1
     written = bytearray()
     while rest > 0x7F:
@@ -140,57 +150,60 @@ def number_bytes(number: int) -> bytes:
 SNAPSHOT_ID = "snapshot-id"
 _CODEC, _SCHEMA = "avro.codec", "avro.schema"
 _SUFFIX = ".avro"
-#: Each record takes a decoder about a kilobyte. It takes a writer more bytes than these, as it has a name of its own.
+#: Each record takes a decoder about a kilobyte. In a file it takes at least this many bytes, since it has a unique
+#: name.
 _FILE_BYTES_PER_RECORD = 8
 _ALWAYS_ALLOWED_RECORDS = 16_384
-#: The bytes that every file may inflate to. A number or an entry of a map takes two to four bytes there, and up to
-#: thirty times as much in a decoder. Metrics, most of what large manifests hold, are numbers that shrink to a half or a
-#: third.
+#: Size that every file may inflate to. A number or map entry takes two to four bytes in it, and up to thirty times as
+#: much in a decoder. Large manifests contain mostly metrics, numbers that compress to a half or a third.
 ALWAYS_ALLOWED_BYTES = 8 << 20
 _SMALL_FILE_BYTES = 1 << 20
-#: How many bytes a file may inflate to for each byte that it has beyond a small one.
+#: Bytes that a file may inflate to per byte of its size beyond a small file.
 _MAX_RATIO = 16
 
 
 @dataclass(frozen=True, slots=True)
 class AvroContent:
-    """An Avro file without compression: its ``data``, the ``meta`` of its header, and facts about the compressed file.
+    """A decompressed Avro file, and facts about the compressed file."""
 
-    These facts are its ``codec``, its size in bytes and how many records it has. ``data`` has ``n_kept`` of them,
-    from the record of number ``first_record`` on.
-    """
-
+    #: The decompressed file.
     data: bytes
+    #: Metadata of the header.
     meta: dict[str, bytes]
+    #: Codec of the compressed file.
     codec: str
+    #: Size of the compressed file in bytes.
     file_bytes: int
+    #: Number of records in the compressed file.
     n_records: int = 0
+    #: Index of the first record in ``data``.
     first_record: int = 0
+    #: Number of records in ``data``.
     n_kept: int = 0
 
     def meta_int(self, name: str) -> int | None:
-        """Return a number in the header, None where there is none."""
+        """Return a number in the header, or None if it is missing or not a number."""
         text = self.meta.get(name, b"").decode("ascii", "replace")
         return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else None
 
 
 def avro_limit_bytes(file_bytes: int) -> int:
-    """Return how many bytes an Avro file of a size may inflate to."""
+    """Return the size in bytes to which an Avro file of a given size may inflate."""
     return min(MAX_INFLATED_BYTES, ALWAYS_ALLOWED_BYTES + _MAX_RATIO * max(0, file_bytes - _SMALL_FILE_BYTES))
 
 
 def is_avro(location: str, head: bytes) -> bool:
-    """Whether a file that begins with some bytes is an Avro file, or has the name of one."""
+    """Whether a file with this start is an Avro file, or has an Avro file's name."""
     return head.startswith(MAGIC) or location.endswith(_SUFFIX)
 
 
 def check_no_avro(location: str, data: bytes) -> None:
-    """Raise CorruptFileError for a file that does not begin as Avro, but would be taken for it.
+    """Raise CorruptFileError for a file without the Avro magic that would be decoded as Avro.
 
-    The decoder of pyiceberg passes over the first bytes and looks for the schema.
+    PyIceberg's decoder skips the first bytes and searches for the schema.
     """
     if _SCHEMA.encode() in data:
-        raise CorruptFileError(f"{location!r} is no Avro file, but says so further on; restore it", path=location)
+        raise CorruptFileError(f"{location!r} has an Avro schema but no Avro magic; restore it", path=location)
 
 
 def check_header_size(head: bytes, location: str) -> None:
@@ -198,132 +211,135 @@ def check_header_size(head: bytes, location: str) -> None:
 
     Args:
         head: The first bytes of the file.
-        location: The location of the file, for errors.
+        location: Location of the file, for errors.
 
     Raises:
-        CorruptFileError: The header has more than :data:`MAX_HEADER_BYTES`.
+        CorruptFileError: The header exceeds :data:`MAX_HEADER_BYTES`.
     """
     try:
         AvroHeader.parse(head, "surrogateescape")
     except HeaderTooLargeError as error:
-        raise CorruptFileError(f"{location!r} is no readable Avro file: {error}; restore it", path=location) from error
+        raise CorruptFileError(
+            f"{location!r} is not a readable Avro file: {error}; restore it", path=location
+        ) from error
     except (ValueError, EOFError):
-        return  # the decoder raises the error when the file is read whole
+        return  # raised when the whole file is decoded
 
 
 def uncompressed(data: bytes, location: str, window: range | None = None) -> AvroContent:
-    """Return an Avro file without compression.
+    """Return a decompressed Avro file.
 
     Args:
         data: The file.
-        location: The location of the file, for errors.
-        window: The numbers of the records that are needed. Blocks without any of them are left out. None for all.
+        location: Location of the file, for errors.
+        window: Indices of the needed records. Blocks without any of them are omitted. None for all records.
 
     Raises:
-        CorruptFileError: The file is not Avro, holds more than a file of its size may, or claims more than it has.
+        CorruptFileError: The file is not Avro, inflates to more than a file of its size may, or declares more than it
+            contains.
     """
     try:
-        return _uncompressed(data, window)
+        return _decompress(data, window)
     except InflatedTooLargeError as error:
         raise too_large(location, len(data), avro_limit_bytes(len(data))) from error
-    except Exception as error:  # for broken bytes decompressors raise any exception
+    except Exception as error:  # decompressors raise arbitrary exceptions for corrupt input
         reason = str(error).partition("\n")[0][:100]
         raise CorruptFileError(
-            f"{location!r} is no readable Avro file: {type(error).__name__}: {reason}; restore it", path=location
+            f"{location!r} is not a readable Avro file: {type(error).__name__}: {reason}; restore it", path=location
         ) from error
 
 
-def _uncompressed(data: bytes, window: range | None) -> AvroContent:
+def _decompress(data: bytes, window: range | None) -> AvroContent:
     header = AvroHeader.parse(data)
     meta, sync = header.metadata, header.sync
     codec = meta.get(_CODEC, b"null").decode("ascii", "replace")
     if codec not in AVRO_CODECS:
-        raise ValueError("its codec is none of those of Iceberg")
+        raise ValueError("Iceberg does not use its codec")
     schema = meta[_SCHEMA]
     (_check_common_schema if len(schema) <= _COMMON_SCHEMA_BYTES else _check_schema)(schema)
     inflate = AVRO_CODECS[codec]
     left_bytes = avro_limit_bytes(len(data))
     left_records = _ALWAYS_ALLOWED_RECORDS + len(data) // _FILE_BYTES_PER_RECORD
     pieces = [header_bytes({**meta, _CODEC: b"null"}, sync)]
-    at, first, n_kept = 0, 0, 0
+    index, first_record, n_kept = 0, 0, 0
     for n_records, block in _blocks(AvroReader(data, header.size_bytes), sync):
-        at += n_records
-        if window is not None and (at <= window.start or at - n_records >= window.stop):
-            first = at if at <= window.start else first
+        index += n_records
+        if window is not None and (index <= window.start or index - n_records >= window.stop):
+            first_record = index if index <= window.start else first_record
             left_records -= n_records
             if left_records < 0:
-                raise InflatedTooLargeError("it holds more records than its file may")
+                raise InflatedTooLargeError("it has more records than a file of its size may")
             continue
         n_kept += n_records
         content = inflate(block, left_bytes)
         left_bytes -= len(content)
         left_records -= n_records
         if left_records < 0 or n_records > len(content):
-            raise InflatedTooLargeError("it holds more records than its file may")
+            raise InflatedTooLargeError("it has more records than a file of its size may")
         pieces += [number_bytes(n_records), number_bytes(len(content)), content, sync]
-    return AvroContent(b"".join(pieces), meta, codec, len(data), at, first, n_kept)
+    return AvroContent(b"".join(pieces), meta, codec, len(data), index, first_record, n_kept)
 
 
 def _blocks(reader: AvroReader, sync: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the count of records and the bytes of each block."""
+    """Yield the number of records and the contents of each block."""
     while reader.at < len(reader.data):
         n_records, block = reader.number(), reader.counted()
         if n_records < 0 or not reader.data.startswith(sync, reader.at):
-            raise ValueError("its blocks do not follow each other")
+            raise ValueError("a block is not followed by the sync marker")
         reader.at += len(sync)
         yield n_records, block
 
 
 def _check_schema(text: bytes) -> None:
-    """Raise ValueError for a schema with items that take no bytes, as a list could count any number of them.
+    """Raise ValueError for a schema with items of zero bytes, of which a list could declare any number.
 
-    Raises it also for a schema whose full names are too long together.
+    Also raise it for a schema whose full names are too long in total.
     """
     schema = json.loads(text)
     if full_name_chars(schema) > MAX_NAME_CHARS:
-        raise ValueError("its schema has names that are too long, within each other")
-    _least_bytes(schema)
+        raise ValueError("the full names in its schema are too long")
+    _min_bytes(schema)
 
 
-#: Schemas up to this size are checked once, and kept in memory: those of manifests and manifest lists.
+#: Schemas up to this size, those of manifests and manifest lists, are checked once and cached.
 _COMMON_SCHEMA_BYTES = 64 << 10
 _check_common_schema = lru_cache(maxsize=64)(_check_schema)
 
 
-def _least_bytes(schema: Any) -> int:
-    """Return whether values of a schema take bytes, 1, or may take none, 0. Raises ValueError."""
+def _min_bytes(schema: Any) -> int:
+    """Return 1 if all values of a schema take bytes, or 0 if some may take none. Raises ValueError."""
     if isinstance(schema, list):
         for branch in schema:
-            _least_bytes(branch)
-        return 1  # the byte of the branch's number
+            _min_bytes(branch)
+        return 1  # the index of the branch takes a byte
     kind = schema.get("type") if isinstance(schema, dict) else schema
-    if kind == "array" and _least_bytes(schema["items"]) == 0:
-        raise ValueError("its schema has a list of items that take no bytes")
+    if kind == "array" and _min_bytes(schema["items"]) == 0:
+        raise ValueError("its schema has a list whose items take no bytes")
     if kind == "map":
-        _least_bytes(schema["values"])
+        _min_bytes(schema["values"])
     if kind in ("record", "error"):
-        return max([_least_bytes(field["type"]) for field in schema["fields"]], default=0)
+        return max([_min_bytes(field["type"]) for field in schema["fields"]], default=0)
     if kind == "fixed":
         return min(int(schema["size"]), 1)
     if isinstance(kind, dict | list):
-        return _least_bytes(kind)
+        return _min_bytes(kind)
     if kind == "null":
         return 0
     if isinstance(schema, str) and kind not in _PRIMITIVES:
-        return 0  # a name, perhaps that of a record without fields
+        return 0  # a named type, perhaps a record without fields
     return 1
 
 
 _PRIMITIVES = frozenset(("boolean", "int", "long", "float", "double", "bytes", "string"))
 
 
-_MORE, _BITS = 0x80, 0x7F
-_MOST_BYTES = 10
-_POSITIVE = (1 << 63) - 1
+_CONTINUATION_BIT, _VALUE_BITS = 0x80, 0x7F
+_MAX_NUMBER_BYTES = 10
+_MAX_INT64 = (1 << 63) - 1
 
 
 class BoundedDecoder(BinaryDecoder):
-    """Decodes values one after the other. Raises EOFError for a length that leads out of the bytes."""
+    """Decodes values sequentially. Raises EOFError for a length that exceeds the input."""
 
     __slots__ = ("_data", "_end", "_place")
 
@@ -347,19 +363,21 @@ class BoundedDecoder(BinaryDecoder):
 
     def read_int(self) -> int:
         place = self._place
-        if place < self._end and (byte := self._data[place]) < _MORE:  # most numbers take one byte
+        if (
+            place < self._end and (byte := self._data[place]) < _CONTINUATION_BIT
+        ):  # fast path: most numbers take one byte
             self._place = place + 1
             return (byte >> 1) ^ -(byte & 1)
         return self._read_long_int()
 
     def _read_long_int(self) -> int:
         number = 0
-        for index, byte in enumerate(self._data[self._place : self._place + _MOST_BYTES]):
-            number |= (byte & _BITS) << (7 * index)
-            if byte < _MORE:
+        for index, byte in enumerate(self._data[self._place : self._place + _MAX_NUMBER_BYTES]):
+            number |= (byte & _VALUE_BITS) << (7 * index)
+            if byte < _CONTINUATION_BIT:
                 self._place += index + 1
-                return (number >> 1 & _POSITIVE) ^ -(number & 1)
-        raise EOFError("a number does not end")
+                return (number >> 1 & _MAX_INT64) ^ -(number & 1)
+        raise EOFError("a number is not terminated")
 
     def read_ints(self, n: int) -> tuple[int, ...]:
         self._check_count(n)
@@ -385,13 +403,13 @@ class BoundedDecoder(BinaryDecoder):
         self.read_int()
 
     def _check_count(self, n: int) -> None:
-        if n > self._end - self._place:  # each item takes a byte, or more
+        if n > self._end - self._place:  # each item takes at least a byte
             raise self._beyond(n)
 
-    def _beyond(self, wanted: int) -> EOFError:
-        return EOFError(f"{wanted} bytes or items are wanted where {self._end - self._place} bytes are left")
+    def _beyond(self, declared: int) -> EOFError:
+        return EOFError(f"{declared} bytes or items are declared, but only {self._end - self._place} bytes are left")
 
 
 def read_bounded_avro() -> None:
-    """Let pyiceberg read all Avro by :class:`BoundedDecoder`, in this process."""
+    """Make PyIceberg decode all Avro files in this process with :class:`BoundedDecoder`."""
     vars(avro_file)["new_decoder"] = BoundedDecoder

@@ -1,12 +1,12 @@
-"""Bounds in manifests that are no values of their columns, as some engines write them.
+"""Repair bounds in manifests that are not valid values of their columns, as some engines write them.
 
-DuckDB cuts the lower bound of a text at 16 bytes, which can be within a character. No reader can decode such a bound:
-a filter on the column fails in every engine. :func:`read_valid_bounds` repairs bounds when pyiceberg decodes a manifest
-in this process, so that all readers here work (decision 13):
+DuckDB truncates the lower bound of a string at 16 bytes, which can be within a character. No reader can decode such a
+bound, so filters on the column fail in every engine. :func:`read_valid_bounds` repairs bounds when PyIceberg decodes a
+manifest in this process (decision 13):
 
-- A lower bound of text is cut back to its last whole character. A prefix of a lower bound is one, too.
-- Any other bound that is no value of its type is left out. Readers then expect any value.
-- Both bounds of a text are left out if the lower one is greater than the upper one.
+- A lower bound of a string is truncated to its last whole character. A prefix of a lower bound is a lower bound.
+- Any other bound that is not a value of its type is dropped. Readers then expect any value.
+- Both bounds of a string are dropped if the lower one is greater than the upper one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ D = TypeVar("D", bound=StructProtocol)
 
 _SCHEMA = "schema"
 _MAX_DECIMAL_BYTES = 16
-#: The sizes in bytes of values of a type, the first one for the type itself. Others are of types that were widened.
+#: Sizes in bytes of the values of a type. Further sizes are those of types that can be promoted to it.
 _SIZES = {
     **dict.fromkeys(("int", "date", "float"), (4,)),
     **dict.fromkeys(("time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), (8,)),
@@ -36,9 +36,9 @@ _SIZES = {
     "boolean": (1,),
     "uuid": (16,),
 }
-_USUAL_SIZES: Mapping[str | None, int] = {kind: sizes[0] for kind, sizes in _SIZES.items()}
+_FIRST_SIZES: Mapping[str | None, int] = {kind: sizes[0] for kind, sizes in _SIZES.items()}
 _TEXT = "string"
-_TYPED = (("id", "type"), ("element-id", "element"), ("key-id", "key"), ("value-id", "value"))
+_TYPE_KEYS = (("id", "type"), ("element-id", "element"), ("key-id", "key"), ("value-id", "value"))
 _Bounds = Mapping[int, bytes]
 
 
@@ -48,53 +48,55 @@ _LOWER, _UPPER = _FIELDS.index(_LOWER_FIELD), _FIELDS.index(_UPPER_FIELD)
 
 
 class FaultyBounds(DataFile):
-    """A data file whose bounds in its manifest, or those of its partition in the manifest list, are faulty."""
+    """A data file whose bounds in its manifest, or those of its partition in the manifest list, are invalid."""
 
 
 def mark_faulty(file: DataFile) -> None:
-    """Make a data file a :class:`FaultyBounds`, which is equal to it."""
+    """Change the class of a data file to :class:`FaultyBounds`, which compares equal."""
     object.__setattr__(file, "__class__", FaultyBounds)
 
 
 def has_faulty_bounds(entries: Iterable[ManifestEntry]) -> bool:
-    """Return whether entries of a manifest had bounds that are no values of their columns."""
+    """Whether entries of a manifest had bounds that are not values of their columns."""
     return any(isinstance(entry.data_file, FaultyBounds) for entry in entries)
 
 
 def has_faulty_summaries(manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> bool:
-    """Return whether a manifest list has a bound of a text partition field that is no text.
+    """Whether a manifest list has a bound of a string partition field that is not valid UTF-8.
 
     Args:
         manifest: The entry of the manifest list.
-        entries: The entries of the manifest, whose partition values give the types.
+        entries: The entries of the manifest, whose partition values determine the types.
     """
     faulty = [
-        at
-        for at, field in enumerate(manifest.partitions or ())
+        index
+        for index, field in enumerate(manifest.partitions or ())
         if any(bound is not None and not _is_value(bound, _TEXT) for bound in (field.lower_bound, field.upper_bound))
     ]
-    return bool(faulty) and any(isinstance(entry.data_file.partition[at], str) for entry in entries for at in faulty)
+    return bool(faulty) and any(
+        isinstance(entry.data_file.partition[index], str) for entry in entries for index in faulty
+    )
 
 
 def read_valid_bounds() -> None:
-    """Repair bounds in all manifests that pyiceberg decodes in this process, and evaluate no faulty summary."""
+    """Repair bounds in all manifests that PyIceberg decodes in this process, and skip invalid partition summaries."""
     vars(pyiceberg_manifest)["AvroFile"] = _ManifestFile
     evaluator = visitors._ManifestEvalVisitor
     evaluate = evaluator.eval
 
     @functools.wraps(evaluate)
-    def evaluated(self: visitors._ManifestEvalVisitor, manifest: ManifestFile) -> bool:
+    def evaluate_or_match(self: visitors._ManifestEvalVisitor, manifest: ManifestFile) -> bool:
         try:
             return evaluate(self, manifest)
         except (UnicodeDecodeError, struct.error):
             return True
 
     if not hasattr(evaluate, "__wrapped__"):
-        evaluator.eval = evaluated  # type: ignore[method-assign]
+        evaluator.eval = evaluate_or_match  # type: ignore[method-assign]
 
 
 class _ManifestFile(AvroFile[D]):
-    """Reads an Avro file as pyiceberg does, and repairs the bounds in the entries of a manifest."""
+    """Reads an Avro file as PyIceberg does, and repairs the bounds in the entries of a manifest."""
 
     _types: Mapping[int, str] = {}
 
@@ -116,9 +118,9 @@ class _ManifestFile(AvroFile[D]):
 
 @lru_cache(maxsize=64)
 def column_types(schema: bytes | str | None) -> Mapping[int, str]:
-    """Return the primitive types of columns by their ids, from the schema in the header of a manifest.
+    """Return the primitive types of columns by id, from the schema in the header of a manifest.
 
-    A schema that is missing or cannot be read gives none, because nothing is known about the bounds then.
+    The result is empty for a schema that is missing or cannot be parsed. Bounds are then not checked.
     """
     try:
         rest = [json.loads(schema or "{}")]
@@ -130,7 +132,7 @@ def column_types(schema: bytes | str | None) -> Mapping[int, str]:
         if isinstance(part, list):
             rest += part
         elif isinstance(part, dict):
-            for id_name, type_name in _TYPED:
+            for id_name, type_name in _TYPE_KEYS:
                 number, kind = part.get(id_name), part.get(type_name)
                 if isinstance(number, int) and isinstance(kind, str):
                     types[number] = kind
@@ -139,15 +141,15 @@ def column_types(schema: bytes | str | None) -> Mapping[int, str]:
 
 
 def valid_bounds(lower: _Bounds, upper: _Bounds, types: Mapping[int, str]) -> tuple[_Bounds, _Bounds] | None:
-    """Return the bounds of a data file with the faulty ones repaired or left out.
+    """Return the bounds of a data file with invalid bounds repaired or dropped.
 
     Args:
-        lower: The lower bounds, by column id.
-        upper: The upper bounds, by column id.
-        types: The types of columns, from :func:`column_types`. Bounds of other columns are not checked.
+        lower: Lower bounds by column id.
+        upper: Upper bounds by column id.
+        types: Types of columns, from :func:`column_types`. Bounds of other columns are not checked.
 
     Returns:
-        The repaired lower and upper bounds, None if all are valid.
+        The repaired lower and upper bounds, or None if all are valid.
     """
     faulty_lower, faulty_upper = _faulty(lower, types), _faulty(upper, types)
     get = types.get
@@ -168,11 +170,11 @@ def valid_bounds(lower: _Bounds, upper: _Bounds, types: Mapping[int, str]) -> tu
 
 
 def repair_record(record: dict[str, Any], types: Mapping[int, str]) -> None:
-    """Repair the bounds in a record of a manifest, as fastavro decodes it.
+    """Repair the bounds in a manifest record that fastavro decoded.
 
     Args:
         record: The record, which is changed in place.
-        types: The types of columns, from :func:`column_types`.
+        types: Types of columns, from :func:`column_types`.
     """
     file = record["data_file"]
     lower, upper = (
@@ -185,8 +187,8 @@ def repair_record(record: dict[str, Any], types: Mapping[int, str]) -> None:
 
 
 def _faulty(bounds: _Bounds, types: Mapping[int, str]) -> list[int]:
-    """Return the columns whose bound is no value. Most bounds are decided here, without a call."""
-    get, sizes = types.get, _USUAL_SIZES
+    """Return the columns with an invalid bound. Common cases are decided inline for speed."""
+    get, sizes = types.get, _FIRST_SIZES
     return [
         column
         for column, value in bounds.items()
@@ -210,7 +212,7 @@ def _is_value(value: bytes, kind: str | None) -> bool:
 
 
 def _whole_characters(value: bytes) -> bytes:
-    """Return the longest prefix of some bytes that is UTF-8."""
+    """Return the longest prefix of some bytes that is valid UTF-8."""
     try:
         value.decode()
     except UnicodeDecodeError as error:

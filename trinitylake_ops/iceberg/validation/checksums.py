@@ -1,9 +1,8 @@
-"""Checksums within the files of tables that are written here (FORMAT.md, "Checksums", "Files of tables").
+"""Checksums within the files of tables that this package writes (FORMAT.md, "Checksums", "Files of tables").
 
-Each kind of file holds its two seals where its format leaves room. A metadata file has them as its first and last
-member, a gzipped one in the extra field of gzip's header. A manifest or manifest list has them among the metadata of
-Avro's header. A Parquet file has them among the key-value pairs of its footer. Readers that know nothing of seals pass
-them by.
+Each file contains its checksum twice, where its format leaves room: a metadata file as its first and last JSON member,
+a gzipped one in the extra field of gzip's header, a manifest or manifest list in the metadata of Avro's header, and a
+Parquet file in the key-value pairs of its footer. Other readers ignore them.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from trinitylake_ops.iceberg.validation.avro import AvroHeader
 from trinitylake_ops.iceberg.validation.files import end_with_claims, footer_bytes, read_footer
 
 _Seals = tuple[str | None, str | None]
-#: When a file is checked piece by piece, so much of its end is kept. It is more than any footer.
+#: Bytes kept of the end of a file that is checked piece by piece. It is more than any footer.
 _KEPT_END_BYTES = 16 << 20
 
 _JSON_FIRST = re.compile(rb'\{"trinitylake\.seal":"([^"\\]*)",')
 _JSON_LAST = re.compile(rb',"trinitylake\.seal\.2":"([^"\\]*)"\}\Z')
-_LONGEST_MEMBER_BYTES = 1024
+_MAX_MEMBER_BYTES = 1024
 _DIGITS = re.compile(rb"[0-9a-f]{8}")
 
 _GZIP_HEADER = struct.Struct("<3sB6s")
 _GZIP_MAGIC = b"\x1f\x8b\x08"
 _GZIP_HAS_EXTRA = 4
-#: The subfields of gzip's extra field that hold the seals.
+#: Subfields of gzip's extra field that contain the checksums.
 _GZIP_SUBFIELDS = (b"T1", b"T2")
 
 
 class SealedKind(Enum):
-    """The kinds of files that have room for seals."""
+    """The kinds of files that can contain checksums."""
 
     METADATA = auto()
     GZIP_METADATA = auto()
@@ -47,11 +46,11 @@ class SealedKind(Enum):
 
     @classmethod
     def of(cls, path: str) -> SealedKind | None:
-        """Return the kind of a file by the end of its name, None for one without room."""
-        return next((kind for ending, kind in _ENDINGS.items() if path.endswith(ending)), None)
+        """Return the kind of a file by its suffix, or None for a file without room for checksums."""
+        return next((kind for ending, kind in _SUFFIXES.items() if path.endswith(ending)), None)
 
 
-_ENDINGS = {
+_SUFFIXES = {
     ".gz.metadata.json": SealedKind.GZIP_METADATA,
     ".metadata.json.gz": SealedKind.GZIP_METADATA,
     ".metadata.json": SealedKind.METADATA,
@@ -61,15 +60,19 @@ _ENDINGS = {
 
 
 def seal_pairs(path: str) -> dict[str, str]:
-    """Return the key-value pairs for the footer of a Parquet file for ``path``: its open seals."""
+    """Return the key-value pairs for the footer of a Parquet file, with placeholders for the checksums."""
     return dict.fromkeys(SEAL_KEYS, open_seal(path))
 
 
 def sealed_table_file(data: bytes, path: str) -> bytes:
-    """Return the bytes of a metadata file, manifest or manifest list with its seals, which replace any that it had.
+    """Return a metadata file, manifest or manifest list with its checksums, which replace existing ones.
 
-    Bytes of another kind, or with a name that the file cannot hold, are returned as they are. A Parquet file keeps its
-    size, as its writer puts open seals into the footer.
+    Contents of another kind, or with a name that the file cannot contain, are returned unchanged. A Parquet file keeps
+    its size, because its writer puts placeholders into the footer.
+
+    Args:
+        data: Contents of the file.
+        path: Its path, whose name is part of the checksums.
     """
     seal = open_seal(path)
     match SealedKind.of(path):
@@ -92,9 +95,15 @@ def sealed_table_file(data: bytes, path: str) -> bytes:
 
 
 def sealed_footer(data: bytes, path: str, crc: int) -> bytes | None:
-    """Return the end of a Parquet file, its footer, with the digits filled in. None if it has no open seals.
+    """Return the end of a Parquet file with the digits of its checksums filled in.
 
-    ``data`` is that end, and ``crc`` the CRC-32C of the whole file as it was written.
+    Args:
+        data: The footer of the file.
+        path: Path of the file.
+        crc: CRC-32C of the whole file as it was written, with placeholders.
+
+    Returns:
+        The footer, or None if it has no placeholders.
     """
     blank = open_seal(path).encode()
     if data.count(blank) != len(SEAL_KEYS):
@@ -103,9 +112,17 @@ def sealed_footer(data: bytes, path: str, crc: int) -> bytes | None:
 
 
 def check_table_file(data: bytes, path: str) -> bool:
-    """Check a file of a table against its seals. Returns whether it has a checksum.
+    """Verify a table file against its checksums.
 
-    Raises CorruptFileError for a file that was damaged, or that took the place of another.
+    Args:
+        data: Contents of the file.
+        path: Its path.
+
+    Returns:
+        Whether it has a checksum.
+
+    Raises:
+        CorruptFileError: The file was damaged, or replaced by another file.
     """
     kind = SealedKind.of(path)
     if kind is None:
@@ -118,7 +135,7 @@ def check_table_file(data: bytes, path: str) -> bool:
 
 
 class PieceCheck:
-    """Checks a Parquet file whose bytes come piece by piece. Files of other kinds have no checksum here."""
+    """Verifies a Parquet file piece by piece. Files of other kinds are not verified."""
 
     def __init__(self, path: str):
         self._path = path
@@ -128,16 +145,20 @@ class PieceCheck:
         self._end = b""
 
     def add(self, piece: bytes) -> None:
-        """Take the next bytes of the file."""
+        """Add the next bytes of the file."""
         if self._is_parquet:
             self._crc = google_crc32c.extend(self._crc, piece)
             self._size_bytes += len(piece)
             self._end = (self._end + piece)[-_KEPT_END_BYTES:]
 
     def finish(self, read_end: Callable[[int], bytes]) -> bool:
-        """Return whether the file has a checksum. ``read_end`` returns a number of its last bytes, for a large footer.
+        """Verify the file, and return whether it has a checksum.
 
-        Raises CorruptFileError as :func:`check_table_file` does, and what ``read_end`` raises.
+        Args:
+            read_end: Returns a number of the file's last bytes. It is called for large footers.
+
+        Raises:
+            CorruptFileError: The file was damaged, or replaced by another file.
         """
         if not self._is_parquet:
             return False
@@ -152,13 +173,13 @@ class PieceCheck:
 
 
 def _check_unsealed(data: bytes, path: str) -> None:
-    """Raise CorruptFileError if no seal is at its place, but the file's own seal is somewhere in it."""
+    """Raise CorruptFileError if no checksum is in its place, but the file's own checksum is somewhere in it."""
     name = b" " + path.rpartition("/")[2].encode(errors="surrogatepass")
-    at = data.find(name)  # a search by a pattern would occupy the interpreter for a second
+    at = data.find(name)  # a regular expression would block the interpreter for a second
     while at >= 0 and not _DIGITS.fullmatch(data, max(0, at - 8), at):
         at = data.find(name, at + 1)
     if at >= 0:
-        raise CorruptFileError(f"{path!r} is damaged: its checksums are not at their places", path=path)
+        raise CorruptFileError(f"{path!r} is damaged: its checksums are misplaced; restore it", path=path)
 
 
 def _is_plain(text: str) -> bool:
@@ -166,26 +187,26 @@ def _is_plain(text: str) -> bool:
 
 
 def unsealed_json(text: bytes) -> bytes:
-    """Return the JSON object of a metadata file without the seals in it."""
+    """Return the JSON object of a metadata file without its checksums."""
     return b"{%b}" % _without_seals(text)
 
 
 def _without_seals(data: bytes) -> bytes:
-    """Return the text between the braces of a JSON object, without the seals at its start and end."""
+    """Return the text between the braces of a JSON object, without the checksums at its start and end."""
     first = _JSON_FIRST.match(data)
-    last = _JSON_LAST.search(data, max(0, len(data) - _LONGEST_MEMBER_BYTES))
+    last = _JSON_LAST.search(data, max(0, len(data) - _MAX_MEMBER_BYTES))
     return data[1 if first is None else first.end() : len(data) - 1 if last is None else last.start()]
 
 
-def _text(value: bytes | None) -> str | None:
-    # A seal that is no UTF-8 differs from the other one, as in a damaged file.
+def _decoded(value: bytes | None) -> str | None:
+    # A checksum that is not UTF-8 differs from the other one, as in a damaged file.
     return None if value is None else value.decode(errors="surrogateescape")
 
 
 def _in_json(data: bytes) -> _Seals:
     first = _JSON_FIRST.match(data)
-    last = _JSON_LAST.search(data, max(0, len(data) - _LONGEST_MEMBER_BYTES))
-    return _text(first and first[1]), _text(last and last[1])
+    last = _JSON_LAST.search(data, max(0, len(data) - _MAX_MEMBER_BYTES))
+    return _decoded(first and first[1]), _decoded(last and last[1])
 
 
 def _in_gzip(data: bytes) -> _Seals:
@@ -193,27 +214,27 @@ def _in_gzip(data: bytes) -> _Seals:
     if len(data) < start + 2 or data[:3] != _GZIP_MAGIC or not data[3] & _GZIP_HAS_EXTRA:
         return None, None
     extra = data[start + 2 : start + 2 + int.from_bytes(data[start : start + 2], "little")]
-    found: dict[bytes, bytes] = {}
-    at = 0
-    while at + 4 <= len(extra):
-        length = int.from_bytes(extra[at + 2 : at + 4], "little")
-        found[extra[at : at + 2]] = extra[at + 4 : at + 4 + length]
-        at += 4 + length
-    return _text(found.get(_GZIP_SUBFIELDS[0])), _text(found.get(_GZIP_SUBFIELDS[1]))
+    subfields: dict[bytes, bytes] = {}
+    offset = 0
+    while offset + 4 <= len(extra):
+        length = int.from_bytes(extra[offset + 2 : offset + 4], "little")
+        subfields[extra[offset : offset + 2]] = extra[offset + 4 : offset + 4 + length]
+        offset += 4 + length
+    return _decoded(subfields.get(_GZIP_SUBFIELDS[0])), _decoded(subfields.get(_GZIP_SUBFIELDS[1]))
 
 
 def _in_avro(data: bytes) -> _Seals:
     header = AvroHeader.of(data)
     metadata = {} if header is None else header.metadata
-    return _text(metadata.get(SEAL_KEYS[0])), _text(metadata.get(SEAL_KEYS[1]))
+    return _decoded(metadata.get(SEAL_KEYS[0])), _decoded(metadata.get(SEAL_KEYS[1]))
 
 
 def _in_parquet(data: bytes) -> _Seals:
     try:
         pairs = read_footer(data, "").metadata or {}
-    except CorruptFileError:  # its reader says what is wrong with it
+    except CorruptFileError:  # reported by the reader of the file
         pairs = {}
-    return _text(pairs.get(SEAL_KEYS[0].encode())), _text(pairs.get(SEAL_KEYS[1].encode()))
+    return _decoded(pairs.get(SEAL_KEYS[0].encode())), _decoded(pairs.get(SEAL_KEYS[1].encode()))
 
 
 _FIND: dict[SealedKind, Callable[[bytes], _Seals]] = {

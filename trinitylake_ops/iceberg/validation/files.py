@@ -1,13 +1,14 @@
-"""Data files, delete files, Parquet pages and deletion vectors, checked before a decoder reads them.
+"""Verify data files, delete files, Parquet pages and deletion vectors before a decoder reads them.
 
-PyArrow and pyiceberg allocate as much as a file claims. A column of zeros, a stripe of runs or a bitmap of whole ranges
-takes a few bytes and decodes to gigabytes. The claims are at the end of a file, which every reader fetches first.
+PyArrow and PyIceberg allocate as much as a file declares. A column of zeros, a stripe of runs or a bitmap of whole
+ranges takes a few bytes and decodes to gigabytes. The declared sizes are at the end of a file, which every reader
+fetches first.
 
-The library pyiceberg believes the sizes before compressed blobs, and the keys of bitmaps, up to which it fills a list.
-It makes one object for each position: a run of 65,536 of them takes four bytes in the file.
+PyIceberg trusts the sizes of compressed blobs, and the keys of bitmaps, up to which it fills a list. It creates one
+object per position, and a run of 65,536 positions takes four bytes in the file.
 
 Pages are checked as they are stored. Nothing is decompressed or decoded, so a check reads no more than the file's size.
-Their places are read from the footer here, as PyArrow ends the process on statistics that contradict themselves.
+Their offsets are parsed from the footer here, because PyArrow ends the process on contradictory statistics.
 """
 
 from __future__ import annotations
@@ -31,28 +32,28 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 PARQUET_MAGIC = b"PAR1"
-#: The formats of columnar files, by how their names end.
+#: Suffixes of columnar files.
 _FORMATS = {".parquet": "Parquet", ".orc": "ORC"}
 #: A Parquet file ends with the length of its footer and the magic.
 PARQUET_END_BYTES = 8
-#: More bytes are no footer of a table's file: a decoder takes a hundred times as much.
+#: Maximum size of a footer. A decoder takes a hundred times as much memory.
 MAX_FOOTER_BYTES = 32 << 20
 #: Names in a smaller footer cannot become large.
 _SMALL_FOOTER_BYTES = 32 << 10
 _SCHEMA = 2  # a field of Thrift's FileMetaData
-#: The most entries of any list in a footer, such as columns or row groups.
+#: Maximum number of entries of any list in a footer, such as columns or row groups.
 _MAX_LISTED = 200_000
-#: The bytes that a row group, or the pages of a column, may always decode to. More are allowed up to a thousand times
-#: the stored size.
+#: Size that a row group, or the pages of a column, may always decode to. Beyond that, MAX_RATIO times the stored size
+#: is allowed.
 ALWAYS_ALLOWED_BYTES = 256 << 20
 _ALWAYS_ALLOWED_ROWS = 32 << 20
 MAX_RATIO = 1000
 
 
 def footer_bytes(end: bytes) -> int:
-    """Return the size of a Parquet file's footer, its length and magic included, by its last eight bytes.
+    """Return the size of a Parquet file's footer, including its length and magic, by the file's last eight bytes.
 
-    Returns 0 for a file that is no Parquet.
+    Return 0 for other files.
     """
     if len(end) < PARQUET_END_BYTES or not end.endswith(PARQUET_MAGIC):
         return 0
@@ -60,45 +61,69 @@ def footer_bytes(end: bytes) -> int:
 
 
 def claims_bytes(end: bytes, size_bytes: int, path: str) -> int:
-    """Return how many of a file's last bytes hold its claims, judging by some of them. 0 for a file of another format.
+    """Return how many of a file's last bytes contain its footer, judging by some of them.
 
-    Raises CorruptFileError for more bytes than the file has, or than a decoder should see.
+    Args:
+        end: The last bytes of the file.
+        size_bytes: Size of the file.
+        path: Its path, for errors.
+
+    Returns:
+        The size of the footer in bytes, 0 for a file of another format.
+
+    Raises:
+        CorruptFileError: The footer would be larger than the file, or than the maximum.
     """
     needed_bytes = footer_bytes(end) or OrcTail.bytes_of(end)
     if needed_bytes > min(size_bytes, MAX_FOOTER_BYTES):
         raise CorruptFileError(
-            f"{path!r} says that its footer has {needed_bytes} bytes, where the file has {size_bytes} and no table's"
-            f" more than {MAX_FOOTER_BYTES}; restore it",
+            f"{path!r} declares a footer of {needed_bytes} bytes, but the file has {size_bytes} bytes and the maximum"
+            f" is {MAX_FOOTER_BYTES}; restore it",
             path=path,
         )
     return needed_bytes
 
 
 def end_with_claims(end: bytes, size_bytes: int, read_end: Callable[[int], bytes], path: str) -> bytes:
-    """Return the last bytes of a file: the given ones, or more if they do not hold its claims.
+    """Return the last bytes of a file, including its whole footer.
 
-    ``read_end`` returns a number of its last bytes. Raises as :func:`claims_bytes`, and what ``read_end`` raises.
+    Args:
+        end: The last bytes that were read already.
+        size_bytes: Size of the file.
+        read_end: Returns a number of its last bytes. Called if ``end`` does not contain the footer.
+        path: Its path, for errors.
+
+    Raises:
+        CorruptFileError: The declared size of the footer is not valid.
     """
     needed_bytes = claims_bytes(end, size_bytes, path)
     return read_end(needed_bytes) if needed_bytes > len(end) else end
 
 
 def named_format(path: str) -> str | None:
-    """Return the columnar format that a file has by its name, None for another or an unknown format."""
+    """Return the columnar format of a file by its suffix, or None."""
     return next((name for ending, name in _FORMATS.items() if path.endswith(ending)), None)
 
 
 def check_claims(end: bytes, size_bytes: int, path: str) -> None:
-    """Check the claims of a Parquet or ORC file by its last bytes, which hold its footer.
+    """Check the declared sizes of a Parquet or ORC file.
 
-    A file without a footer passes if its name promises none, as PyArrow's errors for such files name no file. Raises
-    CorruptFileError.
+    A file without a footer is accepted unless its suffix is that of a columnar file, for which PyArrow's errors would
+    not name the file.
+
+    Args:
+        end: The last bytes of the file, with its footer.
+        size_bytes: Size of the file.
+        path: Its path.
+
+    Raises:
+        CorruptFileError: The file is damaged or declares too much.
     """
     is_parquet, is_orc = bool(footer_bytes(end)), bool(OrcTail.bytes_of(end))
-    promised = named_format(path)
-    if promised is not None and not (is_parquet if promised == "Parquet" else is_orc):
+    named = named_format(path)
+    if named is not None and not (is_parquet if named == "Parquet" else is_orc):
         raise CorruptFileError(
-            f"{path!r} is no {promised} file: it does not end in a footer; it was cut or replaced, restore it",
+            f"{path!r} is not a {named} file: it has no footer; it was truncated or replaced, restore it",
             path=path,
         )
     if is_parquet:
@@ -106,31 +131,41 @@ def check_claims(end: bytes, size_bytes: int, path: str) -> None:
     elif is_orc:
         try:
             tail = OrcTail.parse(end)
-        except Exception as error:  # for broken bytes decompressors raise any exception
-            raise CorruptFileError(f"{path!r} is no ORC file: {_reason(error)}; restore it", path=path) from error
+        except Exception as error:  # decompressors raise arbitrary exceptions for corrupt input
+            raise CorruptFileError(f"{path!r} is not an ORC file: {_reason(error)}; restore it", path=path) from error
         for number, stripe in enumerate(tail.stripes):
             _check_rows(stripe.rows, stripe.stored_bytes, f"stripe {number}", path)
 
 
 def footer_of(end: bytes) -> bytes:
-    """Return the footer among a Parquet file's last bytes, without its length and the magic."""
+    """Return the footer in a Parquet file's last bytes, without its length and the magic."""
     return end[len(end) - footer_bytes(end) : len(end) - PARQUET_END_BYTES]
 
 
 def _check_names(end: bytes, path: str) -> None:
-    """Raise CorruptFileError for a schema whose full names are too long together."""
+    """Raise CorruptFileError for a schema whose full names are too long in total."""
     if footer_bytes(end) <= _SMALL_FOOTER_BYTES:
         return
     try:
         n_chars = parquet_name_chars(structs(Thrift(footer_of(end)).struct(last=_SCHEMA).get(_SCHEMA, [])))
     except ValueError as error:
-        raise CorruptFileError(f"{path!r} is no Parquet file: {error}; restore it", path=path) from error
+        raise CorruptFileError(f"{path!r} is not a Parquet file: {error}; restore it", path=path) from error
     if n_chars > MAX_NAME_CHARS:
-        raise _absurd(f"{n_chars} characters in the full names of its columns", footer_bytes(end), "its footer", path)
+        raise _excessive_size(
+            f"{n_chars} characters in the full names of its columns", footer_bytes(end), "its footer", path
+        )
 
 
 def read_footer(end: bytes, path: str) -> pq.FileMetaData:
-    """Return the footer of a Parquet file by its last bytes, at least all of the footer. Raises CorruptFileError."""
+    """Parse the footer of a Parquet file.
+
+    Args:
+        end: The last bytes of the file, with its footer.
+        path: Its path, for errors.
+
+    Raises:
+        CorruptFileError: The footer is not valid.
+    """
     import pyarrow.parquet as pq  # readers and writers of metadata need not load it
 
     claims_bytes(end, len(end), path)
@@ -139,13 +174,21 @@ def read_footer(end: bytes, path: str) -> pq.FileMetaData:
         with pq.ParquetFile(pa.BufferReader(end), thrift_container_size_limit=_MAX_LISTED) as file:
             return file.metadata
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptFileError(f"{path!r} is no Parquet file: {_reason(error)}; restore it", path=path) from error
+        raise CorruptFileError(f"{path!r} is not a Parquet file: {_reason(error)}; restore it", path=path) from error
 
 
 def check_parquet_claims(metadata: pq.FileMetaData, size_bytes: int, path: str) -> None:
-    """Raise CorruptFileError for a footer whose row groups claim absurdly much for the file's size.
+    """Check that the row groups in a footer do not declare far more than the file's size.
 
-    Columns are not read one by one, as PyArrow ends the process on statistics that contradict themselves.
+    Columns are not read individually, because PyArrow ends the process on contradictory statistics.
+
+    Args:
+        metadata: The footer.
+        size_bytes: Size of the file.
+        path: Its path, for errors.
+
+    Raises:
+        CorruptFileError: A row group declares too much.
     """
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
@@ -154,19 +197,29 @@ def check_parquet_claims(metadata: pq.FileMetaData, size_bytes: int, path: str) 
 
 
 def check_size(claimed_bytes: int, stored_bytes: int, what: str, path: str) -> None:
-    """Raise CorruptFileError if ``what`` of a file claims to decode to absurdly more than is stored of it."""
+    """Check that a part of a file does not declare far more bytes than are stored.
+
+    Args:
+        claimed_bytes: Declared size after decoding.
+        stored_bytes: Stored size.
+        what: The part of the file, for errors.
+        path: Path of the file, for errors.
+
+    Raises:
+        CorruptFileError: The declared size is too large.
+    """
     if claimed_bytes > ALWAYS_ALLOWED_BYTES and claimed_bytes > MAX_RATIO * stored_bytes:
-        raise _absurd(f"{claimed_bytes} bytes", stored_bytes, what, path)
+        raise _excessive_size(f"{claimed_bytes} bytes", stored_bytes, what, path)
 
 
 def _check_rows(rows: int, stored_bytes: int, what: str, path: str) -> None:
     if rows > _ALWAYS_ALLOWED_ROWS and rows > MAX_RATIO * stored_bytes:
-        raise _absurd(f"{rows} rows", stored_bytes, what, path)
+        raise _excessive_size(f"{rows} rows", stored_bytes, what, path)
 
 
-def _absurd(claim: str, stored_bytes: int, what: str, path: str) -> CorruptFileError:
+def _excessive_size(claim: str, stored_bytes: int, what: str, path: str) -> CorruptFileError:
     return CorruptFileError(
-        f"{path!r} claims {claim} in {what}, of {stored_bytes} bytes: no table's file does; restore it", path=path
+        f"{path!r} declares {claim} in {what} of {stored_bytes} bytes, unlike any table's file; restore it", path=path
     )
 
 
@@ -177,112 +230,119 @@ def _reason(error: Exception) -> str:
 MAGIC = b"PFA1"
 _END_BYTES = 12  # the length of the footer, flags and the magic
 _MAX_FOOTER_BYTES = 8 << 20
-#: Positions that any file may delete. Each takes 40 bytes in pyiceberg. A file with a bit for each position may have
-#: more.
+#: Positions that any file may delete. Each takes 40 bytes in PyIceberg. A file with one bit per position may have more.
 _ALWAYS_ALLOWED_POSITIONS = 6 << 20
 _POSITIONS_PER_BYTE = 8
-#: Each key stands for four billion rows of one data file.
+#: Each key covers four billion rows of one data file.
 _MAX_KEY = 1023
-_FRAME_BYTES = 8  # the length and the magic before the bitmaps of a vector
+_FRAME_BYTES = 8  # length and magic before the bitmaps of a vector
 
 _WITH_RUNS, _WITHOUT_RUNS = 12347, 12346
-_LARGEST_ARRAY = 4096
+_MAX_ARRAY_POSITIONS = 4096
 _BITSET_BYTES = 8192
-_FEW_CONTAINERS = 4  # fewer bitmaps with runs have no offsets
+_MIN_CONTAINERS_WITH_OFFSETS = 4  # bitmaps with runs and fewer containers have no offsets
 
 
 def check_puffin(data: bytes, path: str) -> None:
-    """Raise CorruptFileError for a Puffin file if pyiceberg could not read its blobs as deletion vectors in bounds."""
+    """Check that PyIceberg can read the blobs of a Puffin file as deletion vectors within bounds.
+
+    Args:
+        data: Contents of the file.
+        path: Its path, for errors.
+
+    Raises:
+        CorruptFileError: The file is damaged or deletes too many rows.
+    """
     try:
         positions = sum(_positions(blob) for blob in _blobs(data))
     except (ValueError, KeyError, TypeError, IndexError, struct.error, RecursionError, zstandard.ZstdError) as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-        raise CorruptFileError(f"{path!r} is no readable Puffin file: {reason}; restore it", path=path) from error
+        raise CorruptFileError(f"{path!r} is not a readable Puffin file: {reason}; restore it", path=path) from error
     limit = max(_ALWAYS_ALLOWED_POSITIONS, _POSITIONS_PER_BYTE * len(data))
     if positions > limit:
         raise CorruptFileError(
-            f"{path!r} deletes {positions} rows in {len(data)} bytes, more than the {limit} that can be read; let the"
-            " program that wrote it rewrite the table's data files without deletion vectors",
+            f"{path!r} deletes {positions} rows in {len(data)} bytes, more than the maximum of {limit}; rewrite the"
+            " table's data files without deletion vectors, with the engine that wrote it",
             path=path,
         )
 
 
 def _blobs(data: bytes) -> list[bytes]:
-    """Return the blobs of a file as pyiceberg sees them. Raises ValueError and the errors for a wrong type."""
+    """Return the blobs of a file as PyIceberg decodes them. Raises ValueError and the errors for a wrong type."""
     if len(data) < len(MAGIC) + _END_BYTES or not data.startswith(MAGIC) or not data.endswith(MAGIC):
-        raise ValueError("it does not begin and end as one")
+        raise ValueError("it does not start and end with the Puffin magic")
     footer_bytes = int.from_bytes(data[-_END_BYTES:-8], "little")
     if footer_bytes > min(len(data) - _END_BYTES, _MAX_FOOTER_BYTES):
         raise ValueError(f"its footer would have {footer_bytes} bytes")
-    found: list[bytes] = []
+    blobs: list[bytes] = []
     stored_bytes = plain_bytes = 0
     for blob in json.loads(data[-footer_bytes - _END_BYTES : -_END_BYTES])["blobs"]:
         offset, length = _number(blob["offset"]), _number(blob["length"])
         stored_bytes += length
         if offset + length > len(data) or stored_bytes > len(data):
-            raise ValueError("its blobs overlap, or lead out of it")
+            raise ValueError("its blobs overlap or exceed the file")
         raw = data[offset : offset + length]
         plain_bytes += length if blob.get("compression-codec") is None else zstandard.frame_content_size(raw)
         if plain_bytes > inflated_limit_bytes(len(data)):
-            raise ValueError("its blobs hold more than its file may")
-        found.append(raw if blob.get("compression-codec") is None else zstandard.ZstdDecompressor().decompress(raw))
-    return found
+            raise ValueError("its blobs inflate to more than a file of its size may")
+        blobs.append(raw if blob.get("compression-codec") is None else zstandard.ZstdDecompressor().decompress(raw))
+    return blobs
 
 
 def _number(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise TypeError("an offset or length is no number")
+        raise TypeError("an offset or length is not a number")
     return value
 
 
 def _positions(blob: bytes) -> int:
-    """Return how many positions a deletion vector holds at most. Raises ValueError, struct.error."""
+    """Return the maximum number of positions in a deletion vector. Raises ValueError, struct.error."""
     (n_bitmaps,) = struct.unpack_from("<Q", blob, _FRAME_BYTES)
-    at, positions, last = _FRAME_BYTES + 8, 0, -1
+    offset, positions, last = _FRAME_BYTES + 8, 0, -1
     for _ in range(n_bitmaps):
-        (key,) = struct.unpack_from("<I", blob, at)
+        (key,) = struct.unpack_from("<I", blob, offset)
         if not last < key <= _MAX_KEY:
-            raise ValueError(f"a bitmap of it has the key {key}")
-        held, at = _bitmap(blob, at + 4)
-        positions, last = positions + held, key
+            raise ValueError(f"a bitmap has the invalid key {key}")
+        n_positions, offset = _bitmap(blob, offset + 4)
+        positions, last = positions + n_positions, key
     return positions
 
 
 def _bitmap(data: bytes, start: int) -> tuple[int, int]:
-    """Return how many positions a roaring bitmap holds, and where it ends. Raises ValueError, struct.error."""
+    """Return the number of positions in a roaring bitmap, and its end offset. Raises ValueError, struct.error."""
     (cookie,) = struct.unpack_from("<I", data, start)
-    at = start + 4
+    offset = start + 4
     if cookie & 0xFFFF == _WITH_RUNS:
         n_containers = (cookie >> 16) + 1
         flag_bytes = (n_containers + 7) // 8
-        flags = int.from_bytes(data[at : at + flag_bytes], "little")
-        at += flag_bytes
+        flags = int.from_bytes(data[offset : offset + flag_bytes], "little")
+        offset += flag_bytes
     elif cookie == _WITHOUT_RUNS:
-        (n_containers,) = struct.unpack_from("<I", data, at)
-        flags, at = 0, at + 4
+        (n_containers,) = struct.unpack_from("<I", data, offset)
+        flags, offset = 0, offset + 4
     else:
-        raise ValueError("a bitmap of it does not begin as one")
+        raise ValueError("a bitmap has an invalid cookie")
     if n_containers > 1 << 16:
-        raise ValueError(f"a bitmap of it would have {n_containers} containers")
-    counts = struct.unpack_from(f"<{2 * n_containers}H", data, at)[1::2]
-    at += 4 * n_containers
-    if not flags or n_containers >= _FEW_CONTAINERS:
-        at += 4 * n_containers
+        raise ValueError(f"a bitmap declares {n_containers} containers")
+    counts = struct.unpack_from(f"<{2 * n_containers}H", data, offset)[1::2]
+    offset += 4 * n_containers
+    if not flags or n_containers >= _MIN_CONTAINERS_WITH_OFFSETS:
+        offset += 4 * n_containers
     positions = 0
     for number, count in enumerate(counts):
-        held, size_bytes = _container(data, at, count + 1, is_run=bool(flags >> number & 1))
-        positions, at = positions + held, at + size_bytes
-    if at > len(data):
-        raise ValueError("a bitmap of it leads out of it")
-    return positions, at
+        n_positions, size_bytes = _container(data, offset, count + 1, is_run=bool(flags >> number & 1))
+        positions, offset = positions + n_positions, offset + size_bytes
+    if offset > len(data):
+        raise ValueError("a bitmap exceeds its blob")
+    return positions, offset
 
 
-def _container(data: bytes, at: int, count: int, *, is_run: bool) -> tuple[int, int]:
-    """Return how many positions a container holds, and its size in bytes."""
+def _container(data: bytes, offset: int, count: int, *, is_run: bool) -> tuple[int, int]:
+    """Return the number of positions in a container, and its size in bytes."""
     if not is_run:
-        return count, 2 * count if count <= _LARGEST_ARRAY else _BITSET_BYTES
-    (n_runs,) = struct.unpack_from("<H", data, at)
-    lengths = struct.unpack_from(f"<{2 * n_runs}H", data, at + 2)[1::2]
+        return count, 2 * count if count <= _MAX_ARRAY_POSITIONS else _BITSET_BYTES
+    (n_runs,) = struct.unpack_from("<H", data, offset)
+    lengths = struct.unpack_from(f"<{2 * n_runs}H", data, offset + 2)[1::2]
     return sum(lengths) + n_runs, 2 + 4 * n_runs
 
 
@@ -291,16 +351,22 @@ _PLAIN_BYTES, _COMPRESSED_BYTES, _CRC = 2, 3, 4
 _ROW_GROUPS, _COLUMNS, _COLUMN = 4, 1, 3
 _CHUNK_BYTES, _DATA_PAGES, _DICTIONARY_PAGE = 7, 9, 11
 _CHUNK_AT_ONCE_BYTES = 256 << 20
-#: Decoders take a page's size for a number of 32 bits, even if it is larger.
+#: Decoders read a page's size as a 32-bit number, even if it is larger.
 _MAX_PAGE_BYTES = (1 << 31) - 1
 
 
 def check_pages(end: bytes, read: Callable[[int, int], bytes], path: str) -> None:
-    """Check each page that has a checksum, and the sum that the pages of each column claim to decompress to.
+    """Check the pages of a Parquet file: their checksums, if any, and the declared size of each column's pages.
 
-    ``end`` are the last bytes of the file, with all of its footer. ``read`` returns the bytes at an offset, of a
-    length. One column of a row group is held at a time. A column of more than 256 MiB is passed over. Raises
-    CorruptFileError, and what ``read`` raises.
+    One column of a row group is in memory at a time. Columns of more than 256 MiB are skipped.
+
+    Args:
+        end: The last bytes of the file, with its footer.
+        read: Returns the bytes at an offset, of a length.
+        path: Path of the file, for errors.
+
+    Raises:
+        CorruptFileError: A page is damaged or the pages declare too much.
     """
     for what, start, size_bytes in _chunks(end, path):
         if size_bytes <= _CHUNK_AT_ONCE_BYTES:
@@ -308,10 +374,15 @@ def check_pages(end: bytes, read: Callable[[int, int], bytes], path: str) -> Non
 
 
 class CheckedPages(io.RawIOBase):
-    """A Parquet file whose pages are checked as a decoder reads them, one column of a row group at a time.
+    """A stream of a Parquet file that checks pages as a decoder reads them, one column of a row group at a time.
 
-    ``stream`` is the file, ``end`` its last bytes with all of its footer. Any other read within a column raises
-    ValueError, and so does a read of more than 256 MiB. A column that cannot be one of a file raises CorruptFileError.
+    Any other read within a column raises ValueError, and so does a read of more than 256 MiB. An invalid column raises
+    CorruptFileError.
+
+    Args:
+        stream: The file.
+        end: Its last bytes, with its footer.
+        path: Its path, for errors.
     """
 
     def __init__(self, stream: Any, end: bytes, path: str):
@@ -334,16 +405,16 @@ class CheckedPages(io.RawIOBase):
         return int(self._stream.seek(offset, whence))
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return the next ``size`` bytes. Bytes of a column can only be read as a whole."""
+        """Return the next ``size`` bytes. A column can only be read as a whole."""
         start = self.tell()
         data = bytes(self._stream.read(size))
         what, size_bytes = self._chunks.get(start, ("", 0))
         if what and len(data) >= size_bytes:
             if size_bytes > _CHUNK_AT_ONCE_BYTES:
-                raise ValueError(f"{what} has {size_bytes} bytes, more than are read at once")
+                raise ValueError(f"{what} has {size_bytes} bytes, more than can be read at once")
             _check_chunk(data[:size_bytes], what, self._path)
         elif any(start < at + n_bytes and at < start + len(data) for at, (_, n_bytes) in self._chunks.items()):
-            raise ValueError("a column of it is not where its footer says")
+            raise ValueError("a column is not at the offset in its footer")
         return data
 
 
@@ -351,24 +422,24 @@ def _chunks(end: bytes, path: str) -> list[tuple[str, int, int]]:
     try:
         return list(_column_chunks(end))
     except ValueError as error:
-        raise CorruptFileError(f"{path!r} is damaged: its footer cannot be read", path=path) from error
+        raise CorruptFileError(f"{path!r} is damaged: its footer cannot be read; restore it", path=path) from error
 
 
 def _column_chunks(end: bytes) -> Iterator[tuple[str, int, int]]:
-    """Yield for each column of a row group its name in messages, where its pages begin, and their bytes."""
+    """Yield the name for errors, start offset and size in bytes of each column of a row group."""
     footer = Thrift(footer_of(end)).struct()
     for number, group in enumerate(structs(footer.get(_ROW_GROUPS, []))):
-        for at, chunk in enumerate(structs(group.get(_COLUMNS, []))):
+        for index, chunk in enumerate(structs(group.get(_COLUMNS, []))):
             (column,) = structs([chunk.get(_COLUMN, {})])
             size_bytes, start = column.get(_CHUNK_BYTES), column.get(_DATA_PAGES)
             first = column.get(_DICTIONARY_PAGE) or start
             if not (isinstance(size_bytes, int) and isinstance(start, int) and isinstance(first, int)):
-                raise ValueError("a column without its place")
+                raise ValueError("a column without an offset")
             # Arrow writes 0 for the data pages of a column without rows, whose dictionary page exists.
             start = min(start, first) or first
             if min(start, size_bytes) < 0:
-                raise ValueError("a column before the file")
-            yield f"column {at} of row group {number}", start, size_bytes
+                raise ValueError("a column with a negative offset")
+            yield f"column {index} of row group {number}", start, size_bytes
 
 
 def _check_chunk(data: bytes, what: str, path: str) -> None:
@@ -380,18 +451,22 @@ def _check_chunk(data: bytes, what: str, path: str) -> None:
             plain_bytes += page_plain_bytes
             page = reader.take(size_bytes)
         except ValueError as error:
-            raise CorruptFileError(f"{path!r} is damaged: a page header of {what} cannot be read", path=path) from error
+            raise CorruptFileError(
+                f"{path!r} is damaged: a page header of {what} cannot be read; restore it", path=path
+            ) from error
         if crc is not None and zlib.crc32(page) != crc & 0xFFFF_FFFF:
-            raise CorruptFileError(f"{path!r} is damaged: a page of {what} is not that of its checksum", path=path)
+            raise CorruptFileError(
+                f"{path!r} is damaged: a page of {what} does not match its checksum; restore it", path=path
+            )
     check_size(plain_bytes, len(data), what, path)
 
 
 def _page_header(reader: Thrift) -> tuple[int, int, int | None]:
-    """Return the size of the next page, without compression and as it is stored, and its checksum."""
-    found = reader.struct()
-    plain_bytes, size_bytes, crc = (found.get(field) for field in (_PLAIN_BYTES, _COMPRESSED_BYTES, _CRC))
+    """Return the decompressed size of the next page, its stored size and its checksum."""
+    header = reader.struct()
+    plain_bytes, size_bytes, crc = (header.get(field) for field in (_PLAIN_BYTES, _COMPRESSED_BYTES, _CRC))
     if not isinstance(plain_bytes, int) or not isinstance(size_bytes, int) or not isinstance(crc, int | None):
         raise ValueError("a page without a size")
     if not 0 <= min(plain_bytes, size_bytes) <= max(plain_bytes, size_bytes) <= _MAX_PAGE_BYTES:
-        raise ValueError("a page of another size than pages have")
+        raise ValueError("a page with an invalid size")
     return plain_bytes, size_bytes, crc

@@ -1,8 +1,7 @@
-"""Reads a column of an ORC file in a process of its own.
+"""Read a column of an ORC file in a separate process, which damaged or hostile streams may crash.
 
-Damaged or hostile streams can end that process, but not the caller. Apache ORC believes the streams of a stripe.
-Lengths, runs and dictionaries in them lead it out of its memory.
-``python -m trinitylake_ops.iceberg.validation.orc_process PATH COLUMN`` is that process; it imports Arrow alone.
+Apache ORC trusts the streams of a stripe: their lengths, runs and dictionaries can lead it beyond its memory. ``python
+-m trinitylake_ops.iceberg.validation.orc_process PATH COLUMN`` is that process. It imports only Arrow.
 """
 
 from __future__ import annotations
@@ -19,26 +18,33 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: The memory that the process may hold, the libraries in it included.
+#: Maximum memory of the process, including its libraries.
 MAX_BYTES = 1 << 30
 _PIECE_BYTES = 8 << 20
-_LONGEST_REASON_CHARS = 200
+_MAX_REASON_CHARS = 200
 
 
 def column_in_process(stream: IO[bytes], column: str) -> Iterator[pa.RecordBatch]:
-    """Yield batches of a column of an ORC file, one for each stripe. Each has at most ``MAX_BYTES``.
+    """Yield batches of a column of an ORC file, one per stripe, of at most ``MAX_BYTES`` each.
 
-    The file is copied to the local disk meanwhile. Raises ValueError for a file that cannot be read.
+    The file is temporarily copied to the local disk.
+
+    Args:
+        stream: The file.
+        column: Name of the column.
+
+    Raises:
+        ValueError: The file cannot be read.
     """
     with tempfile.NamedTemporaryFile(prefix="trinitylake-", suffix=".orc") as copy:
         shutil.copyfileobj(stream, copy, _PIECE_BYTES)
         copy.flush()
-        with _started(copy.name, column) as process:
-            yield from _batches_of(process)
+        with _start(copy.name, column) as process:
+            yield from _read_batches(process)
 
 
 @contextmanager
-def _started(path: str, column: str) -> Iterator[subprocess.Popen[bytes]]:
+def _start(path: str, column: str) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", __name__, path, column]
     with (
@@ -47,44 +53,44 @@ def _started(path: str, column: str) -> Iterator[subprocess.Popen[bytes]]:
     ):
         try:
             yield process
-            _check_end(process, errors)
+            _check_exit(process, errors)
         finally:
             process.kill()
 
 
-def _batches_of(process: subprocess.Popen[bytes]) -> Iterator[pa.RecordBatch]:
+def _read_batches(process: subprocess.Popen[bytes]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     try:
         with pa.ipc.open_stream(cast(BinaryIO, process.stdout)) as reader:
             yield from reader
     except (pa.ArrowException, OSError):
-        if not process.wait():  # otherwise its exit says what was wrong
+        if not process.wait():  # otherwise its exit status is reported
             raise
 
 
-def _check_end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
-    """Raise ValueError where the process did not end well."""
+def _check_exit(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    """Raise ValueError if the process failed."""
     code = process.wait()
     if code < 0:
-        raise ValueError(f"its streams are damaged: reading them ends a process with signal {-code}")
+        raise ValueError(f"its streams are damaged: the process reading them ended with signal {-code}")
     if code:
         errors.seek(0)
         lines = errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {code}"]
-        raise ValueError(lines[-1][:_LONGEST_REASON_CHARS])
+        raise ValueError(lines[-1][:_MAX_REASON_CHARS])
 
 
 def main(path: str, column: str) -> None:
-    """Write the batches of a column to standard output, as a stream of Arrow."""
-    # Arrow works without numpy, and to load that takes longer than all the rest.
+    """Write the batches of a column to standard output, as an Arrow stream."""
+    # Arrow works without numpy, whose import takes longer than everything else.
     cast(dict[str, Any], sys.modules)["numpy"] = None
-    import resource  # in this process only: not every system has it
+    import resource  # not available on every system
 
     import pyarrow as pa
     from pyarrow import orc
 
-    _, most_bytes = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, most_bytes))
+    _, hard_limit_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, hard_limit_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     file = orc.ORCFile(path)
     schema = pa.schema([file.schema.field(column)])

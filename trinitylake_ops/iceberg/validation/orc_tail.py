@@ -1,6 +1,6 @@
-"""The end of an ORC file, with the claims of its stripes.
+"""Parse the end of an ORC file with the declared sizes of its stripes.
 
-It decodes only the needed parts of protobuf and of ORC's compression.
+It decodes only the required parts of protobuf and of ORC's compression.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ _STORED_FIELDS, _ROWS = (2, 3, 4), 5
 
 @dataclass(frozen=True, slots=True)
 class OrcStripe:
-    """The claims of a stripe: its rows, and its bytes in the file."""
+    """The declared size of a stripe."""
 
     rows: int
+    #: Bytes in the file.
     stored_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class OrcTail:
-    """The content of the end of an ORC file."""
+    """The contents of the end of an ORC file."""
 
     stripes: tuple[OrcStripe, ...]
 
     @staticmethod
     def bytes_of(end: bytes) -> int:
-        """Return how many of the last bytes of an ORC file its postscript and footer take, 0 for another file."""
+        """Return the size in bytes of an ORC file's postscript and footer, or 0 for another file."""
         script_bytes = end[-1] if end else 0
         if not script_bytes or end[-1 - len(_MAGIC) : -1] != _MAGIC:
             return 0
@@ -52,7 +53,7 @@ class OrcTail:
 
     @classmethod
     def parse(cls, end: bytes) -> Self:
-        """Return the content of the last bytes of a file, which must be at least as many as ``bytes_of`` returns.
+        """Parse the last bytes of a file, at least as many as ``bytes_of`` returns.
 
         Raises ValueError and the errors of decompressors, also for more than 64 MiB of footer.
         """
@@ -60,10 +61,10 @@ class OrcTail:
         script = _numbers(end[-1 - script_bytes : -1])
         block_bytes = script.get(_BLOCK_BYTES, 0)
         if block_bytes > _MAX_BLOCK_BYTES:
-            raise ValueError(f"its blocks are of {block_bytes} bytes")
+            raise ValueError(f"its blocks have {block_bytes} bytes, more than the maximum of {_MAX_BLOCK_BYTES}")
         last = len(end) - 1 - script_bytes
         footer = end[last - script.get(_FOOTER_BYTES, 0) : last]
-        plain = _inflated(footer, script.get(_COMPRESSION, 0), block_bytes)
+        plain = _decompress(footer, script.get(_COMPRESSION, 0), block_bytes)
         messages = (value for number, value in _fields(plain) if number == _STRIPES and isinstance(value, bytes))
         return cls(tuple(map(_stripe, messages)))
 
@@ -73,8 +74,8 @@ def _stripe(message: bytes) -> OrcStripe:
     return OrcStripe(numbers.get(_ROWS, 0), sum(numbers.get(field, 0) for field in _STORED_FIELDS))
 
 
-def _inflated(data: bytes, codec: int, block_bytes: int) -> bytes:
-    """Return a section of a file without its compression. The section comes in chunks of at most a block each."""
+def _decompress(data: bytes, codec: int, block_bytes: int) -> bytes:
+    """Decompress a section of a file, which consists of chunks of at most one block each."""
     if not codec:
         return data
     pieces: list[bytes] = []
@@ -88,7 +89,7 @@ def _inflated(data: bytes, codec: int, block_bytes: int) -> bytes:
             chunk = _CODECS[codec](chunk, block_bytes)
         held_bytes += len(chunk)
         if held_bytes > _MAX_INFLATED_BYTES:
-            raise InflatedTooLargeError("its footer holds more than any file's")
+            raise InflatedTooLargeError("its footer is larger than any file's")
         pieces.append(chunk)
     return b"".join(pieces)
 
@@ -96,18 +97,18 @@ def _inflated(data: bytes, codec: int, block_bytes: int) -> bytes:
 def _inflate_snappy(data: bytes, limit_bytes: int) -> bytes:
     claimed_bytes, _ = _varint(data, 0)
     if claimed_bytes > limit_bytes:
-        raise InflatedTooLargeError("a block is larger than it may be")
+        raise InflatedTooLargeError("a block is larger than declared")
     return bytes(pa.Codec("snappy").decompress(data, claimed_bytes, asbytes=True))
 
 
 def _inflate_zstandard(data: bytes, limit_bytes: int) -> bytes:
     if zstandard.frame_content_size(data) > limit_bytes:
-        raise InflatedTooLargeError("a block is larger than it may be")
+        raise InflatedTooLargeError("a block is larger than declared")
     return zstandard.ZstdDecompressor(max_window_size=_MAX_BLOCK_BYTES).decompress(data, limit_bytes)
 
 
 def _inflate_lz4(data: bytes, limit_bytes: int) -> bytes:
-    # Its length is not stored: the rest of the room is zeros, where no field begins.
+    # Its length is not stored. The rest of the buffer is zeros, which do not start a field.
     return bytes(pa.Codec("lz4_raw").decompress(data, limit_bytes, asbytes=True))
 
 
@@ -116,7 +117,7 @@ def _numbers(message: bytes) -> dict[int, int]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a protobuf message: numbers, and texts or messages as bytes. Raises ValueError."""
+    """Yield the fields of a protobuf message: numbers, and strings or messages as bytes. Raises ValueError."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -132,20 +133,20 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in _FIXED_BYTES:
             size_bytes = _FIXED_BYTES[kind]
         else:
-            raise ValueError("its footer has a field of no known type")
+            raise ValueError("its footer has a field of an unknown type")
         if size_bytes > len(message) - at:
-            raise ValueError("a length in its footer is beyond its end")
+            raise ValueError("a length in its footer exceeds the footer")
         yield tag >> 3, message[at : at + size_bytes]
         at += size_bytes
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     number = 0
-    for place, byte in enumerate(data[at : at + 10]):
-        number |= (byte & 0x7F) << (7 * place)
+    for index, byte in enumerate(data[at : at + 10]):
+        number |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            return number, at + place + 1
-    raise ValueError("a number in its footer does not end")
+            return number, at + index + 1
+    raise ValueError("a number in its footer is not terminated")
 
 
 _FIXED_BYTES = {1: 8, 5: 4}

@@ -1,6 +1,6 @@
-"""The part of Thrift that the footers of Parquet files need, and bounds of nested names.
+"""Decode the parts of Thrift in Parquet footers, and limit the total length of nested names.
 
-Each reader of schemas writes out the full name of every column. So a long name around many columns becomes gigabytes.
+Readers of schemas build the full name of every column, so a long name around many columns takes gigabytes.
 """
 
 from __future__ import annotations
@@ -10,35 +10,44 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(13)
-_DEEPEST = 8
+_MAX_DEPTH = 8
 
 Value: TypeAlias = "int | bytes | list[Value] | dict[int, Value] | None"
 
 
 @dataclass
 class Thrift:
-    """Reads the types of Thrift that page headers and footers need. Raises ValueError for other bytes."""
+    """Decodes the Thrift types in page headers and footers. Raises ValueError for other bytes."""
 
     data: bytes
+    #: Offset of the next value.
     at: int = 0
 
     def struct(self, depth: int = 0, last: int | None = None) -> dict[int, Value]:
-        """Return the fields of a struct by their numbers, up to a last one. Values that are no integers are None."""
-        if depth > _DEEPEST:
-            raise ValueError("too deep")
-        found: dict[int, Value] = {}
+        """Return the fields of a struct by number. Values of unsupported types are None.
+
+        Args:
+            depth: Depth of nesting.
+            last: Number of the last field to decode, None for all.
+
+        Raises:
+            ValueError: The struct is not valid.
+        """
+        if depth > _MAX_DEPTH:
+            raise ValueError("structs are nested too deeply")
+        fields: dict[int, Value] = {}
         field = 0
         while (head := self.take(1)[0]) & 0x0F != _STOP:
             field = field + (head >> 4) if head >> 4 else self._number()
-            found[field] = None if head & 0x0F in (_TRUE, _FALSE) else self._value(head & 0x0F, depth)
+            fields[field] = None if head & 0x0F in (_TRUE, _FALSE) else self._value(head & 0x0F, depth)
             if field == last:
                 break
-        return found
+        return fields
 
     def take(self, length: int) -> bytes:
-        """Return so many bytes."""
+        """Return the next ``length`` bytes."""
         if not 0 <= length <= len(self.data) - self.at:
-            raise ValueError("beyond the end")
+            raise ValueError("a length exceeds the input")
         self.at += length
         return self.data[self.at - length : self.at]
 
@@ -49,7 +58,7 @@ class Thrift:
             value |= (byte & 0x7F) << (7 * n)
             if byte < 0x80:
                 return value
-        raise ValueError("a number that is too long")
+        raise ValueError("a number is too long")
 
     def _number(self) -> int:
         value = self._varint()
@@ -67,17 +76,17 @@ class Thrift:
         if kind in _FIXED_BYTES:
             self.take(_FIXED_BYTES[kind])
             return None
-        raise ValueError("what no footer has")
+        raise ValueError("a value has an unknown type")
 
     def _list(self, depth: int) -> list[Value]:
         head = self.take(1)[0]
         n_items = self._varint() if head >> 4 == _LONG_LIST else head >> 4
         if n_items > len(self.data) - self.at:
-            raise ValueError("more items than bytes")
+            raise ValueError("a list declares more items than bytes")
         return [self._value(head & 0x0F, depth) for _ in range(n_items)]
 
 
-#: In lists, truth values take a byte each.
+#: In lists, booleans take a byte each.
 _FIXED_BYTES = {_TRUE: 1, _FALSE: 1, _BYTE: 1, _DOUBLE: 8}
 _LONG_LIST = 15
 
@@ -85,48 +94,47 @@ _LONG_LIST = 15
 def structs(values: object) -> list[dict[int, Value]]:
     """Return values that must be structs. Raises ValueError for others."""
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise ValueError("another type than Parquet has there")
+        raise ValueError("a value is not a struct")
     return values
 
 
-#: The characters of the full names of all columns. The names of outer columns are counted again for each column in
-#: them.
+#: Maximum total length of the full names of all columns. Names of outer columns count for each nested column.
 MAX_NAME_CHARS = 32 << 20
-_CHARS_OF_A_PART = 8  # such as ".element"
+_UNNAMED_PART_CHARS = 8  # such as ".element"
 _NAME, _CHILDREN = 4, 5  # fields of Parquet's SchemaElement
 
 
 def full_name_chars(schema: Any) -> int:
-    """Return how many characters the full names in a schema have. The schema is one of Iceberg or Avro, in JSON."""
+    """Return the total length of the full names in an Iceberg or Avro schema, in JSON."""
     n_chars = 0
     rest: list[tuple[Any, int]] = [(schema, 0)]
     while rest:
-        found, around = rest.pop()
-        if isinstance(found, list):
-            rest += [(item, around) for item in found if isinstance(item, dict | list)]
-        elif isinstance(found, dict):
-            name = found.get("name")
-            inside = around + (len(name) + 1 if isinstance(name, str) else _CHARS_OF_A_PART)
-            n_chars += inside
-            rest += [(item, inside) for item in found.values() if isinstance(item, dict | list)]
+        part, prefix_chars = rest.pop()
+        if isinstance(part, list):
+            rest += [(item, prefix_chars) for item in part if isinstance(item, dict | list)]
+        elif isinstance(part, dict):
+            name = part.get("name")
+            full_chars = prefix_chars + (len(name) + 1 if isinstance(name, str) else _UNNAMED_PART_CHARS)
+            n_chars += full_chars
+            rest += [(item, full_chars) for item in part.values() if isinstance(item, dict | list)]
     return n_chars
 
 
 def parquet_name_chars(elements: Sequence[dict[int, Value]]) -> int:
-    """Return how many bytes the full names in a Parquet schema have.
+    """Return the total length in bytes of the full names in a Parquet schema.
 
-    ``elements`` come before the elements within them.
+    Elements precede their children in ``elements``.
     """
     n_chars = 0
-    around: list[tuple[int, int]] = []  # the bytes of a name, and the number of its elements to come
+    parents: list[tuple[int, int]] = []  # length of the full name, and number of remaining children
     for element in elements:
         name, children = element.get(_NAME), element.get(_CHILDREN)
-        inside = (around[-1][0] if around else 0) + (len(name) + 1 if isinstance(name, bytes) else 0)
-        n_chars += inside
-        if around:
-            around[-1] = (around[-1][0], around[-1][1] - 1)
+        full_chars = (parents[-1][0] if parents else 0) + (len(name) + 1 if isinstance(name, bytes) else 0)
+        n_chars += full_chars
+        if parents:
+            parents[-1] = (parents[-1][0], parents[-1][1] - 1)
         if isinstance(children, int) and children > 0:
-            around.append((inside, children))
-        while around and around[-1][1] <= 0:
-            around.pop()
+            parents.append((full_chars, children))
+        while parents and parents[-1][1] <= 0:
+            parents.pop()
     return n_chars
