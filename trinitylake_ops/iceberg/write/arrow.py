@@ -1,4 +1,4 @@
-"""Stages Arrow data as a managed table, in this process. With Spark, ``spark_jobs.table_writer`` does the same."""
+"""Stage Arrow data as a managed table in this process. With Spark, use ``spark.tables.writer``."""
 
 from __future__ import annotations
 
@@ -30,20 +30,37 @@ def stage_arrow(
     partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
     replaces_columns: bool = False,
 ) -> StagedTable:
-    """Write rows as data files of a managed table and return it staged, unpublished.
+    """Write rows as data files of a managed table, and return the table staged, without publishing it.
 
-    A missing table is created, with identity partitions by ``partition_by``. Columns that an existing table lacks are
-    added as optional ones. Its columns that the rows lack are null. Rows are cast to the table's types. A column that a
-    table's rows do not fit is widened where Iceberg widens it, such as int to long. Times are stored in microseconds,
-    those of other zones in UTC, unsigned integers of 32 bits as long; rows that would lose a part of a value are
-    refused. ``mode`` says which files the new ones replace. ``replace_table`` replaces all, ``append`` none.
-    ``replace_partitions`` replaces those of ``partitions``, each a value for every partition column (text is read as
-    the column's type). Without ``partitions`` it replaces those that rows arrive for. With ``append``, ``partitions``
-    are the only ones that rows may have. With ``replaces_columns``, ``replace_table`` gives the table the columns of
-    the rows, too (:func:`write_plan.evolve_to`). Memory is bounded if ``rows`` are a reader.
+    A missing table is created. Columns that an existing table lacks are added as optional columns. Its columns that the
+    rows lack are null. Rows are cast to the table's types. If a column of a table does not fit, it is widened where
+    Iceberg allows it, such as int to long. Times are stored in microseconds, timestamps with a time zone in UTC, and
+    unsigned 32-bit integers as long. Rows that would lose part of a value are rejected. Memory is bounded if ``rows``
+    is a reader.
 
-    Raises InvalidInputError for a wrong request and for rows that do not fit, CommitConflictError when the table
-    changed meanwhile. Raises InvalidDefinitionError, UnsupportedTypeError, StorageError. Nothing is staged then.
+    Args:
+        lake: The lakehouse.
+        rows: The rows.
+        namespace: Namespace of the table.
+        table: Name of the table.
+        mode: Which files the new ones replace: all (``replace_table``), those of ``partitions``
+            (``replace_partitions``), or none (``append``).
+        partition_by: Columns for identity partitions of a new table, None for the partitions of an existing table.
+        partitions: Partitions to replace, each with a value for every partition column; strings are parsed as the
+            column's type. By default ``replace_partitions`` replaces the partitions that occur in the rows. With
+            ``append``, these are the only partitions that the rows may have.
+        replaces_columns: With ``replace_table``, also replace the table's columns by those of the rows (see
+            :func:`trinitylake_ops.iceberg.write.plan.evolve_to`).
+
+    Returns:
+        The staged table.
+
+    Raises:
+        InvalidInputError: The arguments are not valid, or the rows do not fit. Nothing is staged.
+        CommitConflictError: The table changed during the write.
+        InvalidDefinitionError: The table or its columns are not valid.
+        UnsupportedTypeError: Iceberg does not have the type of a column.
+        StorageError: A file cannot be read or written.
     """
     check_mode(mode)
     replaces_table = replaces_columns and mode == "replace_table"
@@ -62,19 +79,19 @@ def plan_arrow(
     partition_by: Sequence[str] | None = None,
     replaces_table: bool = False,
 ) -> TableWrite:
-    """Plan a write of rows, with the changes of the table's columns that the rows need. See :func:`stage_arrow`.
+    """Plan a write of rows, including the changes of the table's columns that they need. See :func:`stage_arrow`.
 
     Args:
         lake: The lakehouse.
-        rows: The rows. Those of a reader are not read.
-        namespace: The namespace of the table.
-        table: The name of the table.
-        partition_by: The partition columns, None for those of an existing table.
-        replaces_table: The table gets the columns of the rows.
+        rows: The rows. A reader is not consumed.
+        namespace: Namespace of the table.
+        table: Name of the table.
+        partition_by: Partition columns, None for those of an existing table.
+        replaces_table: Replace the table's columns by those of the rows.
 
     Raises:
-        InvalidInputError: Two columns have one name, or there are none for a new table.
-        UnsupportedTypeError: Iceberg has no type for a column.
+        InvalidInputError: Two columns have the same name, or a new table would have no columns.
+        UnsupportedTypeError: Iceberg does not have the type of a column.
         InvalidDefinitionError: The table has other partitions.
     """
     check_distinct(rows.schema)
@@ -89,38 +106,38 @@ def plan_arrow(
         schema = pa.schema([field.with_nullable(True) for field in schema if field.name not in names])
     elif not len(schema):
         raise InvalidInputError(
-            f"table {namespace}.{table} cannot be created: the rows have no columns; give them columns, also if there"
-            " are no rows"
+            f"table {namespace}.{table} cannot be created: the data has no columns; add columns, even if there are no"
+            " rows"
         )
     columns = schema if len(schema) else None
     return plan_write(lake, namespace, table, columns, partition_by=partition_by, evolve=evolve)
 
 
 def _types_that_do_not_fit(
-    rows: pa.Table | pa.RecordBatchReader, given: pa.Schema, known: Columns, *, is_whole: bool
+    rows: pa.Table | pa.RecordBatchReader, schema: pa.Schema, known: Columns, *, is_whole: bool
 ) -> dict[str, IcebergType | None]:
-    """Return the type of each column of rows that is not stored as the table has it, None for the others.
+    """Return the type of each column of rows that does not fit the table, and None for the others.
 
-    If the rows replace the whole table (``is_whole``), types count. Otherwise values do: rows that can be cast fit.
-    pandas makes floats of integers as soon as one is missing, so such floats fit integers in any case. Rows of a reader
-    are not looked at: they fit.
+    If the rows replace the whole table (``is_whole``), types are compared. Otherwise rows that can be cast fit. pandas
+    converts integers with a missing value to floats, so such floats fit integers in any case. Rows of a reader are not
+    read, and fit.
     """
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # importing it loads pandas
 
     stored = {field.name: field.type for field in schema_to_pyarrow(to_iceberg_schema(known), include_field_ids=False)}
-    found: dict[str, IcebergType | None] = {}
-    for at, field in enumerate(given):
-        found[field.name] = None
+    types: dict[str, IcebergType | None] = {}
+    for index, field in enumerate(schema):
+        types[field.name] = None
         target = stored.get(field.name)
         if target is None or field.type == target:
             continue
         is_missing_integers = pa.types.is_floating(field.type) and pa.types.is_integer(target)
-        looks = isinstance(rows, pa.Table) and (is_missing_integers or not is_whole)
-        if (looks and _can_be_cast(rows.column(at), target)) or not (is_whole or isinstance(rows, pa.Table)):
+        checks_values = isinstance(rows, pa.Table) and (is_missing_integers or not is_whole)
+        if (checks_values and _can_be_cast(rows.column(index), target)) or not (is_whole or isinstance(rows, pa.Table)):
             continue
-        with contextlib.suppress(UnsupportedTypeError):  # the cast is tried
-            found[field.name] = arrow_to_iceberg_schema(pa.schema([field])).fields[0].field_type
-    return found
+        with contextlib.suppress(UnsupportedTypeError):  # the later cast reports it
+            types[field.name] = arrow_to_iceberg_schema(pa.schema([field])).fields[0].field_type
+    return types
 
 
 def _can_be_cast(column: pa.ChunkedArray, target: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""Casts rows to the columns of a table, without changing a value."""
+"""Cast rows to the columns of a table without changing values."""
 
 from __future__ import annotations
 
@@ -22,8 +22,15 @@ _TRUNCATE = (
 def conform(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.Table:
     """Return a batch with a table's columns, types, order and field ids.
 
-    Columns are matched by name. A missing optional column is null. Raises InvalidInputError for columns that the table
-    lacks, for required ones that are missing or hold nulls, and for values that do not fit.
+    Columns are matched by name. Missing optional columns are null.
+
+    Args:
+        batch: The rows.
+        schema: The table's schema.
+        arrow_schema: The same schema in Arrow, with field ids.
+
+    Raises:
+        InvalidInputError: The table lacks a column, a required column is missing or has nulls, or values do not fit.
     """
     check_distinct(batch.schema)
     unknown = sorted(set(batch.schema.names) - set(arrow_schema.names))
@@ -39,10 +46,10 @@ def _conformed_column(batch: pa.RecordBatch, target: pa.Field, schema: Schema) -
     else:
         kind = batch.schema.field(target.name).type
         _check_time_zones(target.name, kind, target.type)
-        if lost := _dropped_field(kind, target.type):
+        if dropped := _dropped_field(kind, target.type):
             raise InvalidInputError(
-                f"column {target.name!r} has the field {lost!r}, which the table's column lacks; add it to the schema"
-                " or drop it"
+                f"column {target.name!r} has the field {dropped!r}, which the table's column lacks; add it to the"
+                " schema or drop it"
             )
         try:
             column = cast_exactly(batch.column(target.name), target.type)
@@ -54,20 +61,26 @@ def _conformed_column(batch: pa.RecordBatch, target: pa.Field, schema: Schema) -
                 f"column {target.name!r} cannot be stored as {schema.find_type(target.name)}: {reason}; {advice}"
             ) from error
     if column.null_count and not target.nullable:
-        raise InvalidInputError(f"column {target.name!r} is required and {column.null_count} rows have no value")
+        raise InvalidInputError(
+            f"column {target.name!r} is required, but {column.null_count} rows have no value; add values"
+        )
     return column
 
 
 def cast_exactly(column: pa.Array | pa.ChunkedArray, target: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    """Return a column in another type with the same values.
+    """Cast a column to another type with the same values.
+
+    Args:
+        column: The column.
+        target: The type.
 
     Raises:
         pyarrow.ArrowInvalid: A value would change.
-        pyarrow.ArrowNotImplementedError: Arrow casts the type to other values.
+        pyarrow.ArrowNotImplementedError: Arrow would cast the type to other values.
         pyarrow.ArrowException: Arrow cannot cast the type.
     """
     if _contains(column.type, _is_list_view):
-        raise pa.ArrowNotImplementedError(f"{column.type} loses its elements in a cast")
+        raise pa.ArrowNotImplementedError(f"{column.type} would lose its elements in a cast")
     cast = column.cast(target)
     if _may_change(column.type, target) and not _same(column, cast.cast(column.type)):
         raise pa.ArrowInvalid(f"casting {column.type} to {target} would change values")
@@ -75,7 +88,7 @@ def cast_exactly(column: pa.Array | pa.ChunkedArray, target: pa.DataType) -> pa.
 
 
 def _may_change(kind: pa.DataType, target: pa.DataType) -> bool:
-    """Whether Arrow's own check lets values change between two types, at any depth."""
+    """Whether Arrow's checked cast may change values between two types, at any depth."""
     if pa.types.is_dictionary(kind):
         return _may_change(kind.value_type, target)
     if pa.types.is_struct(kind) and pa.types.is_struct(target):
@@ -96,36 +109,38 @@ def _same(before: pa.Array | pa.ChunkedArray, after: pa.Array | pa.ChunkedArray)
     if pa.types.is_floating(before.type):
         both_nan = pc.and_(pc.is_nan(before), pc.is_nan(after))
         return bool(pc.all(pc.or_(pc.equal(before, after), both_nan), skip_nulls=True).as_py() is not False)
-    return before.equals(after) or repr(before.to_pylist()) == repr(after.to_pylist())  # the text of NaN equals itself
+    return before.equals(after) or repr(before.to_pylist()) == repr(after.to_pylist())  # compares NaN as equal
 
 
 def check_distinct(schema: pa.Schema) -> None:
-    """Raise InvalidInputError where two columns have one name."""
+    """Raise InvalidInputError if two columns have the same name."""
     names = schema.names
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidInputError(f"there are {names.count(twice)} columns {twice!r}; names of columns differ")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise InvalidInputError(
+            f"{names.count(duplicate)} columns are named {duplicate!r}; give each column a unique name"
+        )
 
 
-def _dropped_field(given: pa.DataType, target: pa.DataType) -> str | None:
-    """Return a field within a nested type that a cast would silently drop, None if there is none."""
-    if pa.types.is_struct(given) and pa.types.is_struct(target):
+def _dropped_field(source: pa.DataType, target: pa.DataType) -> str | None:
+    """Return the path of a nested field that a cast would silently drop, or None."""
+    if pa.types.is_struct(source) and pa.types.is_struct(target):
         known = {field.name: field.type for field in target}
-        for field in given:
-            lost = _dropped_field(field.type, known[field.name]) if field.name in known else ""
-            if lost is not None:
-                return f"{field.name}.{lost}" if lost else field.name
-    elif pa.types.is_map(given) and pa.types.is_map(target):
-        return _dropped_field(given.item_type, target.item_type) or _dropped_field(given.key_type, target.key_type)
-    elif _is_list(given) and _is_list(target):
-        return _dropped_field(given.value_type, target.value_type)
+        for field in source:
+            dropped = _dropped_field(field.type, known[field.name]) if field.name in known else ""
+            if dropped is not None:
+                return f"{field.name}.{dropped}" if dropped else field.name
+    elif pa.types.is_map(source) and pa.types.is_map(target):
+        return _dropped_field(source.item_type, target.item_type) or _dropped_field(source.key_type, target.key_type)
+    elif _is_list(source) and _is_list(target):
+        return _dropped_field(source.value_type, target.value_type)
     return None
 
 
 def check_values(rows: pa.Table) -> None:
-    """Raise InvalidInputError for values that Arrow can hold and that readers of Iceberg tables cannot read.
+    """Raise InvalidInputError for values that Arrow can store but readers of Iceberg tables cannot read.
 
-    These are dates and timestamps outside the years 1 to 9999, and invalid content, such as text that is not UTF-8.
+    These are dates and timestamps outside the years 1 to 9999, and invalid values, such as strings that are not UTF-8.
     """
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         for chunk in column.chunks:
@@ -155,10 +170,10 @@ def _has_far_times(values: pa.Array) -> bool:
 
 
 def lacking_with_values(kind: pa.DataType, values: pa.Array) -> str | None:
-    """Return a nested field that a type lacks and that has a value in a column, None if there is none.
+    """Return a nested field that a type lacks and that has a value in a column, or None.
 
     Args:
-        kind: The type of the rows that replace the column.
+        kind: Type of the rows that replace the column.
         values: The column, of the table's type.
 
     Returns:
@@ -177,7 +192,7 @@ def lacking_with_values(kind: pa.DataType, values: pa.Array) -> str | None:
 
 
 def _nested_types(kind: pa.DataType) -> dict[str, pa.DataType]:
-    """Return the types within a nested type under Iceberg's names."""
+    """Return the nested types of a type by Iceberg's names."""
     if pa.types.is_struct(kind):
         return {field.name: field.type for field in kind}
     if pa.types.is_map(kind):
@@ -186,18 +201,18 @@ def _nested_types(kind: pa.DataType) -> dict[str, pa.DataType]:
 
 
 def _nested_columns(values: pa.Array) -> list[tuple[str, pa.Array]]:
-    """Return the columns within a nested column under Iceberg's names; a field of a null struct is null."""
+    """Return the nested columns of a column by Iceberg's names. Fields of null structs are null."""
     kind = values.type
     if pa.types.is_struct(kind):
         return list(zip((field.name for field in kind), values.flatten(), strict=True))
     if pa.types.is_map(kind):
-        # Keys and items are those of the whole array, also if it is a slice.
+        # Keys and items are those of the whole array, even if it is a slice.
         first, last = (values.offsets[at].as_py() for at in (0, -1)) if len(values) else (0, 0)
         return [
             (name, column.slice(first, last - first))
             for name, column in (("key", values.keys), ("value", values.items))
         ]
-    # Arrow cannot make an empty array of an extension type, which the elements of null lists only would be.
+    # Arrow cannot create an empty array of an extension type, which the elements of only null lists would be.
     return [("element", values.flatten())] if _is_list(kind) and values.null_count < len(values) else []
 
 
@@ -214,16 +229,16 @@ def _has_nanoseconds(kind: pa.DataType) -> bool:
 
 
 def _contains(kind: pa.DataType, matches: Callable[[pa.DataType], bool]) -> bool:
-    """Whether a type, or a type within it, matches."""
+    """Whether a type or one of its nested types matches."""
     if matches(kind):
         return True
     if pa.types.is_dictionary(kind):
         return _contains(kind.value_type, matches)
-    return any(_contains(kind.field(at).type, matches) for at in range(kind.num_fields))
+    return any(_contains(kind.field(index).type, matches) for index in range(kind.num_fields))
 
 
 def _check_time_zones(column: str, kind: pa.DataType, target: pa.DataType) -> None:
-    """Refuse a cast that would silently take a wall clock time for UTC, or the other way round, at any depth."""
+    """Raise InvalidInputError for a cast that would interpret local times as UTC or vice versa, at any depth."""
     if pa.types.is_dictionary(kind):
         _check_time_zones(column, kind.value_type, target)
     elif pa.types.is_struct(kind) and pa.types.is_struct(target):
@@ -238,5 +253,5 @@ def _check_time_zones(column: str, kind: pa.DataType, target: pa.DataType) -> No
         _check_time_zones(column, kind.value_type, target.value_type)
     elif pa.types.is_timestamp(kind) and pa.types.is_timestamp(target) and (kind.tz is None) != (target.tz is None):
         raise InvalidInputError(
-            f"column {column!r} has the type {kind}, the table's is {target}; convert it explicitly"
+            f"column {column!r} has the type {kind}, but the table's column {target}; convert it explicitly"
         )

@@ -1,4 +1,4 @@
-"""Choose the data files that are worth rewriting, and leave out delete files that no longer apply."""
+"""Select the data files that are worth rewriting, and drop delete files that no longer apply."""
 
 from __future__ import annotations
 
@@ -27,61 +27,58 @@ from trinitylake_ops.iceberg.validation.bounds import FaultyBounds
 from trinitylake_ops.iceberg.write.data_files import TARGET_FILE_SIZE_BYTES, identity_columns
 
 TARGET_PROPERTY = "write.target-file-size-bytes"
-_MOST_DIGITS = 18
-#: A file below this share of the target is small.
+_MAX_SIZE_DIGITS = 18
+#: A file below this fraction of the target size is small.
 SMALL_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteRules:
-    """The options that say which files are worth writing anew.
+    """Options that determine which files are rewritten."""
 
-    ``target_file_size_bytes`` None means the table's own property, else the default. A group needs ``min_input_files``,
-    or else two that fill a file of the target, or one with deleted rows. With ``repartition`` all files of older
-    partition specs are written by the current one, whatever their size.
-    """
-
+    #: Target size of files, None for the table's property or else the default.
     target_file_size_bytes: int | None = None
+    #: Minimum number of files in a group, unless two of them fill a file or one has deleted rows.
     min_input_files: int = 5
+    #: Rewrite all files of older partition specs with the current spec, regardless of their size.
     repartition: bool = False
 
     def target_bytes(self, metadata: TableMetadata) -> int:
-        """Return the size of file that a table's files should have."""
+        """Return the target size of a table's files."""
         if self.target_file_size_bytes is not None:
             return self.target_file_size_bytes
-        own = metadata.properties.get(TARGET_PROPERTY, "")
-        # A longer text is no size of a file, and Python refuses numbers of thousands of digits.
-        is_size = own.isascii() and own.isdecimal() and len(own) <= _MOST_DIGITS
-        return (int(own) if is_size else 0) or TARGET_FILE_SIZE_BYTES
+        property_value = metadata.properties.get(TARGET_PROPERTY, "")
+        # A longer value is not a file size, and Python rejects numbers with thousands of digits.
+        is_size = property_value.isascii() and property_value.isdecimal() and len(property_value) <= _MAX_SIZE_DIGITS
+        return (int(property_value) if is_size else 0) or TARGET_FILE_SIZE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """Data files that become about one. ``partition`` is theirs, None for files of an older partition spec.
-
-    ``deletes`` are the delete files that apply to each, by its path.
-    """
+    """Data files to be rewritten as about one file."""
 
     files: tuple[DataFile, ...]
+    #: Partition of the files, None for files of an older partition spec.
     partition: Record | None
+    #: Delete files that apply to each data file, by path.
     deletes: Mapping[str, frozenset[DataFile]] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """Their size."""
+        """Total size of the files."""
         return sum(file.file_size_in_bytes for file in self.files)
 
     @property
     def rows(self) -> int:
-        """Their rows, as manifests count them, with deleted ones."""
+        """Number of rows in the manifests, including deleted ones."""
         return sum(file.record_count for file in self.files)
 
     @property
     def least_rows(self) -> int:
-        """Their rows without as many as delete files can delete at most, as far as that is known."""
-        applied = {delete for found in self.deletes.values() for delete in found}
+        """Minimum number of rows that remain after deletes, as far as it is known."""
+        applied = {delete for deletes in self.deletes.values() for delete in deletes}
         if any(delete.content == DataFileContent.EQUALITY_DELETES for delete in applied):
-            return 0  # a row there may delete any number of rows
+            return 0  # one row of the file may delete any number of rows
         return max(0, self.rows - sum(delete.record_count for delete in applied))
 
     def deletes_of(self, file: DataFile) -> frozenset[DataFile]:
@@ -91,22 +88,28 @@ class FileGroup:
 
 @dataclass(frozen=True, slots=True)
 class CompactionCandidates:
-    """The data files of a table: groups worth writing anew, and how many files of older partition specs it has.
+    """The data files of a table that are worth rewriting."""
 
-    Without ``repartition`` files with deleted rows do not count there: they are written by the current spec.
-    """
-
+    #: Groups to rewrite.
     groups: tuple[FileGroup, ...]
+    #: Number of data files.
     data_files: int
+    #: Number of files of older partition specs, without those that are rewritten for other reasons.
     older_spec_files: int
 
 
 def find_groups(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules) -> CompactionCandidates:
-    """Look through a table's manifests for files that are worth writing anew.
+    """Find the data files of a table that are worth rewriting, by its manifests.
 
-    Raises InvalidDefinitionError for a table of a format version that cannot be written, or with delete files that are
-    not read. Raises it also if rows would have to be split by a partition transform other than identity. Raises
-    StorageError.
+    Args:
+        metadata: Metadata of the table.
+        io: Reads its manifests.
+        rules: Which files to rewrite.
+
+    Raises:
+        InvalidDefinitionError: The format version cannot be written, a delete file is not supported, or rows would have
+            to be split by a partition transform other than identity.
+        StorageError: A manifest cannot be read.
     """
     check_format_version(metadata)
     snapshot = metadata.current_snapshot()
@@ -114,11 +117,13 @@ def find_groups(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules)
     entries = live_entries(manifests, io, ManifestContent.DATA)
     deletes = DeleteFiles(live_entries(manifests, io, ManifestContent.DELETES), metadata)
     applied = {entry.data_file.file_path: frozenset(deletes.of(entry)) for entry in entries} if deletes.entries else {}
-    return _Choice(metadata, rules, {path: found for path, found in applied.items() if found}).among(entries)
+    return _GroupSelection(
+        metadata, rules, {path: deletes_of_file for path, deletes_of_file in applied.items() if deletes_of_file}
+    ).among(entries)
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _GroupSelection:
     metadata: TableMetadata
     rules: RewriteRules
     deletes: Mapping[str, frozenset[DataFile]]
@@ -128,20 +133,20 @@ class _Choice:
         files = [entry.data_file for entry in entries]
         of_older_specs = [file for file in files if file.spec_id != spec_id]
         older = self._older(of_older_specs)
-        groups = [self._group(packed, None) for packed in _packed(older, self._target_bytes)]
+        groups = [self._group(packed, None) for packed in _pack(older, self._target_bytes)]
         by_partition: dict[Record, list[DataFile]] = {}
         for file in files:
             is_small = file.file_size_in_bytes < SMALL_SHARE * self._target_bytes
             if file.spec_id == spec_id and (is_small or self._is_written_alone(file)):
                 by_partition.setdefault(file.partition, []).append(file)
         for partition, chosen in by_partition.items():
-            packed_groups = (self._group(packed, partition) for packed in _packed(chosen, self._target_bytes))
+            packed_groups = (self._group(packed, partition) for packed in _pack(chosen, self._target_bytes))
             groups += [group for group in packed_groups if self._is_worth(group)]
         left = of_older_specs if self.rules.repartition else [file for file in of_older_specs if file not in older]
         return CompactionCandidates(tuple(groups), len(entries), len(left))
 
     def _older(self, files: Sequence[DataFile]) -> list[DataFile]:
-        """Return those of files of older partition specs that are written by the current one."""
+        """Return the files of older partition specs to rewrite with the current spec."""
         chosen = [file for file in files if self.rules.repartition or self._is_written_alone(file)]
         try:
             identity_columns(self.metadata.spec(), self.metadata.schema())
@@ -161,7 +166,7 @@ class _Choice:
         return is_merged or any(map(self._is_written_alone, group.files))
 
     def _is_written_alone(self, file: DataFile) -> bool:
-        """Return whether a file of any size is rewritten: it has deleted rows, or faulty bounds."""
+        """Whether a file is rewritten regardless of its size, because it has deleted rows or invalid bounds."""
         return file.file_path in self.deletes or isinstance(file, FaultyBounds)
 
     @property
@@ -169,10 +174,10 @@ class _Choice:
         return self.rules.target_bytes(self.metadata)
 
 
-def _packed(files: Iterable[DataFile], target_bytes: int) -> list[tuple[DataFile, ...]]:
-    """Return files in groups of up to the target.
+def _pack(files: Iterable[DataFile], target_bytes: int) -> list[tuple[DataFile, ...]]:
+    """Split files into groups of up to the target size.
 
-    A group has neighbors, so that files that arrived together stay together.
+    Neighbors are grouped, so that files that were written together stay together.
     """
     groups: list[list[DataFile]] = []
     group_bytes = 0
@@ -189,7 +194,7 @@ class DeleteManifestWriter(ManifestWriterV2):
     """Writes a manifest of delete files."""
 
     def content(self) -> ManifestContent:
-        """Return what the manifest lists."""
+        """Return the content type of the manifest."""
         return ManifestContent.DELETES
 
     @property
@@ -198,25 +203,35 @@ class DeleteManifestWriter(ManifestWriterV2):
 
 
 def without_deletes(
-    manifests: Sequence[ManifestFile], gone: Collection[DataFile], producer: _OverwriteFiles, io: StorageFileIO
+    manifests: Sequence[ManifestFile], dropped: Collection[DataFile], producer: _OverwriteFiles, io: StorageFileIO
 ) -> list[ManifestFile]:
-    """Return the manifests of a new snapshot, those of delete files written anew where they list some that go.
+    """Return the manifests of a new snapshot, with those of delete files rewritten without dropped delete files.
 
-    As Iceberg asks, a new manifest tells which files the snapshot deleted. Raises CorruptFileError, StorageError.
+    As Iceberg requires, a rewritten manifest records the files that the snapshot deleted.
+
+    Args:
+        manifests: Manifests of the new snapshot.
+        gone: Delete files to drop.
+        producer: The update that creates the snapshot.
+        io: Reads the manifests.
+
+    Raises:
+        CorruptFileError: A manifest is corrupt.
+        StorageError: A manifest cannot be read or written.
     """
-    if not gone:
+    if not dropped:
         return list(manifests)
     return [
-        _without(manifest, gone, producer, io) if manifest.content == ManifestContent.DELETES else manifest
+        _without(manifest, dropped, producer, io) if manifest.content == ManifestContent.DELETES else manifest
         for manifest in manifests
     ]
 
 
 def _without(
-    manifest: ManifestFile, gone: Collection[DataFile], producer: _OverwriteFiles, io: StorageFileIO
+    manifest: ManifestFile, dropped: Collection[DataFile], producer: _OverwriteFiles, io: StorageFileIO
 ) -> ManifestFile:
     live = [entry for entry in entries_in(manifest, io) if entry.status != ManifestEntryStatus.DELETED]
-    if not any(entry.data_file in gone for entry in live):
+    if not any(entry.data_file in dropped for entry in live):
         return manifest
     with DeleteManifestWriter(
         producer.spec(manifest.partition_spec_id),
@@ -226,14 +241,14 @@ def _without(
         producer._compression,
     ) as writer:
         for entry in live:
-            writer.add_entry(_kept_or_deleted(entry, producer.snapshot_id, is_gone=entry.data_file in gone))
+            writer.add_entry(_copied_entry(entry, producer.snapshot_id, is_dropped=entry.data_file in dropped))
     return writer.to_manifest_file()
 
 
-def _kept_or_deleted(entry: ManifestEntry, snapshot_id: int, *, is_gone: bool) -> ManifestEntry:
+def _copied_entry(entry: ManifestEntry, snapshot_id: int, *, is_dropped: bool) -> ManifestEntry:
     return ManifestEntry.from_args(
-        status=ManifestEntryStatus.DELETED if is_gone else ManifestEntryStatus.EXISTING,
-        snapshot_id=snapshot_id if is_gone else entry.snapshot_id,
+        status=ManifestEntryStatus.DELETED if is_dropped else ManifestEntryStatus.EXISTING,
+        snapshot_id=snapshot_id if is_dropped else entry.snapshot_id,
         sequence_number=entry.sequence_number,
         file_sequence_number=entry.file_sequence_number,
         data_file=entry.data_file,

@@ -1,8 +1,8 @@
-"""Writes data files where the rows are: in Spark's executors, or in any process without a catalog.
+"""Write data files in the process that has the rows: in Spark's executors, or in any process without a catalog.
 
-The driver plans the write (``write_plan.plan_write``). Each task turns its rows into data files here. The driver then
-stages all of them as one Iceberg snapshot (``staging.stage_data_files``). A ``DataFile`` pickles, with its partition,
-statistics and spec id.
+The driver plans the write (``write.plan.plan_write``), each task writes its rows as data files with this module, and
+the driver stages all of them as one Iceberg snapshot (``write.staging.stage_data_files``). A ``DataFile`` can be
+pickled, with its partition, statistics and spec id.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TARGET_FILE_SIZE_BYTES = 128 << 20
-#: Rows wait in memory until this many bytes of Arrow, over all partitions, are worth a row group.
+#: Rows of all partitions are buffered in memory until they reach this size as Arrow data, which is worth a row group.
 BUFFER_BYTES = 64 << 20
-#: Files that may grow at once. Beyond it, the file with the most bytes is finished first.
+#: Maximum number of open files. Beyond it, the largest file is finished first.
 MAX_OPEN_FILES = 64
 #: File systems allow names of 255 bytes, and object stores paths of 1,024. Longer partitions get no separate folder.
-_LONGEST_FOLDER_BYTES = 255
+_MAX_FOLDER_BYTES = 255
 
 _Key = tuple[object, ...]
 
@@ -56,14 +56,28 @@ def write_data_files(
     partition: Record | None = None,
     sort_order_id: int | None = None,
 ) -> list[DataFile]:
-    """Write Arrow batches as Parquet files of a table and return them, unpublished.
+    """Write Arrow batches as Parquet files of a table, without publishing them.
 
-    Columns are found by name and cast to the table's types. A column may be missing if it is optional. Rows are split
-    by the table's identity partitions, unless the caller knows that all belong to one ``partition``, of any transform.
-    ``sort_order_id`` is the order of the rows. Memory is bounded by ``buffer_bytes`` of rows, 8 MiB for each of up to
-    MAX_OPEN_FILES growing files, and one finished file. On an exception the files written so far are deleted, best
-    effort. Raises InvalidInputError for batches that do not fit the schema, StorageError. Raises InvalidDefinitionError
-    for a partition transform other than identity, or one over floats.
+    Columns are matched by name and cast to the table's types. Optional columns may be missing. Rows are split by the
+    table's identity partitions. Memory is bounded by ``buffer_bytes`` of rows, 8 MiB for each of up to MAX_OPEN_FILES
+    open files, and one finished file.
+
+    Args:
+        io: Writes the files.
+        table_metadata: Metadata of the table.
+        batches: The rows.
+        target_file_size_bytes: Size at which a file is finished.
+        buffer_bytes: Maximum size of buffered rows.
+        partition: The partition of all rows, of any transform, if the caller knows it.
+        sort_order_id: Id of the sort order of the rows.
+
+    Returns:
+        The files. After an exception, files written so far are deleted, best effort.
+
+    Raises:
+        InvalidInputError: The rows do not fit the schema.
+        InvalidDefinitionError: A partition transform is not identity, or its column is a float.
+        StorageError: A file cannot be written.
     """
     writer = _PartitionedWriter(
         io, table_metadata, target_file_size_bytes, buffer_bytes, partition=partition, sort_order_id=sort_order_id
@@ -79,7 +93,7 @@ def write_data_files(
 
 @dataclass(frozen=True)
 class _KnownPartition(PartitionKey):
-    """A partition of any transforms, in the form of a data file."""
+    """A partition of any transforms, as in a data file."""
 
     record: Record = field(default_factory=Record)
 
@@ -90,7 +104,7 @@ class _KnownPartition(PartitionKey):
 
 @dataclass
 class _Partition:
-    """The rows in memory and the growing file of one partition value."""
+    """Buffered rows and the open file of one partition."""
 
     key: PartitionKey | None
     waiting: list[pa.Table] = field(default_factory=list)
@@ -100,7 +114,7 @@ class _Partition:
 
 @dataclass
 class _GrowingFile:
-    """A growing Parquet file, which has row groups, but is not visible yet."""
+    """An open Parquet file with row groups, which is not visible yet."""
 
     output: StorageOutputFile
     writer: SealedParquetWriter
@@ -122,7 +136,7 @@ class _PartitionedWriter:
         self._metadata = metadata
         self._spec = metadata.spec()
         self._schema = metadata.schema()
-        # This is imported where rows are written. It loads pandas, which readers and writers of metadata do not need.
+        # Imported here because it loads pandas, which readers and writers of metadata do not need.
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         self._arrow_schema = schema_to_pyarrow(self._schema, include_field_ids=True)
@@ -160,7 +174,7 @@ class _PartitionedWriter:
         return self._done
 
     def abort(self) -> None:
-        """Leave nothing behind: drop growing files, delete finished ones."""
+        """Clean up: discard open files and delete finished ones."""
         for partition in self._partitions.values():
             if partition.file is not None:
                 partition.file.output.discard()
@@ -170,7 +184,7 @@ class _PartitionedWriter:
             try:
                 self._io.delete(data_file.file_path)
             except StorageError as error:
-                logger.warning("could not delete the unfinished write's file %s: %s", data_file.file_path, error)
+                logger.warning("could not delete %s of the failed write: %s", data_file.file_path, error)
 
     def _split(self, rows: pa.Table) -> list[tuple[_Key, pa.Table]]:
         names = self._partition_columns
@@ -200,7 +214,7 @@ class _PartitionedWriter:
         return PartitionKey(field_values=field_values, partition_spec=self._spec, schema=self._schema)
 
     def _flush(self, partition: _Partition) -> None:
-        """Write the waiting rows of a partition as row groups."""
+        """Write the buffered rows of a partition as row groups."""
         if not partition.waiting:
             return
         rows = pa.concat_tables(partition.waiting).combine_chunks()
@@ -222,7 +236,7 @@ class _PartitionedWriter:
     def _new_file(self, key: PartitionKey | None) -> _GrowingFile:
         name = f"{self._files:05d}-{self._write_id}.parquet"
         self._files += 1
-        folder = None if key is None or len(key.to_path().encode()) > _LONGEST_FOLDER_BYTES else key
+        folder = None if key is None or len(key.to_path().encode()) > _MAX_FOLDER_BYTES else key
         output = self._io.new_output(self._locations.new_data_location(name, folder))
         from trinitylake_ops.iceberg.io.parquet_writer import SealedParquetWriter
 
@@ -249,24 +263,30 @@ class _PartitionedWriter:
 
 
 def identity_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
-    """Return the columns whose values are a table's partitions, in the order of the spec.
+    """Return the partition columns of a table with identity partitions, in the order of the spec.
 
-    Raises InvalidDefinitionError for another transform, a nested column, a float or a UUID. NaN and signed zeros of
-    floats equal no partition reliably, and pyiceberg finds no files by a UUID.
+    Args:
+        spec: The partition spec.
+        schema: Schema of the table.
+
+    Raises:
+        InvalidDefinitionError: A field has another transform, or its column is nested, a float or a UUID. NaN and
+            signed zeros of floats do not match partitions reliably, and PyIceberg finds no files by a UUID.
     """
     names = []
     for partition_field in spec.fields:
         if not isinstance(partition_field.transform, IdentityTransform):
             raise InvalidDefinitionError(
-                f"partition field {partition_field.name!r} has the transform {partition_field.transform};"
-                " files can be written for identity partitions only"
+                f"partition field {partition_field.name!r} has the transform {partition_field.transform}, which cannot"
+                " be written; use identity partitions"
             )
         source = schema.find_field(partition_field.source_id)
         if schema.find_column_name(source.field_id) != source.name or isinstance(
             source.field_type, FloatType | DoubleType | UUIDType
         ):
             raise InvalidDefinitionError(
-                f"partition field {partition_field.name!r}: partition by a top-level column that is no float or UUID"
+                f"partition field {partition_field.name!r} cannot be written: use a top-level column that is not a"
+                " float or UUID"
             )
         assert isinstance(source.field_type, PrimitiveType)
         names.append(source.name)
@@ -274,17 +294,17 @@ def identity_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
 
 
 def delete_data_files(io: StorageFileIO, data_files: Iterable[DataFile]) -> None:
-    """Delete files that nothing names yet. A removal of orphans deletes those that remain."""
+    """Delete unreferenced files, best effort. Orphan removal deletes the files that remain."""
     for data_file in data_files:
         try:
             io.delete(data_file.file_path)
         except StorageError as error:
-            logger.warning("left to orphan removal: %s: %s", data_file.file_path, error)
+            logger.warning("could not delete %s, left for orphan removal: %s", data_file.file_path, error)
 
 
 def with_path(file: DataFile, uri: str) -> DataFile:
-    """Return a data file with another path."""
-    placed = copy.copy(file)
-    placed._data = list(file._data)
-    placed[placed._data.index(file.file_path)] = uri  # its path is the first text among its fields
-    return placed
+    """Return a copy of a data file with another path."""
+    moved = copy.copy(file)
+    moved._data = list(file._data)
+    moved[moved._data.index(file.file_path)] = uri  # the path is the first string among its fields
+    return moved

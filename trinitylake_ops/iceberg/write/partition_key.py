@@ -1,4 +1,4 @@
-"""Partitions by their typed values: as the key of a data file, as a filter of rows, and as JSON."""
+"""Partitions by their typed values: as the key of a data file, as a row filter, and as JSON."""
 
 from __future__ import annotations
 
@@ -32,53 +32,56 @@ _DECIMAL_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 class PartitionKey:
     """One partition of a table with identity partitions."""
 
+    #: Values of the partition columns.
     record: Record
+    #: Filter that matches the rows of the partition.
     rows: BooleanExpression
 
     @classmethod
     def of(cls, metadata: TableMetadata, values: Mapping[str, PartitionValue]) -> PartitionKey:
-        """Return the partition of a value for each partition column. Raises InvalidInputError."""
+        """Return the partition with a value for each partition column. Raises InvalidInputError."""
         spec, schema = metadata.spec(), metadata.schema()
         names = [field.name for field in spec.fields]
         if set(values) != set(names):
-            raise InvalidInputError(f"partition {dict(values)!r} needs a value for each of {', '.join(names)}")
+            raise InvalidInputError(
+                f"partition {dict(values)!r} is incomplete; set a value for each of {', '.join(names)}"
+            )
         typed = {name: typed_value(schema, name, values[name]) for name in names}
         record = Record(*(None if value is None else value.value for value in typed.values()))
         return cls(record, _rows_with(typed))
 
 
 def typed_value(schema: Schema, column: str, value: PartitionValue) -> Literal[Any] | None:
-    """Return a value as one of a column's type, None for NULL.
+    """Convert a value to a column's type. Return None for NULL.
 
     Args:
-        schema: The columns of the table.
-        column: The name of a column.
-        value: Text is read as the column's type. Text for a whole number has only digits and a sign. A decimal may have
-            fewer digits after the point than its type, such as ``1.5`` for 1.50.
+        schema: Columns of the table.
+        column: Name of a column.
+        value: Strings are parsed as the column's type. A string for an integer has only digits and a sign. A decimal
+            may have fewer digits after the point than its type, such as ``1.5`` for 1.50.
 
     Raises:
-        InvalidInputError: The schema has no such column of a primitive type, or the value is not exactly one of its
-            type.
+        InvalidInputError: The schema has no such column of a primitive type, or the value cannot be converted exactly.
     """
     kind: IcebergType | None = schema.find_type(column) if column in schema.column_names else None
     if not isinstance(kind, PrimitiveType):
-        raise InvalidInputError(f"the table has no column {column!r} that can be the value of a partition")
+        raise InvalidInputError(f"the table has no primitive column {column!r}; use one of its partition columns")
     if value is None:
         return None
     try:
-        given: Any = _scaled(value, kind) if isinstance(kind, DecimalType) else value
-        typed: Literal[Any] = literal(given).to(kind)
+        scaled: Any = _scaled(value, kind) if isinstance(kind, DecimalType) else value
+        typed: Literal[Any] = literal(scaled).to(kind)
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise _no_value(value, column, kind) from error
+        raise _invalid_value(value, column, kind) from error
     if isinstance(typed, AboveMax | BelowMin) or not _is_exact(value, kind):
-        raise _no_value(value, column, kind)
+        raise _invalid_value(value, column, kind)
     return typed
 
 
-def _no_value(value: PartitionValue, column: str, kind: IcebergType) -> InvalidInputError:
+def _invalid_value(value: PartitionValue, column: str, kind: IcebergType) -> InvalidInputError:
     return InvalidInputError(
-        f"{value!r} is no value of the partition column {column!r}, {kind}; use one of that type, or give the column"
-        " another type"
+        f"{value!r} is not a valid value of partition column {column!r} ({kind}); use a value of that type, or change"
+        " the column's type"
     )
 
 
@@ -93,7 +96,7 @@ def _scaled(value: PartitionValue, kind: DecimalType) -> PartitionValue:
 
 
 def _is_exact(value: PartitionValue, kind: IcebergType) -> bool:
-    """Whether pyiceberg's conversion keeps a value: it rounds fractions, and cuts times off dates."""
+    """Whether PyIceberg's conversion preserves a value. It rounds fractions, and truncates times to dates."""
     if isinstance(kind, IntegerType | LongType):
         if isinstance(value, str):
             return _WHOLE_NUMBER.fullmatch(value) is not None
@@ -102,7 +105,7 @@ def _is_exact(value: PartitionValue, kind: IcebergType) -> bool:
 
 
 def rows_where(schema: Schema, values: Mapping[str, PartitionValue]) -> BooleanExpression:
-    """Return the filter for rows with a value in each of some columns. Raises InvalidInputError."""
+    """Return the filter for rows with a given value in each of some columns. Raises InvalidInputError."""
     return _rows_with({column: typed_value(schema, column, value) for column, value in values.items()})
 
 
@@ -117,16 +120,22 @@ def _rows_with(typed: Mapping[str, Literal[Any] | None]) -> BooleanExpression:
 def encode_partitions(
     partitions: Iterable[Record], spec: PartitionSpec, schema: Schema
 ) -> tuple[EncodedPartition, ...]:
-    """Return partitions of a spec in a form that JSON keeps, each once and sorted."""
+    """Encode partitions for JSON, without duplicates and sorted.
+
+    Args:
+        partitions: The partitions.
+        spec: Their partition spec.
+        schema: Schema of the table.
+    """
     kinds = _types_of(spec, schema)
 
-    def encoded(partition: Record) -> EncodedPartition:
-        values = [partition[at] for at in range(len(kinds))]
+    def encode(partition: Record) -> EncodedPartition:
+        values = [partition[index] for index in range(len(kinds))]
         return tuple(
             None if value is None else to_bytes(kind, value).hex() for kind, value in zip(kinds, values, strict=True)
         )
 
-    distinct = {encoded(partition) for partition in partitions}
+    distinct = {encode(partition) for partition in partitions}
     return tuple(sorted(distinct, key=lambda partition: [(value is not None, value or "") for value in partition]))
 
 
@@ -135,7 +144,16 @@ def _types_of(spec: PartitionSpec, schema: Schema) -> list[PrimitiveType]:
 
 
 def decode_partitions(encoded: Iterable[EncodedPartition], spec: PartitionSpec, schema: Schema) -> frozenset[Record]:
-    """Return the partitions that :func:`encode_partitions` encoded. Raises InvalidInputError for any other value."""
+    """Decode partitions that :func:`encode_partitions` encoded.
+
+    Args:
+        encoded: The encoded partitions.
+        spec: Their partition spec.
+        schema: Schema of the table.
+
+    Raises:
+        InvalidInputError: A partition is not valid.
+    """
     kinds = _types_of(spec, schema)
     try:
         return frozenset(
@@ -148,14 +166,27 @@ def decode_partitions(encoded: Iterable[EncodedPartition], spec: PartitionSpec, 
             for partition in encoded
         )
     except Exception as error:  # from_bytes raises errors of struct, decimal and uuid
-        raise InvalidInputError(f"the partitions of a staged table cannot be read: {error}; stage it again") from error
+        raise InvalidInputError(f"partitions of a staged table are not valid: {error}; stage it again") from error
 
 
-def check_partitions(data_files: Sequence[DataFile], wanted: Collection[Record] | None, columns: Sequence[str]) -> None:
-    """Refuse rows of partitions that were not to be written. Raises InvalidInputError."""
-    if wanted is None:
+def check_partitions(
+    data_files: Sequence[DataFile], expected: Collection[Record] | None, columns: Sequence[str]
+) -> None:
+    """Check that data files belong to expected partitions.
+
+    Args:
+        data_files: The files.
+        wanted: The expected partitions, None for any.
+        columns: The partition columns, for errors.
+
+    Raises:
+        InvalidInputError: A file belongs to another partition.
+    """
+    if expected is None:
         return
     for data_file in data_files:
-        if data_file.partition not in wanted:
-            values = {column: data_file.partition[at] for at, column in enumerate(columns)}
-            raise InvalidInputError(f"rows arrived for the partition {values!r}, which is not among those to write")
+        if data_file.partition not in expected:
+            values = {column: data_file.partition[index] for index, column in enumerate(columns)}
+            raise InvalidInputError(
+                f"rows belong to partition {values!r}, which is not one of those to write; filter them out"
+            )

@@ -1,4 +1,4 @@
-"""Plans a write to a table: the table after the write, and the updates that lead there."""
+"""Plan a write to a table: its metadata for the write, and the updates to get there."""
 
 from __future__ import annotations
 
@@ -38,32 +38,36 @@ from trinitylake_ops.iceberg.write.data_files import TARGET_FILE_SIZE_BYTES, ide
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 AnySchema: TypeAlias = pa.Schema | Schema | Columns
-#: Changes a table in a transaction of pyiceberg, which is committed with the written files.
+#: Changes a table in a PyIceberg transaction, which is committed together with the written files.
 Evolution: TypeAlias = Callable[[Transaction], None]
 
 
 @dataclass(frozen=True)
 class TableWrite:
-    """A planned write. It pickles, and goes to every process that writes data files.
-
-    ``metadata`` is the table's for the write, and nothing of it is stored yet. ``updates`` lead there from an existing
-    table. ``base_metadata_location`` is None when the table is new. ``begun_at_ms`` is the time of the plan by the
-    storage's clock. No file that is written for it is older.
-    """
+    """A planned write. It can be pickled and is sent to every process that writes data files."""
 
     namespace: str
     table: str
+    #: Version on which the write was planned.
     base_version: int
+    #: Time of the plan by the storage's clock, in milliseconds since the epoch. Files of the write are not older.
     begun_at_ms: int
+    #: Location of the table's metadata at the plan, None for a new table.
     base_metadata_location: str | None
+    #: Metadata of the table for the write, not stored yet.
     metadata: TableMetadata
+    #: Writes the files.
     io: StorageFileIO
+    #: Updates from the existing metadata to ``metadata``.
     updates: tuple[TableUpdate, ...] = ()
 
     def write(
         self, batches: Iterable[pa.RecordBatch], *, target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES
     ) -> list[DataFile]:
-        """Write Arrow batches as data files; see :func:`data_files.write_data_files`. Errors name the table."""
+        """Write Arrow batches as data files; see :func:`trinitylake_ops.iceberg.write.data_files.write_data_files`.
+
+        Errors name the table.
+        """
         try:
             return write_data_files(self.io, self.metadata, batches, target_file_size_bytes=target_file_size_bytes)
         except InvalidInputError as error:
@@ -82,41 +86,56 @@ def plan_write(
 ) -> TableWrite:
     """Plan a write to a table, which may not exist yet.
 
-    Only reads, except that it writes the owner file of a new table's folder. A new table takes ``schema``, identity
-    partitions by the columns ``partition_by``, and ``properties`` (Iceberg's). An existing table gains the columns of
-    ``schema`` that it lacks. Its partitions must be ``partition_by``, and ``properties`` are for new tables. ``evolve``
-    first changes an existing table by pyiceberg: its schema (``update_schema``), its partition spec (``update_spec``),
-    its properties. That becomes part of the same commit. Raises TableNotFoundError when there is neither a table nor a
-    schema. Raises UnsupportedTypeError, InvalidDefinitionError, StorageError, and what ``evolve`` raises.
+    This only reads, except for the owner file of a new table's folder.
+
+    Args:
+        lake: The lakehouse.
+        namespace: Namespace of the table.
+        table: Name of the table.
+        schema: Schema of a new table. Columns that an existing table lacks are added to it.
+        partition_by: Columns for identity partitions of a new table. An existing table must have these partitions.
+        properties: Iceberg properties of a new table.
+        evolve: Changes an existing table first, with PyIceberg: its schema (``update_schema``), its partition spec
+            (``update_spec``) or its properties. These changes become part of the same commit. Its errors are not
+            caught.
+
+    Returns:
+        The plan.
+
+    Raises:
+        TableNotFoundError: The table does not exist and there is no schema.
+        UnsupportedTypeError: Iceberg does not have the type of a column.
+        InvalidDefinitionError: The schema, partitions or properties are not valid.
+        StorageError: A file cannot be read or written.
     """
     snapshot = lake.snapshot()
     catalog = TrinityLakeCatalog.on(SnapshotTarget(snapshot, lake.storage_options))
     writer_io = writing_io(lake)
-    wanted = None if schema is None else _iceberg_schema(schema, f"{namespace}.{table}")
+    wanted_schema = None if schema is None else _iceberg_schema(schema, f"{namespace}.{table}")
     if snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table):
         current = catalog.load_table((namespace, table))
         change = current.transaction()
         if evolve is not None:
             evolve(change)
-        extend_schema(change, wanted)
+        extend_schema(change, wanted_schema)
         metadata, updates = change.table_metadata, change._updates
         _check_partitions(metadata, partition_by, f"{namespace}.{table}")
-        known: Sequence[Schema] = current.metadata.schemas
+        known_schemas: Sequence[Schema] = current.metadata.schemas
         base_location: str | None = writer_io.location(current.metadata_location)
     else:
-        if wanted is None:
-            raise TableNotFoundError(f"there is no table {namespace}.{table}; give a schema to create it")
+        if wanted_schema is None:
+            raise TableNotFoundError(f"table {namespace}.{table} does not exist; pass a schema to create it")
         if not snapshot.has_namespace(namespace):
             check_new_name(namespace, "namespace")
         check_new_name(table, "table")
         location = new_table_location(lake.root, snapshot.definition)
-        check_defaults([wanted], LATEST_WRITTEN_VERSION)
-        metadata, updates = _new_metadata(wanted, location, partition_by or (), properties or {}), ()
-        known, base_location = (), None
+        check_defaults([wanted_schema], LATEST_WRITTEN_VERSION)
+        metadata, updates = _new_metadata(wanted_schema, location, partition_by or (), properties or {}), ()
+        known_schemas, base_location = (), None
     check_format_version(metadata)
-    check_new_schemas(metadata, known)
+    check_new_schemas(metadata, known_schemas)
     identity_columns(metadata.spec(), metadata.schema())
-    # these are the first files of its own that a copy of a lakehouse has
+    # A copy of a lakehouse may have no files in the table's folder yet.
     if base_location is None or is_uri(base_location):
         claim_location(lake.storage, metadata.location, snapshot.definition)
     return TableWrite(
@@ -150,7 +169,9 @@ def identity_spec(schema: Schema, columns: Sequence[str]) -> PartitionSpec:
     """Return identity partitions by columns. Raises InvalidDefinitionError for a column that the schema lacks."""
     names = set(schema.column_names)
     if unknown := [column for column in columns if column not in names]:
-        raise InvalidDefinitionError(f"cannot partition by {unknown[0]!r}: the schema has no such column")
+        raise InvalidDefinitionError(
+            f"cannot partition by {unknown[0]!r}: the schema has no such column; use one of its columns"
+        )
     return PartitionSpec(
         *(
             PartitionField(
@@ -169,16 +190,21 @@ def _check_partitions(metadata: TableMetadata, partition_by: Sequence[str] | Non
         return
     current = [field.name for field in metadata.spec().fields]
     if current != list(partition_by):
-        raise InvalidDefinitionError(f"table {name} is partitioned by {current}, not by {list(partition_by)}")
+        raise InvalidDefinitionError(
+            f"table {name} is partitioned by {current}, not by {list(partition_by)}; leave partition_by out"
+        )
 
 
 def evolve_to(wanted: Mapping[str, IcebergType | None], *, replaces_table: bool) -> Evolution:
     """Return the change of a table's columns to those of rows, by Iceberg's rules, before columns are added.
 
-    ``wanted`` are the types of the rows' columns, None for one that fits the table's. A type is widened where Iceberg
-    widens it: int to long, float to double, decimals of more digits. If the rows replace the whole table, a column that
-    they lack is dropped. One of another type becomes a new column of that name. Columns that partitions, keys or an
-    order need stay as they are.
+    A type is widened where Iceberg allows it: int to long, float to double, decimals to more digits. If the rows
+    replace the whole table, columns that they lack are dropped, and columns of other types are replaced by new columns
+    of the same name. Columns of partitions, keys or the sort order do not change.
+
+    Args:
+        wanted: Types of the rows' columns, None for a column that fits the table's.
+        replaces_table: Whether the rows replace the whole table.
     """
 
     def evolve(change: Transaction) -> None:
@@ -205,7 +231,7 @@ def _needed_columns(metadata: TableMetadata) -> set[int]:
 
 
 def _is_wider(before: IcebergType, after: IcebergType) -> bool:
-    """Whether Iceberg lets a column of one type become one of another."""
+    """Whether Iceberg can promote a column from one type to another."""
     if before == after or not (isinstance(before, PrimitiveType) and isinstance(after, PrimitiveType)):
         return False
     try:
@@ -215,18 +241,23 @@ def _is_wider(before: IcebergType, after: IcebergType) -> bool:
 
 
 def _holds(table: IcebergType, rows: IcebergType) -> bool:
-    """Whether a column can stay as it is for such rows: it has their type, or a number that holds theirs."""
+    """Whether a column can store rows of another type without a change of its type."""
     is_number = isinstance(table, DoubleType) and isinstance(rows, IntegerType | LongType)
     return is_number or _plain(table) == _plain(rows) or _is_wider(rows, table)
 
 
 def _plain(kind: IcebergType) -> str:
-    """Return a type without the ids of its fields."""
+    """Return a type without field ids."""
     return str(assign_fresh_schema_ids(Schema(NestedField(1, "of", kind, required=False))))
 
 
 def extend_schema(change: Transaction, wanted: Schema | None) -> None:
-    """Add the columns that the table lacks. Existing columns keep their ids."""
+    """Add columns that the table lacks. Existing columns keep their ids.
+
+    Args:
+        change: The transaction that changes the table.
+        wanted: The columns, None to change nothing.
+    """
     if wanted is None:
         return
     with change.update_schema() as update:

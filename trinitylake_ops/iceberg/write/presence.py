@@ -1,11 +1,12 @@
-"""What a staged table changes, whether a version contains it, and what other writers changed since.
+"""Describe what a staged table changes, whether a version contains it, and what other writers changed since.
 
-A publication that met a newer table commits a rebased snapshot (:mod:`rebase`). That snapshot names the staged
-metadata, so it is recognized here as the staged table.
+A publication that conflicts with a newer table commits a rebased snapshot (``write.rebase``). That snapshot records the
+staged metadata, which identifies it as the staged table.
 
-Appended files conflict with nothing. Files that replace partitions, or all, conflict with data and delete files that
-others added there, and with data files that others removed there. Files that were written anew with the same rows, as
-by a compaction, conflict with nothing. pyiceberg has such checks for its own operations, but none for partitions.
+Appended files conflict with nothing. Files that replace partitions, or all files, conflict with data and delete files
+that other writers added there, and with data files that they removed there. Files that were rewritten with the same
+rows, as by a compaction, conflict with nothing. PyIceberg has such checks for its own operations, but not for
+partitions.
 """
 
 from __future__ import annotations
@@ -47,31 +48,42 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.snapshot import Snapshot as Version
 
-#: Whether a file is of the partitions in question.
+#: Whether a file belongs to the partitions of interest.
 IsReplaced: TypeAlias = Callable[[ManifestEntry], bool]
 
 
 def snapshots_since(metadata: TableMetadata, base_id: int | None) -> list[IcebergSnapshot] | None:
-    """Return the snapshots that led from a base, None for an empty table, to the current one, the newest first.
+    """Return the snapshots after a base up to the current one, newest first.
 
-    None if the table does not know: it was set back, or the snapshots between were trimmed.
+    Args:
+        metadata: Metadata of the table.
+        base_id: Id of the base snapshot, None for an empty table.
+
+    Returns:
+        None if the history is incomplete: the table was rolled back, or snapshots in between were trimmed.
     """
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    found: list[IcebergSnapshot] = []
+    snapshots: list[IcebergSnapshot] = []
     next_id = metadata.current_snapshot_id
     while next_id != base_id:
-        snapshot = by_id.pop(next_id, None) if next_id is not None else None  # nothing is its own ancestor
+        snapshot = by_id.pop(next_id, None) if next_id is not None else None  # pop, to end at cycles
         if snapshot is None:
             return None
-        found.append(snapshot)
+        snapshots.append(snapshot)
         next_id = snapshot.parent_snapshot_id
-    return None if next_id is None and found and not is_first(found[-1]) else found
+    return None if next_id is None and snapshots and not is_first(snapshots[-1]) else snapshots
 
 
 def changed_files(
     snapshots: list[IcebergSnapshot], io: StorageFileIO, is_replaced: IsReplaced
 ) -> Iterator[ManifestEntry]:
-    """Yield the files of some partitions that snapshots added or removed, except where only files were written anew."""
+    """Yield the files of some partitions that snapshots added or removed, without snapshots that only rewrote files.
+
+    Args:
+        snapshots: The snapshots.
+        io: Reads their manifests.
+        is_replaced: Whether a file belongs to the partitions.
+    """
     for snapshot in snapshots:
         if snapshot.summary is not None and snapshot.summary.operation == Operation.REPLACE:
             continue
@@ -80,14 +92,14 @@ def changed_files(
                 continue
             for entry in entries_in(manifest, io):
                 is_change = entry.status != ManifestEntryStatus.EXISTING
-                # A delete file without a partition may delete rows of any.
+                # A delete file without a partition may delete rows of any partition.
                 is_of_all = manifest.content == ManifestContent.DELETES and len(entry.data_file.partition) == 0
                 if is_change and (is_of_all or is_replaced(entry)):
                     yield entry
 
 
 def added_paths(snapshots: Iterable[IcebergSnapshot], io: StorageFileIO) -> set[str]:
-    """Return the files that snapshots added."""
+    """Return the paths of the files that snapshots added."""
     return {
         entry.data_file.file_path
         for snapshot in snapshots
@@ -99,38 +111,38 @@ def added_paths(snapshots: Iterable[IcebergSnapshot], io: StorageFileIO) -> set[
 
 
 def live_paths(snapshot: IcebergSnapshot | None, io: StorageFileIO) -> set[str]:
-    """Return the files that a snapshot has."""
+    """Return the paths of the live files of a snapshot."""
     manifests = [] if snapshot is None else manifests_in(snapshot, io)
     entries = (entry for manifest in manifests for entry in entries_in(manifest, io))
     return {entry.data_file.file_path for entry in entries if entry.status != ManifestEntryStatus.DELETED}
 
 
-#: The property of a rebased snapshot: the location of the metadata that was staged.
+#: Property of a rebased snapshot: the location of the staged metadata.
 STAGED_AS = "trinitylake.staged-as"
 
 
 class Presence(Enum):
-    """How a table of a version relates to a staged table."""
+    """The relation of a version's table to a staged table."""
 
-    #: The table has exactly the rows that were staged.
+    #: The table has exactly the staged rows.
     AS_STAGED = "as staged"
-    #: The table is the staged change on top of changes of other writers.
+    #: The table is the staged change on top of other writers' changes.
     ON_NEWER = "on a newer table"
-    #: The table was one of these two, and was changed afterwards.
+    #: The table was one of these two, and was changed later.
     EARLIER = "earlier"
-    #: Unknown: the snapshots that would show it were trimmed.
+    #: Unknown, because the snapshots that would show it were trimmed.
     TRIMMED = "trimmed"
     #: The table was never published, or a later version undid it.
     ABSENT = "absent"
 
 
 def presence(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> Presence:
-    """Return how a version holds a staged table.
+    """Return whether and how a version contains a staged table.
 
     Args:
         lake: The lakehouse.
         version: The version to examine.
-        staged: The staged table. Where staging changed no files, the table's existence counts as holding it.
+        staged: The staged table. If staging changed no files, any existing table counts as containing it.
 
     Raises:
         StorageError: A file of the table cannot be read.
@@ -150,7 +162,7 @@ def presence(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> Presenc
     oldest: TableSnapshot | None = None
     next_id = metadata.current_snapshot_id
     while next_id is not None:
-        snapshot = by_id.pop(next_id, None)  # popped, because damaged metadata may have cycles
+        snapshot = by_id.pop(next_id, None)  # pop, because damaged metadata may have cycles
         if snapshot is None:
             return _presence_before(lake, version, staged, oldest)
         is_rebased = is_rebase_of(snapshot, staged)
@@ -167,7 +179,13 @@ def presence(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> Presenc
 def is_latest_change(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> bool:
     """Whether the latest change of a table is the staged one, as it was staged or on a newer table.
 
-    Raises StorageError.
+    Args:
+        lake: The lakehouse.
+        version: The version to examine.
+        staged: The staged table.
+
+    Raises:
+        StorageError: A file of the table cannot be read.
     """
     return presence(lake, version, staged) in (Presence.AS_STAGED, Presence.ON_NEWER)
 
@@ -181,14 +199,14 @@ def is_rebase_of(snapshot: TableSnapshot, staged: StagedTable) -> bool:
 def changed_only_by(
     lake: Lakehouse, version: Snapshot, read_location: str | None, name: tuple[str, str], own: Sequence[StagedTable]
 ) -> bool:
-    """Whether all changes of a table since it was read are staged tables of the reader itself.
+    """Whether all changes of a table since it was read are staged tables of the reader.
 
     Args:
         lake: The lakehouse.
         version: The version to examine.
-        read_location: The location of the table's definition when it was read, None if the table did not exist.
+        read_location: Location of the table's definition when it was read, None if the table did not exist.
         name: Namespace and name of the table.
-        own: The tables that the reader staged, also those of other names.
+        own: Tables that the reader staged, including tables with other names.
 
     Raises:
         StorageError: A file of the table cannot be read.
@@ -199,7 +217,7 @@ def changed_only_by(
         return False
     try:
         before = None if read_location is None else version.table_at(read_location)
-    except FileMissingError:  # the version that was read was purged
+    except FileMissingError:  # the version was purged
         return False
     location = definition.format_properties.get(METADATA_LOCATION)
     before_location = None if before is None else before.format_properties.get(METADATA_LOCATION)
@@ -207,7 +225,7 @@ def changed_only_by(
         if (staged.metadata_location, staged.base_metadata_location) == (location, before_location):
             return True
     if before is None:
-        is_own = any(one.base_metadata_location is None and one.table_def.id == definition.id for one in ours)
+        is_own = any(staged.base_metadata_location is None and staged.table_def.id == definition.id for staged in ours)
     else:
         is_own = before.is_iceberg and before.id == definition.id
     if not is_own:
@@ -232,23 +250,23 @@ def is_changed_since(
     *,
     includes_base: bool,
 ) -> bool:
-    """Whether other changes than a staged one that was published changed rows since they were read as staged.
+    """Whether other commits than the published staged change changed rows since they were read as staged.
 
-    Files that were rewritten with the same rows, as by a compaction, are no change.
+    Files that were rewritten with the same rows, as by a compaction, do not count.
 
     Args:
         lake: The lakehouse.
         version: The version to examine.
         staged: The staged table.
         partitions: The partitions that were read, None for all rows.
-        includes_base: Whether rows of the version that it was staged on are among those.
+        includes_base: Whether rows of the version on which it was staged were read as well.
 
     Returns:
         True also if the snapshots that would show it were trimmed.
 
     Raises:
         StorageError: A file of the table cannot be read.
-        InvalidInputError: ``partitions`` are none of the staged table.
+        InvalidInputError: ``partitions`` are not valid for the staged table.
     """
     definition = _definition(version, staged.namespace, staged.table)
     if definition is None:
@@ -263,7 +281,11 @@ def is_changed_since(
     published: TableSnapshot | None = None
     if staged.added_files or staged.removed_files:
         published = next(
-            (one for one in metadata.snapshots if one.snapshot_id == staged.snapshot_id or is_rebase_of(one, staged)),
+            (
+                snapshot
+                for snapshot in metadata.snapshots
+                if snapshot.snapshot_id == staged.snapshot_id or is_rebase_of(snapshot, staged)
+            ),
             None,
         )
         if published is None or own is None:
@@ -286,39 +308,40 @@ def is_changed_since(
 
 
 def undone_by(lake: Lakehouse, version: int, tables: Sequence[StagedTable]) -> int | None:
-    """Return the version that undid published tables, None while the latest version's history has all of them.
-
-    A rollback undoes a table, and so does a drop. Of versions that cannot be read any more, the next one that can be
-    read is returned.
+    """Return the version that undid published tables by a rollback or drop.
 
     Args:
         lake: The lakehouse.
         version: The version that published the tables.
         tables: The staged tables.
 
+    Returns:
+        None if the history of the latest version contains all tables. If the version cannot be read any more, the next
+        readable one.
+
     Raises:
         StorageError: A file of a table cannot be read.
     """
 
-    def is_undone(at: Snapshot) -> bool:
-        return any(presence(lake, at, staged) is Presence.ABSENT for staged in tables)
+    def is_undone(snapshot: Snapshot) -> bool:
+        return any(presence(lake, snapshot, staged) is Presence.ABSENT for staged in tables)
 
     latest = lake.snapshot()
     if not is_undone(latest):
         return None
-    has, lacks = version, latest.version
-    while lacks - has > 1:
-        middle = (has + lacks) // 2
+    last_with, first_without = version, latest.version
+    while first_without - last_with > 1:
+        middle = (last_with + first_without) // 2
         try:
             undone = is_undone(lake.snapshot(middle))
         except (VersionExpiredError, VersionNotFoundError, FileMissingError):
             undone = False
-        has, lacks = (has, middle) if undone else (middle, lacks)
-    return lacks
+        last_with, first_without = (last_with, middle) if undone else (middle, first_without)
+    return first_without
 
 
 def _presence_before(lake: Lakehouse, version: Snapshot, staged: StagedTable, oldest: TableSnapshot | None) -> Presence:
-    """Return whether a staged table can be among the trimmed snapshots before the oldest one that is known."""
+    """Return whether a staged table may be among the trimmed snapshots before the oldest known one."""
     if oldest is None or not oldest.sequence_number:
         return Presence.TRIMMED
     try:
@@ -346,7 +369,16 @@ def describe_change(
 ) -> StagedTable:
     """Return the change between two definitions of a table. Reads their metadata and the new manifests.
 
-    ``base`` is the latest version, as it was read before anything was staged. Raises StorageError.
+    Args:
+        io: The lakehouse's file IO.
+        namespace: Namespace of the table.
+        table: Name of the table.
+        base: The latest version, as it was read before staging.
+        before: Definition in ``base``, None for a new table.
+        after: The staged definition.
+
+    Raises:
+        StorageError: A file cannot be read.
     """
     io = io.for_table(after)
     metadata = table_metadata(after, io)
@@ -378,8 +410,8 @@ def describe_change(
     )
 
 
-def _sum(snapshots: Iterable[IcebergSnapshot], figure: str) -> int:
-    return sum(int(snapshot.summary[figure] or 0) for snapshot in snapshots if snapshot.summary is not None)
+def _sum(snapshots: Iterable[IcebergSnapshot], key: str) -> int:
+    return sum(int(snapshot.summary[key] or 0) for snapshot in snapshots if snapshot.summary is not None)
 
 
 def _touched_partitions(io: StorageFileIO, metadata: TableMetadata, new: list[IcebergSnapshot]) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """Publish exactly once: a publication has an id, and the history contains at most one commit of it.
 
 The id is that of the transaction. It is among the ``members`` of the version that commits it, and stays there when the
-version is purged. Before each attempt, a worker looks for the id in the versions since the tables were staged. An
-attempt can only land right on the version that was looked through last (docs/internals/protocol.md, C). So workers that
-are started again after a kill, and workers that race, get the version that one of them committed.
+version is purged. Before each attempt, a worker searches for the id in the versions since the tables were staged. An
+attempt can only be committed directly on the last version that was searched (docs/internals/protocol.md, C). Workers that are
+restarted after a kill, and workers that race, therefore return the version that one of them committed.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ PUBLISH = "publish"
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The outcome of a publication: the version that holds it, and whether an earlier attempt had committed it.
+    """The outcome of a publication."""
 
-    ``tables`` are the staged tables as this attempt committed them, on the newest ones. They are empty if an earlier
-    attempt did.
-    """
-
+    #: The version that contains it.
     version: int
+    #: Whether an earlier attempt committed it.
     was_published: bool
+    #: The staged tables as this attempt committed them, possibly rebased. Empty if an earlier attempt committed them.
     tables: tuple[StagedTable, ...] = ()
 
 
 def publication_id(*names: str) -> str:
-    """Return the id of the publication that has these names, such as a run's id and the published object."""
+    """Return the id of the publication with these names, such as a run's id and the published object."""
     return str(uuid.uuid5(_PUBLICATIONS, "\n".join(f"{len(name)}:{name}" for name in names)))
 
 
@@ -72,38 +71,43 @@ def publish_once(
 ) -> Publication:
     """Commit staged tables as one version, unless ``publication`` was committed since they were staged.
 
-    Where other writers changed one of the tables since, the staged files are put on the newer table, with new metadata
-    (:mod:`rebasing.rebase`). Appended files always are. Files that replace partitions are, unless data changed there.
-    The namespaces that new tables need are created. Tables that the latest version holds as they were staged, from
-    another publication, are left as they are. Without changes there is no commit, and the latest version is returned.
+    If other writers changed one of the tables, the staged files are added to the newer table, with new metadata
+    (:func:`trinitylake_ops.iceberg.write.rebase.rebase`). Appends can always be rebased, replaced partitions only if
+    their data did not change. Namespaces of new tables are created. Tables that the latest version already contains as
+    staged, from another publication, are skipped. Without changes there is no commit, and the latest version is
+    returned.
 
     Args:
         lake: The lakehouse.
-        staged: The staged tables, each of another table.
-        publication: The id of the publication. It must identify these staged tables, or a unit of work that
-            publishes once even if it stages again.
-        isolation: The isolation level, by default the lakehouse's own.
-        run_id: The run that the commit names.
-        message: The message of the commit.
-        properties: The properties of the commit.
-        operation: The operation of the commit.
-        require: Raises a typed error if the version on which the commit would be created does not fit.
-        since: The version after which the publication can have been committed, if tables may have been staged again.
-        reads: What the tables were made of. A serializable commit requires that these tables are as they were read.
-        staged_reads: Tables that were read as the reader had staged them. They must be among ``staged``, or be
-            published. A serializable commit also requires that no other writer has changed them.
-        own: Tables that the reader staged. A table that only its own publications changed is as it was read.
-        was_published: Returns whether a table of ``staged_reads`` was published, where its history was trimmed.
-        replaces_latest: Those of ``staged`` that replace the rows of the latest version even if other writers changed
+        staged: The staged tables, at most one per table.
+        publication: Id of the publication. It must identify these staged tables, or a unit of work that publishes once
+            even if it stages again.
+        isolation: Isolation level, by default the lakehouse's.
+        run_id: Run id of the commit.
+        message: Message of the commit.
+        properties: Properties of the commit.
+        operation: Operation of the commit.
+        require: Raises a typed error if the commit may not be created on a version.
+        since: Version after which the publication may have been committed, if tables may have been staged again.
+        reads: Tables that the staged tables were computed from. A serializable commit requires that they did not change
+            since they were read.
+        staged_reads: Tables that were read as staged by the reader. They must be in ``staged``, or be published. A
+            serializable commit also requires that other writers have not changed them.
+        own: Tables that the reader staged. Changes of a read table by these publications do not count.
+        was_published: Whether a table of ``staged_reads`` was published, for tables whose history was trimmed.
+        replaces_latest: Tables of ``staged`` that replace the rows of the latest version even if other writers changed
             them, as if their files were staged now. Reads of these tables count at every isolation level.
         superseded: Earlier appends of the same work, whose files those of ``staged`` replace.
 
+    Returns:
+        The version, and whether an earlier attempt committed it.
+
     Raises:
-        InvalidInputError: There are no tables, or two of them are of one table.
-        CommitConflictError: Other writers changed what a staged table replaces, or a table that was read.
+        InvalidInputError: There are no tables, or a table occurs twice.
+        CommitConflictError: Other writers changed data that a staged table replaces, or a table that was read.
         TransactionExpiredError: A table was staged too long ago.
-        VersionNotFoundError: A missing root leaves open whether the publication was committed.
-        TrinityLakeError: The other errors of a commit.
+        VersionNotFoundError: Whether the publication was committed is unknown, because a root is missing.
+        TrinityLakeError: Other errors of a commit.
     """
     _check_distinct(staged)
     searched_to = min(table.base_version for table in staged)
@@ -111,7 +115,7 @@ def publish_once(
         searched_to = min(searched_to, since)
     search = _Search(publication, searched_to)
     replacing = {(table.namespace, table.table) for table in replaces_latest}
-    # An append that removes files was staged without those that it repeats.
+    # Superseding appends that already remove files were staged without the files that they repeat.
     repeated = {(table.namespace, table.table) for table in superseded}
     superseding = [table for table in staged if (table.namespace, table.table) in repeated]
 
@@ -126,7 +130,7 @@ def publish_once(
             was_published=was_published,
         )
 
-    def commit(ours: Sequence[StagedTable]) -> int:
+    def commit(attempted: Sequence[StagedTable]) -> int:
         transaction = lake.transaction(
             isolation, message, properties, operation=operation, run_id=run_id, transaction_id=publication
         )
@@ -134,59 +138,59 @@ def publish_once(
             txn.require(search.must_be_unpublished)
             if require is not None:
                 txn.require(require)
-            # Tables that a run took over from an earlier publication are there. Only the rest can be published again.
-            left = {
-                given.metadata_location: table
-                for table, given in zip(ours, staged, strict=True)
-                if not is_latest_change(lake, txn.base, given)
+            # Tables that the run adopted from an earlier publication are already published. Only the rest can be.
+            unpublished = {
+                original.metadata_location: table
+                for table, original in zip(attempted, staged, strict=True)
+                if not is_latest_change(lake, txn.base, original)
             }
             if reads or staged_reads:
                 check = reads_check(txn.isolation)
-                publishing = {location: table.metadata_location for location, table in left.items()}
+                publishing = {location: table.metadata_location for location, table in unpublished.items()}
                 txn.require(lambda latest: check(latest, publishing))
-            published = list(left.values()) or ours
-            new = {table.namespace for table in published if table.base_metadata_location is None}
-            created_namespaces[:] = [name for name in sorted(new) if not txn.has_namespace(name)]
+            published = list(unpublished.values()) or attempted
+            new_namespaces = {table.namespace for table in published if table.base_metadata_location is None}
+            created_namespaces[:] = [name for name in sorted(new_namespaces) if not txn.has_namespace(name)]
             publish(txn, published)
         assert transaction.committed_version is not None
         return transaction.committed_version
 
-    ours = list(staged)
-    created_namespaces: list[str] = []  # by the latest attempt
+    attempted = list(staged)
+    created_namespaces: list[str] = []  # by the last attempt
     while True:
         try:
-            if superseded and ours == list(staged) and not all(table.removed_files for table in superseding):
-                ours = _on_the_latest(lake, staged, ours, replacing, superseded)
-            return Publication(commit(ours), search.was_published, tuple(ours))
+            if superseded and attempted == list(staged) and not all(table.removed_files for table in superseding):
+                attempted = _rebase_all(lake, staged, attempted, replacing, superseded)
+            return Publication(commit(attempted), search.was_published, tuple(attempted))
         except CommittedByOtherError as error:
             return Publication(error.committed_version, was_published=True)
         except CommitConflictError:
-            # The same tables are in a faster worker's commit. So this one conflicts before it looks for that one.
+            # A faster worker may have committed the same tables. The conflict was detected before its commit was found.
             version = published_version(lake, publication, search.searched_to)
             if version is not None:
                 return Publication(version, was_published=True)
-            now = _on_the_latest(lake, staged, ours, replacing, superseded)
-            if now == ours and not any(map(lake.snapshot().has_namespace, created_namespaces)):
+            rebased = _rebase_all(lake, staged, attempted, replacing, superseded)
+            if rebased == attempted and not any(map(lake.snapshot().has_namespace, created_namespaces)):
                 raise
-            ours = now
+            attempted = rebased
 
 
 def _check_distinct(staged: Sequence[StagedTable]) -> None:
     """Raise InvalidInputError if there is no table, or a table occurs twice."""
     if not staged:
-        raise InvalidInputError("there is nothing to publish: no table was staged")
+        raise InvalidInputError("publication is empty: no table was staged; stage at least one table")
     names = [f"{table.namespace}.{table.table}" for table in staged]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
         raise InvalidInputError(
-            f"table {twice[0]} was staged twice for one publication: one commit takes one change of a table; publish"
-            " each change by a publication of its own, or write both by one asset"
+            f"table {duplicates[0]} was staged twice for one publication: a commit takes one change per table; publish"
+            " each change separately, or write both in one asset"
         )
 
 
 @dataclass
 class _Search:
-    """The search for a publication in the history, before each attempt and on each rebase of its transaction."""
+    """The search for a publication in the history, before each attempt and each rebase of its transaction."""
 
     publication: str
     searched_to: int
@@ -197,40 +201,40 @@ class _Search:
         if version is not None:
             self.was_published = True
             raise CommittedByOtherError(
-                f"publication {self.publication} was committed before", committed_version=version
+                f"publication {self.publication} was already committed", committed_version=version
             )
         self.searched_to = latest.version
 
 
-def _on_the_latest(
+def _rebase_all(
     lake: Lakehouse,
     staged: Sequence[StagedTable],
-    ours: Sequence[StagedTable],
+    attempted_tables: Sequence[StagedTable],
     replacing: Collection[tuple[str, str]],
     superseded: Sequence[StagedTable],
 ) -> list[StagedTable]:
-    """Return staged tables as they are on the latest version: those that were attempted, where that did not move.
+    """Rebase staged tables onto the latest version, unless the base of the last attempt has not changed.
 
-    What others published since stays, and ours goes on top, until the staged files are too old to be published. Raises
-    CommitConflictError, StorageError.
+    Changes of other writers are kept, with the staged changes on top, until the staged files are too old to be
+    published. Raises CommitConflictError, StorageError.
     """
     latest = lake.snapshot()
     earlier = {(table.namespace, table.table): table for table in superseded}
-    found: list[StagedTable] = []
-    for given, attempted in zip(staged, ours, strict=True):
-        name = (given.namespace, given.table)
-        is_attempted = name not in earlier or attempted != given or given.removed_files > 0
-        if is_latest_change(lake, latest, given):
-            found.append(given)
+    rebased: list[StagedTable] = []
+    for original, attempted in zip(staged, attempted_tables, strict=True):
+        name = (original.namespace, original.table)
+        is_attempted = name not in earlier or attempted != original or original.removed_files > 0
+        if is_latest_change(lake, latest, original):
+            rebased.append(original)
         elif is_attempted and _location(latest, attempted) == attempted.base_metadata_location:
-            found.append(attempted)
+            rebased.append(attempted)
         else:
-            found.append(rebase(lake, given, replaces_latest=name in replacing, superseded=earlier.get(name)))
-    return found
+            rebased.append(rebase(lake, original, replaces_latest=name in replacing, superseded=earlier.get(name)))
+    return rebased
 
 
 def _location(version: Snapshot, staged: StagedTable) -> str | None:
-    """Return the metadata of a table in a version, None if it has none."""
+    """Return the metadata location of a table in a version, or None if it does not exist."""
     name = (staged.namespace, staged.table)
     if not (version.has_namespace(staged.namespace) and version.has_table(*name)):
         return None
@@ -238,27 +242,46 @@ def _location(version: Snapshot, staged: StagedTable) -> str | None:
 
 
 def published_version(lake: Lakehouse, publication: str, after: int) -> int | None:
-    """Return the version above ``after`` that holds a publication, None where none does.
+    """Return the version that contains a publication, or None.
 
-    Raises VersionNotFoundError if that cannot be told, StorageError.
+    Args:
+        lake: The lakehouse.
+        publication: Id of the publication.
+        after: Search only versions after this one.
+
+    Raises:
+        VersionNotFoundError: The result is unknown, because a root is missing.
+        StorageError: A root cannot be read.
     """
     return version_of(lake.files, publication, after, lake.latest_version())
 
 
 def published_versions(lake: Lakehouse, publications: Collection[str], after: int) -> dict[str, int]:
-    """Return the versions above ``after`` that hold publications, by the ids of those that were committed.
+    """Return the versions that contain publications, by the ids of committed publications.
 
-    The ids are in the roots, which outlive the content of their versions and the snapshots of their tables.
+    The ids are in the roots, which outlive the contents of their versions and the snapshots of their tables.
 
-    Raises VersionNotFoundError if a missing root leaves it open, StorageError.
+    Args:
+        lake: The lakehouse.
+        publications: Ids of publications.
+        after: Search only versions after this one.
+
+    Raises:
+        VersionNotFoundError: The result is unknown, because a root is missing.
+        StorageError: A root cannot be read.
     """
     return versions_of(lake.files, publications, after, lake.latest_version())
 
 
 def version_before(lake: Lakehouse, moment: datetime) -> int:
-    """Return the newest version that existed at a time, even if it cannot be read now. -1 if there is none.
+    """Return the newest version that existed at a time, even if it cannot be read any more. -1 if there is none.
 
-    Raises StorageError.
+    Args:
+        lake: The lakehouse.
+        moment: The time.
+
+    Raises:
+        StorageError: A root cannot be read.
     """
     try:
         return find_version_before(lake.files.roots, epoch_ms(moment), lake.latest_version(), ProbedRoots(lake.storage))
@@ -279,27 +302,39 @@ def emit_lineage(
     job: str,
     run_id: str,
 ) -> None:
-    """Send the lineage of a publication, where OpenLineage's variables say so. It began when staging did.
+    """Emit OpenLineage events for a publication, if OpenLineage is configured. Failures are logged and not raised.
 
-    ``reads`` finds out what was read. Told again for a run that is repeated, the events are the same but for their end.
-    A failure is logged, and fails nothing.
+    If a run is repeated, its events differ only in the end time.
+
+    Args:
+        lake: The lakehouse.
+        version: The published version.
+        staged: The published tables. The run started when their staging started.
+        reads: Returns the tables that were read.
+        integration: Name of the integration.
+        job: Name of the job.
+        run_id: Id of the run.
     """
     if not staged or not is_wanted():
         return
     try:
-        found = list(reads())
-    except Exception as error:  # noqa: BLE001 - whatever finds it out; the tables are published
-        logger.warning("the lineage of version %s was not sent, as its reads are unknown: %s", version, error)
+        table_reads = list(reads())
+    except Exception as error:  # noqa: BLE001 - the tables are published, so no failure may escape
+        logger.warning("could not emit the lineage of version %s, because its reads are unknown: %s", version, error)
         return
     began = utc_of(min(table.begun_at_ms for table in staged))
     origin = Origin(integration, job, run_id, began, max(datetime.now(UTC), began))
-    read = {(one.root, f"{one.namespace}.{one.table}"): one.version for one in found if one.location is not None}
+    read = {
+        (table_read.root, f"{table_read.namespace}.{table_read.table}"): table_read.version
+        for table_read in table_reads
+        if table_read.location is not None
+    }
     send_publication(
         lake.root,
         version,
         origin,
         [_published_table(table) for table in staged],
-        [ReadTable(root, name, at) for (root, name), at in read.items()],
+        [ReadTable(root, name, read_version) for (root, name), read_version in read.items()],
     )
 
 

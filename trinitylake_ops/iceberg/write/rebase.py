@@ -1,8 +1,8 @@
-"""The rebase of a staged table: its data files on the table as others left it, with new metadata.
+"""Rebase a staged table: add its data files to the table as other writers changed it, with new metadata.
 
-A table is staged on one version and published on another. Where others changed it in between, its new files are put on
-the newer table, if what they replace is as it was (:mod:`concurrent`). Data files are never written again. The new
-snapshot has a property of its own that says what was staged. So whoever looks for the staged table finds it.
+A table may be staged on one version and published on a later one. If other writers changed it in between, its new files
+are added to the newer table, unless the data that they replace changed (``write.presence``). Data files are not
+rewritten. A property of the new snapshot records the staged table, so that it can be found later.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from trinitylake_ops.iceberg.write.staging import Replace, StagingCatalog, files
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
-# Figures of a snapshot that pyiceberg counts anew.
-_COUNTED = re.compile(r"(added|changed|deleted|removed|total|partitions?)[-.].*")
-_MOST_SHOWN = 3
-_COPIED_AT_ONCE = 4
+# Keys of a snapshot's summary that PyIceberg recomputes.
+_RECOMPUTED_KEYS = re.compile(r"(added|changed|deleted|removed|total|partitions?)[-.].*")
+_MAX_LISTED_PARTITIONS = 3
+_COPY_CONCURRENCY = 4
 _PIECE_BYTES = 8 << 20
 
 
 def rebase(
     lake: Lakehouse, staged: StagedTable, *, replaces_latest: bool = False, superseded: StagedTable | None = None
 ) -> StagedTable:
-    """Return a staged table as it is on the table of the latest version, itself if that has not moved.
+    """Return a staged table rebased onto the latest version, or unchanged if the table has not changed.
 
     Args:
         lake: The lakehouse.
         staged: The staged table.
-        replaces_latest: Whether it replaces the rows of the latest version, as if its files were staged now, even if
-            other writers changed them. Upserts cannot, because they were compared with the rows of their base.
+        replaces_latest: Replace the rows of the latest version even if other writers changed them, as if the files were
+            staged now. This is not possible for upserts, which were compared with the rows of their base.
         superseded: An earlier append to the same table, which the staged one repeats. Its files are removed.
 
     Raises:
-        CommitConflictError: Other writers changed what it replaces, or rewrote the superseded files. The error names
-            the table and the partitions. Also raised for another table of that name, for other columns or partitions,
-            if its files are in the table already, and if the snapshots that would show that were trimmed.
+        CommitConflictError: Other writers changed data that it replaces, or rewrote the superseded files; the error
+            names the table and the partitions. Or the table was dropped, recreated, or changed its columns or
+            partitions. Or its files are in the table already, or the snapshots that would show that were trimmed.
         StorageError: A file cannot be read or written.
     """
     catalog = StagingCatalog(lake)
@@ -77,13 +77,13 @@ def rebase(
     if not exists:
         raise moved(name, staged.base_version, "it was dropped")
     definition = reader.table(*name)
-    is_unmoved = definition.is_iceberg and definition.format_properties.get(METADATA_LOCATION) == base_location
-    if is_unmoved and superseded is None:
+    is_unchanged = definition.is_iceberg and definition.format_properties.get(METADATA_LOCATION) == base_location
+    if is_unchanged and superseded is None:
         return staged
     if not definition.is_iceberg or (base_location is not None and definition.id != staged.table_def.id):
         raise moved(name, staged.base_version, "another table has its name")
     if base_location is None and definition.id == staged.table_def.id:
-        raise moved(name, staged.base_version, "it was created by another publication of it")
+        raise moved(name, staged.base_version, "another publication created it")
     if staged.replaces is None:
         raise moved(name, staged.base_version, "it was changed")
     table = catalog.load_table(name)
@@ -91,11 +91,11 @@ def rebase(
         version = lake.snapshot(catalog.base_version)
         rebased = _Rebase(catalog, table, staged, replaces_latest=replaces_latest)
         if rebased.lacks_history and presence(lake, version, staged) is Presence.TRIMMED:
-            # Its rows can be in files that other writers made of its own since.
-            raise moved(name, staged.base_version, "lost the snapshots that show whether it was published")
+            # Other writers may have rewritten its rows into new files since.
+            raise moved(name, staged.base_version, "it lost the snapshots that show whether it was published")
         return rebased.restaged()
     files = _superseded_files(lake, catalog, table, superseded)
-    if is_unmoved and not files:
+    if is_unchanged and not files:
         return staged
     return _Rebase(catalog, table, staged, superseded=files).restaged()
 
@@ -107,7 +107,7 @@ def _superseded_files(
 
     Raises CommitConflictError if other writers removed or rewrote some of them.
     """
-    change = _Change.of(superseded, catalog.io)
+    change = _StagedChange.of(superseded, catalog.io)
     paths = {_path_in(table, change, file.file_path) for file in change.added}
     files = files_at(table, paths)
     if len(files) == len(paths):
@@ -115,12 +115,14 @@ def _superseded_files(
     if not files and presence(lake, lake.snapshot(), superseded) is Presence.ABSENT:
         return []
     raise moved(
-        (superseded.namespace, superseded.table), superseded.base_version, "the rows that it repeats were rewritten"
+        (superseded.namespace, superseded.table),
+        superseded.base_version,
+        "the rows of the superseded append were rewritten",
     )
 
 
-def _path_in(table: Table, change: _Change, path: str) -> str:
-    """Return the path of a staged file in the folder of a table, which another creation of it may have won."""
+def _path_in(table: Table, change: _StagedChange, path: str) -> str:
+    """Return the path of a staged file in a table's folder, which changes if another creation won the race."""
     folder = f"{change.metadata.location}/"
     return f"{table.location()}/{path.removeprefix(folder)}" if path.startswith(folder) else path
 
@@ -142,16 +144,17 @@ class _Rebase:
         self._staged = staged
         self._replaces_latest = replaces_latest
         self._superseded = superseded
-        self._change = _Change.of(staged, catalog.io)
+        self._change = _StagedChange.of(staged, catalog.io)
         metadata = self._change.metadata
         self._replaced = decode_partitions(staged.replaced_partitions, metadata.spec(), metadata.schema())
-        #: The files in the table's own folder: those that were staged, unless another creation of the table won.
+        #: The staged files, with paths in the table's folder, which differ if another creation of the table won the
+        #: race.
         self._added = [with_path(file, _path_in(table, self._change, file.file_path)) for file in self._change.added]
         self._since = snapshots_since(table.metadata, self._change.base_snapshot_id)
 
     @property
     def lacks_history(self) -> bool:
-        """Whether the table no longer has all snapshots since the base, or was set back to one before it."""
+        """Whether the table lacks snapshots since the base, or was rolled back to one before it."""
         return self._since is None
 
     def restaged(self) -> StagedTable:
@@ -171,9 +174,9 @@ class _Rebase:
         )
 
     def _copy_to_own_folder(self) -> None:
-        """Copy files that were staged for a table that another creation won, as a table has its own files only.
+        """Copy staged files into the folder of the table if another creation of it won the race.
 
-        Their names have a uuid, so a copy that an earlier attempt made is taken as it is. Raises StorageError.
+        File names contain a UUID, so existing copies of an earlier attempt are reused. Raises StorageError.
         """
         staged_io = self._catalog.io.for_table(self._staged.table_def)
 
@@ -187,7 +190,7 @@ class _Rebase:
                     stream.write(source.read_range(offset, min(_PIECE_BYTES, len(source) - offset)))
 
         pairs = [(old.file_path, new.file_path) for old, new in zip(self._change.added, self._added, strict=True)]
-        run_parallel(copy, [pair for pair in pairs if pair[0] != pair[1]], _COPIED_AT_ONCE)
+        run_parallel(copy, [pair for pair in pairs if pair[0] != pair[1]], _COPY_CONCURRENCY)
 
     def _removed(self) -> list[DataFile]:
         """Return the data files of the table that it replaces."""
@@ -203,64 +206,66 @@ class _Rebase:
         return files_to_remove(self._table, [], Replace(self._staged.replaces))
 
     def _check_files(self) -> None:
-        """Raise CommitConflictError if others changed what the files replace, or if they are there already."""
+        """Raise CommitConflictError if replaced data changed, or if the files are published already."""
         metadata, added = self._table.metadata, {file.file_path for file in self._added}
         since = self._since
-        there = live_paths(metadata.current_snapshot(), self._io) if since is None else added_paths(since, self._io)
-        if added & there:
-            raise self._moved("its files were published")
+        existing = live_paths(metadata.current_snapshot(), self._io) if since is None else added_paths(since, self._io)
+        if added & existing:
+            raise self._moved("its files were already published")
         replaces_latest = self._replaces_latest and self._staged.replaces != Replace.FILES.value
         if replaces_latest or self._staged.replaces == Replace.NOTHING.value:
             return
         if since is None:
-            raise self._moved("it was set back, or lost the snapshots since then")
+            raise self._moved("it was rolled back, or lost the snapshots since then")
         changed = {self._text_of(entry.data_file) for entry in changed_files(since, self._io, self._is_replaced)}
         if changed:
-            shown = ", ".join(sorted(changed)[:_MOST_SHOWN]) + (", ..." if len(changed) > _MOST_SHOWN else "")
-            raise self._moved(f"others changed what it replaces ({shown})")
+            partitions = ", ".join(sorted(changed)[:_MAX_LISTED_PARTITIONS]) + (
+                ", ..." if len(changed) > _MAX_LISTED_PARTITIONS else ""
+            )
+            raise self._moved(f"other writers changed the data that it replaces ({partitions})")
 
     def _is_replaced(self, entry: ManifestEntry) -> bool:
-        """Whether a file may have rows of what is replaced: files of other partition specs cannot be compared."""
+        """Whether a file may have replaced rows. Files of other partition specs cannot be compared."""
         file, spec_id = entry.data_file, self._change.metadata.default_spec_id
         has_partitions = self._staged.replaces in (Replace.PARTITIONS.value, Replace.FILES.value)
         is_comparable = has_partitions and file.spec_id == spec_id
         return not is_comparable or file.partition in self._replaced
 
     def _text_of(self, file: DataFile) -> str:
-        """Return the partition of a file as people read it, such as ``year=2013/month=1``."""
+        """Return the partition of a file in readable form, such as ``year=2013/month=1``."""
         spec = self._table.specs()[file.spec_id]
         if spec.is_unpartitioned() or len(file.partition) == 0:
             return "all rows"
         return partition_text(file.partition, spec, self._table.schema())
 
     def _put_columns(self, transaction: Transaction) -> None:
-        """Give the table the staged columns. Raises CommitConflictError if it is not what the files fit."""
+        """Apply the staged columns. Raises CommitConflictError if the files no longer fit the table."""
         before, staged, now = self._change.base, self._change.metadata, self._table.metadata
         try:
             if before is None or _columns(before) != _columns(now):
                 extend_schema(transaction, staged.schema())
             elif _columns(staged) != _columns(now):
-                number = 1 + max(schema.schema_id for schema in now.schemas)
-                schema = staged.schema().model_copy(update={"schema_id": number})
+                schema_id = 1 + max(schema.schema_id for schema in now.schemas)
+                schema = staged.schema().model_copy(update={"schema_id": schema_id})
                 transaction._apply((AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate()), ())
-        except (ValidationError, ValueError) as error:  # others gave a column another type
+        except (ValidationError, ValueError) as error:  # another writer changed the type of a column
             raise self._moved("its columns were changed") from error
         columns = {field.field_id: field for field in transaction.table_metadata.schema().fields}
         fits = staged.spec() == now.spec() and staged.default_spec_id == now.default_spec_id
         if not fits or any(columns.get(field.field_id) != field for field in staged.schema().fields):
             raise self._moved("its columns or partitions were changed")
-        for of in (_keys, _order, _properties):
-            was_changed = before is not None and of(before) != of(staged)
-            if (was_changed or before is None) and of(now) != of(staged):
-                raise self._moved("its keys, its order or its properties were changed")
+        for part_of in (_keys, _order, _properties):
+            was_changed = before is not None and part_of(before) != part_of(staged)
+            if (was_changed or before is None) and part_of(now) != part_of(staged):
+                raise self._moved("its keys, sort order or properties were changed")
 
     def _moved(self, how: str) -> CommitConflictError:
         return moved((self._staged.namespace, self._staged.table), self._staged.base_version, how)
 
 
 @dataclass(frozen=True)
-class _Change:
-    """What was staged: the metadata before and after it, and the data files that its snapshot added and removed."""
+class _StagedChange:
+    """A staged change: the metadata before and after it, and the data files that its snapshot added and removed."""
 
     base: TableMetadata | None
     metadata: TableMetadata
@@ -269,8 +274,8 @@ class _Change:
     properties: Mapping[str, str]
 
     @classmethod
-    def of(cls, staged: StagedTable, io: StorageFileIO) -> _Change:
-        """Return it. Raises CommitConflictError if its base is gone, StorageError."""
+    def of(cls, staged: StagedTable, io: StorageFileIO) -> _StagedChange:
+        """Load a staged change. Raises CommitConflictError if its base was purged, StorageError."""
         io = io.for_table(staged.table_def)
         metadata, base = table_metadata(staged.table_def, io), _base_of(staged, io)
         known = set() if base is None else {snapshot.snapshot_id for snapshot in base.snapshots}
@@ -283,13 +288,13 @@ class _Change:
             if manifest.added_snapshot_id == snapshot.snapshot_id
             for entry in entries_in(manifest, io)
         ]
-        given = {} if snapshot.summary is None else snapshot.summary.additional_properties
+        summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
         return cls(
             base,
             metadata,
             [entry.data_file for entry in entries if entry.status == ManifestEntryStatus.ADDED],
             frozenset(entry.data_file.file_path for entry in entries if entry.status == ManifestEntryStatus.DELETED),
-            {key: value for key, value in given.items() if not _COUNTED.fullmatch(key)},
+            {key: value for key, value in summary.items() if not _RECOMPUTED_KEYS.fullmatch(key)},
         )
 
     @property

@@ -1,4 +1,4 @@
-"""The data files that new ones replace, and the tables that a publication read."""
+"""Find the data files that new files replace, and check the tables that a publication read."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from trinitylake_ops.iceberg.write.staged_table import EncodedPartition, StagedT
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: Whether pyiceberg looks for files to remove by a filter, and raises where it found less. That of 0.11 looks into all
-#: manifests, removes what it finds and says nothing: whoever asks it has to know that the files are there.
+#: Whether PyIceberg searches manifests for files to remove by a filter, and raises if it finds fewer. PyIceberg 0.11
+#: searches all manifests and ignores missing files, so callers must check that the files exist.
 FILTERS_MANIFESTS = hasattr(_OverwriteFiles, "_build_manifest_evaluator")
 
-# Beyond this many partitions all manifests are read instead of filtered: deep expressions overflow the stack.
+# Beyond this many partitions all manifests are read instead of filtered, because deep expressions overflow the stack.
 _MAX_FILTERED_PARTITIONS = 100
 
 
@@ -36,7 +36,7 @@ def all_files(table: Table) -> list[DataFile]:
 
 
 def files_at(table: Table, paths: Collection[str]) -> list[DataFile]:
-    """Return the data files of the current snapshot that have one of the paths.
+    """Return the data files of the current snapshot with the given paths.
 
     Raises InvalidDefinitionError for delete files.
     """
@@ -44,14 +44,19 @@ def files_at(table: Table, paths: Collection[str]) -> list[DataFile]:
 
 
 def files_in_partitions(table: Table, partitions: Collection[Record]) -> list[DataFile]:
-    """Return the data files of some partitions of the table's current spec.
+    """Return the data files of partitions of the table's current spec.
 
-    Raises InvalidInputError for an unpartitioned table. Raises InvalidDefinitionError when the partition spec changed
-    and files of an older one overlap.
+    Args:
+        table: The table.
+        partitions: The partitions.
+
+    Raises:
+        InvalidInputError: The table is unpartitioned.
+        InvalidDefinitionError: Files of an older partition spec overlap the partitions, or files have delete files.
     """
     spec = table.spec()
     if spec.is_unpartitioned():
-        raise InvalidInputError(f"{'.'.join(table.name())} is unpartitioned; replace all, or nothing")
+        raise InvalidInputError(f"{'.'.join(table.name())} is unpartitioned; use replace_table or append")
     if not partitions:
         return []
     columns = identity_columns(spec, table.schema())
@@ -59,7 +64,7 @@ def files_in_partitions(table: Table, partitions: Collection[Record]) -> list[Da
     for task in _planned(table, _partitions_filter(columns, partitions)):
         if task.file.spec_id != spec.spec_id:
             raise InvalidDefinitionError(
-                f"{'.'.join(table.name())} holds files of an older partition spec; rewrite them first"
+                f"{'.'.join(table.name())} has files of an older partition spec; rewrite them first"
             )
         if task.file.partition in partitions:
             replaced.append(file_without_deletes(task))
@@ -69,13 +74,20 @@ def files_in_partitions(table: Table, partitions: Collection[Record]) -> list[Da
 def files_matching(table: Table, row_filter: str | BooleanExpression) -> list[DataFile]:
     """Return the data files whose rows all match a filter.
 
-    Raises InvalidInputError when a file holds rows on both sides.
+    Args:
+        table: The table.
+        row_filter: The filter.
+
+    Raises:
+        InvalidInputError: Only some rows of a file match.
+        InvalidDefinitionError: Files have delete files.
     """
     replaced = []
     for task in _planned(table, row_filter):
         if task.residual != AlwaysTrue():
             raise InvalidInputError(
-                f"the filter {row_filter!r} may cut through {task.file.file_path!r}; filter by whole partitions"
+                f"the filter {row_filter!r} may match only some rows of {task.file.file_path!r}; filter by whole"
+                " partitions"
             )
         replaced.append(file_without_deletes(task))
     return replaced
@@ -84,9 +96,16 @@ def files_matching(table: Table, row_filter: str | BooleanExpression) -> list[Da
 def add_snapshot(
     change: Transaction, added: Sequence[DataFile], removed: Sequence[DataFile], properties: dict[str, str]
 ) -> None:
-    """Add and remove data files in a change of a table, as one snapshot.
+    """Add and remove data files in a table's transaction, as one snapshot.
 
-    Raises LocationNotAllowedError for a file that the table cannot have.
+    Args:
+        change: The transaction.
+        added: Files to add.
+        removed: Files to remove.
+        properties: Properties of the snapshot.
+
+    Raises:
+        LocationNotAllowedError: The table may not refer to a file.
     """
     io = change._table.io
     assert isinstance(io, StorageFileIO)
@@ -101,10 +120,10 @@ def add_snapshot(
             for data_file in added:
                 append.append_data_file(data_file)
         return
-    with _filtering_by_itself(snapshot.overwrite()) as overwrite:
+    with _with_separate_filters(snapshot.overwrite()) as overwrite:
         specs = change.table_metadata.specs()
         if FILTERS_MANIFESTS and any(specs[data_file.spec_id].is_unpartitioned() for data_file in removed):
-            # Without this, pyiceberg searches no manifest of such a table for the files to delete.
+            # Otherwise PyIceberg searches no manifest of an unpartitioned table for the files to delete.
             overwrite.delete_by_predicate(AlwaysTrue())
         for data_file in removed:
             overwrite.delete_data_file(data_file)
@@ -112,11 +131,11 @@ def add_snapshot(
             overwrite.append_data_file(data_file)
 
 
-def _filtering_by_itself(overwrite: _OverwriteFiles) -> _OverwriteFiles:
-    """Let each search in a manifest have a filter of its own.
+def _with_separate_filters(overwrite: _OverwriteFiles) -> _OverwriteFiles:
+    """Use a separate filter object for each manifest.
 
-    The search for files to delete runs in several threads of pyiceberg with one filter object. That holds the manifest
-    of one search. So sometimes pyiceberg passes over the manifest that it needs, and refuses to commit.
+    PyIceberg searches for files to delete in several threads that share one filter object, which stores the manifest of
+    one search. Because of this race it sometimes skips the manifest that it needs and rejects the commit.
     """
     if not FILTERS_MANIFESTS:
         return overwrite
@@ -141,7 +160,7 @@ def _planned(table: Table, row_filter: str | BooleanExpression) -> list[FileScan
         raise InvalidDefinitionError(f"{'.'.join(table.name())} has equality deletes; {_COMPACT_FIRST}") from error
 
 
-_COMPACT_FIRST = "let 'trinitylake compact-tables' apply its delete files first"
+_COMPACT_FIRST = "apply its delete files with 'trinitylake compact-tables' first"
 
 
 def file_without_deletes(task: FileScanTask) -> DataFile:
@@ -155,7 +174,7 @@ def _partitions_filter(columns: list[str], partitions: Collection[Record]) -> Bo
     if len(partitions) > _MAX_FILTERED_PARTITIONS:
         return AlwaysTrue()
     per_partition = [
-        _all_of([_equals(name, partition[at]) for at, name in enumerate(columns)]) for partition in partitions
+        _all_of([_equals(name, partition[index]) for index, name in enumerate(columns)]) for partition in partitions
     ]
     return per_partition[0] if len(per_partition) == 1 else Or(*per_partition)
 
@@ -170,70 +189,72 @@ def _equals(column: str, value: Any) -> BooleanExpression:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRead:
-    """A table as it was read. ``location`` is that of its definition in ``version`` of the lakehouse at ``root``.
+    """A table that was read."""
 
-    It is None if the version had no such table: the reader depends on that, as on the rows of a table.
-    """
-
+    #: Root of the lakehouse.
     root: str
     namespace: str
     table: str
+    #: The version that was read.
     version: int
+    #: Location of the table's definition, None if the version had no such table, on which the reader depends as well.
     location: str | None
 
     @classmethod
     def of(cls, snapshot: Snapshot, namespace: str, table: str) -> Self:
-        """Return the read of a table at a version. Raises InvalidInputError if the version has none of that name."""
+        """Return the read of a table at a version. Raises InvalidInputError if the table does not exist."""
         location = snapshot.entry(snapshot.keys.table_key(namespace, table))
         if not isinstance(location, str):
-            raise InvalidInputError(f"version {snapshot.version} has no table {namespace}.{table}, so none was read")
+            raise InvalidInputError(
+                f"table {namespace}.{table} does not exist at version {snapshot.version}; use of_missing"
+            )
         root = snapshot.files.storage.root
         return cls(root=root, namespace=namespace, table=table, version=snapshot.version, location=location)
 
     @classmethod
     def of_missing(cls, snapshot: Snapshot, namespace: str, table: str) -> Self:
-        """Return the read of a table that a version does not have.
+        """Return the read of a table that does not exist at a version.
 
         Args:
             snapshot: The version.
-            namespace: The namespace of the table. It may be missing.
-            table: The name of the table.
+            namespace: Namespace of the table. It may not exist.
+            table: Name of the table.
         """
         root = snapshot.files.storage.root
         return cls(root=root, namespace=namespace, table=table, version=snapshot.version, location=None)
 
     def to_json(self) -> str:
-        """Return one JSON object."""
+        """Encode the read as a JSON object."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what ``to_json`` wrote. Raises InvalidInputError."""
+        """Decode a read that ``to_json`` encoded. Raises InvalidInputError."""
         try:
             state: dict[str, Any] = json.loads(text)
             return cls(**state)
         except (ValueError, TypeError) as error:
-            raise InvalidInputError(f"this is no read of a table: {error}") from error
+            raise InvalidInputError(f"not a valid read of a table: {error}; read the table again") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRead:
-    """A table that was read as its reader had staged it, before it was published to the lakehouse at ``root``.
+    """A table that was read as it was staged, before it was published."""
 
-    ``includes_base`` is set if rows of the version that it was staged on can be among those read. It is not set if the
-    staged files replace all rows that were read. ``by_another`` is set if another unit of work staged the table. It
-    must then be published, and other partitions than those that were read may have been changed since. ``partitions``
-    are those that were read of such a table, in the form of ``StagedTable.replaced_partitions``, and None for all rows.
-    """
-
+    #: Root of the lakehouse.
     root: str
     staged: StagedTable
+    #: Whether rows of the version on which it was staged may have been read. False if the staged files replace all rows
+    #: that were read.
     includes_base: bool
+    #: Whether another unit of work staged the table. It must then be published, and partitions that were not read may
+    #: have changed since.
     by_another: bool = False
+    #: Partitions that were read of such a table, encoded as in ``StagedTable.replaced_partitions``, None for all rows.
     partitions: tuple[EncodedPartition, ...] | None = None
 
     def to_json(self) -> str:
-        """Return one JSON object."""
+        """Encode the read as a JSON object."""
         state = {
             "root": self.root,
             "staged": self.staged.to_json(),
@@ -245,31 +266,30 @@ class StagedRead:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what ``to_json`` wrote. Raises InvalidInputError."""
+        """Decode a read that ``to_json`` encoded. Raises InvalidInputError."""
         try:
             state: dict[str, Any] = json.loads(text)
             partitions = state["partitions"]
             state["partitions"] = None if partitions is None else tuple(map(tuple, partitions))
             return cls(**{**state, "staged": StagedTable.from_json(state["staged"])})
         except (ValueError, TypeError, KeyError) as error:
-            raise InvalidInputError(f"this is no read of a staged table: {error}") from error
+            raise InvalidInputError(f"not a valid read of a staged table: {error}; read the table again") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadsCheck:
-    """The check that a version still has what a publication was made of.
-
-    ``reads`` and ``staged_reads`` are those that count. Tables of other lakehouses do not. ``own`` are tables that the
-    reader staged itself, so that its own publications are no changes by other writers. ``strict`` returns whether the
-    table of a staged read must be unchanged since. If not, it must have been published. ``was_published`` returns that
-    where the snapshots that would show it were trimmed.
-    """
+    """Checks that a version still has the data that a publication was computed from. Other lakehouses are ignored."""
 
     lake: Lakehouse
+    #: Tables that were read.
     reads: Sequence[TableRead]
+    #: Tables that were read as staged.
     staged_reads: Sequence[StagedRead]
+    #: Tables that the reader staged. Changes by their publications do not count.
     own: Sequence[StagedTable]
+    #: Whether the table of a staged read must be unchanged since. Otherwise it only must have been published.
     strict: Callable[[StagedTable], bool]
+    #: Whether a table was published, for tables whose snapshots were trimmed.
     was_published: Callable[[StagedTable], bool]
 
     def __call__(self, latest: Snapshot, publishing: Mapping[str, str]) -> None:
@@ -277,10 +297,10 @@ class ReadsCheck:
 
         Args:
             latest: The version.
-            publishing: The tables to commit: the location of the metadata to commit, by that of the staged metadata.
+            publishing: Locations of the metadata to commit, by the location of the staged metadata.
 
         Raises:
-            CommitConflictError: A table was changed by other writers, or was read as staged and is not published.
+            CommitConflictError: Other writers changed a table, or a table was read as staged and is not published.
             StorageError: A file of a table cannot be read.
         """
         root = latest.files.storage.root
@@ -290,28 +310,28 @@ class ReadsCheck:
             if latest.entry(latest.keys.table_key(*name)) == read.location:
                 continue
             if not changed_only_by(self.lake, latest, read.location, name, self.own):
-                what = "a concurrent commit changed it" if read.location else "a concurrent commit created it"
-                changed.setdefault(".".join(name), (read.version, what))
+                change = "a concurrent commit changed it" if read.location else "a concurrent commit created it"
+                changed.setdefault(".".join(name), (read.version, change))
         for staged_read in (read for read in self.staged_reads if read.root == root):
             staged = staged_read.staged
-            how = self._change_of(latest, staged_read, publishing)
-            if how is not None:
-                changed.setdefault(f"{staged.namespace}.{staged.table}", (staged.base_version, how))
+            staged_change = self._change_of(latest, staged_read, publishing)
+            if staged_change is not None:
+                changed.setdefault(f"{staged.namespace}.{staged.table}", (staged.base_version, staged_change))
         if changed:
             raise _conflict(latest, changed)
 
     def _change_of(self, latest: Snapshot, read: StagedRead, publishing: Mapping[str, str]) -> str | None:
-        """Return why a table is not what was read as staged, None if it is, or is about to be published as such."""
+        """Return how a table differs from the staged one that was read, or None if it is the same."""
         staged, is_strict = read.staged, self.strict(read.staged)
         committed = publishing.get(staged.metadata_location)
         if committed is not None:
             is_same = committed == staged.metadata_location or not (is_strict and read.includes_base)
-            return None if is_same else "a concurrent commit changed the rows that it was staged on"
+            return None if is_same else "a concurrent commit changed the rows on which it was staged"
         if not is_strict and not (staged.added_files or staged.removed_files):
             return None
         now = presence(self.lake, latest, staged)
         if now is Presence.ABSENT or (now is Presence.TRIMMED and not is_strict and not self.was_published(staged)):
-            return "no version has it as it was staged"
+            return "no version contains it as staged"
         if now is Presence.AS_STAGED or not is_strict or (now is Presence.ON_NEWER and not read.includes_base):
             return None
         if read.by_another and not is_changed_since(
@@ -323,11 +343,11 @@ class ReadsCheck:
 
 def _conflict(latest: Snapshot, changed: Mapping[str, tuple[int, str]]) -> CommitConflictError:
     conflicts = tuple(
-        f"table {table}: we read it at version {version}, {how}" for table, (version, how) in sorted(changed.items())
+        f"table {table}: read at version {version}, {how}" for table, (version, how) in sorted(changed.items())
     )
     return CommitConflictError(
-        f"version {latest.version} is not what this publication read: {'; '.join(conflicts)}; run it again from"
-        " the beginning",
+        f"version {latest.version} differs from the data that this publication read: {'; '.join(conflicts)}; run it"
+        " again from the beginning",
         conflicts=conflicts,
         base_version=min(version for version, _ in changed.values()),
         latest_version=latest.version,

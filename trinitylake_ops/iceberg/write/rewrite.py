@@ -1,8 +1,8 @@
-"""Writes data files of a table anew as fewer, without deleted rows: the writing of a group, and the snapshot.
+"""Rewrite data files of a table as fewer files without deleted rows: write groups, and stage the snapshot.
 
-The rows do not change, so the snapshot is a ``replace`` to Iceberg. Readers that follow appended rows pass it by. A
-group has files of one partition that together fill about one file. Writing it needs nothing but its ``FileGroup`` and
-the table's ``Rewriting``, in this process or another.
+The rows do not change, so the snapshot is a ``replace`` to Iceberg, which readers of appended rows skip. A group
+consists of files of one partition that together fill about one file. Writing it needs only its ``FileGroup`` and the
+table's ``Rewriting``, in this process or another.
 """
 
 from __future__ import annotations
@@ -49,38 +49,43 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 if TYPE_CHECKING:
     from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
-#: A group may grow to this share of the target when it is written, so that no tiny file is left over.
-_LARGEST_SHARE = 1.4
+#: A written file may exceed the target size by this factor, so that no tiny file is left over.
+_MAX_SHARE = 1.4
 
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """The input for writing the groups of a table. It pickles, and goes to every process that writes them."""
+    """The input for writing the groups of a table. It is pickled for the processes that write groups."""
 
+    #: Reads and writes the files.
     io: StorageFileIO
+    #: Metadata of the table.
     metadata: TableMetadata
+    #: Size in bytes at which a new file is finished.
     max_file_bytes: int
+    #: Name of the table in errors.
     table: str = ""
 
     def rewrite(self, group: FileGroup) -> list[DataFile]:
-        """Write the rows of a group as new data files, in the table's sort order, and return them, unpublished.
+        """Write the rows of a group as new data files, in the table's sort order, without publishing them.
 
-        Rows that delete files delete are left out. Rows of an unsorted table are streamed. For a sorted table they are
-        held in memory, one group at a time. Raises CorruptFileError if a file does not match its checksums, if the
-        number of rows is not that of the manifests, or if the rows cannot be sorted or written. Raises
-        ContentChangedError if the new files do not hold the same rows as the old ones. Raises StorageError. Nothing is
-        left then.
+        Deleted rows are dropped. Rows of an unsorted table are streamed. Rows of a sorted table are kept in memory, one
+        group at a time. After an error no new files remain.
+
+        Raises CorruptFileError if a file does not match its checksums, if the number of rows differs from the
+        manifests, or if the rows cannot be sorted or written. Raises ContentChangedError if the new files do not have
+        the same rows, and StorageError.
         """
-        with _as_damage_of(group):
+        with _as_corrupt_file(group):
             return self._rewrite(group)
 
     def _rewrite(self, group: FileGroup) -> list[DataFile]:
         order = _arrow_sort_order(self.metadata)
-        # A damaged file is not written again with fresh checksums.
+        # Verify source files, so that a damaged file is not rewritten with new checksums.
         listed = [*group.files, *(delete for deletes in group.deletes.values() for delete in deletes)]
         sizes_bytes = {file.file_path: file.file_size_in_bytes for file in listed}
         remaining = DigestedRows(self._scan(CheckedFileIO.like(self.io, sizes_bytes)))
-        read = _Counted(self._batches(group, remaining))
+        read = _CountedBatches(self._batches(group, remaining))
         written = write_data_files(
             self.io,
             self.metadata,
@@ -92,10 +97,10 @@ class Rewriting:
         rows = sum(file.record_count for file in written)
         if not group.least_rows <= read.rows == rows <= group.rows:
             delete_data_files(self.io, written)
-            least = "" if group.least_rows == group.rows else f", at least {group.least_rows} of them not deleted"
+            minimum = "" if group.least_rows == group.rows else f" (at least {group.least_rows} of them not deleted)"
             raise CorruptFileError(
-                f"{len(group.files)} data files hold {read.rows} rows where the table's manifests say {group.rows}"
-                f"{least}, and {rows} were written; verify says which file is wrong",
+                f"{len(group.files)} data files have {read.rows} rows, but the table's manifests declare {group.rows}"
+                f"{minimum}, and {rows} were written; find the damaged file with 'trinitylake verify'",
                 path=group.files[0].file_path,
             )
         try:
@@ -106,7 +111,7 @@ class Rewriting:
         return written
 
     def _check_content(self, before: DigestedRows, written: Sequence[DataFile]) -> None:
-        """Raise ContentChangedError unless the written files, as they are stored, hold the rows that were read."""
+        """Raise ContentChangedError unless the stored new files have the rows that were read."""
         after = DigestedRows(self._scan(self.io))
         for file in written:
             after.add(file)
@@ -118,32 +123,32 @@ class Rewriting:
         return ArrowScan(self.metadata, io, self.metadata.schema(), AlwaysTrue())
 
     def _batches(self, group: FileGroup, rows: DigestedRows) -> Iterator[pa.RecordBatch]:
-        for file in group.files:  # one at a time: pyiceberg holds all batches of the files it is given
+        for file in group.files:  # one at a time, because PyIceberg keeps all batches of its files in memory
             yield from file_batches(rows, FileScanTask(file, set(group.deletes_of(file))), self.io)
 
 
 @contextlib.contextmanager
-def _as_damage_of(group: FileGroup) -> Iterator[None]:
-    """Raise CorruptFileError for rows that cannot be sorted or written: any program may have written them.
+def _as_corrupt_file(group: FileGroup) -> Iterator[None]:
+    """Convert errors for rows that cannot be sorted or written, as written by any program, to CorruptFileError.
 
-    Compaction skips a table with such rows, and continues with the other tables.
+    Compaction skips a table with such rows and continues with the other tables.
     """
     try:
         yield
     except InvalidInputError as error:
-        raise _not_written(group, str(error)) from error
+        raise _rewrite_error(group, str(error)) from error
     except (TrinityLakeError, MemoryError):
         raise
-    except Exception as error:  # Arrow raises any exception, OSError for a wrong level of compression
+    except Exception as error:  # Arrow raises arbitrary exceptions, such as OSError for an invalid compression level
         reason = next(iter(str(error).splitlines()), "")[:200]
-        raise _not_written(group, f"{type(error).__name__}: {reason}") from error
+        raise _rewrite_error(group, f"{type(error).__name__}: {reason}") from error
 
 
-def _not_written(group: FileGroup, reason: str) -> CorruptFileError:
+def _rewrite_error(group: FileGroup, reason: str) -> CorruptFileError:
     path = group.files[0].file_path
     return CorruptFileError(
-        f"the rows of {len(group.files)} data files, such as {path!r}, cannot be written again: {reason}; check the"
-        " table with 'trinitylake verify --deep'",
+        f"cannot rewrite the rows of {len(group.files)} data files, such as {path!r}: {reason}; check the table with"
+        " 'trinitylake verify --deep'",
         path=path,
     )
 
@@ -152,7 +157,7 @@ GroupWriter: TypeAlias = Callable[[Sequence[tuple[Rewriting, FileGroup]]], Seque
 
 
 def rewrite_in_process(groups: Sequence[tuple[Rewriting, FileGroup]]) -> list[list[DataFile]]:
-    """Write groups one after the other in this process. Raises as :meth:`Rewriting.rewrite`. Nothing is left then."""
+    """Write groups sequentially in this process. Raises as :meth:`Rewriting.rewrite`, and leaves no files then."""
     written: list[list[DataFile]] = []
     try:
         for rewriting, group in groups:
@@ -168,12 +173,12 @@ def rewriting_of(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules
     """Return the input for writing the groups of a table.
 
     Args:
-        metadata: The table.
+        metadata: Metadata of the table.
         io: Reads and writes its files.
-        rules: The size of new files.
-        table: The name in errors; the location of the table if empty.
+        rules: Determine the size of new files.
+        table: Name in errors, by default the location of the table.
     """
-    return Rewriting(io, metadata, int(_LARGEST_SHARE * rules.target_bytes(metadata)), table)
+    return Rewriting(io, metadata, int(_MAX_SHARE * rules.target_bytes(metadata)), table)
 
 
 def stage_rewritten(
@@ -185,111 +190,123 @@ def stage_rewritten(
     *,
     begun_at_ms: int,
 ) -> StagedTable:
-    """Replace the files of groups by new ones with the same rows, as one Iceberg snapshot, unpublished.
+    """Stage the replacement of files of groups by new files with the same rows, as one Iceberg snapshot.
 
-    Delete files go that delete nothing of the remaining data files. ``metadata`` is that of the table the new files
-    were written for. Files that others added since stay. Raises CommitConflictError if the table is gone, is another,
-    is partitioned in another way, or lost one of the old files or rows of them. Raises StorageError.
+    Delete files that apply to no remaining data file are dropped. Files that other writers added since are kept.
+
+    Args:
+        lake: The lakehouse.
+        name: Namespace and name of the table.
+        metadata: Metadata of the table for which the new files were written.
+        groups: The rewritten groups.
+        added: The new files.
+        begun_at_ms: Time before the first new file was written, in milliseconds since the epoch.
+
+    Raises:
+        CommitConflictError: The table was dropped, recreated or repartitioned, or lost some of the old files or their
+            rows.
+        CorruptFileError: The numbers of rows do not match.
+        StorageError: A file cannot be read or written.
     """
     catalog = StagingCatalog(lake)
     reader = catalog.target.reader()
     if not (reader.has_namespace(name[0]) and reader.has_table(*name) and reader.table(*name).is_iceberg):
-        raise _moved(name, catalog.base_version, "it was dropped")
+        raise _conflict(name, catalog.base_version, "it was dropped")
     table = catalog.load_table(name)
     if table.metadata.table_uuid != metadata.table_uuid:
-        raise _moved(name, catalog.base_version, "another table has its name")
+        raise _conflict(name, catalog.base_version, "another table has its name")
     if table.metadata.default_spec_id != metadata.default_spec_id:
-        raise _moved(name, catalog.base_version, "it is partitioned in another way")
+        raise _conflict(name, catalog.base_version, "its partitioning was changed")
     removed = [file for group in groups for file in group.files]
-    gone = _unused_deletes(table, groups, catalog, name)
+    unused_deletes = _unused_deletes(table, groups, catalog, name)
     change = table.transaction()
     try:
-        with _RewriteFiles(change, gone) as rewrite:
+        with _RewriteFiles(change, unused_deletes) as rewrite:
             for data_file in removed:
                 rewrite.delete_data_file(data_file)
             for data_file in added:
                 rewrite.append_data_file(data_file)
     except ValidationException as error:
-        raise _moved(name, catalog.base_version, _LOST_FILES) from error
+        raise _conflict(name, catalog.base_version, _LOST_FILES) from error
     change.commit_transaction()
     staged = replace(catalog.staged(name), begun_at_ms=begun_at_ms)
     least_rows, most_rows = sum(group.least_rows for group in groups), sum(group.rows for group in groups)
     if staged.removed_rows != most_rows or not least_rows <= staged.added_rows <= most_rows:
         raise CorruptFileError(
-            f"table {'.'.join(name)} would have {staged.added_rows - staged.removed_rows} rows more than before, beside"
-            f" up to {most_rows - least_rows} deleted ones",
+            f"table {'.'.join(name)} would gain {staged.added_rows - staged.removed_rows} rows in addition to up to"
+            f" {most_rows - least_rows} deleted ones; check it with 'trinitylake verify --deep'",
             path=staged.metadata_location,
         )
     return staged
 
 
-_LOST_FILES = "some of the files are not in it any more"
+_LOST_FILES = "some of its files were removed"
 
 
 def _unused_deletes(
     table: Table, groups: Sequence[FileGroup], catalog: StagingCatalog, name: tuple[str, str]
 ) -> set[DataFile]:
-    """Return the delete files that apply to no data file of a table but those of groups.
+    """Return the delete files that apply to no data file of a table except those of groups.
 
-    Raises CommitConflictError if it lost one of these files, or if other delete files apply to them than were applied.
+    Raises CommitConflictError if the table lost one of these files, or if other delete files apply to them by now.
     """
     current, io = table.current_snapshot(), table.io
     assert isinstance(io, StorageFileIO)
     manifests = [] if current is None else manifests_in(current, io)
     has_deletes = any(manifest.content == ManifestContent.DELETES for manifest in manifests)
     if FILTERS_MANIFESTS and not has_deletes and not any(group.deletes for group in groups):
-        return set()  # pyiceberg itself reads the manifests of data, and looks for the files
+        return set()  # PyIceberg itself searches the data manifests for the files
     deletes = DeleteFiles(live_entries(manifests, io, ManifestContent.DELETES), table.metadata)
     entries = {entry.data_file.file_path: entry for entry in live_entries(manifests, io, ManifestContent.DATA)}
     for group in groups:
         for file in group.files:
             entry = entries.pop(file.file_path, None)
             if entry is None:
-                raise _moved(name, catalog.base_version, _LOST_FILES)
+                raise _conflict(name, catalog.base_version, _LOST_FILES)
             if deletes.of(entry) != group.deletes_of(file):
-                raise _moved(name, catalog.base_version, "rows of it were deleted by delete files")
+                raise _conflict(name, catalog.base_version, "some of its rows were deleted")
     used = {delete for entry in entries.values() for delete in deletes.of(entry)} if deletes.entries else set()
     return {entry.data_file for entry in deletes.entries} - used
 
 
 class _RewriteFiles(_OverwriteFiles):
-    """An Iceberg snapshot that holds the same rows in other files, and lacks delete files that are ``gone``."""
+    """An Iceberg snapshot with the same rows in other files, and without dropped delete files."""
 
-    def __init__(self, change: Transaction, gone: set[DataFile]):
+    def __init__(self, change: Transaction, dropped: set[DataFile]):
         super().__init__(operation=Operation.OVERWRITE, transaction=change, io=change._table.io)
-        self._gone = gone
+        self._dropped = dropped
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
         assert isinstance(self._io, StorageFileIO)
-        return without_deletes(super()._process_manifests(manifests), self._gone, self, self._io)
+        return without_deletes(super()._process_manifests(manifests), self._dropped, self, self._io)
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
         data_files = self._deleted_data_files
-        self._deleted_data_files = data_files | self._gone  # only to be counted
+        self._deleted_data_files = data_files | self._dropped  # so that they are counted
         try:
             summary = super()._summary(snapshot_properties)
         finally:
             self._deleted_data_files = data_files
-        # Totals are summed up by pyiceberg only for the operations that it makes itself.
+        # PyIceberg computes totals only for its own operations.
         return Summary(operation=Operation.REPLACE, **summary.additional_properties)
 
     def _build_delete_files_partition_predicate(self) -> None:
-        """All manifests are read: expressions over thousands of partitions are too deep to evaluate."""
+        """Do nothing: expressions over thousands of partitions are too deep, so all manifests are read."""
 
     def _build_manifest_evaluator(self, spec_id: int) -> Callable[[ManifestFile], bool]:
         return lambda _manifest: True
 
 
-def _moved(name: tuple[str, str], base_version: int, how: str) -> CommitConflictError:
+def _conflict(name: tuple[str, str], base_version: int, change: str) -> CommitConflictError:
     return CommitConflictError(
-        f"the files of table {'.'.join(name)} were written anew, and since then {how}; plan it again",
-        conflicts=(f"table {'.'.join(name)}: {how}",),
+        f"files of table {'.'.join(name)} were rewritten, but then {change}; create a new plan",
+        conflicts=(f"table {'.'.join(name)}: {change}",),
         base_version=base_version,
     )
 
 
-class _Counted:
-    """Yield batches, counting their rows."""
+class _CountedBatches:
+    """Yields batches and counts their rows."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]):
         self._batches = batches
@@ -302,7 +319,7 @@ class _Counted:
 
 
 def _arrow_sort_order(metadata: TableMetadata) -> list[tuple[str, SortField]] | None:
-    """Return the columns of a table's sort order. None if it has no order, or one that needs more than columns."""
+    """Return the columns of a table's sort order, or None without an order or for an order by other than columns."""
     order = metadata.sort_order_by_id(metadata.default_sort_order_id)
     if order is None or not order.fields:
         return None
@@ -310,7 +327,7 @@ def _arrow_sort_order(metadata: TableMetadata) -> list[tuple[str, SortField]] | 
     schema = metadata.schema()
     for sort_field in order.fields:
         source = None
-        with contextlib.suppress(ValueError):  # the column was dropped since
+        with contextlib.suppress(ValueError):  # the column may have been dropped
             source = schema.find_field(sort_field.source_id)
         if source is None or not source.field_type.is_primitive:
             return None
@@ -324,16 +341,16 @@ def _arrow_sort_order(metadata: TableMetadata) -> list[tuple[str, SortField]] | 
 def _in_order(
     batches: Iterable[pa.RecordBatch], order: Sequence[tuple[str, SortField]], schema: Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows in an order, with nulls where it puts them. NaN is the greatest number, as in Iceberg."""
+    """Yield all rows in sort order, with nulls as it defines. NaN is the greatest number, as in Iceberg."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # importing it loads pandas
 
     arrow_schema = schema_to_pyarrow(schema)
-    held = [conform(batch, schema, arrow_schema) for batch in batches]
-    rows = pa.concat_tables(held) if held else arrow_schema.empty_table()
+    tables = [conform(batch, schema, arrow_schema) for batch in batches]
+    rows = pa.concat_tables(tables) if tables else arrow_schema.empty_table()
     keys: list[tuple[pa.ChunkedArray, str]] = []
     for name, sort_field in order:
         column = rows[name]
-        if isinstance(column.type, pa.BaseExtensionType):  # such as a UUID, whose bytes Arrow can sort
+        if isinstance(column.type, pa.BaseExtensionType):  # for example a UUID, whose bytes Arrow can sort
             column = column.cast(column.type.storage_type)
         direction = "ascending" if sort_field.direction == SortDirection.ASC else "descending"
         nulls_first = sort_field.null_order == NullOrder.NULLS_FIRST
@@ -341,6 +358,8 @@ def _in_order(
         if pa.types.is_floating(column.type):
             keys.append((pc.is_nan(column), direction))
         keys.append((column, direction))
-    sortable = pa.table({str(at): key for at, (key, _) in enumerate(keys)})
-    indices = pc.sort_indices(sortable, sort_keys=[(str(at), how) for at, (_, how) in enumerate(keys)])
+    sortable = pa.table({str(index): key for index, (key, _) in enumerate(keys)})
+    indices = pc.sort_indices(
+        sortable, sort_keys=[(str(index), direction_of_key) for index, (_, direction_of_key) in enumerate(keys)]
+    )
     yield from rows.take(indices).to_batches()

@@ -1,6 +1,6 @@
-"""A table that was written and not published, as it travels between processes.
+"""A table that was written and not published, in a form that can be sent between processes.
 
-Definitions of Dagster name its class, so this module imports nothing that reads or writes tables.
+Dagster definitions import this class, so this module imports nothing that reads or writes tables.
 """
 
 from __future__ import annotations
@@ -19,36 +19,41 @@ EncodedPartition: TypeAlias = tuple[str | None, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedTable:
-    """The data for publishing a table, and for an audit of it.
+    """The data to publish or audit a staged table.
 
-    ``base_metadata_location`` is the location in the lakehouse when it was staged, None for a new table.
-    ``base_version`` is the version then. ``begun_at_ms`` is when staging began, in milliseconds since the epoch by the
-    storage's clock. No file that was written for it is older. Rows and bytes are totals of the table with the staged
-    change. ``added_*`` and ``removed_*`` count data files, their rows and their bytes. Rewritten files count on both
-    sides. ``partitions`` are those with added or removed files, such as ``year=2013/month=1``. They are empty for an
-    unpartitioned table. ``replaces`` says what the new files replace: ``nothing``, ``partitions``, ``all``, or
-    ``files``: those that were removed, in partitions that must not change. It is None for a change of another kind,
-    which conflicts with any other. ``replaced_partitions`` are the values of these partitions, whether or not they have
-    files (:func:`partition_key.encode_partitions`).
+    Rewritten files count as removed and as added.
     """
 
     namespace: str
     table: str
+    #: The staged definition.
     table_def: TableDef
+    #: The version on which it was staged.
     base_version: int
+    #: Start of staging by the storage's clock, in milliseconds since the epoch. Files of the table are not older.
     begun_at_ms: int
+    #: Location of the table's metadata in the base version, None for a new table.
     base_metadata_location: str | None
+    #: The staged snapshot.
     snapshot_id: int | None
+    #: Rows of the table with the staged change.
     row_count: int
+    #: Bytes of the table with the staged change.
     total_bytes: int
+    #: Number of added data files, their rows and bytes.
     added_files: int
     added_rows: int
     added_bytes: int
+    #: Number of removed data files, their rows and bytes.
     removed_files: int
     removed_rows: int
     removed_bytes: int
+    #: Partitions with added or removed files, such as ``year=2013/month=1``. Empty for an unpartitioned table.
     partitions: tuple[str, ...]
+    #: What the new files replace: ``nothing``, ``partitions``, ``all``, or ``files``, which are the removed files, in
+    #: partitions that must not change. None for a change of another kind, which conflicts with any other change.
     replaces: str | None = None
+    #: Values of the replaced partitions, with or without files (see ``write.partition_key.encode_partitions``).
     replaced_partitions: tuple[EncodedPartition, ...] = ()
 
     @property
@@ -57,14 +62,14 @@ class StagedTable:
         return self.table_def.format_properties[METADATA_LOCATION]
 
     def to_json(self) -> str:
-        """Return one JSON object. The definition is in it as base64 of its protobuf file."""
+        """Encode the table as a JSON object. Its definition is encoded as base64 of its protobuf file."""
         state = {name: value for name, value in asdict(self).items() if name != "table_def"}
         state["table_def"] = base64.b64encode(self.table_def.to_bytes()).decode("ascii")
         return json.dumps(state, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what ``to_json`` wrote. Raises InvalidInputError."""
+        """Decode a table that ``to_json`` encoded. Raises InvalidInputError."""
         try:
             state: dict[str, Any] = json.loads(text)
             data = base64.b64decode(state.pop("table_def"), validate=True)
@@ -73,4 +78,4 @@ class StagedTable:
             state["replaced_partitions"] = tuple(tuple(values) for values in state.get("replaced_partitions", ()))
             return cls(table_def=table_def, **state)
         except (ValueError, KeyError, TypeError, AttributeError, TrinityLakeError) as error:
-            raise InvalidInputError(f"this is no staged table: {error}") from error
+            raise InvalidInputError(f"not a valid staged table: {error}; stage the table again") from error

@@ -10,8 +10,8 @@
     with lake.transaction(message="january") as txn:                                       # publish, all or none
         publish(txn, [StagedTable.from_json(text)])
 
-Staging writes data files and Iceberg metadata below the table's own location. No version of the lakehouse names them.
-Files that are never published are orphans. ``StagingCatalog`` does the same for writers that use pyiceberg's own
+Staging writes data files and Iceberg metadata below the table's location. No version of the lakehouse refers to them.
+Files that are never published are orphans. ``StagingCatalog`` does the same for writers that use PyIceberg's
 ``append``, ``overwrite`` and ``delete``.
 """
 
@@ -57,24 +57,24 @@ from trinitylake_ops.versions.snapshot import CatalogReader
 
 
 class Replace(Enum):
-    """The choice of data files that new ones replace."""
+    """Which data files the new ones replace."""
 
     NOTHING = "nothing"
     PARTITIONS = "partitions"
-    #: Only the files that the staged snapshot removed, while the rest of their partitions stays as it was.
+    #: Only files that the staged snapshot removed. The rest of their partitions must not change.
     FILES = "files"
     ALL = "all"
 
 
 class StagingCatalog(TrinityLakeCatalog):
-    """A catalog whose changes are written but not published. :meth:`staged` hands them on.
+    """A catalog whose changes are written but not published. :meth:`staged` returns a changed table.
 
-    Reads see the catalog's base version, by default the latest, and its own changes. A table may be created in a
-    namespace that does not exist yet. Tables can be created and changed, not dropped or renamed.
+    Reads see the catalog's base version, by default the latest, and its own changes. Tables can be created, also in
+    namespaces that do not exist yet, and changed. They cannot be dropped or renamed.
     """
 
     def __init__(self, lake: Lakehouse, name: str = "staging", *, version: int | None = None):
-        # A transaction that is never committed. It sees its own writes, and so does this catalog.
+        # This transaction is never committed. It sees its own writes, and so does this catalog.
         self._transaction = lake.transaction(message="staging")
         if version is not None:
             self._transaction.base = lake.snapshot(version)
@@ -83,7 +83,7 @@ class StagingCatalog(TrinityLakeCatalog):
 
     @property
     def base_version(self) -> int:
-        """The version this catalog began on."""
+        """The version on which this catalog is based."""
         return self._transaction.base.version
 
     def create_table(
@@ -95,19 +95,19 @@ class StagingCatalog(TrinityLakeCatalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> Table:
-        """Create a table, and its namespace when that is missing. Raises as the base class does."""
+        """Create a table, and its namespace if it does not exist. Parameters and errors are those of the base class."""
         namespace, _ = self.identifier_to_database_and_table(identifier)
         self.create_namespace_if_not_exists((namespace,))
         return super().create_table(identifier, schema, location, partition_spec, sort_order, properties)
 
     def drop_table(self, identifier: str | Identifier) -> None:
-        """Raise InvalidInputError: drop it in the transaction that publishes."""
-        raise InvalidInputError(f"{identifier}: drop tables in the transaction that publishes, not while staging")
+        """Raise InvalidInputError, because tables are dropped in the publishing transaction."""
+        raise InvalidInputError(f"cannot drop {identifier} while staging; drop it in the publishing transaction")
 
     def rename_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> Table:
-        """Raise InvalidInputError: rename it in the transaction that publishes."""
+        """Raise InvalidInputError, because tables are renamed in the publishing transaction."""
         raise InvalidInputError(
-            f"{from_identifier}: rename tables in the transaction that publishes, not while staging"
+            f"cannot rename {from_identifier} while staging; rename it in the publishing transaction"
         )
 
     def staged(self, identifier: str | Identifier) -> StagedTable:
@@ -129,19 +129,34 @@ def stage_data_files(
     partitions: Collection[Record] | None = None,
     on_plan: bool = False,
 ) -> StagedTable:
-    """Make one Iceberg snapshot of data files that were written for a plan, unpublished.
+    """Stage data files that were written for a plan as one Iceberg snapshot.
 
-    ``replacing`` says which files they replace: none, all files of their own partitions, all files, the listed ones, or
-    the files that a filter selects whole. A filter is over partition columns, an expression or text such as
-    ``"year = 2013 and month = 2"``. ``partitions`` are those of a filter or of listed files, if these have no rows of
-    others: then other writers may change the rest of the table until it is published. A new table is created. Raises
-    CommitConflictError when the table changed since the plan. With ``on_plan`` it is staged on the version of the plan
-    all the same, and ``publish_once`` finds what conflicts. Raises InvalidInputError for a filter that selects only
-    some rows of a file, StorageError.
+    A new table is created.
+
+    Args:
+        lake: The lakehouse.
+        write: The plan.
+        data_files: The files.
+        replacing: Which files they replace: none, all files of their partitions, all files, the listed ones, or the
+            files selected by a filter over partition columns, an expression or a string such as ``"year = 2013 and
+            month = 2"``.
+        snapshot_properties: Properties of the snapshot.
+        partitions: The partitions of a filter or of listed files, if the files have no rows of others. Other writers
+            may then change the rest of the table until it is published.
+        on_plan: Stage it on the version of the plan even if the table changed since. ``publish_once`` detects
+            conflicts.
+
+    Returns:
+        The staged table.
+
+    Raises:
+        CommitConflictError: The table changed since the plan.
+        InvalidInputError: A filter matches only some rows of a file.
+        StorageError: A file cannot be read or written.
     """
     catalog = StagingCatalog(lake, version=write.base_version if on_plan else None)
     identifier = (write.namespace, write.table)
-    _check_unmoved(catalog.target.reader(), identifier, write.base_metadata_location, write.base_version)
+    _check_unchanged(catalog.target.reader(), identifier, write.base_metadata_location, write.base_version)
     if write.base_metadata_location is None:
         catalog.create_namespace_if_not_exists((write.namespace,))
         change: Transaction = CreateTableTransaction(
@@ -173,11 +188,20 @@ def stage_appended(
     *,
     snapshot_properties: Mapping[str, str] | None = None,
 ) -> StagedTable:
-    """Append data files that were written for a plan to the table in its present state, unpublished.
+    """Append data files that were written for a plan to the current table, without publishing them.
 
-    Changes of others since the plan are no conflict as long as the files fit. The table must be the same one, with the
-    same partition spec, and its columns must have the files' column ids. Otherwise raises CommitConflictError. Raises
-    StorageError.
+    Changes by other writers since the plan do not conflict as long as the files fit.
+
+    Args:
+        lake: The lakehouse.
+        write: The plan.
+        data_files: The files.
+        snapshot_properties: Properties of the snapshot.
+
+    Raises:
+        CommitConflictError: The table was dropped or recreated, has another partition spec, or lacks columns of the
+            files.
+        StorageError: A file cannot be read or written.
     """
     if write.base_metadata_location is None:
         return stage_data_files(lake, write, data_files, snapshot_properties=snapshot_properties)
@@ -202,9 +226,14 @@ def stage_appended(
 
 
 def load_staged(lake: Lakehouse, staged: StagedTable) -> Table:
-    """Return a staged table for reading, whether it was published or not.
+    """Return a staged table for reading, published or not.
 
-    Raises FileMissingError when its files are gone: staged tables that are never published are orphans.
+    Args:
+        lake: The lakehouse.
+        staged: The staged table.
+
+    Raises:
+        FileMissingError: Its files were deleted. Files of tables that are never published are orphans.
     """
     catalog = TrinityLakeCatalog.on(SnapshotTarget(lake.snapshot(), lake.storage_options))
     uri = metadata_uri(staged.table_def, lake.root)
@@ -215,28 +244,34 @@ def load_staged(lake: Lakehouse, staged: StagedTable) -> Table:
 def publish(
     transaction: LakehouseTransaction, staged_tables: Iterable[StagedTable], *, create_namespaces: bool = True
 ) -> None:
-    """Put staged tables into an open transaction. Its commit publishes all of them.
+    """Add staged tables to an open transaction, whose commit publishes all of them.
 
-    Missing namespaces of new tables are created, unless ``create_namespaces`` is off. Raises CommitConflictError when a
-    table is not what it was when it was staged. The transaction's commit checks the same for versions that were
-    committed meanwhile. Raises TransactionExpiredError when the lakehouse's ``txn_ttl_millis`` have passed since
-    staging began, as files may have been removed as orphans then. From here on the transaction counts its own age from
-    that moment. Also raises NamespaceNotFoundError.
+    Args:
+        transaction: The transaction. Its age counts from the start of staging.
+        staged_tables: The tables.
+        create_namespaces: Create missing namespaces of new tables.
+
+    Raises:
+        CommitConflictError: A table changed since it was staged. The transaction's commit checks later versions as
+            well.
+        TransactionExpiredError: Staging began longer ago than the lakehouse's ``txn_ttl_millis``, so its files may have
+            been removed as orphans.
+        NamespaceNotFoundError: The namespace of a new table does not exist.
     """
     for staged in staged_tables:
-        _check_fresh(transaction, staged)
+        _check_not_expired(transaction, staged)
         transaction.backdate(staged.begun_at_ms)
         identifier = (staged.namespace, staged.table)
         is_new = staged.base_metadata_location is None
         if is_new and create_namespaces and not transaction.has_namespace(staged.namespace):
             transaction.create_namespace(staged.namespace)
-        current = _check_unmoved(transaction, identifier, staged.base_metadata_location, staged.base_version)
+        current = _check_unchanged(transaction, identifier, staged.base_metadata_location, staged.base_version)
         if current is None:
             transaction.create_table(*identifier, staged.table_def, id_of=IdOf.STAGED_TABLE)
         elif current.id != staged.table_def.id:
             raise moved(identifier, staged.base_version, "another table has its name")
         elif staged.metadata_location != staged.base_metadata_location:
-            # Properties of ours that a concurrent commit changed stay as they are now.
+            # Keep lakehouse properties that concurrent commits changed.
             mirrored = replace(
                 staged.table_def,
                 properties=current.properties,
@@ -251,7 +286,7 @@ def publish(
 def files_to_remove(
     table: Table, added: Sequence[DataFile], replacing: Replace | str | BooleanExpression | tuple[DataFile, ...]
 ) -> list[DataFile]:
-    """Return the data files of a table that new ones replace. Raises as :func:`stage_data_files`."""
+    """Return the data files of a table that new files replace. Parameters are those of :func:`stage_data_files`."""
     if isinstance(replacing, tuple):
         return list(replacing)
     if not isinstance(replacing, Replace):
@@ -263,10 +298,10 @@ def files_to_remove(
     return files_in_partitions(table, {data_file.partition for data_file in added})
 
 
-def _check_unmoved(
+def _check_unchanged(
     reader: CatalogReader, identifier: tuple[str, str], base_metadata_location: str | None, base_version: int
 ) -> TableDef | None:
-    """Return the table as ``reader`` has it, or None when it is new. It must be unchanged since the base."""
+    """Return the current definition of a table, None for a new table. Raises CommitConflictError if it changed."""
     exists = reader.has_namespace(identifier[0]) and reader.has_table(*identifier)
     current = reader.table(*identifier) if exists else None
     if current is None and base_metadata_location is not None:
@@ -278,20 +313,26 @@ def _check_unmoved(
     return current
 
 
-def _check_fresh(transaction: LakehouseTransaction, staged: StagedTable) -> None:
+def _check_not_expired(transaction: LakehouseTransaction, staged: StagedTable) -> None:
     """Raise TransactionExpiredError for a table that was staged too long ago, by the storage's clock."""
     storage, definition = transaction.base.files.storage, transaction.base.definition
-    barred_ms = removed_before_ms(storage, definition, staged.begun_at_ms)
+    cutoff_ms = removed_before_ms(storage, definition, staged.begun_at_ms)
     age_ms = storage.now_ms() - staged.begun_at_ms
-    if age_ms > definition.txn_ttl_millis or staged.begun_at_ms < barred_ms:
+    if age_ms > definition.txn_ttl_millis or staged.begun_at_ms < cutoff_ms:
         raise TransactionExpiredError(
             f"table {staged.namespace}.{staged.table} was staged {age_ms} ms ago, more than txn_ttl_millis"
-            f" ({definition.txn_ttl_millis}), or before orphans were removed: its files may be gone; stage it again"
+            f" ({definition.txn_ttl_millis}), or before orphans were removed: its files may be deleted; stage it again"
         )
 
 
 def moved(identifier: tuple[str, str], base_version: int, how: str) -> CommitConflictError:
-    """Return the error for a table that others changed since it was staged."""
+    """Return the error for a table that other writers changed since it was staged.
+
+    Args:
+        identifier: Namespace and name of the table.
+        base_version: The version on which it was staged.
+        how: What changed.
+    """
     name = ".".join(identifier)
     return CommitConflictError(
         f"table {name} was staged on version {base_version} and since then {how}; stage it again",
@@ -312,7 +353,7 @@ _REPLACING: Mapping[str, Replace] = {
 def check_mode(mode: str) -> None:
     """Raise InvalidInputError for an unknown mode."""
     if mode not in _REPLACING:
-        raise InvalidInputError(f"mode {mode!r} is none of {', '.join(_REPLACING)}")
+        raise InvalidInputError(f"mode {mode!r} is not supported; use one of {', '.join(_REPLACING)}")
 
 
 def replaced_by(
@@ -321,36 +362,36 @@ def replaced_by(
     partitions: Sequence[Mapping[str, PartitionValue]] | None,
     columns: Collection[str],
 ) -> tuple[frozenset[Record] | None, Replace | BooleanExpression]:
-    """Return the only partitions that rows may have, None for any, and the replacement.
+    """Return the allowed partitions of rows, None for any, and the files that they replace.
 
-    Rows that are appended may be limited to some partitions, too, which keep their rows.
+    Appended rows may be limited to some partitions as well, whose rows are kept.
 
     Args:
         plan: The write.
         mode: What the rows replace.
-        partitions: The values of the partitions that rows may have, None for any.
-        columns: The columns of the rows.
+        partitions: Values of the partitions that rows may have, None for any.
+        columns: Columns of the rows.
 
     Raises:
-        InvalidInputError: The mode does not fit the table or the partitions, or the rows lack columns that it needs.
+        InvalidInputError: The mode does not fit the table or the partitions, or the rows lack required columns.
     """
     replacing, name = _REPLACING[mode], f"{plan.namespace}.{plan.table}"
     if replacing is Replace.ALL and not columns:
         raise InvalidInputError(
-            f"table {name}: the new rows have no columns; give them the table's columns, also if there are no rows"
+            f"table {name}: the new data has no columns; add the table's columns, even if there are no rows"
         )
     if replacing is Replace.PARTITIONS and plan.metadata.spec().is_unpartitioned():
-        raise InvalidInputError(f"table {name} has no partitions to replace; use replace_table or append")
+        raise InvalidInputError(f"table {name} is unpartitioned; use replace_table or append")
     if replacing is Replace.PARTITIONS:
         known = identity_columns(plan.metadata.spec(), plan.metadata.schema())
         if missing := [column for column in known if column not in columns]:
-            raise InvalidInputError(
-                f"table {name}: the new rows lack the column {missing[0]!r}, by which the table is partitioned; add it"
-            )
+            raise InvalidInputError(f"table {name}: the new rows lack the partition column {missing[0]!r}; add it")
     if partitions is None:
         return None, replacing
     if replacing is Replace.ALL or not partitions:
-        raise InvalidInputError("partitions names at least one partition, and goes with replace_partitions and append")
+        raise InvalidInputError(
+            "partitions is not valid: use it with replace_partitions or append, and name at least one"
+        )
     keys = [PartitionKey.of(plan.metadata, values) for values in partitions]
     if replacing is Replace.NOTHING:
         return frozenset(key.record for key in keys), replacing
@@ -365,10 +406,19 @@ def stage_replacing(
     wanted: frozenset[Record] | None,
     replacing: Replace | BooleanExpression,
 ) -> StagedTable:
-    """Stage data files that were written for a plan. ``wanted`` and ``replacing`` come from :func:`replaced_by`.
+    """Stage data files that were written for a plan. After an error the files are deleted.
 
-    Raises InvalidInputError for rows of other partitions, and what :func:`staging.stage_data_files` raises. The files
-    are deleted then.
+    Args:
+        lake: The lakehouse.
+        plan: The plan.
+        data_files: The files.
+        wanted: Allowed partitions, from :func:`replaced_by`.
+        replacing: The replaced files, from :func:`replaced_by`.
+
+    Raises:
+        InvalidInputError: A file belongs to another partition.
+        CommitConflictError: The table changed.
+        StorageError: A file cannot be read or written.
     """
     try:
         check_partitions(data_files, wanted, [field.name for field in plan.metadata.spec().fields])

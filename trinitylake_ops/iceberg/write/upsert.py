@@ -1,7 +1,7 @@
-"""Stages rows that update those of the same keys and add the others.
+"""Stage rows that update those with the same keys and add the others.
 
-Data files with rows of the same keys are written again without these rows. Files without any stay as they are, and so
-do files in which all of them are equal to the new ones.
+Data files with rows of the same keys are rewritten without these rows. Files without such rows are kept, and so are
+files in which all of them equal the new ones.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 if TYPE_CHECKING:
     from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
-# The types whose bounds in manifests select the files that may have a key.
-_SELECTING = (IntegerType, LongType, StringType, DateType, TimestampType, TimestamptzType)
-# pyiceberg compares bounds with at most so many values of IN.
-_MOST_VALUES = 200
+# Types whose bounds in manifests select the files that may contain a key.
+_SELECTIVE_TYPES = (IntegerType, LongType, StringType, DateType, TimestampType, TimestamptzType)
+# PyIceberg compares bounds with at most this many values of IN.
+_MAX_IN_VALUES = 200
 _OLD, _NEW = "old", "new"
 
 
@@ -76,45 +76,45 @@ def stage_upsert(
     partition_by: Sequence[str] | None = None,
     partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
 ) -> StagedTable:
-    """Stage rows that update those of the same keys and add the others. A missing table is created.
+    """Stage rows that update those with the same keys and add the others. A missing table is created.
 
-    Columns are matched by name, added and widened as by :func:`arrow_writer.stage_arrow`. A publication of the staged
-    table conflicts with other changes of ``partitions`` since, without them with any change of the table. The new rows
-    and one data file at a time are in memory.
+    Columns are matched by name, added and widened as in :func:`trinitylake_ops.iceberg.write.arrow.stage_arrow`.
+    Publishing the staged table conflicts with other changes of ``partitions`` since, or without ``partitions`` with any
+    change of the table. The new rows and one data file at a time are in memory.
 
     Args:
         lake: The lakehouse.
         rows: The new rows.
-        namespace: The namespace of the table.
-        table: The name of the table.
-        keys: The columns by which rows are the same.
-        partition_by: The partition columns of the table, None for those of an existing table.
+        namespace: Namespace of the table.
+        table: Name of the table.
+        keys: Columns that identify a row.
+        partition_by: Partition columns of the table, None for those of an existing table.
         partitions: The only partitions that the rows may have. Keys are then compared within each partition, and rows
-            of other partitions stay.
+            of other partitions are kept.
 
     Returns:
         The staged table.
 
     Raises:
-        InvalidInputError: The rows lack a key, have one twice or a key without a value, do not fit the table, are of
-            other partitions, or lack a column or a nested field in which a row that they update has a value.
-        UnsupportedTypeError: Iceberg has no type for a column.
+        InvalidInputError: The rows lack a key column, have a key twice or a null key, do not fit the table, belong to
+            other partitions, or lack a column or nested field in which a row that they update has a value.
+        UnsupportedTypeError: Iceberg does not have the type of a column.
         InvalidDefinitionError: The table has other partitions, or delete files.
-        CommitConflictError: The table changed meanwhile.
-        CorruptFileError: A data file to write again does not match its checksums.
-        ContentChangedError: The written files do not hold the new rows and those that stay.
+        CommitConflictError: The table changed during the write.
+        CorruptFileError: A data file to rewrite does not match its checksums.
+        ContentChangedError: The written files do not have the new rows and those that are kept.
     """
     name = f"{namespace}.{table}"
     check_distinct(rows.schema)
-    held = rows if isinstance(rows, pa.Table) else rows.read_all()
-    if missing := [key for key in keys if key not in held.column_names]:
-        raise InvalidInputError(f"table {name}: the rows have no column {missing[0]!r}, which is one of the keys")
+    new_rows = rows if isinstance(rows, pa.Table) else rows.read_all()
+    if missing := [key for key in keys if key not in new_rows.column_names]:
+        raise InvalidInputError(f"table {name}: the rows lack the key column {missing[0]!r}; add it")
     for key in keys:
-        _check_not_null(name, key, held[key])
-    plan = plan_arrow(lake, held, namespace, table, partition_by=partition_by)
-    new = _conformed(name, held, plan.metadata.schema())
+        _check_not_null(name, key, new_rows[key])
+    plan = plan_arrow(lake, new_rows, namespace, table, partition_by=partition_by)
+    new = _conformed(name, new_rows, plan.metadata.schema())
     compared, wanted = _compared_columns(name, plan, new, keys, partitions)
-    upsert = _Upsert(name, plan, new, held.schema, compared)
+    upsert = _Upsert(name, plan, new, new_rows.schema, compared)
     if plan.base_metadata_location is not None:
         upsert.compare(StagingCatalog(lake, version=plan.base_version).load_table((namespace, table)))
     data_files = plan.write(upsert.batches())
@@ -129,8 +129,8 @@ def stage_upsert(
 def _check_not_null(name: str, key: str, column: pa.ChunkedArray) -> None:
     if column.null_count:
         raise InvalidInputError(
-            f"table {name}: {column.null_count} rows have no value in {key!r}, which is one of the keys; give them one,"
-            " or drop them"
+            f"table {name}: {column.null_count} rows have no value in key column {key!r}; add values, or drop these"
+            " rows"
         )
 
 
@@ -155,7 +155,7 @@ def _compared_columns(
     keys: Sequence[str],
     partitions: Sequence[Mapping[str, PartitionValue]] | None,
 ) -> tuple[list[str], frozenset[Record] | None]:
-    """Return the columns by which rows are the same, and the only partitions of the rows, after checks of the rows."""
+    """Check rows, and return the columns that identify a row and the only partitions of the rows."""
     schema = plan.metadata.schema()
     wanted, _ = replaced_by(plan, "append", partitions, new.column_names)
     part_columns = [] if wanted is None else [field.name for field in plan.metadata.spec().fields]
@@ -163,17 +163,21 @@ def _compared_columns(
     for key in compared:
         kind = schema.find_type(key)
         if not isinstance(kind, PrimitiveType) or isinstance(kind, FloatType | DoubleType):
-            raise InvalidInputError(f"table {name}: {key!r} is of the type {kind}, which cannot be one of the keys")
+            raise InvalidInputError(
+                f"table {name}: column {key!r} of type {kind} cannot be a key; use a primitive column that is not a"
+                " float"
+            )
     for key in keys:
         _check_not_null(name, key, new[key])
     if wanted is not None:
         for values in _distinct(new, part_columns).to_pylist():
             if PartitionKey.of(plan.metadata, values).record not in wanted:
-                raise InvalidInputError(f"table {name}: rows arrived for the partition {values!r}, not one of the run")
+                raise InvalidInputError(
+                    f"table {name}: rows belong to partition {values!r}, which is not one of those to write; filter"
+                    " them out"
+                )
     if len(new) and _distinct(new, compared).num_rows < len(new):
-        raise InvalidInputError(
-            f"table {name}: there are several rows with the same {', '.join(keys)}; keep one of each"
-        )
+        raise InvalidInputError(f"table {name}: several rows have the same {', '.join(keys)}; keep one of each")
     return compared, wanted
 
 
@@ -182,7 +186,7 @@ def _distinct(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def _plain_columns(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Return some columns with the types of their storage, which Arrow groups, joins and compares."""
+    """Return columns with the types of their storage, which Arrow can group, join and compare."""
     arrays = {}
     for name in columns:
         column = rows[name]
@@ -214,7 +218,7 @@ class _Upsert:
 
     @property
     def replaced(self) -> tuple[DataFile, ...]:
-        """The data files that are written again without the rows that are updated."""
+        """The data files that are rewritten without the rows that are updated."""
         return tuple(task.file for task in self._changed)
 
     def compare(self, table: Table) -> None:
@@ -224,19 +228,23 @@ class _Upsert:
         known = set(table.schema().column_names)
         if not len(self._new) or not known.issuperset(self._compared):
             return
-        found: list[tuple[FileScanTask, pa.ChunkedArray, bool]] = []
+        matching_files: list[tuple[FileScanTask, pa.ChunkedArray, bool]] = []
         for task in table.scan(row_filter=self._filter(table.schema())).plan_files():
             old = self._rows_of(task, RemainingRows(self._scan(self._scanned)))
             matches = self._matches(old)
             if len(matches.old):
                 file_without_deletes(task)
                 self._check_keeps_values(old, matches)
-                found.append((task, matches.new, matches.are_equal))
-        times = pc.value_counts(pa.chunked_array([new for _, new, _ in found], pa.int64())) if found else []
-        twice = {one["values"].as_py() for one in times if one["counts"].as_py() > 1}
+                matching_files.append((task, matches.new, matches.are_equal))
+        counts = (
+            pc.value_counts(pa.chunked_array([new for _, new, _ in matching_files], pa.int64()))
+            if matching_files
+            else []
+        )
+        duplicates = {count["values"].as_py() for count in counts if count["counts"].as_py() > 1}
         unchanged: list[pa.ChunkedArray] = []
-        for task, new, are_equal in found:
-            if are_equal and twice.isdisjoint(new.to_pylist()):
+        for task, new, are_equal in matching_files:
+            if are_equal and duplicates.isdisjoint(new.to_pylist()):
                 unchanged.append(new)
             else:
                 self._changed.append(task)
@@ -246,7 +254,7 @@ class _Upsert:
             self._written = positions.filter(pc.invert(pc.is_in(positions, same)))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows to write: those that stay of changed files, and the new ones."""
+        """Yield the rows to write: those of changed files that are kept, and the new ones."""
         kept = (batch for task in self._changed for batch in self._unchanged_rows(task).to_batches())
         new = self._new if self._written is None else self._new.take(self._written)
         for batch in chain(kept, new.to_batches()):
@@ -254,7 +262,7 @@ class _Upsert:
             yield batch
 
     def check_written(self, written: Sequence[DataFile]) -> None:
-        """Raise ContentChangedError unless files, as they are stored, hold the rows of :meth:`batches`."""
+        """Raise ContentChangedError unless the stored files have the rows of :meth:`batches`."""
         stored = DigestedRows(self._scan(self._plan.io))
         for file in written:
             stored.add(file)
@@ -264,7 +272,7 @@ class _Upsert:
         before.check_same(after, self._name, self._plan.metadata.location)
 
     def _unchanged_rows(self, task: FileScanTask) -> pa.Table:
-        # A damaged file is not written again with fresh checksums.
+        # Verify the file, so that a damaged file is not rewritten with new checksums.
         io = CheckedFileIO.like(self._scanned, {task.file.file_path: task.file.file_size_in_bytes})
         stored = DigestedRows(self._scan(io))
         old = self._rows_of(task, stored)
@@ -289,36 +297,36 @@ class _Upsert:
         return pa.concat_tables([self._new.schema.empty_table(), *tables]).combine_chunks()
 
     def _positions(self, rows: pa.Table, name: str) -> pa.Table:
-        """Return the compared columns under names of their own, with the position of each row."""
+        """Return the compared columns under unique names, with the position of each row."""
         plain = _plain_columns(rows, self._compared)
-        columns = {f"key{at}": plain[key] for at, key in enumerate(self._compared)}
+        columns = {f"key{index}": plain[key] for index, key in enumerate(self._compared)}
         return pa.table({**columns, name: pa.array(range(len(rows)), pa.int64())})
 
     def _matches(self, old: pa.Table) -> _Matches:
-        keys = [f"key{at}" for at in range(len(self._compared))]
+        keys = [f"key{index}" for index in range(len(self._compared))]
         pairs = self._positions(old, _OLD).join(self._keys, keys=keys, join_type="inner")
         before, after = old.take(pairs[_OLD]), self._new.take(pairs[_NEW])
         return _Matches(pairs[_OLD], pairs[_NEW], before.equals(after))
 
     def _check_keeps_values(self, old: pa.Table, matches: _Matches) -> None:
-        kind = pa.struct(list(self._source_schema))  # a column and a nested field are lost in the same way
+        kind = pa.struct(list(self._source_schema))  # treats top-level columns like nested fields
         for batch in old.take(matches.old).to_batches():
             lacking = lacking_with_values(kind, batch.to_struct_array())
             if lacking is None:
                 continue
             raise InvalidInputError(
-                f"table {self._name}: rows to update have values in the column {lacking!r}, which the new rows lack;"
-                " add the column to the new rows"
+                f"table {self._name}: rows to update have values in column {lacking!r}, which the new rows lack; add it"
+                " to the new rows"
             )
 
     def _filter(self, schema: Schema) -> BooleanExpression:
-        """Return a filter that selects the files that may have a key."""
+        """Return a filter that matches all files that may contain a key."""
         terms: list[BooleanExpression] = []
         for key in self._compared:
             column = self._new[key]
-            if column.null_count or not isinstance(schema.find_type(key), _SELECTING):
+            if column.null_count or not isinstance(schema.find_type(key), _SELECTIVE_TYPES):
                 continue
-            values = pc.unique(column).to_pylist() if len(column) <= _MOST_VALUES else []
+            values = pc.unique(column).to_pylist() if len(column) <= _MAX_IN_VALUES else []
             if values:
                 terms.append(In(term=Reference(key), values={literal(value) for value in values}))
             else:
