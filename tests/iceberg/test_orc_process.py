@@ -35,7 +35,7 @@ def test_a_column_is_read() -> None:
 
 def test_a_file_that_ends_the_process_is_an_error() -> None:
     (data,) = regressions("inventory_orc").values()
-    with pytest.raises(ValueError, match="ends a process with signal"):
+    with pytest.raises(ValueError, match="ended with signal"):
         list(column_in_process(io.BytesIO(data), "key"))
 
 

@@ -129,8 +129,8 @@ def test_what_cannot_be_registered_is_told_clearly(lake: Lakehouse, source: SqlC
     (tmp_path / "ns.json").write_text(json.dumps(nanoseconds))
     version, files = lake.latest_version(), listed(lake.storage)
     for arguments, error, words in (
-        (("ns", "t", f"{tmp_path}/text.json"), CorruptFileError, "no Iceberg table metadata"),
-        (("ns", "t", f"{tmp_path}/binary.json"), CorruptFileError, "no Iceberg table metadata"),
+        (("ns", "t", f"{tmp_path}/text.json"), CorruptFileError, "not valid Iceberg table metadata"),
+        (("ns", "t", f"{tmp_path}/binary.json"), CorruptFileError, "not valid Iceberg table metadata"),
         (("ns", "t", f"{tmp_path}/ns.json"), UnsupportedTypeError, "timestamp"),
         (("ns", "t", f"{tmp_path}/nothing.json"), FileMissingError, "nothing.json"),
         (("ns", "t", "nothing/1.metadata.json"), FileMissingError, "nothing/1"),

@@ -432,7 +432,7 @@ def test_a_registered_table_is_not_written(served: Served, rest: RestCatalog, la
     body = {**commit_of(properties(a="1")), "identifier": {"namespace": ["ns"], "name": "theirs"}}
     answer = served.ask("POST", f"{TABLES}/theirs", body)
     assert answer.error == FORBIDDEN
-    assert "would fork it" in answer.document["error"]["message"]
+    assert "is registered and cannot be changed here" in answer.document["error"]["message"]
     assert lake.latest_version() == before
 
 

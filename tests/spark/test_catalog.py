@@ -164,7 +164,7 @@ def test_frames_write_by_the_catalog(spark: SparkSession, sql: Sql, lake: Lakeho
     assert ids(sql, "WHERE month = 9") == [20]
     for condition, told in (
         (F.col("text") == "a", "needs a value for each of month"),
-        (F.col("month") == 3, "rows arrived"),
+        (F.col("month") == 3, "rows belong to partition"),
     ):
         with pytest.raises(InvalidInputError, match=told), spark_failures("write"):
             rows.writeTo("lake.facts.days").overwrite(condition)
@@ -272,7 +272,7 @@ REFUSED = (
     ("CREATE TABLE lake.facts.x (id INT) USING orc", "InvalidInputError", "USING"),
     ("CREATE TABLE lake.facts.x (id INT) LOCATION '/tmp/x'", "InvalidInputError", "LOCATION"),
     ("CREATE TABLE lake.facts.x (at TIMESTAMP) PARTITIONED BY (days(at))", "InvalidInputError", "days of 'at'"),
-    ("CREATE TABLE lake.facts.x (f FLOAT) PARTITIONED BY (f)", "InvalidDefinitionError", "that is no float"),
+    ("CREATE TABLE lake.facts.x (f FLOAT) PARTITIONED BY (f)", "InvalidDefinitionError", "that is not a float"),
     (
         "CREATE TABLE lake.facts.x TBLPROPERTIES ('write.location-provider.impl' = 'x') AS SELECT 1 AS i",
         "InvalidInputError",

@@ -77,7 +77,7 @@ def test_a_task_that_fails_commits_nothing(spark: SparkSession, lake: Lakehouse)
     other = plan.tables[0].found[0].files[0].file_path.removeprefix(lake.root)
     lake.storage.write(path, whole)
     lake.storage.write(other, append_one_row(lake.storage.read(other)))
-    with pytest.raises(CorruptFileError, match=f"data file '{other}' holds .* its manifest says"):
+    with pytest.raises(CorruptFileError, match=f"data file '{other}' has .* its manifest declares"):
         plan.execute(write_groups_on(spark))
     assert lake.latest_version() == version
 

@@ -57,7 +57,7 @@ class TableTransaction(IcebergTransaction):
     """
 
     #: The base metadata, the updates, and the metadata with these updates.
-    _made: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
+    _cached: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
 
     @property
     def table_metadata(self) -> TableMetadata:
