@@ -1,4 +1,4 @@
-"""Lakehouses in memory and in a folder, or on the server of ``--lakes``, behind a meter."""
+"""Lakehouses in memory and in a folder, or on the server of ``--lakes``, with metered storage."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["lakes"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test on both, or once where ``--lakes`` names a server.
+    """Run each test on memory and a folder, or once on the server that ``--lakes`` names.
 
-    A module whose files are refused by what stands in them, wherever they are, says ``ON_DISK_IN_SOAK``: its tests in
-    folders run in ``make soak``.
+    Modules that set ``ON_DISK_IN_SOAK`` test file contents, which do not depend on the storage: their tests run on a
+    folder only in ``make soak``.
     """
     if "lake" in metafunc.fixturenames:
         on_server = metafunc.config.getoption("lakes") != "default"
         marks = [pytest.mark.soak] if getattr(metafunc.module, "ON_DISK_IN_SOAK", False) else []
-        places = ["server"] if on_server else ["memory", pytest.param("local", marks=marks)]
-        metafunc.parametrize("lake", places, indirect=True)
+        storages = ["server"] if on_server else ["memory", pytest.param("local", marks=marks)]
+        metafunc.parametrize("lake", storages, indirect=True)
 
 
 @pytest.fixture
 def lake(request: pytest.FixtureRequest, lakes: Lakes) -> Lakehouse:
-    made = lakes.memory() if request.param == "memory" else lakes.local()
-    return Lakehouse.open(made.root, made.storage_options, storage=MeteredStorage(made.storage))
+    created = lakes.memory() if request.param == "memory" else lakes.local()
+    return Lakehouse.open(created.root, created.storage_options, storage=MeteredStorage(created.storage))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Random nested types of Iceberg, and rows of them with nulls at every level."""
+"""Random nested types of Iceberg, and rows of these types with nulls at every level."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-#: Arrow types of all primitive types of Iceberg, format version 2.
+#: Arrow types of all primitive types in Iceberg's format version 2.
 PRIMITIVES = (
     pa.bool_(),
     pa.int32(),
@@ -31,14 +31,14 @@ PRIMITIVES = (
     pa.binary(16),
     pa.uuid(),
 )
-_DEEPEST = 3
+_MAX_DEPTH = 3
 _FLOATS = (0.0, -0.0, 1.5, math.nan, math.inf, -math.inf)
 
 
 def nested_type(random: Random, depth: int = 0) -> pa.DataType:
-    """Return a random type; at depth 0 it is nested."""
+    """Return a random type, which is nested at depth 0."""
     kinds = ("struct", "list", "map") if depth == 0 else ("struct", "list", "map", "primitive", "primitive")
-    kind = "primitive" if depth == _DEEPEST else random.choice(kinds)
+    kind = "primitive" if depth == _MAX_DEPTH else random.choice(kinds)
     if kind == "struct":
         n_fields = random.randint(1, 3)
         return pa.struct([pa.field(f"f{at}", nested_type(random, depth + 1)) for at in range(n_fields)])
@@ -107,22 +107,22 @@ def nested_rows(seed: int, *, n_columns: int = 6, n_rows: int = 25) -> pa.Table:
 
 
 def array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Return an array of values in the form of ``to_pylist``; Arrow itself converts no nested UUIDs."""
+    """Return an array of values in the form of ``to_pylist``. Arrow itself cannot convert nested UUIDs."""
     is_null = [value is None for value in values]
     mask = pa.array(is_null, pa.bool_())
     if pa.types.is_struct(kind):
-        parts = [array([None if one is None else one[field.name] for one in values], field.type) for field in kind]
+        parts = [array([None if item is None else item[field.name] for item in values], field.type) for field in kind]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
     if pa.types.is_list(kind) or pa.types.is_map(kind):
-        offsets = pa.array([0, *itertools.accumulate(len(one or ()) for one in values)], pa.int32())
-        flat = [element for one in values for element in one or ()]
+        offsets = pa.array([0, *itertools.accumulate(len(item or ()) for item in values)], pa.int32())
+        flat = [element for item in values for element in item or ()]
         if pa.types.is_list(kind):
             return pa.ListArray.from_arrays(offsets, array(flat, kind.value_type), type=kind, mask=mask)
         keys = array([key for key, _ in flat], kind.key_type)
         return pa.MapArray.from_arrays(
-            offsets, keys, array([item for _, item in flat], kind.item_type), type=kind, mask=mask
+            offsets, keys, array([entry_value for _, entry_value in flat], kind.item_type), type=kind, mask=mask
         )
     if kind == pa.uuid():
-        stored = [None if one is None else one.bytes for one in values]
+        stored = [None if item is None else item.bytes for item in values]
         return pa.ExtensionArray.from_storage(kind, pa.array(stored, pa.binary(16)))
     return pa.array(values, kind)

@@ -1,4 +1,4 @@
-"""Avro is decoded within its bytes, whoever asks pyiceberg for it: by our walk, and by a scan."""
+"""Avro decoding never reads beyond its input, in this package's walks and in PyIceberg's scans."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Sink(bytearray):
 
 
 def encoded(values: list[object]) -> tuple[bytes, list[str]]:
-    """Return values as Avro writes them, and the methods that read them."""
+    """Return values in Avro's encoding, and the methods that decode them."""
     sink = _Sink()
     encoder, methods = BinaryEncoder(sink), []  # type: ignore[arg-type]
     for value in values:
@@ -50,7 +50,7 @@ def encoded(values: list[object]) -> tuple[bytes, list[str]]:
 
 
 @given(VALUES)
-def test_it_reads_what_pyiceberg_writes(values: list[object]) -> None:
+def test_decoder_reads_values_that_pyiceberg_encodes(values: list[object]) -> None:
     data, methods = encoded(values)
     ours, theirs = BoundedDecoder(data), StreamingBinaryDecoder(data)
     for method in methods:
@@ -59,7 +59,7 @@ def test_it_reads_what_pyiceberg_writes(values: list[object]) -> None:
 
 
 @given(VALUES.filter(bool), st.data())
-def test_a_cut_file_ends_by_an_error(values: list[object], data: st.DataObject) -> None:
+def test_decoder_rejects_truncated_input(values: list[object], data: st.DataObject) -> None:
     whole, methods = encoded(values)
     decoder = BoundedDecoder(whole[: data.draw(st.integers(0, len(whole) - 1))])
     with pytest.raises((EOFError, UnicodeDecodeError)):
@@ -68,7 +68,7 @@ def test_a_cut_file_ends_by_an_error(values: list[object], data: st.DataObject) 
 
 
 @pytest.mark.parametrize("size", [4, 1 << 20, 1 << 32, (1 << 63) - 1, -1, -(1 << 63)])
-def test_no_length_leads_out_of_the_bytes(size: int) -> None:
+def test_decoder_rejects_lengths_beyond_its_input(size: int) -> None:
     sink = _Sink()
     BinaryEncoder(sink).write_int(size)  # type: ignore[arg-type]
     data = bytes(sink) + b"abc"
@@ -86,7 +86,7 @@ def test_no_length_leads_out_of_the_bytes(size: int) -> None:
         BoundedDecoder(b"\xff" * 20).read_int()
 
 
-def test_pyiceberg_asks_its_module_for_the_decoder() -> None:
+def test_pyiceberg_uses_bounded_decoder() -> None:
     assert vars(avro_file)["new_decoder"] is BoundedDecoder
 
 
@@ -101,12 +101,12 @@ def lake(lakes: Lakes) -> Lakehouse:
 
 @pytest.mark.parametrize("kind", ["manifest list", "manifest"])
 @pytest.mark.parametrize("length", [b"\xfe\xff\x7f", b"\xfe\xff\xff\xff\x1f", b"\xfe\xff\xff\xff\xff\xff\xff\x7f"])
-def test_a_length_beyond_a_manifest_reads_nothing_beyond_it(lake: Lakehouse, kind: str, length: bytes) -> None:
+def test_manifest_with_excessive_length_is_rejected(lake: Lakehouse, kind: str, length: bytes) -> None:
     table = catalog_at(lake).load_table("ns.t")
     snapshot = table.current_snapshot()
     assert snapshot is not None
     io = catalog_at(lake).io
-    (manifest,) = manifests_in(snapshot, catalog_at(lake).io)  # of another catalog, as each keeps what it has read
+    (manifest,) = manifests_in(snapshot, catalog_at(lake).io)  # with another catalog, because catalogs cache files
     uri = snapshot.manifest_list if kind == "manifest list" else manifest.manifest_path
     path = uri.removeprefix(lake.root)
     data = uncompressed(unsealed(lake.storage.read(path)), path).data
@@ -120,7 +120,7 @@ def test_a_length_beyond_a_manifest_reads_nothing_beyond_it(lake: Lakehouse, kin
     BinaryEncoder(sink).write_int(len(block))  # type: ignore[arg-type]
     lake.storage.write(path, data[:header] + n_records + bytes(sink) + block + data[-16:])
     with pytest.raises(TrinityLakeError):
-        for one in manifests_in(snapshot, io):
-            entries_in(one, io)
+        for listed in manifests_in(snapshot, io):
+            entries_in(listed, io)
     with pytest.raises((EOFError, TrinityLakeError)):
         catalog_at(lake).load_table("ns.t").scan().to_arrow()

@@ -1,4 +1,4 @@
-"""Small files that claim or hold a lot: they are refused before they cost memory or time."""
+"""Small files that inflate to a lot, or declare it, are rejected before they cost memory or time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from trinitylake_ops.iceberg.validation.inflate import (
 
 ON_DISK_IN_SOAK = True  # tests/iceberg/conftest.py
 
-#: What a lakehouse's reader may take beyond what it has before, and how long.
+#: Maximum additional memory of a reader in bytes, and its maximum CPU time in seconds.
 EXTRA_BYTES = 256 << 20
 SECONDS = 10
 
@@ -61,7 +61,7 @@ try:
 except CorruptFileError:
     pass
 else:
-    raise SystemExit("nothing was refused")
+    raise SystemExit("the file was accepted")
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10, time.process_time() - begun)
 """
 RECORD = {"type": "record", "name": "r", "fields": [{"name": "text", "type": "bytes"}]}
@@ -111,19 +111,19 @@ def long(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["gzip", "deflate"])
-def test_a_bomb_costs_neither_memory_nor_time(kind: str, tmp_path: Any) -> None:
+def test_decompression_bomb_is_rejected_within_memory_and_time_limits(kind: str, tmp_path: Any) -> None:
     path = tmp_path / ("00001-x.gz.metadata.json" if kind == "gzip" else "x.avro")
     path.write_bytes(gzip_members(1 << 30) if kind == "gzip" else avro_bomb(kind, 192 << 20))
     assert path.stat().st_size < 2 << 20
-    done = subprocess.run([sys.executable, "-c", _CHILD, str(path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    extra_bytes, seconds = map(float, done.stdout.split())
+    completed = subprocess.run([sys.executable, "-c", _CHILD, str(path)], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    extra_bytes, seconds = map(float, completed.stdout.split())
     assert extra_bytes < EXTRA_BYTES
     assert seconds < SECONDS
 
 
 @pytest.mark.parametrize("codec", sorted(AVRO_CODECS))
-def test_each_codec_stops_at_the_limit(codec: str) -> None:
+def test_codec_stops_at_size_limit(codec: str) -> None:
     block = packed(codec, b"\0" * 1000)
     assert AVRO_CODECS[codec](block, 1000) == b"\0" * 1000
     with pytest.raises(InflatedTooLargeError):
@@ -131,13 +131,13 @@ def test_each_codec_stops_at_the_limit(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["deflate", "bzip2"])
-def test_a_block_that_ends_in_the_middle_is_corrupt(codec: str) -> None:
+def test_truncated_block_is_corrupt(codec: str) -> None:
     block = packed(codec, bytes(range(256)) * 8)[:-20]
     with pytest.raises(CorruptFileError):
         uncompressed(avro_file({"avro.codec": codec.encode()}, [(1, block)]), "x.avro")
 
 
-def test_a_header_has_a_bound() -> None:
+def test_oversized_header_is_corrupt() -> None:
     def with_schema(n_chars: int) -> bytes:
         schema = json.dumps({"type": "record", "name": "r", "fields": [], "doc": "x" * n_chars}).encode()
         return header_bytes({"avro.schema": schema, "avro.codec": b"null"}, b"s" * 16)
@@ -146,11 +146,11 @@ def test_a_header_has_a_bound() -> None:
     with pytest.raises(CorruptFileError):
         uncompressed(with_schema(MAX_HEADER_BYTES), "large.avro")
     check_header_size(with_schema(MAX_HEADER_BYTES - 1_000)[: 1 << 20], "own.avro")
-    with pytest.raises(CorruptFileError):  # which the first bytes tell, so that the rest is not read
+    with pytest.raises(CorruptFileError):  # detected in the first bytes, without reading the rest
         check_header_size(with_schema(MAX_HEADER_BYTES)[: 1 << 20], "large.avro")
 
 
-def test_all_members_and_blocks_count_together() -> None:
+def test_limit_applies_to_all_members_and_blocks_together() -> None:
     member = gzip.compress(b"x" * 600)
     assert inflate_gzip(member * 2 + b"\0" * 512, 1200) == b"x" * 1200
     with pytest.raises(InflatedTooLargeError):
@@ -160,7 +160,7 @@ def test_all_members_and_blocks_count_together() -> None:
         uncompressed(avro_file({"avro.codec": b"deflate"}, [(1, half), (1, half)]), "x.avro")
 
 
-def test_larger_files_may_hold_more_up_to_the_limit() -> None:
+def test_limit_grows_with_file_size_up_to_maximum() -> None:
     assert inflated_limit_bytes(1 << 20) == ALWAYS_ALLOWED_BYTES
     assert inflated_limit_bytes(4 << 20) == 128 << 20
     assert inflated_limit_bytes(1 << 40) == MAX_INFLATED_BYTES
@@ -199,7 +199,7 @@ def schema_with(field: object) -> bytes:
     ],
     ids=lambda data: "",
 )
-def test_what_claims_more_than_it_has_is_corrupt(data: bytes) -> None:
+def test_avro_file_with_false_declarations_is_corrupt(data: bytes) -> None:
     begun = time.process_time()
     with pytest.raises(CorruptFileError, match=r"'x\.avro'"):
         uncompressed(data, "x.avro")
@@ -207,18 +207,18 @@ def test_what_claims_more_than_it_has_is_corrupt(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "zstandard"])
-def test_what_others_write_comes_as_it_is(codec: str) -> None:
+def test_avro_file_of_another_writer_is_decompressed_unchanged(codec: str) -> None:
     records = [{"text": os.urandom(200)} for _ in range(500)]
     content = uncompressed(avro_bytes(RECORD, records, {"snapshot-id": "7"}, codec), "x.avro")
     assert (content.codec, content.meta_int("snapshot-id"), content.meta_int("none")) == (codec, 7, None)
-    schema, found, own = avro_records(content.data)
-    assert found == records
-    assert own == {"snapshot-id": "7"}
+    schema, decoded, custom_fields = avro_records(content.data)
+    assert decoded == records
+    assert custom_fields == {"snapshot-id": "7"}
     assert [field["name"] for field in schema["fields"]] == ["text"]
 
 
 @pytest.mark.parametrize("reader", ["scan", "append", "orphans", "verify"])
-def test_a_manifest_list_that_is_a_bomb_is_refused_by_all_readers(
+def test_manifest_list_bomb_is_rejected_by_all_readers(
     lake: Lakehouse, catalog: TrinityLakeCatalog, reader: str
 ) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
@@ -239,14 +239,14 @@ def test_a_manifest_list_that_is_a_bomb_is_refused_by_all_readers(
 
 
 @pytest.mark.parametrize("name", ["x.avro", "x.parquet"])
-def test_avro_by_another_beginning_or_name_is_no_way_around(lake: Lakehouse, name: str) -> None:
+def test_avro_bomb_with_other_name_or_magic_is_rejected(lake: Lakehouse, name: str) -> None:
     for head, path in ((b"Obj\x01", name), (b"PAR1", "y" + name)):
         lake.storage.create(path, head + avro_bomb("deflate", ALWAYS_ALLOWED_BYTES + 1)[4:])
         with pytest.raises(CorruptFileError), StorageFileIO.on(lake.storage).new_input(lake.root + path).open() as file:
             file.read()
 
 
-def test_json_of_many_values_or_deep_is_corrupt() -> None:
+def test_metadata_json_with_too_many_values_is_corrupt() -> None:
     values = b'{"x":[' + b"0," * 3_000_000 + b"0]}"
     with pytest.raises(CorruptFileError):
         metadata_json(gzip.compress(values), "1.gz.metadata.json")
@@ -257,7 +257,7 @@ def test_json_of_many_values_or_deep_is_corrupt() -> None:
 @pytest.mark.parametrize(
     "text", [b"[" * 200_000, b'{"a":' * 100_000, b'{"format-version":2,"schemas":[' + b"{}," * 50_000]
 )
-def test_metadata_that_is_deep_or_wrong_in_many_places_is_corrupt(lake: Lakehouse, text: bytes) -> None:
+def test_deeply_nested_or_invalid_metadata_is_corrupt(lake: Lakehouse, text: bytes) -> None:
     lake.storage.create("1.metadata.json", text)
     begun = time.process_time()
     with pytest.raises(CorruptFileError) as caught:
@@ -266,9 +266,7 @@ def test_metadata_that_is_deep_or_wrong_in_many_places_is_corrupt(lake: Lakehous
     assert len(str(caught.value)) < 400
 
 
-def test_manifests_that_a_snapshot_lists_by_itself_are_reached_and_read(
-    lake: Lakehouse, catalog: TrinityLakeCatalog
-) -> None:
+def test_inline_manifests_are_listed_and_read(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1))
     table.append(rows(2))
@@ -286,8 +284,8 @@ def test_manifests_that_a_snapshot_lists_by_itself_are_reached_and_read(
     before = {file.location for file in files_of(lake.snapshot().table("ns", "t"), StorageFileIO.on(lake.storage))}
     path = change_metadata(lake, inline)
     assert path == metadata_path(lake)
-    found = {file.location for file in files_of(lake.snapshot().table("ns", "t"), StorageFileIO.on(lake.storage))}
-    assert {location for location in before if location.endswith((".parquet", "m0.avro"))} <= found
+    after = {file.location for file in files_of(lake.snapshot().table("ns", "t"), StorageFileIO.on(lake.storage))}
+    assert {location for location in before if location.endswith((".parquet", "m0.avro"))} <= after
     fresh = catalog_at(lake).load_table("ns.t")
     assert ids_of(fresh) == [1, 2]
     with pytest.raises(InvalidDefinitionError):

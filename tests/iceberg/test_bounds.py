@@ -1,4 +1,4 @@
-"""Bounds in manifests that are no values of their columns: readers are right, and compaction and copies repair them."""
+"""Readers tolerate bounds in manifests that are not values of their columns, and compaction and copies repair them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def faulty_table(catalog: TrinityLakeCatalog) -> None:
         append.append_data_file(file)
 
 
-def listed(catalog: TrinityLakeCatalog) -> list[DataFile]:
+def live_files(catalog: TrinityLakeCatalog) -> list[DataFile]:
     table = catalog.load_table("ns.t")
     snapshot = table.current_snapshot()
     assert snapshot is not None
@@ -89,7 +89,7 @@ def long_bytes(value: int) -> bytes:
         (99, LOWER, b""),
     ],
 )
-def test_valid_bounds_stay(column: int, lower: bytes, upper: bytes) -> None:
+def test_valid_bounds_are_unchanged(column: int, lower: bytes, upper: bytes) -> None:
     assert valid_bounds({column: lower}, {column: upper}, TYPES) is None
 
 
@@ -109,14 +109,14 @@ def test_valid_bounds_stay(column: int, lower: bytes, upper: bytes) -> None:
         (10, b"ab", b"abc", ({}, {10: b"abc"})),
     ],
 )
-def test_faulty_bounds_are_repaired_or_left_out(
+def test_invalid_bounds_are_repaired_or_dropped(
     column: int, lower: bytes, upper: bytes, expected: tuple[dict[int, bytes], dict[int, bytes]]
 ) -> None:
     assert valid_bounds({column: lower}, {column: upper}, TYPES) == expected
 
 
 @given(st.text(max_size=12), st.integers(0, 48))
-def test_a_cut_lower_bound_stays_a_lower_bound(text: str, n_bytes: int) -> None:
+def test_truncated_lower_bound_remains_a_lower_bound(text: str, n_bytes: int) -> None:
     cut = text.encode(errors="replace")[:n_bytes]
     repaired = valid_bounds({1: cut}, {}, TYPES)
     lower = cut if repaired is None else repaired[0][1]
@@ -124,11 +124,11 @@ def test_a_cut_lower_bound_stays_a_lower_bound(text: str, n_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("schema", [None, "", "{", "[" * 100_000, "17", '{"id": "x", "type": 3}', b"\xff"])
-def test_a_schema_that_cannot_be_read_gives_no_types(schema: str | bytes | None) -> None:
+def test_invalid_schema_has_no_column_types(schema: str | bytes | None) -> None:
     assert column_types(schema) == {}
 
 
-def test_readers_repair_faulty_bounds(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_readers_repair_invalid_bounds(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     faulty_table(catalog)
     table = catalog.load_table("ns.t")
     for value, expected in (("zzzz", 1), (CUT, 1), ("A", 0)):
@@ -138,30 +138,34 @@ def test_readers_repair_faulty_bounds(lake: Lakehouse, catalog: TrinityLakeCatal
         assert len(planned_tasks(table.metadata, table.io, row_filter)) == (1 if value != "A" else 0)
     table.upsert(pa.table({"k": ["k3"], "text": ["zzzz"]}), ["text"])
     assert sorted(catalog.load_table("ns.t").scan().to_arrow()["k"].to_pylist()) == ["k1", "k3"]
-    assert not any(isinstance(file, FaultyBounds) for file in listed(catalog)), "a new manifest has the repaired ones"
+    assert not any(isinstance(file, FaultyBounds) for file in live_files(catalog)), (
+        "the new manifest has repaired bounds"
+    )
 
 
-def test_verify_finds_faulty_bounds_and_compaction_repairs_them(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_verify_reports_invalid_bounds_and_compaction_repairs_them(
+    lake: Lakehouse, catalog: TrinityLakeCatalog
+) -> None:
     faulty_table(catalog)
     for _ in range(2):
         report = operations.verify(lake, incremental=True)
         assert [(finding.code, finding.severity) for finding in report.findings] == [("table-bounds", "warning")]
         assert report.damaged_versions == ""
-    assert [type(file) for file in listed(catalog)] == [FaultyBounds]
+    assert [type(file) for file in live_files(catalog)] == [FaultyBounds]
     (compacted,) = operations.plan_compact_tables(lake).execute().tables
     assert (compacted.files_before, compacted.files_after) == (1, 1)
-    assert {type(file) for file in listed(catalog)} == {DataFile}
+    assert {type(file) for file in live_files(catalog)} == {DataFile}
     assert operations.plan_compact_tables(lake).is_empty
 
 
-def test_copies_have_valid_bounds(lake: Lakehouse, catalog: TrinityLakeCatalog, tmp_path: Path) -> None:
+def test_copy_has_valid_bounds(lake: Lakehouse, catalog: TrinityLakeCatalog, tmp_path: Path) -> None:
     faulty_table(catalog)
     operations.plan_export(lake, "full", "full", target=f"file://{tmp_path}/copy").execute()
     copy = catalog_at(Lakehouse.open(f"file://{tmp_path}/copy"))
-    assert [(type(file), file.lower_bounds[2]) for file in listed(copy)] == [(DataFile, b"A" * 15)]
+    assert [(type(file), file.lower_bounds[2]) for file in live_files(copy)] == [(DataFile, b"A" * 15)]
 
 
-def test_a_faulty_summary_of_a_manifest_list_excludes_nothing() -> None:
+def test_invalid_partition_summary_excludes_no_manifest() -> None:
     schema = Schema(NestedField(1, "text", StringType(), required=False))
     spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "text"))
     evaluate = manifest_evaluator(spec, schema, parser.parse("text = 'zzzz'"), case_sensitive=True)

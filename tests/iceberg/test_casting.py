@@ -1,4 +1,4 @@
-"""Rows are cast to a table's columns without changing a value, or refused in one line."""
+"""Rows are cast to a table's columns without changing values, or rejected with a one-line error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trinitylake_ops.iceberg.write.publication import publication_id, publish_on
 from trinitylake_ops.iceberg.write.upsert import stage_upsert
 
 NAME = ("ns", "t")
-MOMENT = dt.datetime(2030, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a wall clock time
+MOMENT = dt.datetime(2030, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a local time
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def put(lake: Lakehouse, rows: Any, how: str = "append") -> list[Any]:
     return values
 
 
-KEPT = [
+PRESERVED = [
     (pa.array([MOMENT], pa.timestamp("ns")), MOMENT),
     (pa.array([MOMENT.replace(microsecond=0)], pa.timestamp("s")), MOMENT.replace(microsecond=0)),
     (pa.array([MOMENT], pa.timestamp("ns", "Asia/Tokyo")), MOMENT.replace(tzinfo=dt.UTC)),
@@ -61,15 +61,15 @@ KEPT = [
 
 
 @pytest.mark.parametrize("how", ["append", "reader", "upsert"])
-def test_other_types_of_the_same_values_are_stored(lake: Lakehouse, how: str) -> None:
-    for at, (values, kept) in enumerate(KEPT):
-        own = Lakehouse.create(f"{lake.root}-{at}")
+def test_equivalent_types_are_stored_unchanged(lake: Lakehouse, how: str) -> None:
+    for index, (values, expected) in enumerate(PRESERVED):
+        separate_lake = Lakehouse.create(f"{lake.root}-{index}")
         for _ in range(2):  # into a new table, and into the same column again
-            stored = put(own, pa.table({"c": values}), how)
-        assert stored == [kept] * (1 if how == "upsert" else 2), values.type
+            stored = put(separate_lake, pa.table({"c": values}), how)
+        assert stored == [expected] * (1 if how == "upsert" else 2), values.type
 
 
-LOSING = [
+LOSSY = [
     pa.array([1], pa.timestamp("ns")),
     pa.array([1], pa.time64("ns")),
     pa.array([[1]], pa.list_(pa.timestamp("ns"))),
@@ -79,8 +79,8 @@ LOSING = [
 
 
 @pytest.mark.parametrize("how", ["append", "reader", "upsert"])
-def test_values_that_would_lose_a_part_are_refused(lake: Lakehouse, how: str) -> None:
-    for values in LOSING:
+def test_values_that_would_lose_precision_are_rejected(lake: Lakehouse, how: str) -> None:
+    for values in LOSSY:
         with pytest.raises(InvalidInputError, match=r"ns\.t") as caught:
             put(lake, pa.table({"c": values}), how)
         assert "\n" not in str(caught.value)
@@ -106,25 +106,25 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("how", ["append", "reader", "upsert", "partition"])
-def test_values_that_no_reader_can_read_are_refused(lake: Lakehouse, how: str) -> None:
-    for at, values in enumerate(UNREADABLE):
+def test_unreadable_values_are_rejected(lake: Lakehouse, how: str) -> None:
+    for index, values in enumerate(UNREADABLE):
         rows, version = pa.table({"c": values}), lake.latest_version()
         with pytest.raises(InvalidInputError, match=r"ns\.t") as caught:
             if how == "partition" and not pa.types.is_nested(values.type):
                 stage_arrow(lake, rows, *NAME, mode="append", partition_by=["c"])
             else:
                 put(lake, rows, "append" if how == "partition" else how)
-        assert "\n" not in str(caught.value), at
+        assert "\n" not in str(caught.value), index
         assert lake.latest_version() == version
     assert not [file.path for file in lake.storage.list() if file.path.endswith(".parquet")]
     ends = [dt.date.min, dt.date.max]
     assert put(lake, pa.table({"c": pa.array([*ends, None])})) == [*ends, None]
-    own = Lakehouse.create(f"{lake.root}-times")
-    times = [dt.datetime.min, dt.datetime.max]  # noqa: DTZ901 - wall clock times
-    assert put(own, pa.table({"c": pa.array(times, pa.timestamp("us"))})) == times
+    separate_lake = Lakehouse.create(f"{lake.root}-times")
+    times = [dt.datetime.min, dt.datetime.max]  # noqa: DTZ901 - local times
+    assert put(separate_lake, pa.table({"c": pa.array(times, pa.timestamp("us"))})) == times
 
 
-def test_rows_without_the_columns_that_they_need_are_refused(lake: Lakehouse) -> None:
+def test_rows_without_required_columns_are_rejected(lake: Lakehouse) -> None:
     empty, rows = pa.table({}), pa.table({"c": [1], "p": ["a"]})
     before = list(lake.storage.list(""))
     for mode in ("append", "replace_table"):
@@ -137,15 +137,15 @@ def test_rows_without_the_columns_that_they_need_are_refused(lake: Lakehouse) ->
     for replaces_columns in (True, False):
         with pytest.raises(InvalidInputError):
             stage_arrow(lake, empty, *NAME, mode="replace_table", replaces_columns=replaces_columns)
-    for given in (empty, rows.select(["c"]), rows.select(["c"]).to_reader()):
+    for incomplete in (empty, rows.select(["c"]), rows.select(["c"]).to_reader()):
         with pytest.raises(InvalidInputError, match="'p'"):
-            stage_arrow(lake, given, *NAME, mode="replace_partitions", partition_by=["p"])
+            stage_arrow(lake, incomplete, *NAME, mode="replace_partitions", partition_by=["p"])
     assert list(lake.storage.list("")) == before
     publish_once(lake, [stage_arrow(lake, empty, *NAME, mode="append")], publication_id("nothing"))
     assert catalog_at(lake).load_table(NAME).scan().to_arrow().num_rows == 1
 
 
-UNKNOWN = [
+UNSUPPORTED = [
     pa.array([1], pa.duration("s")),
     pa.nulls(1),
     pa.array([1], pa.uint64()),
@@ -160,15 +160,15 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("how", ["append", "reader", "upsert"])
-def test_types_that_iceberg_lacks_end_in_one_line(lake: Lakehouse, how: str) -> None:
-    for values in UNKNOWN:
+def test_unsupported_type_has_one_line_error(lake: Lakehouse, how: str) -> None:
+    for values in UNSUPPORTED:
         with pytest.raises(UnsupportedTypeError, match="'c'") as caught:
             put(lake, pa.table({"c": values}), how)
         assert "\n" not in str(caught.value)
 
 
-def test_list_views_of_an_existing_column_are_refused(lake: Lakehouse) -> None:
-    """Arrow's cast of them returns empty lists."""
+def test_list_view_of_existing_column_is_rejected(lake: Lakehouse) -> None:
+    """Arrow's cast of list views returns empty lists."""
     put(lake, pa.table({"c": [[1]]}))
     with pytest.raises(InvalidInputError, match="'c'"):
         put(lake, pa.table({"c": pa.array([[1]], pa.list_view(pa.int64()))}))
@@ -187,14 +187,14 @@ def test_list_views_of_an_existing_column_are_refused(lake: Lakehouse) -> None:
     ],
     ids=["date", "boolean", "list", "struct", "zone", "map", "number"],
 )
-def test_casts_that_arrow_does_not_check_are_refused(lake: Lakehouse, known: pa.Array, new: pa.Array) -> None:
+def test_lossy_casts_that_arrow_allows_are_rejected(lake: Lakehouse, known: pa.Array, new: pa.Array) -> None:
     put(lake, pa.table({"c": known}))
     for how in ("append", "reader"):
         with pytest.raises(InvalidInputError, match="'c'"):
             put(lake, pa.table({"c": new}), how)
 
 
-def test_floats_are_widened_where_they_would_be_rounded(lake: Lakehouse) -> None:
+def test_float_column_is_widened_for_doubles(lake: Lakehouse) -> None:
     put(lake, pa.table({"c": pa.array([0.5], pa.float32())}))
     with pytest.raises(InvalidInputError, match="'c'"):
         put(lake, pa.table({"c": [0.1]}), "reader")
@@ -204,7 +204,7 @@ def test_floats_are_widened_where_they_would_be_rounded(lake: Lakehouse) -> None
     assert str(catalog_at(lake).load_table(NAME).schema().find_type("c")) == "double"
 
 
-def test_columns_without_values_fit_any_column(lake: Lakehouse) -> None:
+def test_null_columns_fit_any_column(lake: Lakehouse) -> None:
     put(lake, pa.table({"c": [True], "d": [[MOMENT.date()]]}))
     assert put(lake, pa.table({"c": pa.nulls(1), "d": pa.array([[None]])}), "reader")[::-1] == [True, None]
 
@@ -228,13 +228,13 @@ def _objects() -> pl.DataFrame:
     ],
     ids=["eager", "lazy", "int128", "nested", "array"],
 )
-def test_frames_of_polars_that_cannot_be_stored(make: Any) -> None:
+def test_unsupported_polars_frame_is_rejected(make: Any) -> None:
     with pytest.raises(InvalidInputError) as caught:
         arrow_of_polars(make())
     assert "\n" not in str(caught.value)
 
 
-def test_frames_of_polars_with_all_their_types(lake: Lakehouse) -> None:
+def test_polars_frame_is_stored(lake: Lakehouse) -> None:
     frame = pl.DataFrame(
         {"c": [MOMENT.time()], "day": [MOMENT.date()], "kind": pl.Series(["a"], dtype=pl.Categorical), "at": [MOMENT]},
         schema_overrides={"at": pl.Datetime("ns")},
@@ -247,7 +247,7 @@ def test_frames_of_polars_with_all_their_types(lake: Lakehouse) -> None:
     [[1, "a"], [2**70], [_Money()], [1j], ["\ud800"], pd.arrays.SparseArray([1, 0])],
     ids=["mixed", "large", "objects", "complex", "surrogate", "sparse"],
 )
-def test_frames_of_pandas_that_cannot_be_stored(values: Any) -> None:
+def test_unsupported_pandas_frame_is_rejected(values: Any) -> None:
     with pytest.raises(InvalidInputError) as caught:
         arrow_of(pd.DataFrame({"c": pd.Series(values, dtype=None if hasattr(values, "dtype") else object)}))
     assert "\n" not in str(caught.value)
@@ -263,13 +263,13 @@ def test_frames_of_pandas_that_cannot_be_stored(values: Any) -> None:
     ],
     ids=["nulls", "periods", "durations"],
 )
-def test_types_of_pandas_that_iceberg_lacks(lake: Lakehouse, values: Any, advice: str) -> None:
+def test_unsupported_pandas_type_error_advises(lake: Lakehouse, values: Any, advice: str) -> None:
     with pytest.raises(UnsupportedTypeError, match="'c'") as caught:
         put(lake, arrow_of(pd.DataFrame({"c": values})))
     assert advice in str(caught.value)
 
 
-def test_nanoseconds_of_pandas(lake: Lakehouse) -> None:
+def test_pandas_nanoseconds_are_stored_only_without_loss(lake: Lakehouse) -> None:
     at = pd.Series(pd.to_datetime(["2026-01-01 10:00"]).as_unit("ns"))
     assert put(lake, arrow_of(pd.DataFrame({"c": at}))) == [at[0].to_pydatetime()]
     with pytest.raises(InvalidInputError):

@@ -1,4 +1,4 @@
-"""The catalog as pyiceberg's users see it: each change is one version of the lakehouse."""
+"""The catalog through PyIceberg's API: each change is one version of the lakehouse."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def ids_of(table: object) -> list[int]:
 
 def load(lake: Lakehouse, **properties: str) -> TrinityLakeCatalog:
     options = {f"storage.{name}": value for name, value in lake.storage_options.items()}
-    made = load_catalog("lake", **{"py-catalog-impl": IMPLEMENTATION, "root": lake.root, **options, **properties})
-    assert isinstance(made, TrinityLakeCatalog)
-    return made
+    loaded = load_catalog("lake", **{"py-catalog-impl": IMPLEMENTATION, "root": lake.root, **options, **properties})
+    assert isinstance(loaded, TrinityLakeCatalog)
+    return loaded
 
 
-def test_load_catalog_users_write_and_read(lake: Lakehouse) -> None:
+def test_loaded_catalog_writes_and_reads(lake: Lakehouse) -> None:
     catalog = load(lake)
     catalog.create_namespace("ns", {"owner": "me"})
     table = catalog.create_table("ns.t", SCHEMA)
@@ -94,7 +94,7 @@ def test_load_catalog_users_write_and_read(lake: Lakehouse) -> None:
     ]
 
 
-def test_the_schema_evolves_and_the_definition_follows(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_schema_change_updates_definition(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     schema = Schema(
         NestedField(1, "id", LongType(), required=True),
         NestedField(2, "where", StructType(NestedField(3, "city", StringType()))),
@@ -136,7 +136,7 @@ def fields_of(definition: TableDef) -> dict[str, object]:
     return {name: getattr(definition, name) for name in TableDef.__dataclass_fields__}
 
 
-def test_managed_tables_live_under_their_id(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_managed_table_is_stored_under_its_id(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1))
     definition = lake.snapshot().table("ns", "t")
@@ -148,20 +148,20 @@ def test_managed_tables_live_under_their_id(lake: Lakehouse, catalog: TrinityLak
     assert (definition.table_type, definition.table_format) == ("MANAGED", "ICEBERG")
 
 
-def test_a_table_root_takes_managed_tables_elsewhere(lakes: Lakes) -> None:
-    elsewhere = lakes.root("tables-elsewhere")
-    lake = lakes.local(table_root=elsewhere)
+def test_managed_table_is_stored_under_table_root(lakes: Lakes) -> None:
+    table_root = lakes.root("tables-elsewhere")
+    lake = lakes.local(table_root=table_root)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", SCHEMA).append(rows(1, 2))
     definition = lake.snapshot().table("ns", "t")
-    start = f"{elsewhere}tables/{definition.id}/"
-    assert definition.format_properties["metadata_location"].startswith(start)
+    prefix = f"{table_root}tables/{definition.id}/"
+    assert definition.format_properties["metadata_location"].startswith(prefix)
     assert ids_of(catalog_at(lake).load_table("ns.t")) == [1, 2]
     assert list(lake.storage.list("tables/")) == []
 
 
-def test_iceberg_may_not_delete_or_move_files(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_properties_that_delete_or_move_files_are_rejected(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA, properties={"write.metadata.previous-versions-max": "1"})
     assert table.properties["gc.enabled"] == "false"
     for number in range(4):
@@ -187,7 +187,7 @@ def test_iceberg_may_not_delete_or_move_files(lake: Lakehouse, catalog: TrinityL
     assert ids_of(catalog.load_table("ns.t")) == [0, 1, 2, 3]
 
 
-def test_time_travel_by_version_timestamp_and_loaded_catalog(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_catalog_reads_version_or_timestamp(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1, 2))
     version, moment = lake.latest_version(), lake.snapshot().created_at
     catalog.load_table("ns.t").append(rows(3))
@@ -208,7 +208,7 @@ def test_time_travel_by_version_timestamp_and_loaded_catalog(lake: Lakehouse, ca
         load(lake, timestamp="yesterday")
 
 
-def test_an_older_version_is_read_only(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_catalog_on_earlier_version_is_read_only(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
     past = load(lake, version=str(lake.latest_version()))
     files = {info.path for info in lake.storage.list()}
@@ -229,14 +229,14 @@ def test_an_older_version_is_read_only(lake: Lakehouse, catalog: TrinityLakeCata
     assert {info.path for info in lake.storage.list()} == files
 
 
-def test_bad_roots_are_told_clearly(lakes: Lakes, tmp_path: Path) -> None:
+def test_missing_lakehouse_or_root_is_an_error(lakes: Lakes, tmp_path: Path) -> None:
     with pytest.raises(LakehouseNotFoundError):
         load_catalog("lake", **{"py-catalog-impl": IMPLEMENTATION, "root": str(tmp_path / "nothing")})
     with pytest.raises(InvalidInputError, match="'root'"):
         load_catalog("lake", **{"py-catalog-impl": IMPLEMENTATION})
 
 
-def test_namespaces(catalog: TrinityLakeCatalog) -> None:
+def test_namespace_operations(catalog: TrinityLakeCatalog) -> None:
     catalog.create_namespace(("other",), {"a": "1", "b": "2"})
     assert catalog.list_namespaces() == [("ns",), ("other",)]
     assert catalog.list_namespaces("other") == []
@@ -265,7 +265,7 @@ def test_namespaces(catalog: TrinityLakeCatalog) -> None:
             attempt()
 
 
-def test_tables_come_and_go(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_table_create_rename_and_purge(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1))
     with pytest.raises(TableAlreadyExistsError):
@@ -298,14 +298,14 @@ def test_tables_come_and_go(lake: Lakehouse, catalog: TrinityLakeCatalog) -> Non
     assert ids_of(catalog_at(lake, version).load_table("ns.t")) == [1]
 
 
-def test_names_with_dots_are_tuples(catalog: TrinityLakeCatalog) -> None:
+def test_names_with_dots_are_passed_as_tuples(catalog: TrinityLakeCatalog) -> None:
     catalog.create_namespace(("a.b",))
     catalog.create_table(("a.b", "t.1"), SCHEMA).append(rows(7))
     assert catalog.list_tables(("a.b",)) == [("a.b", "t.1")]
     assert ids_of(catalog.load_table(("a.b", "t.1"))) == [7]
 
 
-def test_a_create_transaction_is_one_version(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_create_transaction_commits_one_version(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     version = lake.latest_version()
     with catalog.create_table_transaction("ns.t", SCHEMA) as change:
         change.append(rows(1, 2))
@@ -317,15 +317,15 @@ def test_a_create_transaction_is_one_version(lake: Lakehouse, catalog: TrinityLa
         late.commit_transaction()
 
 
-def test_a_view_has_no_file_to_register(catalog: TrinityLakeCatalog) -> None:
-    """What views can do is shown with the server's, in tests/server/test_views.py."""
+def test_register_view_is_not_implemented(catalog: TrinityLakeCatalog) -> None:
+    """Other view operations are tested in tests/server/test_views.py."""
     with pytest.raises(NotImplementedError, match="cannot be registered"):
         catalog.register_view("ns.v", "x")
 
 
-def test_no_table_takes_the_name_of_a_view(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    """Created, filled, renamed, registered, or published with other tables; no file of the table is left."""
-    place = catalog.create_table("ns.t", SCHEMA).metadata_location
+def test_table_cannot_have_name_of_view(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    """Creating, filling, renaming, registering or publishing it fails, and leaves no file of the table."""
+    metadata_location = catalog.create_table("ns.t", SCHEMA).metadata_location
     with lake.transaction() as txn:
         txn.alter_namespace("ns", {f"{VIEW_PREFIX}v": "{}"})
     late = catalog.create_table_transaction("ns.v", SCHEMA)
@@ -338,13 +338,13 @@ def test_no_table_takes_the_name_of_a_view(lake: Lakehouse, catalog: TrinityLake
         catalog.rename_table("ns.t", "ns.v")
     assert left_over_paths(lake) == before
     with pytest.raises(ObjectExistsError):
-        operations.register_table(lake, "ns", "v", place)
+        operations.register_table(lake, "ns", "v", metadata_location)
     with pytest.raises(ObjectExistsError), lake.transaction() as txn:
         catalog_for(txn).create_table("ns.v", SCHEMA)
     assert lake.snapshot().tables("ns") == ["t"]
 
 
-def test_a_column_type_that_iceberg_lacks_creates_nothing(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_create_table_with_unsupported_type_leaves_no_files(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     version = lake.latest_version()
     with pytest.raises(UnsupportedTypeError, match="'wait'"):
         catalog.create_table("ns.t", pa.schema([("id", pa.int64()), ("wait", pa.duration("us"))]))
@@ -352,7 +352,7 @@ def test_a_column_type_that_iceberg_lacks_creates_nothing(lake: Lakehouse, catal
     assert list(lake.storage.list("tables/")) == []
 
 
-def test_other_formats_and_broken_tables_are_told_clearly(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_other_formats_and_broken_tables_are_typed_errors(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     with lake.transaction() as txn:
         txn.create_table("ns", "lance", TableDef(table_format="LANCE"))
         txn.create_table("ns", "bare", TableDef(format_properties={}))
@@ -373,7 +373,7 @@ def test_other_formats_and_broken_tables_are_told_clearly(lake: Lakehouse, catal
     assert "Invalid JSON" in str(caught.value)
 
 
-def test_registered_tables_are_external(lake: Lakehouse, catalog: TrinityLakeCatalog, lakes: Lakes) -> None:
+def test_registered_table_is_external_and_read_only(lake: Lakehouse, catalog: TrinityLakeCatalog, lakes: Lakes) -> None:
     others = lakes.local("other")
     other = catalog_at(others)
     other.create_namespace("ns")
@@ -405,11 +405,14 @@ def test_registered_tables_are_external(lake: Lakehouse, catalog: TrinityLakeCat
         catalog.register_table("nothing.t", foreign.metadata_location)
 
 
-def test_where_roots_do_not_nest_a_metadata_file_is_read_through_the_root_of_its_lakehouse() -> None:
-    """The path tells which root that is, and nothing is asked."""
+def test_registering_io_derives_lakehouse_root_for_flat_storages() -> None:
+    """The root is derived from the path, without requests."""
     io = StorageFileIO.on(MemoryStorage("memory://registering/"))
-    own = f"tables/{uuid.UUID(int=1)}/metadata"
-    files = [f"dynamodb://lakes/lake/{own}/0.metadata.json", f"dynamodb://lakes/tables/x/lake/{own}/1.metadata.json"]
+    folder = f"tables/{uuid.UUID(int=1)}/metadata"
+    files = [
+        f"dynamodb://lakes/lake/{folder}/0.metadata.json",
+        f"dynamodb://lakes/tables/x/lake/{folder}/1.metadata.json",
+    ]
     assert registering_io(io, [*files, "s3://bucket/any/2.metadata.json"]).allowed_roots.given == (
         "dynamodb://lakes/lake/",
         "dynamodb://lakes/tables/x/lake/",
@@ -419,7 +422,7 @@ def test_where_roots_do_not_nest_a_metadata_file_is_read_through_the_root_of_its
         registering_io(io, ["dynamodb://lakes/any/2.metadata.json"])
 
 
-def test_concurrent_appends_of_two_catalogs_all_arrive(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_concurrent_appends_of_two_catalogs_are_all_committed(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     retries = {"commit.retry.num-retries": "30", "commit.retry.min-wait-ms": "5", "commit.retry.max-wait-ms": "50"}
     catalog.create_table("ns.t", SCHEMA, properties=retries)
     version = lake.latest_version()
@@ -443,7 +446,7 @@ def test_concurrent_appends_of_two_catalogs_all_arrive(lake: Lakehouse, catalog:
     assert lake.latest_version() == version + 12
 
 
-def test_a_stale_commit_fails_as_pyiceberg_expects(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_stale_commit_raises_commit_failed(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA, properties={"commit.retry.num-retries": "0"})
     first, second = load(lake).load_table("ns.t"), load(lake).load_table("ns.t")
     first.append(rows(1))
@@ -458,17 +461,17 @@ def faulty(lake: Lakehouse, *faults: Fault) -> tuple[TrinityLakeCatalog, FaultyS
     return catalog_at(Lakehouse(storage, lake.storage_options)), storage
 
 
-def test_a_failed_request_anywhere_in_an_append_changes_nothing(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_failed_request_during_append_changes_nothing(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
     probe, log = faulty(lake)
     probe.load_table("ns.t").append(rows(2))
     writes = [request for request in log.log if request.kind in ("create", "write")]
     assert len(writes) >= 6  # data, manifest, manifest list, metadata, definition, nodes, root, hint
-    for at, request in enumerate(writes, start=1):
+    for index, request in enumerate(writes, start=1):
         if request.path == "_latest_hint.txt":
             continue
         version, before = lake.latest_version(), ids_of(catalog.load_table("ns.t"))
-        kinds = [write.kind for write in writes[:at]]
+        kinds = [write.kind for write in writes[:index]]
         broken, _ = faulty(lake, fail(kinds.count(request.kind), StorageFullError, kind=request.kind))
         table = broken.load_table("ns.t")
         with pytest.raises(StorageFullError):
@@ -476,7 +479,7 @@ def test_a_failed_request_anywhere_in_an_append_changes_nothing(lake: Lakehouse,
         assert (lake.latest_version(), ids_of(catalog.load_table("ns.t"))) == (version, before)
 
 
-def test_an_unknown_outcome_is_told_as_such(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_unknown_commit_outcome_raises_commit_state_unknown(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA)
     root = f"_{f'{lake.latest_version() + 1:032b}'[::-1]}.arrow"
     broken, _ = faulty(
@@ -491,14 +494,14 @@ def test_an_unknown_outcome_is_told_as_such(lake: Lakehouse, catalog: TrinityLak
     assert ids_of(catalog.load_table("ns.t")) == [1]
 
 
-def test_a_lost_race_leaves_no_metadata_file(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_lost_race_leaves_no_metadata_file(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA, properties={"commit.retry.num-retries": "0"})
 
     def metadata_files() -> int:
         return sum(info.path.endswith(".metadata.json") for info in lake.storage.list("tables/"))
 
     class Racing(FaultyStorage):
-        """Lets somebody else commit to the same table just before our root is created."""
+        """Commits to the same table in another catalog just before the root is created."""
 
         raced = False
 
@@ -516,7 +519,7 @@ def test_a_lost_race_leaves_no_metadata_file(lake: Lakehouse, catalog: TrinityLa
     assert ids_of(table.refresh()) == [1]
 
 
-def test_every_file_of_a_table_passes_the_storage(
+def test_all_table_files_use_metered_storage(
     lake: Lakehouse, catalog: TrinityLakeCatalog, meter: MeteredStorage
 ) -> None:
     with meter.measure() as measured:

@@ -1,4 +1,4 @@
-"""Digests of rows: the same for the same rows in any order and form, others for every change of a value."""
+"""Content digests are independent of order and encoding, and differ for any changed value."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def iceberg(schema: pa.Schema) -> Schema:
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(schema))
 
 
-def digest(rows: pa.Table, schema: Schema, *, shown: Schema | None = None, n_rows: int = 100) -> ContentDigest:
-    made = ContentDigest(shown or schema)
+def digest(rows: pa.Table, schema: Schema, *, table_schema: Schema | None = None, n_rows: int = 100) -> ContentDigest:
+    content_digest = ContentDigest(table_schema or schema)
     for batch in rows.to_batches(max_chunksize=n_rows):
-        made.add(batch, schema, {})
-    return made
+        content_digest.add(batch, schema, {})
+    return content_digest
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_order_and_the_batches_do_not_matter_and_each_value_does(seed: int) -> None:
+def test_digest_depends_on_values_but_not_on_order_or_batches(seed: int) -> None:
     rows, random = nested_rows(seed), Random(seed)
     schema = iceberg(rows.schema)
     base = digest(rows, schema)
@@ -61,7 +61,7 @@ def test_the_order_and_the_batches_do_not_matter_and_each_value_does(seed: int) 
         assert f"'{field.name}" in difference
 
 
-def test_values_that_change_rows_are_found() -> None:
+def test_digest_detects_values_moved_between_rows() -> None:
     rows = pa.table({"a": [1, 2, 3], "b": ["x", "y", "z"]})
     schema = iceberg(rows.schema)
     swapped = rows.set_column(1, "b", pa.array(["y", "x", "z"]))
@@ -96,7 +96,7 @@ _MAPS = pa.map_(pa.string(), pa.struct([("a", pa.int32())]))
         (pa.struct([("s", _LISTS)]), {"s": None}, {"s": []}),
     ],
 )
-def test_values_that_are_alike(kind: pa.DataType, one: Any, other: Any) -> None:
+def test_digest_distinguishes_similar_values(kind: pa.DataType, one: Any, other: Any) -> None:
     schema = iceberg(pa.schema([("c", kind)]))
     first, second = (pa.table({"c": pa.array([each, None], kind)}) for each in (one, other))
     assert digest(first, schema).difference(digest(second, schema)) is not None
@@ -112,22 +112,22 @@ def test_values_that_are_alike(kind: pa.DataType, one: Any, other: Any) -> None:
         (StringType(), StringType(), pa.dictionary(pa.int8(), pa.string()), pa.large_string(), ["a", "b", "a", None]),
     ],
 )
-def test_promoted_types_and_other_forms_are_equal(
+def test_digest_is_equal_for_promoted_types_and_encodings(
     before: IcebergType, after: IcebergType, stored: pa.DataType, shown: pa.DataType, values: list[Any]
 ) -> None:
     first, second = (Schema(NestedField(1, "c", kind, required=False)) for kind in (before, after))
     old = pa.table({"c": pa.array(values, stored)})
     new = pa.table({"c": pa.array(values, stored).cast(shown)})
-    assert digest(old, first, shown=second).difference(digest(new, second)) is None
+    assert digest(old, first, table_schema=second).difference(digest(new, second)) is None
     nested = [ListType(2, kind, element_required=False) for kind in (before, after)]
     first, second = (Schema(NestedField(1, "c", kind, required=False)) for kind in nested)
     if not pa.types.is_dictionary(stored):
         old = pa.table({"c": pa.array([values, None, []], pa.list_(stored))})
         new = pa.table({"c": old["c"].cast(pa.list_(shown))})
-        assert digest(old, first, shown=second).difference(digest(new, second)) is None
+        assert digest(old, first, table_schema=second).difference(digest(new, second)) is None
 
 
-def test_fields_that_were_added_renamed_or_dropped() -> None:
+def test_digest_follows_schema_evolution() -> None:
     before = Schema(NestedField(1, "s", StructType(_field(2, "a"), _field(3, "b")), required=False), _field(4, "gone"))
     after = Schema(_field(5, "new"), NestedField(1, "t", StructType(_field(6, "c"), _field(2, "d")), required=False))
     old = pa.Table.from_pylist(
@@ -138,26 +138,26 @@ def test_fields_that_were_added_renamed_or_dropped() -> None:
         [{"new": None, "t": None}, {"new": None, "t": {"c": None, "d": 1}}],
         schema_to_pyarrow(after, include_field_ids=False),
     )
-    assert digest(old, before, shown=after).difference(digest(new, after)) is None
+    assert digest(old, before, table_schema=after).difference(digest(new, after)) is None
     other = new.set_column(0, "new", pa.array([None, 7], pa.int32()))
-    assert digest(old, before, shown=after).difference(digest(other, after)) is not None
+    assert digest(old, before, table_schema=after).difference(digest(other, after)) is not None
 
 
 def _field(number: int, name: str) -> NestedField:
     return NestedField(number, name, IntegerType(), required=False)
 
 
-def test_many_elements_and_long_texts_at_any_place() -> None:
+def test_digest_of_large_lists_and_strings_is_independent_of_order() -> None:
     lists = [[1] * 70_000, [], list(range(100_000)), None, [3]]
     rows = pa.table({"l": pa.array(lists, pa.list_(pa.int32())), "t": ["a" * 70_000, "", "b" * 255, None, "c" * 256]})
     schema = iceberg(rows.schema)
     assert digest(rows, schema).difference(digest(rows.take([4, 2, 0, 1, 3]), schema, n_rows=2)) is None
 
 
-def test_texts_of_every_length_have_the_same_hash_in_any_batch_and_form() -> None:
+def test_string_hash_is_independent_of_batch_and_encoding() -> None:
     random = Random(5)
     texts = [random.randbytes(length) for length in range(300) for _ in range(3)]
-    texts += [bytes(length) for length in range(1, 300)]  # zeros, which also pad
+    texts += [bytes(length) for length in range(1, 300)]  # zeros, which are also used as padding
     for at in range(0, 64, 8):  # the high bytes of two words
         texts.append(bytes(at + 7) + b"\x80" + bytes(7 - at % 8) + b"\x80" + bytes(70 - at))
     texts = list(dict.fromkeys(texts))

@@ -1,4 +1,4 @@
-"""Manifests are written anew with other paths and nothing else changed."""
+"""Rewritten manifests differ from their originals only in paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import FileKind
 
 MANIFEST = "tables/t/metadata/m.avro"
-# As a manifest's own, with partition values of every kind that Avro gives a meaning of its own.
+# Like the schema of a manifest, with partition values of every logical type of Avro.
 VALUES = {
     "date": {"type": "int", "logicalType": "date"},
     "time": {"type": "long", "logicalType": "time-micros"},
@@ -41,19 +41,19 @@ SCHEMA = {
         }
     ],
 }
-PHYSICAL = b"logicalTypo"  # as long as the real one, and of no meaning
+PHYSICAL = b"logicalTypo"  # a meaningless attribute of the same length as the real one
 
 
 def manifest(codec: str, data_file: dict[str, Any]) -> bytes:
-    """Return a manifest with these values as they are stored."""
-    plain = fastavro.parse_schema(_renamed(SCHEMA))
+    """Encode a manifest with these physical values."""
+    physical_schema = fastavro.parse_schema(_renamed(SCHEMA))
     written = io.BytesIO()
-    fastavro.writer(written, plain, [{"data_file": data_file}], codec=codec, metadata={"format-version": "2"})
+    fastavro.writer(written, physical_schema, [{"data_file": data_file}], codec=codec, metadata={"format-version": "2"})
     return written.getvalue().replace(PHYSICAL, b"logicalType")
 
 
-def stored(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of a manifest as they are stored, and its properties."""
+def physical_values(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the physical values of a manifest, and its properties."""
     reader = fastavro.reader(io.BytesIO(data.replace(b"logicalType", PHYSICAL)))
     (record,) = reader
     assert isinstance(record, dict)
@@ -67,8 +67,8 @@ def _renamed(schema: Any) -> Any:
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "zstandard"])
-def test_values_beyond_what_python_counts_stay_as_they_are(lakes: Lakes, codec: str) -> None:
-    """Such as days and times that stand for infinity."""
+def test_rewritten_manifest_preserves_values_beyond_python_range(lakes: Lakes, codec: str) -> None:
+    """Such values are used for infinite dates and times."""
     lake = lakes.local()
     values = {
         "date": 106_751_991,
@@ -82,6 +82,6 @@ def test_values_beyond_what_python_counts_stay_as_they_are(lakes: Lakes, codec: 
     copy = FileCopy(FileKind.MANIFEST, MANIFEST, MANIFEST, len(data))
     copied = rewritten(copy, data, StorageFileIO.on(lake.storage), places, {})
     expected = {"file_path": "s3://bucket/backup/tables/t/data/a.parquet", **values}
-    properties = stored(data)[1]
-    assert stored(copied) == (expected, properties)
+    properties = physical_values(data)[1]
+    assert physical_values(copied) == (expected, properties)
     assert copied == rewritten(copy, data, StorageFileIO.on(lake.storage), places, {})

@@ -78,7 +78,7 @@ def read(io: StorageFileIO, data_file: DataFile) -> pa.Table:
         return pq.read_table(stream)
 
 
-def test_rows_are_split_by_identity_partitions(lake: Lakehouse, io: StorageFileIO) -> None:
+def test_rows_are_split_by_partition(lake: Lakehouse, io: StorageFileIO) -> None:
     metadata = metadata_of(lake, FLIGHTS, "year", "month")
     files = write_data_files(io, metadata, [flights(1, 2, 1), flights(2, None, first_delay=3), flights()])
     by_month = {data_file.partition[1]: data_file for data_file in files}
@@ -91,7 +91,7 @@ def test_rows_are_split_by_identity_partitions(lake: Lakehouse, io: StorageFileI
         assert data_file.file_path.startswith(f"{metadata.location}/data/")
 
 
-def test_field_ids_and_statistics_are_in_the_files(lake: Lakehouse, io: StorageFileIO) -> None:
+def test_data_file_has_field_ids_and_statistics(lake: Lakehouse, io: StorageFileIO) -> None:
     (data_file,) = write_data_files(io, metadata_of(lake, FLIGHTS), [flights(1, 2, None)])
     with io.new_input(data_file.file_path).open() as stream:
         schema = pq.read_schema(stream)
@@ -104,7 +104,7 @@ def test_field_ids_and_statistics_are_in_the_files(lake: Lakehouse, io: StorageF
     assert data_file.split_offsets
 
 
-def test_data_files_pickle_with_all_they_hold(lake: Lakehouse, io: StorageFileIO) -> None:
+def test_data_file_can_be_pickled(lake: Lakehouse, io: StorageFileIO) -> None:
     schema = pa.schema([("day", pa.date32()), ("price", pa.decimal128(9, 2)), ("v", pa.float64())])
     batch = pa.record_batch(
         {"day": [date(2013, 1, 2)], "price": pa.array([Decimal("1.50")], pa.decimal128(9, 2)), "v": [0.5]}
@@ -116,7 +116,7 @@ def test_data_files_pickle_with_all_they_hold(lake: Lakehouse, io: StorageFileIO
     assert "/day=2013-01-02/price=1.50/" in copy.file_path
 
 
-def test_files_end_at_their_target_size(lake: Lakehouse, io: StorageFileIO) -> None:
+def test_file_is_finished_at_target_size(lake: Lakehouse, io: StorageFileIO) -> None:
     batches = [flights(*[1] * 2_000, first_delay=at * 2_000) for at in range(10)]
     files = write_data_files(
         io, metadata_of(lake, FLIGHTS), batches, target_file_size_bytes=20_000, buffer_bytes=100_000
@@ -127,7 +127,7 @@ def test_files_end_at_their_target_size(lake: Lakehouse, io: StorageFileIO) -> N
     assert delays == list(range(20_000))
 
 
-def test_memory_stays_bounded_over_many_partitions(
+def test_memory_is_bounded_for_many_partitions(
     lake: Lakehouse, io: StorageFileIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_OPEN_FILES", 3)
@@ -149,7 +149,7 @@ def test_memory_stays_bounded_over_many_partitions(
     assert {data_file.partition[0] for data_file in files} == set(range(12))
 
 
-def test_no_rows_make_no_file(lake: Lakehouse, io: StorageFileIO, meter: MeteredStorage) -> None:
+def test_write_without_rows_creates_no_file(lake: Lakehouse, io: StorageFileIO, meter: MeteredStorage) -> None:
     metadata = metadata_of(lake, FLIGHTS, "month")
     with meter.measure() as measured:
         assert write_data_files(io, metadata, []) == []
@@ -157,7 +157,7 @@ def test_no_rows_make_no_file(lake: Lakehouse, io: StorageFileIO, meter: Metered
     assert measured.counts.total == 0
 
 
-def test_a_failure_in_the_middle_leaves_nothing(lake: Lakehouse, io: StorageFileIO) -> None:
+def test_failed_write_leaves_no_files(lake: Lakehouse, io: StorageFileIO) -> None:
     def failing() -> Iterator[pa.RecordBatch]:
         for month in range(6):
             yield flights(*[month] * 500)
@@ -184,14 +184,14 @@ def test_a_failure_in_the_middle_leaves_nothing(lake: Lakehouse, io: StorageFile
         ({"delay": pa.array(["soon"])}, "'delay' cannot be stored as long"),
     ],
 )
-def test_rows_that_do_not_fit_name_the_column(
+def test_error_for_unsuitable_rows_names_the_column(
     lake: Lakehouse, io: StorageFileIO, change: dict[str, pa.Array | None], message: str
 ) -> None:
     batch = flights(1)
     columns = {**dict(zip(batch.schema.names, batch.columns, strict=True)), **change}
-    given = pa.record_batch({name: column for name, column in columns.items() if column is not None})
+    modified = pa.record_batch({name: column for name, column in columns.items() if column is not None})
     with pytest.raises(InvalidInputError, match=message) as caught:
-        write_data_files(io, metadata_of(lake, FLIGHTS), [given])
+        write_data_files(io, metadata_of(lake, FLIGHTS), [modified])
     assert "\n" not in str(caught.value)
 
 
@@ -202,7 +202,7 @@ def test_missing_optional_columns_are_null(lake: Lakehouse, io: StorageFileIO) -
     ]
 
 
-def test_wall_clock_times_are_not_taken_for_utc(lake: Lakehouse, io: StorageFileIO) -> None:
+def test_local_times_are_not_stored_as_utc(lake: Lakehouse, io: StorageFileIO) -> None:
     metadata = metadata_of(lake, pa.schema([("at", pa.timestamp("us", tz="UTC"))]))
     with pytest.raises(InvalidInputError):
         write_data_files(io, metadata, [pa.record_batch({"at": pa.array([0], pa.timestamp("us"))})])
@@ -211,7 +211,7 @@ def test_wall_clock_times_are_not_taken_for_utc(lake: Lakehouse, io: StorageFile
     assert read(io, data_file)["at"].cast(pa.int64()).to_pylist() == [0]
 
 
-def test_partitions_that_cannot_be_written_are_refused(lake: Lakehouse, io: StorageFileIO) -> None:
+def test_unsupported_partition_is_rejected(lake: Lakehouse, io: StorageFileIO) -> None:
     floats = metadata_of(lake, pa.schema([("v", pa.float64())]), "v")
     with pytest.raises(InvalidDefinitionError):
         write_data_files(io, floats, [])
@@ -244,7 +244,7 @@ XY = pa.struct([("x", pa.int64()), ("y", pa.int64())])
     ],
     ids=["struct", "nested", "list", "map"],
 )
-def test_fields_that_a_table_lacks_are_not_lost(
+def test_unknown_nested_field_is_rejected(
     lake: Lakehouse, io: StorageFileIO, known: pa.DataType, given: pa.DataType, lost: str
 ) -> None:
     metadata = metadata_of(lake, pa.schema([("n", known)]))
@@ -255,7 +255,7 @@ def test_fields_that_a_table_lacks_are_not_lost(
     assert [data_file.record_count for data_file in write_data_files(io, metadata, [same])] == [2]
 
 
-def test_two_columns_of_one_name(lake: Lakehouse, io: StorageFileIO) -> None:
+def test_duplicate_column_is_rejected(lake: Lakehouse, io: StorageFileIO) -> None:
     batch = pa.record_batch([pa.array([1]), pa.array([2])], names=["n", "n"])
     with pytest.raises(InvalidInputError, match="'n'"):
         write_data_files(io, metadata_of(lake, pa.schema([("n", pa.int64())])), [batch])

@@ -1,4 +1,4 @@
-"""Rows that equality deletes delete are those whose values are all equal, nulls and NaNs to each other."""
+"""Equality deletes match rows whose key values are all equal. Nulls equal each other, and so do NaNs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBERS = st.lists(st.tuples(st.sampled_from([None, 0, 1, 2**40]), st.sampled_f
 
 @settings(max_examples=150, deadline=None)
 @given(deleted=_NUMBERS.filter(bool), found=_NUMBERS)
-def test_keys_of_two_columns_are_compared_as_pairs(
+def test_multi_column_keys_match_as_pairs(
     deleted: list[tuple[int | None, str | None]], found: list[tuple[int | None, str | None]]
 ) -> None:
     kinds = (pa.int64(), pa.string())
@@ -31,7 +31,7 @@ def _columns(rows: list[Any], kinds: tuple[pa.DataType, ...]) -> list[pa.Array]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "gone", "stays"),
+    ("kind", "deleted", "other"),
     [
         (pa.float64(), float("nan"), 1.0),
         (pa.float32(), 0.5, float("nan")),
@@ -43,17 +43,17 @@ def _columns(rows: list[Any], kinds: tuple[pa.DataType, ...]) -> list[pa.Array]:
         (pa.bool_(), True, None),
     ],
 )
-def test_values_of_each_kind(kind: pa.DataType, gone: Any, stays: Any) -> None:
-    keys = _DeletedKeys(pa.table({"a": pa.array([gone, gone], kind), "b": pa.array([1, 2], pa.int32())}))
-    found = pa.array([gone, gone, stays], kind)
-    assert keys.matches([found, pa.array([1, 3, 1], pa.int32())]).to_pylist() == [True, False, False]
-    alone = _DeletedKeys(pa.table({"a": pa.array([gone], kind)}))
-    assert alone.matches([found]).to_pylist() == [True, True, False]
+def test_keys_of_each_type_match(kind: pa.DataType, deleted: Any, other: Any) -> None:
+    keys = _DeletedKeys(pa.table({"a": pa.array([deleted, deleted], kind), "b": pa.array([1, 2], pa.int32())}))
+    values = pa.array([deleted, deleted, other], kind)
+    assert keys.matches([values, pa.array([1, 3, 1], pa.int32())]).to_pylist() == [True, False, False]
+    single_key = _DeletedKeys(pa.table({"a": pa.array([deleted], kind)}))
+    assert single_key.matches([values]).to_pylist() == [True, True, False]
     nulls = _DeletedKeys(pa.table({"a": pa.array([None], kind)}))
-    assert nulls.matches([pa.array([gone, None], kind)]).to_pylist() == [False, True]
+    assert nulls.matches([pa.array([deleted, None], kind)]).to_pylist() == [False, True]
 
 
-def test_strings_of_other_sizes_and_dictionaries_are_the_same_strings() -> None:
+def test_string_keys_match_in_any_encoding() -> None:
     keys = _DeletedKeys(pa.table({"a": pa.array(["x"], pa.large_string())}))
     assert keys.matches([pa.array(["x", "y"])]).to_pylist() == [True, False]
     assert keys.matches([pa.array(["y", "x"]).dictionary_encode()]).to_pylist() == [False, True]

@@ -1,4 +1,4 @@
-"""Data and delete files that claim to decode to a lot: they are refused before a decoder of columns sees them."""
+"""Data and delete files that declare excessive sizes are rejected before a decoder reads them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def parquet_bomb() -> bytes:
     return parquet_of_zeros(34_000_000)
 
 
-def test_a_parquet_file_of_zeros_is_refused_by_all_who_read_rows(
+def test_parquet_bomb_is_rejected_by_all_readers(
     lake: Lakehouse, catalog: TrinityLakeCatalog, parquet_bomb: bytes
 ) -> None:
     assert len(parquet_bomb) < ALWAYS_ALLOWED_BYTES // 1000
@@ -79,12 +79,12 @@ def test_a_parquet_file_of_zeros_is_refused_by_all_who_read_rows(
     for open_file in (reading_io(lake).new_input, CheckedFileIO.like(reading_io(lake), {}).new_input):
         with pytest.raises(CorruptFileError):
             open_file(task.file.file_path).open()
-    with pytest.raises(CorruptFileError):  # a copy of deletes, whatever their name
+    with pytest.raises(CorruptFileError):  # a copy of a delete file, regardless of its name
         parquet_deletes(parquet_bomb, "deletes", "copy.parquet", str)
 
 
-def test_of_a_large_file_the_claims_are_checked_when_its_end_is_read(lake: Lakehouse, parquet_bomb: bytes) -> None:
-    # Whatever stands before, a decoder begins at the end.
+def test_large_file_is_checked_when_its_end_is_read(lake: Lakehouse, parquet_bomb: bytes) -> None:
+    # A decoder starts at the end, regardless of the start of the file.
     data = b"something else" + bytes(WHOLE_FILE_BYTES) + parquet_bomb
     check_claims(data, len(data), "a.parquet")
     footer = struct.pack("<I", MAX_FOOTER_BYTES) + b"PAR1"
@@ -128,7 +128,7 @@ def with_broken_footer(data: bytes) -> bytes:
     ids=["random", "empty", "cut in the middle", "cut at the end", "no footer", "orc", "avro"],
 )
 @pytest.mark.parametrize("is_orc", [False, True], ids=["parquet", "orc"])
-def test_a_file_that_does_not_end_as_its_name_says_is_told_by_path(
+def test_error_for_file_without_footer_names_its_path(
     lake: Lakehouse, catalog: TrinityLakeCatalog, broken: Callable[[int], bytes], n_bytes: int, is_orc: bool
 ) -> None:
     if is_orc:
@@ -151,31 +151,31 @@ def test_a_file_that_does_not_end_as_its_name_says_is_told_by_path(
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
-def test_what_stripes_claim_is_read_whatever_their_compression(codec: str) -> None:
+def test_orc_stripes_are_parsed_with_any_codec(codec: str) -> None:
     data = orc_of_zeros(1_000_000, codec)
     assert sum(stripe.rows for stripe in OrcTail.parse(data).stripes) == 1_000_000
     check_claims(data, len(data), "a.orc")
 
 
-def test_an_orc_stripe_of_runs_is_refused() -> None:
+def test_orc_stripe_of_runs_is_rejected() -> None:
     data = orc_of_zeros(34_000_000, "zlib")
     with pytest.raises(CorruptFileError):
         check_claims(data, len(data), "a.orc")
 
 
-def test_pages_that_claim_more_than_their_footer_says_are_refused() -> None:
+def test_page_larger_than_declared_in_footer_is_rejected() -> None:
     with pytest.raises(CorruptFileError):
         check_size(ALWAYS_ALLOWED_BYTES + 1, ALWAYS_ALLOWED_BYTES // 1000, "column 0", "a.parquet")
     check_size(ALWAYS_ALLOWED_BYTES, 1, "column 0", "a.parquet")
     data = parquet_of_zeros(1000)
-    # The header of its only page: its type, then its size without compression.
-    at = data.index(b"\x15\x00\x15", 4)
-    lying = data[: at + 3] + b"\xfe\xff\xff\xff\x0f" + data[at + 5 :]
+    # The header of its only page: its type, then its decompressed size.
+    offset = data.index(b"\x15\x00\x15", 4)
+    modified = data[: offset + 3] + b"\xfe\xff\xff\xff\x0f" + data[offset + 5 :]
     with pytest.raises(CorruptFileError):
-        check_parquet_pages(len(lying), lambda offset, length: lying[offset : offset + length], "a.parquet")
+        check_parquet_pages(len(modified), lambda offset, length: modified[offset : offset + length], "a.parquet")
 
 
-def test_pages_are_checked_as_a_decoder_reads_them() -> None:
+def test_pages_are_checked_while_decoding() -> None:
     data = parquet_of_zeros(1000)
     whole = pq.ParquetFile(io.BytesIO(data))
     column = whole.metadata.row_group(0).column(0)
@@ -193,19 +193,19 @@ def test_pages_are_checked_as_a_decoder_reads_them() -> None:
 
 
 @pytest.mark.parametrize("claim", [b"\xfe\xff\xff\xff\x0f", b"\x81\x80\x80\x80\x20"], ids=["two gigabytes", "negative"])
-def test_a_page_that_claims_another_size_is_not_given_to_a_decoder(claim: bytes) -> None:
-    """Decoders take the size for a number of 32 bits, and ask for so much memory at once."""
+def test_page_with_false_size_is_not_decoded(claim: bytes) -> None:
+    """Decoders read the size as a 32-bit number and allocate it at once."""
     data = parquet_of_zeros(1000)
     at = data.index(b"\x15\x00\x15", 4)
     size_at = at + 3
-    lying = data[:size_at] + claim + data[size_at + len(claim) :]
+    modified = data[:size_at] + claim + data[size_at + len(claim) :]
     metadata = pq.read_metadata(io.BytesIO(data))
-    pages = CheckedPages(io.BytesIO(lying), lying, "a.parquet")
+    pages = CheckedPages(io.BytesIO(modified), modified, "a.parquet")
     with pytest.raises(CorruptFileError):
         pq.ParquetFile(pa.PythonFile(pages, mode="r"), metadata=metadata).read()
 
 
-def test_statistics_that_contradict_themselves_do_not_end_the_process() -> None:
+def test_contradictory_statistics_do_not_crash_the_process() -> None:
     decoder = DECODERS["data_parquet"]
     for data in regressions("data_parquet").values():
         with pytest.raises(CorruptFileError):
@@ -218,7 +218,7 @@ def vector_of(key: int, n_bitmaps: int = 1) -> bytes:
     return bytes(8) + struct.pack("<QI", n_bitmaps, key) + vector_blob(1)[20:]
 
 
-def test_deletion_vectors_of_more_positions_than_can_be_held_are_refused() -> None:
+def test_deletion_vector_with_too_many_positions_is_rejected() -> None:
     check_puffin(puffin(("a", vector_blob(*range(100_000))))[0], "a.puffin")
     few = vector_blob(1)
     runs = b"".join(struct.pack("<HH", number, 0xFFFF) for number in range(100))
@@ -239,7 +239,7 @@ def test_deletion_vectors_of_more_positions_than_can_be_held_are_refused() -> No
         lambda blob: {"type": blob["type"]},
     ],
 )
-def test_blobs_that_lead_out_of_their_file_are_refused(change: Callable[[dict[str, object]], object]) -> None:
+def test_puffin_blob_beyond_file_is_rejected(change: Callable[[dict[str, object]], object]) -> None:
     data = puffin(("a", vector_blob(1, 2)))[0]
     size = int.from_bytes(data[-12:-8], "little")
     footer = json.loads(data[-12 - size : -12])
@@ -250,13 +250,13 @@ def test_blobs_that_lead_out_of_their_file_are_refused(change: Callable[[dict[st
 
 
 @pytest.mark.parametrize("blob", [vector_of(1 << 30), vector_of(0, 1 << 60), b""], ids=lambda blob: "")
-def test_bitmaps_with_keys_far_apart_are_refused(blob: bytes) -> None:
-    """Pyiceberg fills a list up to the largest key."""
+def test_bitmap_with_large_key_is_rejected(blob: bytes) -> None:
+    """PyIceberg fills a list up to the largest key."""
     with pytest.raises(CorruptFileError):
         check_puffin(puffin(("a", blob))[0], "a.puffin")
 
 
-def test_a_puffin_file_is_checked_when_it_is_read_whole() -> None:
+def test_puffin_file_is_checked_when_read_whole() -> None:
     storage = MemoryStorage("memory://puffin-claims/")
     storage.write("a.puffin", puffin(("a", vector_of(1 << 30)))[0])
     with (
@@ -266,7 +266,7 @@ def test_a_puffin_file_is_checked_when_it_is_read_whole() -> None:
         stream.read()
 
 
-def test_claims_are_where_they_are() -> None:
+def test_file_of_unknown_format_has_no_footer() -> None:
     assert claims_bytes(b"plain text", 10, "a") == 0
     assert claims_bytes(b"", 0, "a") == 0
 
@@ -280,7 +280,7 @@ def test_claims_are_where_they_are() -> None:
             for text in ("x", "9" * 5000)
         ),
         ("write.parquet.page-size-bytes", "-1"),
-        ("write.parquet.page-row-limit", "0"),  # else a writer never ends, and no signal ends it
+        ("write.parquet.page-row-limit", "0"),  # a writer would never end, and would ignore signals
         ("write.parquet.row-group-limit", "0"),
         ("write.target-file-size-bytes", "0"),
         ("write.metadata.metrics.default", "-1"),
@@ -294,7 +294,7 @@ def test_claims_are_where_they_are() -> None:
         ("schema.name-mapping.default", "[" * 100_000),
     ],
 )
-def test_a_property_that_means_nothing_is_passed_over(
+def test_property_with_invalid_value_is_ignored(
     lake: Lakehouse, catalog: TrinityLakeCatalog, name: str, text: str
 ) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
@@ -310,20 +310,20 @@ def test_a_property_that_means_nothing_is_passed_over(
 
 
 @pytest.mark.parametrize("count", ["abc", "", "-1", "9" * 5000, None, 7, ["1"]], ids=lambda count: repr(count)[:9])
-def test_counts_that_mean_nothing_are_passed_over(lake: Lakehouse, catalog: TrinityLakeCatalog, count: object) -> None:
-    """Whoever counts by them says that they are not known; rows are read, written and cleaned up all the same."""
+def test_invalid_summary_count_is_ignored(lake: Lakehouse, catalog: TrinityLakeCatalog, count: object) -> None:
+    """Operations that use the counts report them as unknown, and rows can still be read, written and compacted."""
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
-    told = ("total-records", "total-data-files", "total-files-size", "added-records", "total-equality-deletes")
+    counts = ("total-records", "total-data-files", "total-files-size", "added-records", "total-equality-deletes")
 
     def change(content: dict[str, Any]) -> None:
         for snapshot in content["snapshots"]:
-            snapshot["summary"] |= dict.fromkeys(told, count) | {"added-by": "a person"}
+            snapshot["summary"] |= dict.fromkeys(counts, count) | {"added-by": "a person"}
 
     change_metadata(lake, change)
-    table = catalog_at(lake).load_table("ns.t")  # the writer's own catalog keeps what it wrote
+    table = catalog_at(lake).load_table("ns.t")  # in a new catalog, because the writer's caches its metadata
     summary = table.metadata.snapshots[0].summary
     assert summary is not None
-    assert not summary.additional_properties.keys() & set(told)
+    assert not summary.additional_properties.keys() & set(counts)
     assert summary["added-by"] == "a person"
     assert operations.verify(lake).findings == ()
     assert survey_data_files(lake, lake.snapshot(), 60.0).uncounted == ("ns.t",)
@@ -334,7 +334,7 @@ def test_counts_that_mean_nothing_are_passed_over(lake: Lakehouse, catalog: Trin
     assert operations.verify(lake).findings == ()
 
 
-def test_a_codec_that_nobody_has_is_refused(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_unsupported_codec_is_rejected(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA, properties={"write.parquet.compression-codec": "lzo"})
     with pytest.raises(InvalidDefinitionError, match="'lzo'"):
         table.append(rows(1))

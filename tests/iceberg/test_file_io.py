@@ -1,4 +1,4 @@
-"""pyiceberg's FileIO contract on a Storage, request by request."""
+"""PyIceberg's FileIO contract on a Storage, request by request."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def put(io: StorageFileIO, name: str, data: bytes, *, overwrite: bool = False) -
     return uri
 
 
-def test_what_was_written_is_read(io: StorageFileIO, meter: MeteredStorage) -> None:
+def test_written_file_is_read_in_one_request(io: StorageFileIO, meter: MeteredStorage) -> None:
     with meter.measure() as measured:
         uri = put(io, "a b#%20", b"content")
     assert measured.counts.requests == budget("write a table file").requests
@@ -57,20 +57,20 @@ def test_what_was_written_is_read(io: StorageFileIO, meter: MeteredStorage) -> N
     assert len(io.new_output(uri).to_input_file()) == 7
 
 
-def test_a_missing_file_is_told_in_both_vocabularies(io: StorageFileIO) -> None:
+def test_missing_file_raises_builtin_and_package_error(io: StorageFileIO) -> None:
     file = io.new_input(f"{io.root}tables/x/none")
     assert not file.exists()
     for attempt in (file.open, file.__len__):
         with pytest.raises(FileNotFoundError) as caught:
             attempt()
         assert isinstance(caught.value, FileMissingError)
-        again = pickle.loads(pickle.dumps(caught.value))
-        assert str(again) == str(caught.value)
-        assert isinstance(again, FileNotFoundError)
+        unpickled = pickle.loads(pickle.dumps(caught.value))
+        assert str(unpickled) == str(caught.value)
+        assert isinstance(unpickled, FileNotFoundError)
     io.delete(file)
 
 
-def test_create_never_replaces_and_overwrite_does(io: StorageFileIO) -> None:
+def test_create_fails_for_existing_file_and_overwrite_replaces_it(io: StorageFileIO) -> None:
     uri = put(io, "f", b"first")
     with pytest.raises(FileExistsError):
         put(io, "f", b"second")
@@ -81,7 +81,7 @@ def test_create_never_replaces_and_overwrite_does(io: StorageFileIO) -> None:
     assert not io.new_input(uri).exists()
 
 
-def test_nothing_is_visible_before_close_or_after_an_exception(io: StorageFileIO) -> None:
+def test_file_is_visible_only_after_close(io: StorageFileIO) -> None:
     output = io.new_output(f"{io.root}tables/x/f")
     stream = output.create()
     stream.write(b"half")
@@ -97,7 +97,7 @@ def test_nothing_is_visible_before_close_or_after_an_exception(io: StorageFileIO
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, WHOLE_FILE_BYTES - 1, WHOLE_FILE_BYTES, WHOLE_FILE_BYTES + 1, 3_000_000])
-def test_reads_at_every_place_return_the_right_bytes(io: StorageFileIO, size_bytes: int) -> None:
+def test_reads_at_any_offset_return_correct_bytes(io: StorageFileIO, size_bytes: int) -> None:
     data = bytes(at * 31 % 251 for at in range(size_bytes % 997)) * (size_bytes // max(1, size_bytes % 997) + 1)
     data = data[:size_bytes]
     assert len(data) == size_bytes
@@ -118,7 +118,7 @@ def test_reads_at_every_place_return_the_right_bytes(io: StorageFileIO, size_byt
         stream.read(1)
 
 
-def test_a_large_parquet_file_takes_few_requests(io: StorageFileIO, meter: MeteredStorage) -> None:
+def test_large_parquet_file_takes_few_requests(io: StorageFileIO, meter: MeteredStorage) -> None:
     n_rows = 200_000
     columns = {f"c{at}": pa.array(range(at, n_rows + at), pa.int64()) for at in range(4)}
     uri = f"{io.root}tables/x/big.parquet"
@@ -134,18 +134,18 @@ def test_a_large_parquet_file_takes_few_requests(io: StorageFileIO, meter: Meter
     assert measured.counts.bytes_read < size_bytes / 2
 
 
-def test_only_uris_under_the_root_use_its_storage(
+def test_uri_outside_root_uses_another_storage(
     io: StorageFileIO, meter: MeteredStorage, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "f"
+    external = tmp_path_factory.mktemp("elsewhere") / "f"
     with meter.measure() as measured:
-        for location in (f"file://{elsewhere}", str(elsewhere)):
-            foreign = StorageFileIO.on(io.storage, {"allowed_roots": str(elsewhere.parent)})
+        for location in (f"file://{external}", str(external)):
+            foreign = StorageFileIO.on(io.storage, {"allowed_roots": str(external.parent)})
             with foreign.new_output(location).create(overwrite=True) as stream:
                 stream.write(b"foreign")
             assert foreign.new_input(location).open().read() == b"foreign"
-            assert foreign.location(f"file://{elsewhere}") == f"file://{elsewhere}"
-    assert elsewhere.read_bytes() == b"foreign"
+            assert foreign.location(f"file://{external}") == f"file://{external}"
+    assert external.read_bytes() == b"foreign"
     assert measured.counts.total == 0
     with pytest.raises(InvalidLocationError):
         io.new_input("relative/path")
@@ -157,31 +157,31 @@ def test_only_uris_under_the_root_use_its_storage(
         StorageFileIO.on(io.storage, {"allowed_roots": "gopher://host"}).new_input("gopher://host/f")
 
 
-def test_pickled_copies_read_and_write(io: StorageFileIO) -> None:
+def test_pickled_file_io_reads(io: StorageFileIO) -> None:
     uri = put(io, "f", b"x")
     copy = pickle.loads(pickle.dumps(io))
     assert copy.new_input(uri).open().read() == b"x"
     assert copy.properties == io.properties
 
 
-def test_pyiceberg_makes_it_from_properties(lakes: Lakes) -> None:
+def test_pyiceberg_creates_file_io_from_properties(lakes: Lakes) -> None:
     lake = lakes.local()
-    made = load_file_io(
+    file_io = load_file_io(
         {
             "py-io-impl": "trinitylake_ops.iceberg.io.file_io.StorageFileIO",
             "root": lake.root.rstrip("/"),
             **{f"storage.{name}": value for name, value in lake.storage_options.items()},
         }
     )
-    assert isinstance(made, StorageFileIO)
-    assert made.new_input(f"{lake.root}_latest_hint.txt").open().read() == b"0"
+    assert isinstance(file_io, StorageFileIO)
+    assert file_io.new_input(f"{lake.root}_latest_hint.txt").open().read() == b"0"
     with pytest.raises(InvalidInputError, match="'root'"):
         StorageFileIO({})
     with pytest.raises(InvalidInputError):
         StorageFileIO({"root": lake.root, "storage.color": "red"})
 
 
-def test_a_read_only_one_refuses_to_write(lake: Lakehouse) -> None:
+def test_read_only_file_io_rejects_writes(lake: Lakehouse) -> None:
     io = StorageFileIO.on(lake.storage, read_only=True)
     for change in (io.new_output, io.delete):
         with pytest.raises(InvalidInputError):
@@ -193,7 +193,7 @@ def faulty(lake: Lakehouse, *faults: object) -> StorageFileIO:
     return StorageFileIO.on(FaultyStorage(lake.storage, faults))  # type: ignore[arg-type]
 
 
-def test_a_lost_answer_to_a_create_is_looked_up(lake: Lakehouse) -> None:
+def test_lost_create_response_is_resolved(lake: Lakehouse) -> None:
     io = faulty(lake, lose_response(1, kind="create"))
     uri = put(io, "f", b"mine")
     assert io.new_input(uri).open().read() == b"mine"
@@ -205,22 +205,22 @@ def test_a_lost_answer_to_a_create_is_looked_up(lake: Lakehouse) -> None:
     assert not io.new_input(f"{io.root}tables/x/h").exists()
 
 
-class _Twice(StorageWrapper):
-    """Sends each file twice, as whatever is in between may; the answer is the second one's."""
+class _DuplicatingStorage(StorageWrapper):
+    """Sends each create request twice, as a proxy may, and returns the second response."""
 
     def create(self, path: str, data: bytes) -> None:
         self.inner.create(path, data)
         self.inner.create(path, data)
 
 
-def test_a_file_that_was_sent_twice_is_ours(lake: Lakehouse) -> None:
-    io = StorageFileIO.on(_Twice(lake.storage))
+def test_duplicated_create_request_succeeds(lake: Lakehouse) -> None:
+    io = StorageFileIO.on(_DuplicatingStorage(lake.storage))
     assert io.new_input(put(io, "f", b"mine")).open().read() == b"mine"
     with pytest.raises(FileExistsError):
         put(io, "f", b"another")
 
 
-def test_failures_keep_their_kind(lake: Lakehouse) -> None:
+def test_storage_errors_keep_their_class(lake: Lakehouse) -> None:
     io = faulty(lake, fail(1, StorageFullError, kind="create"), fail(2, StoragePermissionError, kind="read"))
     with pytest.raises(StorageFullError):
         put(io, "f", b"x")
@@ -229,21 +229,23 @@ def test_failures_keep_their_kind(lake: Lakehouse) -> None:
     with pytest.raises(PermissionError) as caught:
         io.new_input(f"{io.root}tables/x/f").open()
     assert isinstance(caught.value, StorageError)
-    assert str(caught.value) == f"injected before the effect at '{io.root}tables/x/f'", "its place once, as a URI"
+    assert str(caught.value) == f"injected before the effect at '{io.root}tables/x/f'", (
+        "names its location once, as a URI"
+    )
 
 
-def test_properties_hold_no_credentials_and_pickles_do(io: StorageFileIO) -> None:
+def test_properties_contain_no_credentials_but_pickles_do(io: StorageFileIO) -> None:
     options = {"secret_access_key": "the-secret", "region": "here"}
-    made = StorageFileIO.on(io.storage, options, {"storage.session_token": "the-secret", "other": "kept"})
-    again = pickle.loads(pickle.dumps(made))
-    for each in (made, again):
-        assert each.storage_options == options
-        assert each.properties == {"root": io.root, "storage.region": "here", "other": "kept"}
-        assert "the-secret" not in f"{each!r} {vars(each)}"
+    file_io = StorageFileIO.on(io.storage, options, {"storage.session_token": "the-secret", "other": "kept"})
+    unpickled = pickle.loads(pickle.dumps(file_io))
+    for instance in (file_io, unpickled):
+        assert instance.storage_options == options
+        assert instance.properties == {"root": io.root, "storage.region": "here", "other": "kept"}
+        assert "the-secret" not in f"{instance!r} {vars(instance)}"
 
 
 @pytest.mark.local_only("about a storage in memory")
-def test_storages_elsewhere_get_the_options_only_when_they_are_of_the_same_kind(lakes: Lakes, tmp_path: Path) -> None:
+def test_options_are_passed_only_to_storages_of_same_kind(lakes: Lakes, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     in_memory = lakes.memory()
     options = {"region": "here", "allowed_roots": f"file://{tmp_path}/ memory://other"}

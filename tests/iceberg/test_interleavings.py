@@ -1,4 +1,4 @@
-"""Runs that stage, read what they staged and publish, in random interleavings with interruptions, are serial."""
+"""Runs that stage tables, read them and publish are serializable in random interleavings with interruptions."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ MODES: tuple[Mode, ...] = ("append", "replace_partitions", "replace_table")
 
 @dataclass
 class World:
-    """A lakehouse of orders and totals, and what each version changed, for a serial replay."""
+    """A lakehouse of orders and totals, and the changes of each version for a serial replay."""
 
     lake: Lakehouse
     chance: random.Random
     committed: dict[int, list[tuple[str, Run, int, int | None]]] = field(default_factory=dict)
     outcomes: list[str] = field(default_factory=list)
 
-    def stage(self, table: str, mode: Mode, who: str, value: int) -> StagedTable:
-        partitions = [{"who": who}] if mode == "replace_partitions" else None
-        rows = pa.table({"who": [who], "n": [value]})
+    def stage(self, table: str, mode: Mode, customer: str, value: int) -> StagedTable:
+        partitions = [{"who": customer}] if mode == "replace_partitions" else None
+        rows = pa.table({"who": [customer], "n": [value]})
         return stage_arrow(self.lake, rows, "shop", table, mode=mode, partition_by=["who"], partitions=partitions)
 
     def rows(self, table: str) -> list[tuple[str, int]]:
-        found = catalog_at(self.lake).load_table(("shop", table)).scan().to_arrow().to_pylist()
-        return sorted((row["who"], row["n"]) for row in found)
+        rows = catalog_at(self.lake).load_table(("shop", table)).scan().to_arrow().to_pylist()
+        return sorted((row["who"], row["n"]) for row in rows)
 
     def check(self) -> None:
-        """Replay the commits one after another and compare."""
+        """Replay the commits sequentially and compare the results."""
         orders: list[tuple[str, int]] = []
         totals: dict[str, int] = {}
         for version in sorted(self.committed):
             for table, run, value, repeated in self.committed[version]:
                 if table == "totals":
-                    counted = [n for who, n in orders if who == run.who or not run.reads_partition]
-                    totals[run.who] = sum(counted)
+                    amounts = [n for customer, n in orders if customer == run.who or not run.reads_partition]
+                    totals[run.who] = sum(amounts)
                     continue
                 if run.mode == "replace_table":
                     orders = []
@@ -66,7 +66,7 @@ class World:
 
 @dataclass(eq=False)
 class Run:
-    """A run of two tables, by one publication or by one for each."""
+    """A run that writes two tables, in one publication or one for each."""
 
     world: World
     who: str
@@ -76,7 +76,7 @@ class Run:
     stages_orders: bool = True
 
     def steps(self) -> Iterator[None]:
-        """Run step by step. Publications may be interrupted before or after a commit, and be started again."""
+        """Run step by step. Publications may be interrupted before or after a commit, and retried."""
         repeated: tuple[int, StagedTable] | None = None
         for _ in range(3):
             value = self.world.chance.randrange(1, 1000)
@@ -85,13 +85,13 @@ class Run:
             yield from attempt.publish()
             if not attempt.is_repeated:
                 return
-            # The run is executed again as a whole. What it appended and did not learn of is to be replaced.
+            # The run is repeated as a whole, and replaces its append whose outcome it does not know.
             assert attempt.orders is not None
             repeated = (value, attempt.orders) if self.mode == "append" else None
 
 
 class Attempt:
-    """One execution of a run: what it stages, reads and publishes."""
+    """One execution of a run: the tables that it stages, reads and publishes."""
 
     def __init__(self, run: Run, value: int, repeated: tuple[int, StagedTable] | None):
         self.run, self.world, self.value = run, run.world, value
@@ -103,7 +103,7 @@ class Attempt:
         self.is_repeated = False
 
     def stage(self) -> Iterator[None]:
-        """Stage orders, read them, and stage a total of them."""
+        """Stage orders, read them, and stage their total."""
         run, lake = self.run, self.world.lake
         if run.stages_orders:
             self.orders = self.world.stage("orders", run.mode, run.who, self.value)
@@ -124,7 +124,7 @@ class Attempt:
         yield
 
     def publish(self) -> Iterator[None]:
-        """Publish both tables together, or each by itself in any order. A publication that is refused is retried."""
+        """Publish both tables together, or separately in any order. Rejected publications are retried."""
         tables = [table for table in (self.orders, self.totals) if table is not None]
         parts = [[table] for table in tables] if self.run.is_split else [tables]
         self.world.chance.shuffle(parts)
@@ -140,15 +140,15 @@ class Attempt:
                 return
             if end in ("unknown", "interrupted"):
                 is_resumed = self._commit(part, may_be_interrupted=False) == "was published"
-                assert is_resumed or end == "interrupted", "what was committed is found"
+                assert is_resumed or end == "interrupted", "a committed publication is found"
                 end = "committed" if is_resumed else self.world.outcomes[-1]
             if end == "committed":
                 published += names
                 assert "totals" not in names or len(tables) == 1 or "orders" in published
 
     def _commit(self, tables: list[StagedTable], *, may_be_interrupted: bool) -> str:
-        fate = self.world.chance.random() if may_be_interrupted else 1.0
-        if fate < 0.15:
+        random_value = self.world.chance.random() if may_be_interrupted else 1.0
+        if random_value < 0.15:
             return "interrupted"
         names = [table.table for table in tables]
         superseded = [self.superseded] if self.superseded is not None and "orders" in names else []
@@ -169,7 +169,7 @@ class Attempt:
             return "was published"
         self.world.committed[publication.version] = [(name, self.run, self.value, self.old_value) for name in names]
         self.world.outcomes.append("committed")
-        return "unknown" if fate < 0.45 else "committed"
+        return "unknown" if random_value < 0.45 else "committed"
 
 
 def interleave(lake: Lakehouse, seed: int) -> list[str]:
@@ -196,7 +196,7 @@ def interleave(lake: Lakehouse, seed: int) -> list[str]:
             next(steps)
         except StopIteration:
             left.remove(steps)
-        except CommitConflictError:  # others rewrote the rows that a repeated run appended before
+        except CommitConflictError:  # other writers rewrote rows that a repeated run had appended
             world.outcomes.append("refused")
             left.remove(steps)
     world.check()
@@ -204,7 +204,7 @@ def interleave(lake: Lakehouse, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_results_are_those_of_a_serial_order(lakes: Lakes, seed: int) -> None:
+def test_interleaved_publications_are_serializable(lakes: Lakes, seed: int) -> None:
     lake = lakes.local()
     interleave(lake, seed)
     check_lake(lake)
@@ -212,8 +212,8 @@ def test_results_are_those_of_a_serial_order(lakes: Lakes, seed: int) -> None:
 
 @pytest.mark.parametrize("is_before", [True, False])
 @pytest.mark.parametrize("changed", ["a", "b"])
-def test_what_was_made_from_rows_that_another_unit_of_work_staged(lakes: Lakes, changed: str, is_before: bool) -> None:
-    """Another writer appends before or after the publication of the source, to the partition that was read or not."""
+def test_publication_conflicts_if_partition_of_staged_read_changed(lakes: Lakes, changed: str, is_before: bool) -> None:
+    """Another writer appends to the read or another partition, before or after the source is published."""
     lake = lakes.local()
     world = World(lake, random.Random(0))
 
@@ -243,7 +243,7 @@ def test_what_was_made_from_rows_that_another_unit_of_work_staged(lakes: Lakes, 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_many_interleavings(lakes: Lakes) -> None:
+def test_many_interleavings_are_serializable(lakes: Lakes) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
     outcomes = [outcome for number in range(300) for outcome in interleave(lakes.local(str(number)), seed + number)]

@@ -1,4 +1,4 @@
-"""A long name around many columns costs a writer its own bytes, and a reader all full names: they are counted first."""
+"""Long names around many columns are rejected, because readers build the full name of every column."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from trinitylake_ops.iceberg.validation.thrift import Thrift, full_name_chars, p
 _NAMES = st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=1, max_size=5)
 
 
-def columns_of(types: st.SearchStrategy[pa.DataType], most: int) -> st.SearchStrategy[list[tuple[str, pa.DataType]]]:
-    return st.lists(st.tuples(_NAMES, types), min_size=1, max_size=most, unique_by=lambda column: column[0])
+def columns_of(
+    types: st.SearchStrategy[pa.DataType], max_size: int
+) -> st.SearchStrategy[list[tuple[str, pa.DataType]]]:
+    return st.lists(st.tuples(_NAMES, types), min_size=1, max_size=max_size, unique_by=lambda column: column[0])
 
 
 _TYPES = st.recursive(st.just(pa.int32()), lambda inner: columns_of(inner, 3).map(pa.struct), max_leaves=8)
@@ -34,7 +36,7 @@ def parquet(schema: pa.Schema) -> bytes:
     return sink.getvalue()
 
 
-def test_a_parquet_file_with_a_long_name_around_many_columns_is_refused() -> None:
+def test_parquet_file_with_long_nested_names_is_rejected() -> None:
     columns = [pa.field(f"f{number}", pa.int32()) for number in range(3_000)]
     data = parquet(pa.schema([pa.field("A" * 200_000, pa.struct(columns))]))
     assert len(data) < 300_000
@@ -44,17 +46,17 @@ def test_a_parquet_file_with_a_long_name_around_many_columns_is_refused() -> Non
 
 
 @given(columns_of(_TYPES, 4))
-def test_the_full_names_of_parquet_are_counted_as_arrow_writes_them_out(columns: list[tuple[str, pa.DataType]]) -> None:
+def test_parquet_name_length_matches_arrow(columns: list[tuple[str, pa.DataType]]) -> None:
     data = parquet(pa.schema(columns))
     elements = structs(Thrift(footer_of(data)).struct(last=2)[2])
-    leaves = [pq.ParquetFile(io.BytesIO(data)).schema.column(at).path for at in range(len(columns))]
-    around = len(elements[0][4]) + 1  # type: ignore[arg-type]  # the name of the root, which no path has
-    assert parquet_name_chars(elements[:1]) == around
+    leaves = [pq.ParquetFile(io.BytesIO(data)).schema.column(index).path for index in range(len(columns))]
+    root_chars = len(elements[0][4]) + 1  # type: ignore[arg-type]  # the name of the root, which is not part of paths
+    assert parquet_name_chars(elements[:1]) == root_chars
     assert parquet_name_chars(elements) >= sum(map(len, leaves))
     assert full_name_chars([{"name": name} for name, _ in columns]) == sum(len(name) + 1 for name, _ in columns)
 
 
-def test_an_avro_file_with_a_long_name_around_many_fields_is_refused() -> None:
+def test_avro_file_with_long_nested_names_is_rejected() -> None:
     fields = [{"name": f"f{number}", "type": ["null", "int"], "default": None} for number in range(4_000)]
     inner = {"type": "record", "name": "inner", "fields": fields}
     field = {"name": "A" * 400_000, "type": ["null", inner], "default": None}

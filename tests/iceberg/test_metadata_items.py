@@ -1,4 +1,4 @@
-"""Metadata of tables that holds more than that of any table is refused before objects are made of it."""
+"""Metadata that exceeds any table's is rejected before it is converted to objects."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def repeated_snapshots(content: dict[str, Any]) -> None:
 
 
 def more_snapshots(content: dict[str, Any]) -> None:
-    (shot,) = content["snapshots"]
-    content["snapshots"] += ({**shot, "snapshot-id": number} for number in range(MAX_ITEMS))
+    (snapshot,) = content["snapshots"]
+    content["snapshots"] += ({**snapshot, "snapshot-id": number} for number in range(MAX_ITEMS))
 
 
 def more_properties(content: dict[str, Any]) -> None:
@@ -56,14 +56,21 @@ def add_unknown_items(content: dict[str, Any]) -> None:
 
 def a_long_name_around_many(content: dict[str, Any]) -> None:
     (schema,) = content["schemas"]
-    inside = [{"id": 200 + number, "name": f"f{number}", "required": False, "type": "int"} for number in range(3000)]
-    around = {"id": 100, "name": "A" * 20_000, "required": False, "type": {"type": "struct", "fields": inside}}
-    schema["fields"].append(around)
+    inner_fields = [
+        {"id": 200 + number, "name": f"f{number}", "required": False, "type": "int"} for number in range(3000)
+    ]
+    outer_field = {
+        "id": 100,
+        "name": "A" * 20_000,
+        "required": False,
+        "type": {"type": "struct", "fields": inner_fields},
+    }
+    schema["fields"].append(outer_field)
     content["last-column-id"] = 10_000
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (a_long_name_around_many, f"more than {MAX_NAME_CHARS} characters"),
         (repeated_snapshots, "more than once"),
@@ -74,21 +81,21 @@ def a_long_name_around_many(content: dict[str, Any]) -> None:
         (add_unknown_items, f"more than {MAX_ITEMS} items"),
     ],
 )
-def test_metadata_of_more_items_than_any_makes_no_objects(
-    change: Any, said: str, table_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+def test_oversized_metadata_is_rejected_before_parsing(
+    change: Any, message: str, table_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = change_metadata(table_lake, change)
     definition, io = table_lake.snapshot().table("ns", "t"), catalog_at(table_lake).io
-    with monkeypatch.context() as patched, pytest.raises(CorruptFileError, match=said) as caught:
+    with monkeypatch.context() as patched, pytest.raises(CorruptFileError, match=message) as caught:
         patched.setattr(TableMetadataUtil, "parse_obj", lambda _: pytest.fail("objects were made"))
         table_metadata(definition, io)
     assert caught.value.path == table_lake.root + path
-    found = [finding for finding in operations.verify(table_lake).findings if finding.path == path]
-    assert [finding.code for finding in found] == ["table-unreadable"]
-    assert said in found[0].message
+    findings = [finding for finding in operations.verify(table_lake).findings if finding.path == path]
+    assert [finding.code for finding in findings] == ["table-unreadable"]
+    assert message in findings[0].message
 
 
-def test_metadata_of_as_many_items_as_allowed_is_read(table_lake: Lakehouse) -> None:
+def test_metadata_at_item_limit_is_read(table_lake: Lakehouse) -> None:
     def change(content: dict[str, Any]) -> None:
         more_properties(content)
         del content["properties"]["0"]
@@ -99,7 +106,7 @@ def test_metadata_of_as_many_items_as_allowed_is_read(table_lake: Lakehouse) -> 
 
 
 @pytest.mark.parametrize("text", [b"", b"\0" * 1000, b'{"a":', b"[]", b"1", b'{"snapshots":[{"snapshot-id":[]}]}'])
-def test_what_is_no_metadata_is_told_as_such(text: bytes, table_lake: Lakehouse) -> None:
+def test_invalid_metadata_is_corrupt(text: bytes, table_lake: Lakehouse) -> None:
     table_lake.storage.write(metadata_path(table_lake), text)
     with pytest.raises(CorruptFileError):
         catalog_at(table_lake).load_table("ns.t")
@@ -134,8 +141,8 @@ def order_by_nothing(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change", [huge_fixed, huge_scale, huge_scale_in_an_older_schema, no_buckets, order_by_nothing]
 )
-def test_what_no_table_is_like_is_told_by_path_when_it_is_loaded(change: Any, table_lake: Lakehouse) -> None:
-    """Pyiceberg reads it, and fails by it untyped when rows are read or written."""
+def test_error_for_meaningless_metadata_names_its_path_at_load(change: Any, table_lake: Lakehouse) -> None:
+    """PyIceberg parses such metadata, and would fail with an untyped error when rows are read or written."""
     path = change_metadata(table_lake, change)
     with pytest.raises(CorruptFileError) as caught:
         catalog_at(table_lake).load_table("ns.t")

@@ -1,4 +1,4 @@
-"""No property of a table's metadata is ever run, and metadata is believed of its own table alone."""
+"""Names in metadata never load code, and metadata is accepted only for its own table."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ HARMLESS = ("owner", "write.format.default", "write.object-storage.enabled", "da
 
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The modules that are imported by name of what stands in a file."""
-    found: list[str] = []
+    """Modules that are imported by a name in a file."""
+    modules: list[str] = []
     real = importlib.import_module
 
-    def watched(name: str, package: str | None = None) -> Any:
+    def recording_import(name: str, package: str | None = None) -> Any:
         if name == "this":
-            found.append(name)
+            modules.append(name)
         return real(name if name != "this" else "json", package)
 
-    monkeypatch.setattr(importlib, "import_module", watched)
-    return found
+    monkeypatch.setattr(importlib, "import_module", recording_import)
+    return modules
 
 
 def name_code(content: dict[str, Any]) -> None:
@@ -108,14 +108,14 @@ def trim(lake: Lakehouse) -> object:
 
 
 @pytest.mark.parametrize("work", [append, overwrite, delete, upsert, alter, stage, compact, trim])
-def test_nothing_that_writes_imports_what_metadata_names(
+def test_writers_never_import_classes_named_in_metadata(
     lake: Lakehouse, catalog: TrinityLakeCatalog, imported: list[str], work: Callable[[Lakehouse], object]
 ) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     for number in range(1, 7):
         table.append(rows(number))
     change_metadata(lake, name_code)
-    with pytest.raises(AttributeError, match="Provider"):  # what pyiceberg does by itself
+    with pytest.raises(AttributeError, match="Provider"):  # PyIceberg's own behavior
         load_location_provider("file:///t", {"write.py-location-provider.impl": "this.Provider"})
     assert imported == ["this"]
     imported.clear()
@@ -124,16 +124,16 @@ def test_nothing_that_writes_imports_what_metadata_names(
     assert ids_of(catalog_at(lake).load_table("ns.t"))
     written = json.loads(lake.storage.read(metadata_path(lake)))["properties"]
     if work in (append, overwrite, delete, upsert, alter):
-        assert not set(CODE) & set(written), "the next metadata is clean, also for other engines"
+        assert not set(CODE) & set(written), "the new metadata has no class properties, for the sake of other engines"
 
 
-def test_which_properties_name_code() -> None:
+def test_names_code_recognizes_class_properties() -> None:
     assert all(names_code(name) for name in CODE)
     assert not any(names_code(name) for name in HARMLESS)
 
 
 @pytest.mark.parametrize("name", CODE)
-def test_no_property_that_names_code_is_set(lake: Lakehouse, catalog: TrinityLakeCatalog, name: str) -> None:
+def test_class_property_cannot_be_set(lake: Lakehouse, catalog: TrinityLakeCatalog, name: str) -> None:
     with pytest.raises(InvalidDefinitionError):
         catalog.create_table("ns.t", SCHEMA, properties={name: "x.Y"})
     table = catalog.create_table("ns.t", SCHEMA)
@@ -142,7 +142,7 @@ def test_no_property_that_names_code_is_set(lake: Lakehouse, catalog: TrinityLak
     assert name not in catalog.load_table("ns.t").properties
 
 
-def test_places_in_properties_of_a_managed_table_are_passed_over(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_path_properties_of_managed_table_are_ignored(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
     elsewhere = dict.fromkeys(("write.data.path", "write.metadata.path"), f"{lake.root}tables/elsewhere")
     change_metadata(lake, lambda content: content["properties"].update(elsewhere))
@@ -151,10 +151,10 @@ def test_places_in_properties_of_a_managed_table_are_passed_over(lake: Lakehouse
     assert ids_of(catalog_at(lake).load_table("ns.t")) == [1, 2]
 
 
-def test_where_and_how_to_connect_is_never_taken_from_a_table(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_connection_settings_in_table_properties_are_ignored(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
-    named = {"s3.endpoint": "http://example.org/", "storage.endpoint": "http://example.org/", "root": "file:///etc"}
-    change_metadata(lake, lambda content: content["properties"].update(named))
+    settings = {"s3.endpoint": "http://example.org/", "storage.endpoint": "http://example.org/", "root": "file:///etc"}
+    change_metadata(lake, lambda content: content["properties"].update(settings))
     fresh = catalog_at(lake)
     table = fresh.load_table("ns.t")
     table.append(rows(2))
@@ -162,7 +162,7 @@ def test_where_and_how_to_connect_is_never_taken_from_a_table(lake: Lakehouse, c
     assert table.io.properties == StorageFileIO.on(lake.storage, lake.storage_options).properties
 
 
-def test_a_name_mapping_and_numbers_run_nothing(
+def test_name_mapping_is_not_evaluated(
     lake: Lakehouse, catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*args: object) -> None:
@@ -176,18 +176,18 @@ def test_a_name_mapping_and_numbers_run_nothing(
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == 1
 
 
-def test_verify_reports_metadata_that_names_code(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_verify_reports_class_properties_in_metadata(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
     path = change_metadata(lake, name_code)
     (finding,) = operations.verify(lake).findings
     assert (finding.code, finding.path, finding.severity) == ("table-names-code", path, "error")
 
 
-def test_swapped_metadata_is_read_by_nobody(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_swapped_metadata_files_are_rejected(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     for number, name in enumerate(("t", "u")):
         catalog.create_table(f"ns.{name}", SCHEMA).append(rows(number))
     paths = [metadata_path(lake, table=name) for name in ("t", "u")]
-    first, second = (unsealed(lake.storage.read(path)) for path in paths)  # a seal tells it, too
+    first, second = (unsealed(lake.storage.read(path)) for path in paths)  # checksums would detect it as well
     lake.storage.write(paths[0], second)
     lake.storage.write(paths[1], first)
     for name, path in zip(("t", "u"), paths, strict=True):
@@ -200,7 +200,7 @@ def test_swapped_metadata_is_read_by_nobody(lake: Lakehouse, catalog: TrinityLak
     assert {("table-unreadable", path) for path in paths} <= found
 
 
-def test_metadata_of_another_uuid_is_refused(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_metadata_with_other_uuid_is_rejected(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
     definition = lake.snapshot().table("ns", "t")
     file_io = StorageFileIO.on(lake.storage)
@@ -210,11 +210,13 @@ def test_metadata_of_another_uuid_is_refused(lake: Lakehouse, catalog: TrinityLa
     with pytest.raises(CorruptFileError, match=f"its table-uuid is {other}"):
         table_metadata(definition, file_io)
     without = {name: value for name, value in definition.format_properties.items() if name != "table_uuid"}
-    assert table_metadata(replace(definition, format_properties=without), file_io), "what older writers left is read"
+    assert table_metadata(replace(definition, format_properties=without), file_io), "definitions of earlier writers"
 
 
 @pytest.mark.parametrize("location", ["__import__('os')", "", "memory://other/tables/x", "{root}tables/", "{root}"])
-def test_a_managed_table_is_at_its_own_place(lake: Lakehouse, catalog: TrinityLakeCatalog, location: str) -> None:
+def test_managed_table_with_other_location_is_rejected(
+    lake: Lakehouse, catalog: TrinityLakeCatalog, location: str
+) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
     table_id = lake.snapshot().table("ns", "t").id
     path = change_metadata(lake, lambda content: content.update(location=location.format(root=lake.root)))
@@ -223,7 +225,7 @@ def test_a_managed_table_is_at_its_own_place(lake: Lakehouse, catalog: TrinityLa
     assert str(caught.value.path).endswith(path)
 
 
-def test_swapped_manifest_lists_and_manifests_are_found(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_swapped_manifest_lists_and_manifests_are_rejected(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1))
     first_list = manifest_list_path(lake)
@@ -249,17 +251,17 @@ def test_swapped_manifest_lists_and_manifests_are_found(lake: Lakehouse, catalog
     assert path in {finding.path for finding in found.findings if finding.severity == "error"}
 
 
-class _Runs:
-    """What runs when it is unpickled."""
+class _RecordsUnpickling:
+    """Records when it is unpickled."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        return _ran.append, (1,)
+        return _unpickled.append, (1,)
 
 
-_ran: list[int] = []
+_unpickled: list[int] = []
 
 
-def test_extension_types_and_pandas_in_data_files_load_nothing(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_extension_types_in_data_files_are_not_unpickled(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1))
     (task,) = table.scan().plan_files()
@@ -267,7 +269,7 @@ def test_extension_types_and_pandas_in_data_files_load_nothing(lake: Lakehouse, 
     plain = pq.read_table(pa.BufferReader(lake.storage.read(path)))
     extension = {
         "ARROW:extension:name": "arrow.py_extension_type",
-        "ARROW:extension:metadata": pickle.dumps(_Runs()),
+        "ARROW:extension:metadata": pickle.dumps(_RecordsUnpickling()),
     }
     fields = [field.with_metadata({**(field.metadata or {}), **extension}) for field in plain.schema]
     hostile = pa.table(plain.columns, schema=pa.schema(fields, metadata={"pandas": "__import__('os')"}))
@@ -276,20 +278,20 @@ def test_extension_types_and_pandas_in_data_files_load_nothing(lake: Lakehouse, 
     lake.storage.write(path, out.getvalue())
     assert ids_of(catalog_at(lake).load_table("ns.t")) == [1]
     operations.verify(lake, deep=True)
-    assert _ran == []
+    assert _unpickled == []
 
 
-def test_properties_of_definitions_open_nothing(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    named = {**CODE, "storage.endpoint": "http://example.org/", "root": "file:///etc"}
+def test_settings_in_definition_properties_are_ignored(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    settings = {**CODE, "storage.endpoint": "http://example.org/", "root": "file:///etc"}
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
     with lake.transaction() as txn:
-        txn.alter_namespace("ns", named)
+        txn.alter_namespace("ns", settings)
         definition = txn.table("ns", "t")
-        hostile = {**named, **definition.format_properties}
-        txn.alter_table("ns", "t", replace(definition, properties=named, format_properties=hostile))
+        hostile = {**settings, **definition.format_properties}
+        txn.alter_table("ns", "t", replace(definition, properties=settings, format_properties=hostile))
     fresh = catalog_at(lake)
     fresh.load_table("ns.t").append(rows(2))
     assert ids_of(fresh.load_table("ns.t")) == [1, 2]
-    assert not set(named) & set(fresh.load_table("ns.t").properties)
+    assert not set(settings) & set(fresh.load_table("ns.t").properties)
     fresh.create_table("ns.u", SCHEMA).append(rows(3))
-    assert not set(named) & set(fresh.load_table("ns.u").properties)
+    assert not set(settings) & set(fresh.load_table("ns.u").properties)

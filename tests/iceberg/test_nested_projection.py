@@ -1,4 +1,4 @@
-"""Nested columns through pyiceberg: their nulls, fields and values are the same for every reader."""
+"""All readers return the same nulls, fields and values of nested columns."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from trinitylake_ops.iceberg.read import file_batches
 
 
 def in_order(*tables: pa.Table) -> list[str]:
-    """Return rows by their ids, each as text, so that NaN equals itself and -0.0 is not 0.0."""
+    """Return rows by id, each as a string, so that NaN equals itself and -0.0 differs from 0.0."""
     rows = [row for table in tables for row in table.to_pylist()]
     return [repr(_plain(row)) for row in sorted(rows, key=lambda row: row["id"])]
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without what DuckDB shows otherwise: UUIDs as text, and another name of UTC."""
+    """Normalize values that DuckDB returns in another form: UUIDs, and timestamps with another name of UTC."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_plain(one) for one in value)
+        return type(value)(_plain(item) for item in value)
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
         return value.astimezone(dt.UTC)
     return str(value) if isinstance(value, uuid.UUID) else value
 
 
-def stored(table: Table) -> list[str]:
-    """Return the rows as Arrow alone reads them from the files."""
+def stored_rows(table: Table) -> list[str]:
+    """Return the rows as Arrow itself reads them from the files."""
     files = [table.io.new_input(task.file.file_path).open().read() for task in table.scan().plan_files()]
     return in_order(*(pq.read_table(io.BytesIO(data)) for data in files))
 
 
-def read_by_each(table: Table) -> dict[str, list[str]]:
+def rows_by_reader(table: Table) -> dict[str, list[str]]:
     assert isinstance(table.io, StorageFileIO)
     rows = RemainingRows(iceberg_arrow.ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()))
     batches = [batch for task in table.scan().plan_files() for batch in file_batches(rows, task, table.io)]
@@ -67,7 +67,7 @@ def read_by_each(table: Table) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_readers_and_writers_agree(lake: Lakehouse, catalog: TrinityLakeCatalog, seed: int) -> None:
+def test_all_readers_return_written_nested_rows(lake: Lakehouse, catalog: TrinityLakeCatalog, seed: int) -> None:
     rows = nested_rows(seed)
     table = catalog.create_table("ns.t", rows.schema)
     table.append(rows.slice(0, 10))
@@ -77,21 +77,21 @@ def test_readers_and_writers_agree(lake: Lakehouse, catalog: TrinityLakeCatalog,
         publish(transaction, [stage_data_files(lake, write, files)])
     table = catalog_at(lake).load_table("ns.t")
     expected = in_order(rows)
-    assert stored(table) == expected
-    for reader, read in read_by_each(table).items():
+    assert stored_rows(table) == expected
+    for reader, read in rows_by_reader(table).items():
         assert read == expected, reader
     nulls = table.scan().to_duckdb("t").execute("select id from t where n0 is null order by id").fetchall()
     assert [at for (at,) in nulls] == [row["id"] for row in rows.select(["id", "n0"]).to_pylist() if row["n0"] is None]
 
 
-def test_an_upsert_leaves_other_rows_as_they_are(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_upsert_preserves_other_nested_rows(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     rows = nested_rows(7)
     table = catalog.create_table("ns.t", rows.schema)
     table.append(rows)
     table.upsert(rows.slice(3, 2).set_column(1, rows.schema.field(1), pa.array([None, True])), join_cols=["id"])
     after = catalog_at(lake).load_table("ns.t")
     changed = {3, 4}
-    assert [row for at, row in enumerate(stored(after)) if at not in changed] == [
+    assert [row for at, row in enumerate(stored_rows(after)) if at not in changed] == [
         row for at, row in enumerate(in_order(rows)) if at not in changed
     ]
 
@@ -108,7 +108,7 @@ _EVOLVED = pa.schema(
         ("numbers", pa.list_(pa.list_(pa.int32()))),
     ]
 )
-#: The structs whose fields change. Iceberg allows no change of the key of a map.
+#: The structs whose fields change. Iceberg does not allow changes of map keys.
 _STRUCTS = (
     "list.element",
     "map.value",
@@ -118,26 +118,28 @@ _STRUCTS = (
 )
 
 
-def _struct(at: int, is_renamed: bool) -> dict[str, Any]:
+def _struct(number: int, is_renamed: bool) -> dict[str, Any]:
     if is_renamed:
-        return {"a": at, "d": f"text {at}", "e": None}
-    return {"a": at, "b": f"text {at}", "c": -at}
+        return {"a": number, "d": f"text {number}", "e": None}
+    return {"a": number, "b": f"text {number}", "c": -number}
 
 
-def _row(at: int, is_renamed: bool = False) -> dict[str, Any]:
-    one = _struct(at, is_renamed)
+def _row(number: int, is_renamed: bool = False) -> dict[str, Any]:
+    struct = _struct(number, is_renamed)
     return {
-        "id": at,
-        "list": None if at % 2 else [one, None],
-        "map": None if at % 3 == 1 else [(_struct(at, False), one), (_struct(at + 1, False), None)][: at % 3],
-        "lists": [None, [], [one, None]] if at % 2 else None,
-        "maps": [("none", None), ("one", [one]), ("empty", [])] if at % 2 else None,
-        "struct": {"inner": [None, {"map": None}, {"map": [("k", one), ("l", None)]}]} if at % 3 else None,
-        "numbers": [None, [at, None]] if at % 2 else None,
+        "id": number,
+        "list": None if number % 2 else [struct, None],
+        "map": None
+        if number % 3 == 1
+        else [(_struct(number, False), struct), (_struct(number + 1, False), None)][: number % 3],
+        "lists": [None, [], [struct, None]] if number % 2 else None,
+        "maps": [("none", None), ("one", [struct]), ("empty", [])] if number % 2 else None,
+        "struct": {"inner": [None, {"map": None}, {"map": [("k", struct), ("l", None)]}]} if number % 3 else None,
+        "numbers": [None, [number, None]] if number % 2 else None,
     }
 
 
-def test_fields_within_nested_columns_evolve(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_nested_fields_evolve(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", _EVOLVED)
     table.append(pa.Table.from_pylist([_row(at) for at in range(12)], _EVOLVED))
     with table.update_schema(allow_incompatible_changes=True) as update:
@@ -149,7 +151,7 @@ def test_fields_within_nested_columns_evolve(lake: Lakehouse, catalog: TrinityLa
         update.update_column("numbers.element.element", LongType())
     table = catalog_at(lake).load_table("ns.t")
     expected = [repr(_row(at, is_renamed=True)) for at in range(12)]
-    for reader, read in read_by_each(table).items():
+    for reader, read in rows_by_reader(table).items():
         assert read == expected, reader
     table.append(pa.Table.from_pylist([_row(12, is_renamed=True)], table.schema().as_arrow()))
     assert in_order(catalog_at(lake).load_table("ns.t").scan().to_arrow()) == [
@@ -161,7 +163,7 @@ def test_fields_within_nested_columns_evolve(lake: Lakehouse, catalog: TrinityLa
 @pytest.mark.parametrize(
     "make", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 2)], ids=["list", "large", "fixed"]
 )
-def test_slices_of_each_kind_of_list(make: Any) -> None:
+def test_projection_handles_sliced_lists_and_maps(make: Any) -> None:
     element = StructType(NestedField(3, "a", IntegerType(), required=False))
     schema = Schema(NestedField(1, "l", ListType(2, element, element_required=False), required=False))
     lists = [[{"a": 1}, None], None, [{"a": None}, {"a": 2}], None]
@@ -189,22 +191,22 @@ def test_slices_of_each_kind_of_list(make: Any) -> None:
     ],
     ids=["the library first", "ours first, in a worker"],
 )
-def test_the_order_of_imports_does_not_matter(program: str) -> None:
-    made = subprocess.run(
+def test_projection_fix_is_independent_of_import_order(program: str) -> None:
+    completed = subprocess.run(
         [sys.executable, "-c", f"{program}\nprint(p.ArrowProjectionVisitor.list.__module__)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert made.stdout.strip() == iceberg_arrow.ArrowProjectionVisitor.list.__module__
+    assert completed.stdout.strip() == iceberg_arrow.ArrowProjectionVisitor.list.__module__
 
 
-def test_a_library_without_the_fault_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_library_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed = iceberg_arrow.ArrowProjectionVisitor.list
 
-    def of_the_library(*arguments: Any) -> Any:
+    def library_projection(*arguments: Any) -> Any:
         return fixed(*arguments)
 
-    monkeypatch.setattr(iceberg_arrow.ArrowProjectionVisitor, "list", of_the_library)
+    monkeypatch.setattr(iceberg_arrow.ArrowProjectionVisitor, "list", library_projection)
     keep_nested_nulls()
-    assert iceberg_arrow.ArrowProjectionVisitor.list is of_the_library
+    assert iceberg_arrow.ArrowProjectionVisitor.list is library_projection

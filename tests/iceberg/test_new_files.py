@@ -1,4 +1,4 @@
-"""Entries of the manifests that a commit adds: each data file counts once, with a sequence number that can be."""
+"""Manifest entries that a commit adds: no duplicates, and plausible sequence numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trinitylake_ops.iceberg.new_files import check_new_entries, new_files
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 
 
-def test_entries_that_would_make_wrong_rows_are_refused(catalog: TrinityLakeCatalog) -> None:
+def test_duplicate_or_future_entries_are_rejected(catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", ROWS.schema)
     table.append(ROWS)
     snapshot, io = table.current_snapshot(), table.io
@@ -37,29 +37,29 @@ def test_entries_that_would_make_wrong_rows_are_refused(catalog: TrinityLakeCata
 
 
 @pytest.mark.parametrize(
-    ("number", "is_refused"),
+    ("number", "is_rejected"),
     [(2, False), (MAX_SEQUENCE_STEP + 1, False), (MAX_SEQUENCE_STEP + 2, True), (2**63 - 1, True)],
 )
-def test_a_commit_raises_the_sequence_number_by_a_bounded_step(
-    catalog: TrinityLakeCatalog, number: int, is_refused: bool
+def test_commit_increases_sequence_number_by_bounded_step(
+    catalog: TrinityLakeCatalog, number: int, is_rejected: bool
 ) -> None:
-    """A writer that used the numbers up would block the table for all others."""
+    """A writer that used the numbers up would block the table for all other writers."""
     table = catalog.create_table("ns.t", ROWS.schema)
     table.append(ROWS)
     txn = table.transaction()
     txn.append(ROWS)
 
-    def numbered(update: TableUpdate) -> TableUpdate:
+    def with_sequence_number(update: TableUpdate) -> TableUpdate:
         if not isinstance(update, AddSnapshotUpdate):
             return update
         snapshot = update.snapshot.model_copy(update={"sequence_number": number})
         return update.model_copy(update={"snapshot": snapshot})
 
-    updates = tuple(map(numbered, txn._updates))
-    if is_refused:
+    updates = tuple(map(with_sequence_number, txn._updates))
+    if is_rejected:
         with pytest.raises(InvalidDefinitionError):
             catalog.commit_table(txn._table, txn._requirements, updates)
     else:
         catalog.commit_table(txn._table, txn._requirements, updates)
-    assert catalog.load_table("ns.t").metadata.last_sequence_number == (1 if is_refused else number)
+    assert catalog.load_table("ns.t").metadata.last_sequence_number == (1 if is_rejected else number)
     catalog.load_table("ns.t").append(ROWS)

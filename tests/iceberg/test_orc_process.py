@@ -1,4 +1,4 @@
-"""ORC is read in a process of its own: whatever that does, the caller goes on."""
+"""ORC files are read in a separate process, whose failures do not affect the caller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trinitylake_ops.iceberg.validation.orc_process import column_in_process
 KEYS = pa.table({"key": [f"k{number}" for number in range(1_000)], "size": range(1_000)})
 
 
-def written(table: pa.Table, **options: Any) -> io.BytesIO:
+def orc_file(table: pa.Table, **options: Any) -> io.BytesIO:
     sink = io.BytesIO()
     orc.write_table(table, sink, **{"stripe_size": 4096, **options})
     return io.BytesIO(sink.getvalue())
@@ -28,39 +28,39 @@ def children() -> set[str]:
     return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
 
 
-def test_a_column_is_read() -> None:
-    batches = list(column_in_process(written(KEYS), "key"))
+def test_column_is_read() -> None:
+    batches = list(column_in_process(orc_file(KEYS), "key"))
     assert pa.Table.from_batches(batches) == KEYS.select(["key"])
 
 
-def test_a_file_that_ends_the_process_is_an_error() -> None:
+def test_crash_of_the_process_is_an_error() -> None:
     (data,) = regressions("inventory_orc").values()
     with pytest.raises(ValueError, match="ended with signal"):
         list(column_in_process(io.BytesIO(data), "key"))
 
 
 @pytest.mark.parametrize(("data", "reason"), [(b"", "zero"), (b"ORC", "not an ORC"), (b"x" * 100, "ORC")])
-def test_what_is_no_orc_file_is_an_error(data: bytes, reason: str) -> None:
+def test_invalid_orc_file_is_an_error(data: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=f"(?i){reason}|postscript|size"):
         list(column_in_process(io.BytesIO(data), "key"))
 
 
-def test_a_missing_column_is_an_error() -> None:
+def test_missing_column_is_an_error() -> None:
     with pytest.raises(ValueError, match="other"):
-        list(column_in_process(written(KEYS), "other"))
+        list(column_in_process(orc_file(KEYS), "other"))
 
 
-def test_more_than_the_process_may_hold_is_an_error() -> None:
-    """The stripe is small in its file, where it is compressed."""
+def test_exceeding_the_memory_limit_is_an_error() -> None:
+    """The stripe is compressed, and small in its file."""
     rows = pa.table({"key": pa.chunked_array([["x" * 1_000_000]] * 1_200)})
     with pytest.raises((ValueError, pa.ArrowException)):
-        list(column_in_process(written(rows, stripe_size=2 << 30, compression="zstd"), "key"))
+        list(column_in_process(orc_file(rows, stripe_size=2 << 30, compression="zstd"), "key"))
 
 
-def test_a_reader_that_stops_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_reader_leaves_no_process_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orc_process.tempfile, "tempdir", str(tmp_path))
     before = children()
-    batches = column_in_process(written(KEYS), "key")
+    batches = column_in_process(orc_file(KEYS), "key")
     next(batches)
     batches.close()
     assert children() == before

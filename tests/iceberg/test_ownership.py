@@ -1,4 +1,4 @@
-"""Whoever starts a managed table says whose it is, no later than the first other file of it is there."""
+"""The creator of a managed table writes its owner file no later than its first other file."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from trinitylake_ops.storage import MeteredStorage, open_storage
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
-def owned(lake: Lakehouse) -> set[str]:
-    """Return the ids of all tables with files, each of which must have an owner file of this lakehouse."""
+def owned_table_ids(lake: Lakehouse) -> set[str]:
+    """Return the ids of all tables with files, and check that each has an owner file of this lakehouse."""
     ids = {info.path.split("/")[1] for info in lake.storage.list("tables/")}
     for table_id in ids:
         path = owner_path(table_id)
@@ -33,7 +33,7 @@ def owned(lake: Lakehouse) -> set[str]:
     return ids
 
 
-def test_owner_files_are_read_back_and_others_refused() -> None:
+def test_owner_file_is_decoded_and_invalid_ones_are_rejected() -> None:
     path = owner_path("t")
     assert path == "tables/t/_owner.json"
     assert read_owner(owner_file(LakehouseDef(id="lake-1")), path) == "lake-1"
@@ -44,25 +44,25 @@ def test_owner_files_are_read_back_and_others_refused() -> None:
         assert caught.value.path == path
 
 
-def test_every_way_to_start_a_table_claims_its_folder(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_every_way_to_create_a_table_writes_an_owner_file(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.created", SCHEMA)
     with catalog.create_table_transaction("ns.filled", SCHEMA) as change:
-        assert len(owned(lake)) == 2
+        assert len(owned_table_ids(lake)) == 2
         change.append(rows(1))
     with lake.transaction() as txn:
         catalog_for(txn).create_table("ns.together", SCHEMA)
     staging = StagingCatalog(lake)
     staging.create_table("ns.staged", SCHEMA).append(rows(2))
     write = plan_write(lake, "flights", "daily", FLIGHTS, partition_by=("year",))
-    assert len(owned(lake)) == 5
+    assert len(owned_table_ids(lake)) == 5
     stage_data_files(lake, write, write.write([flights(1)]))
-    assert len(owned(lake)) == 5
-    assert {lake.snapshot().table("ns", name).id for name in ("created", "filled", "together")} < owned(lake)
+    assert len(owned_table_ids(lake)) == 5
+    assert {lake.snapshot().table("ns", name).id for name in ("created", "filled", "together")} < owned_table_ids(lake)
     assert ids_of(catalog.load_table("ns.filled")) == [1]
     assert operations.verify(lake).findings == ()
 
 
-def test_a_write_to_an_existing_table_claims_nothing(
+def test_write_to_existing_table_writes_no_owner_file(
     lake: Lakehouse, catalog: TrinityLakeCatalog, meter: MeteredStorage
 ) -> None:
     catalog.create_table("ns.t", FLIGHTS)
@@ -71,7 +71,7 @@ def test_a_write_to_an_existing_table_claims_nothing(
     assert set(measured.counts.requests) <= {"read"}
 
 
-def test_the_owner_file_takes_no_round_of_its_own(
+def test_owner_file_takes_no_extra_round_trip(
     lake: Lakehouse, catalog: TrinityLakeCatalog, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with meter.measure() as with_owner:
@@ -84,28 +84,28 @@ def test_the_owner_file_takes_no_round_of_its_own(
     assert with_owner.counts.rounds == without.counts.rounds
 
 
-def test_tables_under_a_table_root_are_claimed_there(lakes: Lakes) -> None:
-    elsewhere = lakes.root("elsewhere")
-    lake = lakes.local(table_root=elsewhere)
+def test_owner_file_is_written_under_table_root(lakes: Lakes) -> None:
+    table_root = lakes.root("elsewhere")
+    lake = lakes.local(table_root=table_root)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1))
     plan_write(lake, "ns", "u", SCHEMA)
     assert list(lake.storage.list("tables/")) == []
-    there = open_storage(elsewhere, lake.storage_options)
-    paths = [info.path for info in there.list() if info.path.endswith("_owner.json")]
-    owners = {there.root + path: read_owner(there.read(path), path) for path in paths}
+    table_storage = open_storage(table_root, lake.storage_options)
+    paths = [info.path for info in table_storage.list() if info.path.endswith("_owner.json")]
+    owners = {table_storage.root + path: read_owner(table_storage.read(path), path) for path in paths}
     assert set(owners.values()) == {lake.snapshot().definition.id}
     assert f"{table.location()}/_owner.json" in owners
 
 
-def test_a_table_of_another_lakehouse_is_not_written_through_a_table_root(lakes: Lakes) -> None:
-    """Who writes a lakehouse can name any root as its table root, and a table there by its id."""
+def test_table_of_another_lakehouse_is_not_written_through_table_root(lakes: Lakes) -> None:
+    """A writer of a lakehouse can name any root as its table root, and any table there by its id."""
     victim, lake = lakes.local("victim"), lakes.local()
-    theirs = catalog_at(victim)
-    theirs.create_namespace("ns")
-    theirs.create_table("ns.t", SCHEMA).append(rows(1))
+    victim_catalog = catalog_at(victim)
+    victim_catalog.create_namespace("ns")
+    victim_catalog.create_table("ns.t", SCHEMA).append(rows(1))
     stolen = victim.snapshot().table("ns", "t")
     properties = {**stolen.format_properties, METADATA_LOCATION: metadata_uri(stolen, victim.root)}
     with lake.transaction() as transaction:
@@ -124,27 +124,27 @@ def test_a_table_of_another_lakehouse_is_not_written_through_a_table_root(lakes:
     allowed.load_table("ns.t").append(rows(1))
 
 
-def test_a_folder_of_another_lakehouse_is_not_taken(lake: Lakehouse) -> None:
+def test_folder_of_another_lakehouse_cannot_be_claimed(lake: Lakehouse) -> None:
     definition = lake.snapshot().definition
     location = f"{lake.root}tables/t"
     assert claim_location(lake.storage, location, definition) == owner_path("t")
-    assert claim_location(lake.storage, location, definition) == owner_path("t"), "this lakehouse's own already"
+    assert claim_location(lake.storage, location, definition) == owner_path("t"), "repeated by the same lakehouse"
     with pytest.raises(FileExistsAlreadyError):
         claim_location(lake.storage, location, LakehouseDef(id="other"))
-    for elsewhere in (f"{lake.root}t", f"{lake.root}x/tables/t", "file:///x/tables/t", f"{lake.root}tables/t/u"):
-        assert claim_location(lake.storage, elsewhere, definition) is None
+    for other_location in (f"{lake.root}t", f"{lake.root}x/tables/t", "file:///x/tables/t", f"{lake.root}tables/t/u"):
+        assert claim_location(lake.storage, other_location, definition) is None
 
 
-def test_an_older_version_starts_no_table(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_earlier_version_cannot_create_table(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     past = catalog_at(lake, lake.latest_version())
     with pytest.raises(InvalidInputError):
         past.create_table_transaction("ns.t", SCHEMA)
-    assert owned(lake) == set()
+    assert owned_table_ids(lake) == set()
 
 
-def test_a_lost_race_leaves_nothing_of_a_new_table(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_lost_race_leaves_no_files_of_new_table(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     class Racing(FaultyStorage):
-        """Lets somebody else create the table just before our root is."""
+        """Creates the table in another catalog just before the root is created."""
 
         raced = False
 
@@ -157,34 +157,34 @@ def test_a_lost_race_leaves_nothing_of_a_new_table(lake: Lakehouse, catalog: Tri
     racing = catalog_at(Lakehouse(Racing(lake.storage, concurrency=1), lake.storage_options))
     with pytest.raises(Exception, match="already exists"):
         racing.create_table("ns.t", SCHEMA)
-    assert owned(lake) == {lake.snapshot().table("ns", "t").id}
+    assert owned_table_ids(lake) == {lake.snapshot().table("ns", "t").id}
 
 
 @pytest.mark.parametrize("kind", ["create", "append", "fill"])
-def test_a_killed_write_leaves_files_of_its_own_table_only(
-    lake: Lakehouse, catalog: TrinityLakeCatalog, kind: str
-) -> None:
-    """The process dies at each write before the commit: what it leaves is where orphan removal looks for it."""
+def test_killed_write_leaves_only_files_of_its_table(lake: Lakehouse, catalog: TrinityLakeCatalog, kind: str) -> None:
+    """The process dies at each write before the commit, and leaves files only where orphan removal searches."""
     table = catalog.create_table("ns.old", SCHEMA)
     table.append(rows(1))
     old_prefix = f"tables/{lake.snapshot().table('ns', 'old').id}/"
     counted = FaultyStorage(lake.storage, concurrency=1)
     write(kind, Lakehouse(counted), "first")
     before_root = [request for request in counted.log if request.kind == "create"]
-    roots = [at for at, request in enumerate(before_root) if request.path.startswith("_") and "def" not in request.path]
+    roots = [
+        index for index, request in enumerate(before_root) if request.path.startswith("_") and "def" not in request.path
+    ]
     assert roots, "the write was committed"
-    for at in range(1, roots[0] + 2):
+    for index in range(1, roots[0] + 2):
         version, files = lake.latest_version(), {info.path for info in lake.storage.list()}
-        storage = FaultyStorage(lake.storage, [fail(at, DeathError, kind="create")], concurrency=1)  # type: ignore[arg-type]
+        storage = FaultyStorage(lake.storage, [fail(index, DeathError, kind="create")], concurrency=1)  # type: ignore[arg-type]
         with pytest.raises(DeathError):
-            write(kind, Lakehouse(storage), f"killed-{at}")
+            write(kind, Lakehouse(storage), f"killed-{index}")
         assert lake.latest_version() == version
         left = {info.path for info in lake.storage.list()} - files
-        of_tables = {path for path in left if path.startswith("tables/")}
-        assert all("-table-" in path or "-node-" in path for path in left - of_tables)
+        table_paths = {path for path in left if path.startswith("tables/")}
+        assert all("-table-" in path or "-node-" in path for path in left - table_paths)
         if kind == "append":
-            assert all(path.startswith(old_prefix) for path in of_tables)
-        owned(lake)
+            assert all(path.startswith(old_prefix) for path in table_paths)
+        owned_table_ids(lake)
     assert ids_of(catalog.load_table("ns.old")) == ([1, 2] if kind == "append" else [1])
 
 

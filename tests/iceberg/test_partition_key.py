@@ -1,4 +1,4 @@
-"""Values of partitions are exactly those of their column's type."""
+"""Partition values are converted exactly to their column's type."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PARTITIONS = st.tuples(*(st.none() | values for _, values in KINDS)).map(lambda 
 
 
 @given(st.lists(PARTITIONS, max_size=3))
-def test_partitions_survive_json(partitions: list[Record]) -> None:
+def test_encoded_partitions_are_decoded(partitions: list[Record]) -> None:
     encoded = encode_partitions(partitions, SPEC, SCHEMA)
     assert decode_partitions(encoded, SPEC, SCHEMA) == frozenset(partitions)
     assert encode_partitions(reversed(partitions), SPEC, SCHEMA) == encoded
@@ -60,10 +60,10 @@ def test_partitions_survive_json(partitions: list[Record]) -> None:
 
 
 @given(st.none() | st.text(), st.none() | st.text())
-def test_two_texts_are_never_shown_alike(one: str | None, other: str | None) -> None:
+def test_partition_text_is_unambiguous(one: str | None, other: str | None) -> None:
     spec = PartitionSpec(PartitionField(4, 1000, IdentityTransform(), "region"))
-    shown = [partition_text(Record(value), spec, SCHEMA) for value in (one, other)]
-    assert (shown[0] == shown[1]) == (one == other)
+    texts = [partition_text(Record(value), spec, SCHEMA) for value in (one, other)]
+    assert (texts[0] == texts[1]) == (one == other)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_two_texts_are_never_shown_alike(one: str | None, other: str | None) -> 
         ("nested", "1"),
     ],
 )
-def test_other_values_are_refused(column: str, value: Any) -> None:
+def test_inexact_partition_value_is_rejected(column: str, value: Any) -> None:
     with pytest.raises(InvalidInputError) as caught:
         typed_value(SCHEMA, column, value)
     assert "\n" not in str(caught.value)
 
 
-def test_texts_are_read_as_the_type() -> None:
+def test_string_is_parsed_as_column_type() -> None:
     read = {
         column: typed_value(SCHEMA, column, text)
         for column, text in [
