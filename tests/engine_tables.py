@@ -39,7 +39,7 @@ def of_id(name: str, kind: pa.DataType, number: int) -> pa.Field:
 
 @dataclass(frozen=True)
 class EngineTable:
-    """A managed table ``ns.<name>`` of a lakehouse, to which another engine writes."""
+    """A managed table ``ns.<name>`` of a lakehouse that another engine writes."""
 
     lake: Lakehouse
     name: str
@@ -68,7 +68,7 @@ class EngineTable:
     def delete_positions(
         self, positions: Mapping[str, Sequence[int]], suffix: str = "parquet", *, spec_id: int | None = None
     ) -> str:
-        """Delete rows of data files by one file of position deletes. Returns its path."""
+        """Delete rows of data files by one position delete file. Return its path."""
         pairs = sorted((path, pos) for path, found in positions.items() for pos in found)
         schema = pa.schema([of_id("file_path", pa.string(), PATH_ID), of_id("pos", pa.int64(), POS_ID)])
         table = pa.table([[path for path, _ in pairs], [pos for _, pos in pairs]], schema=schema)
@@ -77,7 +77,7 @@ class EngineTable:
         return self._delete(DataFileContent.POSITION_DELETES, data, suffix, len(pairs), bounds, spec_id=spec_id)
 
     def delete_equal(self, rows: pa.Table, partition: Record | None = None, suffix: str = "parquet") -> str:
-        """Delete rows by an equality delete file, whose columns are named as those of the table. Returns its path."""
+        """Delete rows by an equality delete file with the table's column names. Return its path."""
         columns = {field.name: field.field_id for schema in self.loaded.metadata.schemas for field in schema.fields}
         ids = [columns[name] for name in rows.column_names]
         fields = [of_id(field.name, field.type, number) for field, number in zip(rows.schema, ids, strict=True)]
@@ -112,14 +112,14 @@ class EngineTable:
         return path
 
     def set_statistics(self) -> tuple[str, str]:
-        """Give the current snapshot a statistics file and a partition statistics file. Returns their paths."""
+        """Set a statistics file and a partition statistics file of the current snapshot. Return their paths."""
         found = self.statistics_files()
         self.set_table_statistics(found)
         self.set_partition_statistics(found)
         return found[0][0], found[1][0]
 
     def statistics_files(self) -> list[tuple[str, int]]:
-        """Write a statistics file and a partition statistics file. Returns their paths and sizes."""
+        """Write a statistics file and a partition statistics file. Return their paths and sizes."""
         found = []
         for suffix in ("puffin", "parquet"):
             path, data = f"{self.loaded.location()}/metadata/{uuid.uuid4()}.stats.{suffix}", _statistics(suffix)
@@ -139,7 +139,7 @@ class EngineTable:
         table.catalog.commit_table(table, (), (SetPartitionStatisticsUpdate(partition_statistics=file),))
 
     def ids(self, version: int | str | None = None) -> list[int]:
-        """Return the ids that pyiceberg reads; it applies no equality deletes."""
+        """Return the ids that PyIceberg reads. It does not apply equality deletes."""
         with catalog_at(self.lake, version) as catalog:
             return sorted(catalog.load_table(("ns", self.name)).scan().to_arrow()["id"].to_pylist())
 
@@ -168,7 +168,7 @@ class _RowDelta(_FastAppendFiles):
         return [*manifests, writer.to_manifest_file()]
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        self._added_data_files = self._deletes  # only to be counted
+        self._added_data_files = self._deletes  # so that they are counted
         try:
             return super()._summary(snapshot_properties)
         finally:
@@ -222,14 +222,14 @@ def _statistics(suffix: str) -> bytes:
     return b"PFA1PFA1" + footer + len(footer).to_bytes(4, "little") + bytes(4) + b"PFA1"
 
 
-#: The rows (id, place) that are left of each table.
+#: The remaining rows (id, place) of each table.
 POSITIONS = [(2, "a"), (3, "a"), (4, "a")]
 EQUALITY = [(1, "a"), (1, "b"), (2, "a"), (3, "a"), (9, "b")]
 EVOLVED = [(2, "a"), (4, "b"), (5, "b")]
 
 
 def with_positions(lake: Lakehouse, suffix: str = "parquet", name: str = "positions") -> EngineTable:
-    """Make two files of three rows. One file deletes a row of each, and another one more row of the second."""
+    """Write two files of three rows. One delete file deletes a row of each, another one a further row of the second."""
     table = make_table(lake, name)
     first, second = table.append(rows(1, 2, 3)), table.append(rows(4, 5, 6))
     table.delete_positions({first: [0], second: [1]}, suffix)
@@ -238,7 +238,7 @@ def with_positions(lake: Lakehouse, suffix: str = "parquet", name: str = "positi
 
 
 def with_equality(lake: Lakehouse) -> EngineTable:
-    """Delete rows by their values, one of them null, and write one again."""
+    """Delete rows by value, one of them null, and write one of them again."""
     table = make_table(lake, "equality")
     table.append(rows(1, 2, 3, None))
     table.append(rows(1, 9, place="b"))
@@ -248,7 +248,7 @@ def with_equality(lake: Lakehouse) -> EngineTable:
 
 
 def with_statistics(lake: Lakehouse) -> EngineTable:
-    """Give a table statistics files of two snapshots, a branch and a tag that main has left behind, and an audit."""
+    """Create a table with statistics files, a branch and a tag of earlier snapshots, and an audit snapshot."""
     table = make_table(lake, "statistics")
     table.append(rows(1))
     first = table.loaded.current_snapshot()
@@ -265,7 +265,7 @@ def with_statistics(lake: Lakehouse) -> EngineTable:
 
 
 def with_evolution(lake: Lakehouse) -> EngineTable:
-    """Write by two partition specs, two schemas and two orders, with deletes by a column that was dropped since."""
+    """Write with two partition specs, schemas and sort orders, with deletes by a column that was dropped later."""
     table = make_table(lake, "evolved", rows().append_column("old", pa.array([], pa.int64())).schema)
     of_old = table.append(rows(1, 2, 3).append_column("old", pa.array([10, 20, 30], pa.int64())))
     table.delete_equal(pa.table({"old": pa.array([10], pa.int64())}))

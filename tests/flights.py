@@ -1,4 +1,4 @@
-"""One Spark session a test process, and small samples cut from the real data: fixtures for conftest modules."""
+"""Fixtures for conftest modules: one Spark session per test process, and small samples of the real data."""
 
 import csv
 import zipfile
@@ -32,8 +32,8 @@ def flights_csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sample_folder(tmp_path_factory: pytest.TempPathFactory, flights_csv: Path) -> Path:
-    """The first flights of two months, their weather, and the other three files whole."""
-    folder = tmp_path_factory.mktemp("sample [of two] months")  # a name that is no pattern
+    """The first flights of two months, their weather, and the other three files unchanged."""
+    folder = tmp_path_factory.mktemp("sample [of two] months")  # the name must not be interpreted as a pattern
     real = FlightsSource()
     for name in ("airlines", "airports", "planes"):
         (folder / f"{name}.csv").write_bytes(real.path(name).read_bytes())

@@ -20,11 +20,11 @@ SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8
 
 
 class ForeignLake:
-    """A lakehouse as the other program sees it."""
+    """A lakehouse as the other program reads and writes it."""
 
     def __init__(self, storage: Storage, behind_ms: int | None = None):
         self.storage = storage
-        self.behind_ms = behind_ms  # its clock, whatever earlier versions say; None: it goes on from those
+        self.behind_ms = behind_ms  # lag of its clock, even behind earlier versions; None: never behind them
 
     def root(self, version: int) -> str:
         return f"_{f'{version:032b}'[::-1]}.arrow"
@@ -45,7 +45,7 @@ class ForeignLake:
         return {key: value for key, value, _ in rows[:first_pointer] if key is not None and value is not None}
 
     def entries(self, path: str) -> dict[str, str]:
-        """Return key -> location: those of the children, then a node's own, then its messages."""
+        """Return locations by key: those of the children, then those of a node, then those of its messages."""
         rows, found = self.rows(path), dict[str, str]()
         first = next(at for at, row in enumerate(rows) if row[0] is None)
         last = first + int(self.system(rows)["n_keys"])
@@ -57,7 +57,7 @@ class ForeignLake:
         return found
 
     def tables(self) -> set[str]:
-        """Return the tables of the latest version as ``namespace.table``, the definition of each read."""
+        """Return the tables of the latest version as ``namespace.table``, after reading each definition."""
         found = self.entries(self.root(self.latest()))
         for key, location in found.items():
             (pb.TableDef if key.startswith("C===") else pb.NamespaceDef).FromString(self.storage.read(location))
@@ -90,7 +90,7 @@ class ForeignLake:
         return self.commit(latest, [*self.rows(self.root(latest)), message], keeps_unknown=keeps_unknown)
 
     def rollback(self, version: int, *, keeps_unknown: bool, carries_definition: bool = False) -> int:
-        """Make a version the latest again; it may read "most identical" so that the lakehouse definition stays."""
+        """Commit an earlier version as the latest, possibly keeping the current lakehouse definition."""
         latest, rows = self.latest(), self.rows(self.root(version))
         changed = {"rollback_from_root": self.root(latest)}
         if carries_definition:
@@ -100,14 +100,14 @@ class ForeignLake:
         return self.commit(latest, [*new, *others], keeps_unknown=keeps_unknown)
 
     def rollback_by_copy(self, version: int) -> int:
-        """Make a version the latest again by copying the file of its root, byte by byte."""
+        """Commit an earlier version as the latest by copying the bytes of its root file."""
         latest = self.latest()
         self.storage.create(self.root(latest + 1), self.storage.read(self.root(version)))
         self.storage.write("_latest_hint.txt", str(latest + 1).encode())
         return latest + 1
 
     def commit(self, latest: int, rows: list[Row], *, keeps_unknown: bool = False) -> int:
-        """Write the rows as the next root; ``commit_id`` and ``commit_info`` are unknown to this program."""
+        """Write the rows as the next root, without ``commit_id`` and ``commit_info``."""
         unknown = () if keeps_unknown else ("commit_id", "commit_info")
         now = {"created_at_millis": str(self.now_ms(latest)), "previous_root": self.root(latest)}
         changed = [
@@ -124,7 +124,7 @@ class ForeignLake:
         return latest + 1
 
     def now_ms(self, latest: int) -> int:
-        """Return the time of the storage, or what comes after the latest version where that is later."""
+        """Return the storage's time, or a later one after the latest version."""
         if self.behind_ms is not None:
             return self.storage.now_ms() - self.behind_ms
         before = self.system(self.rows(self.root(latest)))["created_at_millis"]

@@ -1,4 +1,4 @@
-"""Snapshots of a table that name files of other tables, as a client or a program that checks nothing writes them."""
+"""Write snapshots that refer to files of other tables, as an unchecked client would."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def data_files_of(lake: Lakehouse, name: str) -> list[DataFile]:
 def written_manifest(
     lake: Lakehouse, table: Table, files: Sequence[DataFile], status: ManifestEntryStatus, snapshot_id: int
 ) -> ManifestFile:
-    """Write a manifest in the folder of a table, with entries of a status, and return it."""
+    """Write a manifest in the folder of a table, with entries of one status, and return it."""
     output = writing_io(lake).new_output(f"{table.location()}/metadata/{uuid.uuid4()}-m0.avro")
     with write_manifest(2, table.spec(), table.schema(), output, snapshot_id, "null") as writer:
         for file in files:
@@ -72,7 +72,7 @@ def written_list(
 
 
 def snapshot_of(table: Table, snapshot_id: int, manifest_list: str, parent_id: int | None = None) -> dict[str, Any]:
-    """Return a snapshot as a client sends it."""
+    """Return a snapshot in the form in which a client sends it."""
     made = {
         "snapshot-id": snapshot_id,
         "sequence-number": table.metadata.last_sequence_number + 1,
@@ -85,20 +85,20 @@ def snapshot_of(table: Table, snapshot_id: int, manifest_list: str, parent_id: i
 
 
 def updates_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the updates of a commit that makes a snapshot the current one."""
+    """Return the updates of a commit that sets the current snapshot."""
     ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot["snapshot-id"]}
     return [{"action": "add-snapshot", "snapshot": snapshot}, ref]
 
 
 def commit_unchecked(lake: Lakehouse, name: str, manifests: Sequence[ManifestFile], snapshot_id: int) -> None:
-    """Make manifests the current snapshot of a table, as a program that checks nothing may."""
+    """Set manifests as the current snapshot of a table without checks."""
     table, io = catalog_at(lake).load_table(name), writing_io(lake)
     uri = written_list(io, table, manifests, snapshot_id)
     point_to(lake, name, Snapshot.model_validate(snapshot_of(table, snapshot_id, uri)))
 
 
 def point_to(lake: Lakehouse, name: str, snapshot: Snapshot) -> None:
-    """Make a snapshot the current one of a table, whatever it names."""
+    """Set the current snapshot of a table without checks."""
     namespace, _, own_name = name.partition(".")
     table, io = catalog_at(lake).load_table(name), writing_io(lake)
     ref = SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=snapshot.snapshot_id)

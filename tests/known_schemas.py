@@ -1,4 +1,4 @@
-"""Avro's schemas, which pyiceberg parses and resolves for every file: in tests those of all files are a handful."""
+"""Cache Avro schemas and readers, which PyIceberg builds for every file although tests use only a few."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEY = "avro.schema"
 _MOST_READERS = 256
 _parse, _resolve = avro.AvroFileHeader.get_schema, avro.resolve_reader
 _header_reader = avro.construct_reader(avro.META_SCHEMA, {-1: avro.AvroFileHeader})
-#: Readers by the schemas that they were made of, which are kept so that no other ones get their addresses.
+#: Readers by the ids of their schemas, which are referenced so that their ids are not reused.
 _readers: dict[tuple[object, ...], tuple[Reader, Schema, Schema]] = {}
 
 
@@ -45,7 +45,7 @@ def _read_header(file: avro.AvroFile[Any]) -> avro.AvroFileHeader:
 
 
 def keep_known_schemas() -> None:
-    """Let pyiceberg make each schema and each reader once in this process."""
+    """Make PyIceberg build each schema and each reader once in this process."""
     avro.AvroFile._read_header = _read_header
     avro.AvroFileHeader.get_schema = _known_schema
     avro.resolve_reader = _known_reader

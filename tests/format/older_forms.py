@@ -1,4 +1,4 @@
-"""A writer of node files as others wrote them: each way in which their form may differ from ours, and all together."""
+"""Encode node files as other writers do, in each variant that the format allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = tuple[str | None, str | None, str | None]
 
 
 @dataclass(frozen=True)
-class OlderForm:
+class NodeFormVariant:
     """One combination of what differs; the defaults are our form.
 
     ``txn`` is the type of an extra column of that name, ``n_blank`` how many blank pointer rows
@@ -33,12 +33,12 @@ class OlderForm:
     compression: str | None = None
     definition_key: str = LAKEHOUSE_DEF
 
-    def can_hold(self, node: NodeFile) -> bool:
+    def supports(self, node: NodeFile) -> bool:
         return node.is_leaf or (self.has_pnode and self.has_null_row)
 
     def encode(self, node: NodeFile) -> bytes:
-        """Return the bytes of a node that this form can hold."""
-        assert self.can_hold(node)
+        """Encode a node that this variant can represent."""
+        assert self.supports(node)
         return arrow_file(
             self._rows(node), self.columns, self.strings, self.batch_rows, self.compression, self.txn or None
         )
@@ -70,7 +70,7 @@ def arrow_file(
     compression: str | None = None,
     txn: str | None = None,
 ) -> bytes:
-    """Return an Arrow IPC file of these rows, right or wrong, cut to the columns."""
+    """Return an Arrow IPC file of these rows, valid or not, limited to the columns."""
     kinds: dict[str, Any] = {"string": pa.utf8(), "large_string": pa.large_utf8()}
     arrays = [pa.array([row[place] for row in rows], kinds[strings]) for place in range(len(columns))]
     table = pa.table(arrays, columns)
@@ -83,8 +83,8 @@ def arrow_file(
     return bytes(sink.getvalue())
 
 
-def all_forms() -> Iterator[OlderForm]:
-    """Return every combination."""
+def all_variants() -> Iterator[NodeFormVariant]:
+    """Yield every combination."""
     for choice in product(
         ("pvalue", "value"),
         (True, False),
@@ -96,4 +96,4 @@ def all_forms() -> Iterator[OlderForm]:
         (None, "lz4", "zstd"),
         (LAKEHOUSE_DEF, "lakehouse"),
     ):
-        yield OlderForm(*choice)
+        yield NodeFormVariant(*choice)

@@ -1,4 +1,4 @@
-"""Decoding bytes that may be damaged."""
+"""Decoding of possibly damaged bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trinitylake_ops.errors import CorruptFileError
 
 
 def refusal(decode: Callable[[bytes, str], object], data: bytes, path: str) -> CorruptFileError | None:
-    """Return the error by which ``decode`` refuses the bytes, or None; any other exception goes on."""
+    """Return the CorruptFileError that ``decode`` raises for the bytes, or None. Other exceptions are not caught."""
     try:
         decode(data, path)
     except CorruptFileError as error:

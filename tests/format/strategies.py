@@ -1,4 +1,4 @@
-"""Hypothesis strategies for what the format stores."""
+"""Hypothesis strategies for values of the format."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from trinitylake_ops.format.definitions import (
 )
 from trinitylake_ops.format.node_file import NodeFile
 
-#: Any Unicode text that UTF-8 can hold.
+#: Any Unicode string that UTF-8 can encode.
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-#: Characters that a name may hold.
+#: Characters that are allowed in names.
 name_chars = st.characters(
     exclude_categories=["Cs"], exclude_characters=[*map(chr, range(0x21)), "\x7f"], max_codepoint=0x10FFFF
 )
@@ -34,7 +34,7 @@ locations = st.text(name_chars, min_size=1, max_size=20)
 _uint32 = st.integers(0, 2**32 - 1)
 _uint64 = st.integers(0, 2**64 - 1)
 _maps = st.dictionaries(texts, texts, max_size=3)
-#: Fields 5000 to 5002 (unknown to every definition), as numbers: what a newer writer might add.
+#: Fields 5000 to 5002, unknown to every definition, as a newer writer might add them.
 unknown_fields = st.lists(
     st.tuples(st.sampled_from([b"\xc0\xb8\x02", b"\xc8\xb8\x02", b"\xd0\xb8\x02"]), st.integers(0, 127)), max_size=2
 ).map(lambda fields: b"".join(tag + bytes([value]) for tag, value in fields))

@@ -1,4 +1,4 @@
-"""Seals: every bit of a sealed file counts, and so does its name."""
+"""Checksums cover every bit of a file and its name."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ def _seals(data: bytes) -> list[str | None]:
     return [part.decode("latin-1") if part else None for part in (data[1 : 1 + size], data[-1 - size : -1])]
 
 
-def test_a_sealed_file_is_whole() -> None:
+def test_file_with_checksum_is_valid() -> None:
     data = _file(b"rows")
     assert len(data) == len(b"<><>rows") + 2 * len(open_seal(PATH))
     assert check_seals(data, _seals(data), PATH)
 
 
 @given(body=st.binary(max_size=50), at=st.integers(min_value=0), bit=st.integers(0, 7))
-def test_every_flipped_bit_is_found(body: bytes, at: int, bit: int) -> None:
+def test_every_flipped_bit_is_detected(body: bytes, at: int, bit: int) -> None:
     data = bytearray(_file(body))
     data[at % len(data)] ^= 1 << bit
     with pytest.raises(CorruptFileError):
         check_seals(bytes(data), _seals(bytes(data)), PATH)
 
 
-def test_a_file_in_the_place_of_another_is_told() -> None:
+def test_swapped_file_is_detected() -> None:
     other = PATH.replace("6fcb", "7fcb")
     data = _file(b"rows", other)
     with pytest.raises(CorruptFileError):
         check_seals(data, _seals(data), PATH)
 
 
-def test_a_seal_that_another_program_carried_on_means_nothing() -> None:
+def test_checksum_copied_by_another_program_is_ignored() -> None:
     other = PATH.replace("6fcb", "7fcb")
     data = _file(b"rows", other).replace(b"rows", b"other rows")
     assert not check_seals(data, _seals(data), PATH)
 
 
-def test_one_seal_alone_is_damage_and_none_is_a_file_of_others() -> None:
+def test_single_checksum_is_damage_and_none_is_accepted() -> None:
     data = _file(b"rows")
     assert not check_seals(b"rows", [None, None], PATH)
     with pytest.raises(CorruptFileError):

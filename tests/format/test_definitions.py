@@ -1,3 +1,5 @@
+"""Encoding and decoding of definitions."""
+
 from __future__ import annotations
 
 import pickle
@@ -31,7 +33,7 @@ UNKNOWN = b"\xc0\xb8\x02\x07"  # field 5000, a number
 
 
 @given(lakehouse_defs | namespace_defs | table_defs)
-def test_a_definition_survives_encoding(definition: LakehouseDef | NamespaceDef | TableDef) -> None:
+def test_definition_round_trips(definition: LakehouseDef | NamespaceDef | TableDef) -> None:
     data = definition.to_bytes()
     again = type(definition).from_bytes(data, PATH)
     assert again == definition
@@ -39,13 +41,13 @@ def test_a_definition_survives_encoding(definition: LakehouseDef | NamespaceDef 
 
 
 @given(st.permutations(["a", "b", "c"]))
-def test_maps_are_written_in_the_order_of_their_keys(order: list[str]) -> None:
+def test_maps_are_encoded_in_key_order(order: list[str]) -> None:
     assert NamespaceDef(id="n", properties=dict.fromkeys(order, "v")).to_bytes() == (
         NamespaceDef(id="n", properties={"a": "v", "b": "v", "c": "v"}).to_bytes()
     )
 
 
-def test_absent_optional_fields_take_the_formats_defaults() -> None:
+def test_missing_optional_fields_have_default_values() -> None:
     definition = LakehouseDef.from_bytes(pb.LakehouseDef(id="x").SerializeToString(), PATH)
     assert definition == LakehouseDef(id="x")
     assert {spec.name: getattr(definition, spec.name) for spec in fields(definition)} == {
@@ -75,7 +77,7 @@ def test_absent_optional_fields_take_the_formats_defaults() -> None:
     }
 
 
-def test_optional_fields_that_are_zero_are_not_absent() -> None:
+def test_zero_values_are_not_treated_as_missing() -> None:
     message = pb.LakehouseDef(id="x", order=0, maximum_version_age_millis=0)
     definition = LakehouseDef.from_bytes(message.SerializeToString(), PATH)
     assert (definition.order, definition.maximum_version_age_millis) == (0, 0)
@@ -83,24 +85,24 @@ def test_optional_fields_that_are_zero_are_not_absent() -> None:
 
 
 @pytest.mark.parametrize("kind", [LakehouseDef, NamespaceDef, TableDef])
-def test_an_empty_file_is_no_definition(kind: type[LakehouseDef | NamespaceDef | TableDef]) -> None:
-    """It is valid protobuf without seals, and would be a definition of defaults: without exports, for example."""
+def test_empty_file_is_corrupt(kind: type[LakehouseDef | NamespaceDef | TableDef]) -> None:
+    """It is valid protobuf without checksums, and would decode to default values, for example to no exports."""
     with pytest.raises(CorruptFileError) as caught:
         kind.from_bytes(b"", PATH)
     assert caught.value.path == PATH
 
 
-def test_a_lakehouse_without_an_id_is_corrupt() -> None:
+def test_lakehouse_without_id_is_corrupt() -> None:
     with pytest.raises(CorruptFileError):
         LakehouseDef.from_bytes(LakehouseDef(id="").to_bytes(), PATH)
 
 
-def test_a_table_without_a_type_is_managed() -> None:
+def test_table_without_type_is_managed() -> None:
     assert TableDef(id="a", table_type="").is_managed
     assert not TableDef(table_type="EXTERNAL").is_managed
 
 
-def test_unknown_fields_survive_a_change_at_every_level_of_nesting() -> None:
+def test_unknown_fields_are_preserved_at_every_level() -> None:
     column = Column(id=3, name="part", type=DataType.INT4, unknown_fields=UNKNOWN)
     kinds = replace(column, id=2, struct_fields=(column,), map_key=column, map_value=column, list_element=column)
     table = TableDef(
@@ -125,7 +127,7 @@ def test_unknown_fields_survive_a_change_at_every_level_of_nesting() -> None:
 
 
 @given(st.integers(0, 2**31 - 1))
-def test_unknown_enum_numbers_survive(number: int) -> None:
+def test_unknown_enum_numbers_are_preserved(number: int) -> None:
     definition = LakehouseDef(id="x", isolation_level=IsolationLevel(number))
     again = LakehouseDef.from_bytes(definition.to_bytes(), PATH)
     assert again.isolation_level == number
@@ -135,7 +137,7 @@ def test_unknown_enum_numbers_survive(number: int) -> None:
     assert TableDef.from_bytes(table.to_bytes(), PATH).schema.columns[0].type == number
 
 
-def test_an_unknown_enum_number_has_a_name_and_crosses_processes() -> None:
+def test_unknown_enum_number_has_a_name_and_can_be_pickled() -> None:
     unknown = DataType(77)
     assert unknown.name == "UNKNOWN_77"
     assert pickle.loads(pickle.dumps(unknown)) == unknown
@@ -144,7 +146,7 @@ def test_an_unknown_enum_number_has_a_name_and_crosses_processes() -> None:
         DataType("nonsense")
 
 
-def test_a_newer_major_version_is_refused_naming_both() -> None:
+def test_newer_major_version_is_rejected_naming_both_versions() -> None:
     data = replace(LakehouseDef(id="x"), major_version=MAJOR_VERSION + 7).to_bytes()
     with pytest.raises(CorruptFileError, match=rf"version {MAJOR_VERSION + 7} .* up to {MAJOR_VERSION};") as caught:
         LakehouseDef.from_bytes(data, PATH)
@@ -153,9 +155,7 @@ def test_a_newer_major_version_is_refused_naming_both() -> None:
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05abc", b"not protobuf", b"\x0a\x01\xff", b"\x12\xff\xff"])
 @pytest.mark.parametrize("kind", [LakehouseDef, NamespaceDef, TableDef])
-def test_bytes_that_are_no_definition_are_refused(
-    data: bytes, kind: type[LakehouseDef] | type[NamespaceDef] | type[TableDef]
-) -> None:
+def test_invalid_bytes_are_corrupt(data: bytes, kind: type[LakehouseDef] | type[NamespaceDef] | type[TableDef]) -> None:
     with pytest.raises(CorruptFileError) as caught:
         kind.from_bytes(data, PATH)
     assert caught.value.path == PATH
@@ -163,7 +163,7 @@ def test_bytes_that_are_no_definition_are_refused(
 
 
 @given(st.binary(max_size=60))
-def test_arbitrary_bytes_never_raise_anything_else(data: bytes) -> None:
+def test_arbitrary_bytes_raise_only_corrupt_file_error(data: bytes) -> None:
     for kind in (LakehouseDef, NamespaceDef, TableDef):
         error = refusal(kind.from_bytes, data, PATH)
         assert error is None or error.path == PATH
@@ -192,13 +192,13 @@ def _deep(levels: int) -> Column:
         LakehouseDef(id="x", txn_ttl_millis=-1),
     ],
 )
-def test_values_that_no_field_holds_are_an_input_error(definition: LakehouseDef | NamespaceDef | TableDef) -> None:
+def test_unencodable_value_is_an_input_error(definition: LakehouseDef | NamespaceDef | TableDef) -> None:
     with pytest.raises(InvalidDefinitionError, match=rf"^this {type(definition).__name__} cannot be stored: "):
         definition.to_bytes()
 
 
 @pytest.mark.parametrize("levels", [1, 20, 90, 94, 95, 96, 97, 98, 99, 100, 101])
-def test_nesting_that_can_be_written_can_be_read(levels: int) -> None:
+def test_deepest_encodable_nesting_is_decoded(levels: int) -> None:
     definition = TableDef(schema=Schema(columns=(_deep(levels),)))
     try:
         data = definition.to_bytes()
@@ -212,7 +212,7 @@ def test_nesting_that_can_be_written_can_be_read(levels: int) -> None:
     ("versions", "inside", "outside"),
     [("3-90,95", [3, 4, 90, 95], [2, 91, 94, 96]), ("7", [7], [6, 8]), ("", [], [0]), ("0-1", [0, 1], [2])],
 )
-def test_ranges_of_an_expiration_are_inclusive(versions: str, inside: list[int], outside: list[int]) -> None:
+def test_expiration_ranges_are_inclusive(versions: str, inside: list[int], outside: list[int]) -> None:
     batch = ExpirationBatch(id="b", versions=versions)
     assert all(batch.contains(version) for version in inside)
     assert not any(batch.contains(version) for version in outside)

@@ -1,4 +1,4 @@
-"""Which names may mean the same file, on file systems that fold case or normalize Unicode."""
+"""Names that may refer to the same file, on file systems that fold case or normalize Unicode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinitylake_ops.format.file_names import new_node_path, optimize_path
 ID = "6fcb514b-b878-4c9d-95b7-8dc3a7ce6fd8"
 Shown = Callable[[str], str]
 
-#: What file systems make of a name.
+#: Transformations of names by file systems.
 SHOWN: list[Shown] = [
     str.lower,
     str.upper,
@@ -28,7 +28,7 @@ SHOWN: list[Shown] = [
 
 
 @given(names, st.sampled_from(SHOWN))
-def test_a_name_is_known_however_a_file_system_shows_it(name: str, shown: Shown) -> None:
+def test_identity_is_independent_of_case_and_normalization(name: str, shown: Shown) -> None:
     definition = optimize_path(f"table-{name.replace('/', '-')}-ns-{ID}.binpb")
     data = f"tables/t/data/part={name}/00000-0-{ID}.parquet"
     for path in (definition, data):
@@ -37,7 +37,7 @@ def test_a_name_is_known_however_a_file_system_shows_it(name: str, shown: Shown)
         assert folded(other) == path if is_plain else other in OtherNames([path])
 
 
-def test_of_a_plain_path_nothing_is_kept() -> None:
+def test_plain_path_needs_no_entry() -> None:
     assert OtherNames([new_node_path(), f"tables/t/data/{ID}.parquet"])._hashes == set()
 
 
@@ -50,23 +50,21 @@ def test_of_a_plain_path_nothing_is_kept() -> None:
         ("file:///elsewhere/plain.txt", "tables/t/plain.txt", True),
         ("tables/T/data/Überall.parquet", "tables/t/data/überall.parquet", True),
         ("tables/T/data/Überall.parquet", "tables/u/data/überall.parquet", False),
-        # Files of one write share its uuid.
+        # Files of one write share its UUID.
         (f"tables/t/A/00000-0-{ID}.parquet", f"tables/t/a/00000-1-{ID}.parquet", False),
     ],
 )
-def test_what_counts_is_the_uuid_of_the_catalogs_files_and_the_name_of_others(
-    needed: str, listed: str, is_same: bool
-) -> None:
+def test_identity_is_uuid_or_name(needed: str, listed: str, is_same: bool) -> None:
     assert (listed in OtherNames([needed])) == is_same
 
 
-def test_the_identity_of_a_file_of_the_catalog_is_its_uuid() -> None:
+def test_identity_of_catalog_file_is_its_uuid() -> None:
     assert name_identity(f"file:///a/b/_export_{ID.upper()}.arrow") == ID
     assert name_identity(f"_ops/export-{ID}.json") == f"export-{ID}.json"
     assert object() not in OtherNames(["A"])
 
 
-def test_ids_of_tables_are_told_exactly_and_alike() -> None:
+def test_table_ids_are_compared_exactly() -> None:
     ids = CompactUuidSet()
     ids.update(["Größe"])
     assert "Größe" in ids

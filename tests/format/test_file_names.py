@@ -1,3 +1,5 @@
+"""Paths of definitions, nodes, roots and records."""
+
 from __future__ import annotations
 
 import re
@@ -48,7 +50,7 @@ HASH = r"[01]{4}/[01]{4}/[01]{4}/[01]{8}-"
 @example("🦆" * 100, "é" * 100, 600)
 @example("..", "..", shortest_path_limit_bytes())
 @example("/" * 50, "a/../b", 200)
-def test_definition_paths_keep_their_limits_whatever_the_name(namespace: str, table: str, limit_bytes: int) -> None:
+def test_definition_path_length_is_bounded(namespace: str, table: str, limit_bytes: int) -> None:
     for path in (new_table_path(namespace, table, limit_bytes), new_namespace_path(namespace, limit_bytes)):
         assert len(path.encode()) <= limit_bytes
         segments = validate_path(path).split("/")
@@ -60,7 +62,7 @@ def test_definition_paths_keep_their_limits_whatever_the_name(namespace: str, ta
 
 
 @given(names)
-def test_only_letters_digits_and_harmless_signs_reach_a_path(name: str) -> None:
+def test_path_has_only_safe_characters(name: str) -> None:
     path = new_namespace_path(name, 400)
     readable = re.fullmatch(rf"{HASH}namespace-(.*)-{UUID4}\.binpb", path, re.DOTALL)
     assert readable is not None
@@ -70,19 +72,19 @@ def test_only_letters_digits_and_harmless_signs_reach_a_path(name: str) -> None:
         assert shown == char if is_kept else shown in "_-"
 
 
-def test_readable_part_replaces_what_storages_or_shells_might_interpret() -> None:
+def test_readable_part_replaces_special_characters() -> None:
     path = new_table_path("na/me", "a b%20#?*[]:\\\"'é航9²~=._-", 400)
     assert "-table-a_b_20___________9_~=._--na-me-" in path
 
 
-def test_a_long_name_is_cut() -> None:
+def test_long_name_is_truncated() -> None:
     assert len(new_namespace_path("é" * 200, 101)) == 101
 
 
 @pytest.mark.parametrize(
     ("table", "old"), [("größe", "größe"), ("航班 1", "航班_1"), ("a/b²", "a-b²"), ("plain", "plain")]
 )
-def test_a_definition_staged_under_its_old_name_is_of_its_table(table: str, old: str) -> None:
+def test_definition_path_under_earlier_name_belongs_to_table(table: str, old: str) -> None:
     path = optimize_path(f"table-{old}-ns-{uuid.UUID(int=5)}.binpb")
     assert is_table_definition_path(path, "ns", table, 200)
     assert is_table_definition_path(new_table_path("ns", table, 200), "ns", table, 200)
@@ -90,7 +92,7 @@ def test_a_definition_staged_under_its_old_name_is_of_its_table(table: str, old:
     assert not is_table_definition_path(path.replace("table-", "table-x"), "ns", table, 200)
 
 
-def test_every_fresh_path_is_new_and_of_its_form() -> None:
+def test_fresh_paths_are_unique_and_well_formed() -> None:
     for make, pattern in [
         (new_node_path, rf"{HASH}node-{UUID4}\.arrow"),
         (new_lakehouse_def_path, rf"_lakehouse_def_{UUID4}\.binpb"),
@@ -102,7 +104,7 @@ def test_every_fresh_path_is_new_and_of_its_form() -> None:
         assert all(re.fullmatch(pattern, path) for path in paths)
 
 
-def test_shortest_limit_leaves_one_character_of_name() -> None:
+def test_minimum_limit_leaves_one_character_of_name() -> None:
     limit_bytes = shortest_path_limit_bytes()
     for path in (new_namespace_path("xyz", limit_bytes), new_table_path("n", "xyz", limit_bytes)):
         assert "-x" in path
@@ -112,7 +114,7 @@ def test_shortest_limit_leaves_one_character_of_name() -> None:
 
 @pytest.mark.parametrize("naming", ROOT_NAMINGS, ids=str)
 @given(version=st.integers(0, MAX_VERSION))
-def test_root_names_are_bijective(naming: RootNaming, version: int) -> None:
+def test_root_names_round_trip(naming: RootNaming, version: int) -> None:
     path = naming.path(version)
     assert parse_root_path(path) == version
     assert [other.parse(path) for other in ROOT_NAMINGS if other != naming] == [None] * 3
@@ -123,7 +125,7 @@ def test_root_names_are_bijective(naming: RootNaming, version: int) -> None:
     assert path[1:33] == root_path(version)[1:33], "more digits are zeros at the end"
 
 
-def test_there_are_four_namings_and_ours_is_the_first() -> None:
+def test_root_naming_schemes_start_with_the_default() -> None:
     assert len(set(ROOT_NAMINGS)) == 4
     assert ROOT_NAMINGS[0] == ROOT_NAMING == RootNaming()
     assert {ROOT_NAMING.path(version) == root_path(version) for version in (0, 7, MAX_VERSION)} == {True}
@@ -131,14 +133,14 @@ def test_there_are_four_namings_and_ours_is_the_first() -> None:
 
 @pytest.mark.parametrize("naming", ROOT_NAMINGS, ids=str)
 @pytest.mark.parametrize("version", [-1, MAX_VERSION + 1, 2**64])
-def test_versions_out_of_range_have_no_name(naming: RootNaming, version: int) -> None:
+def test_version_out_of_range_has_no_name(naming: RootNaming, version: int) -> None:
     with pytest.raises(VersionNotFoundError, match=str(version)):
         naming.path(version)
 
 
 @pytest.mark.parametrize("suffix", [".arrow", ".ipc"])
 @pytest.mark.parametrize("version", [MAX_VERSION + 1, 2**63, 2**64 - 1])
-def test_names_of_versions_out_of_range_are_refused(version: int, suffix: str) -> None:
+def test_name_of_version_out_of_range_is_rejected(version: int, suffix: str) -> None:
     path = "_" + f"{version:064b}"[::-1] + suffix
     with pytest.raises(VersionNotFoundError, match=f"version {version}; versions beyond {MAX_VERSION}") as caught:
         parse_root_path(path)
@@ -167,7 +169,7 @@ def test_names_of_versions_out_of_range_are_refused(version: int, suffix: str) -
         "_export_7c52cec4-43e3-4f73-91a3-87cfd94da1f0.arrow",
     ],
 )
-def test_other_names_are_no_root(path: str) -> None:
+def test_other_names_are_not_roots(path: str) -> None:
     assert parse_root_path(path) is None
     assert root_naming(path) is None
 
@@ -195,24 +197,24 @@ def test_other_names_are_no_root(path: str) -> None:
         (b"1\x00", None),
     ],
 )
-def test_hint(data: bytes, version: int | None) -> None:
+def test_hint_round_trips(data: bytes, version: int | None) -> None:
     assert parse_hint(data) == version
 
 
 @given(st.binary(max_size=100))
-def test_garbage_in_a_hint_is_no_version_or_a_valid_one(data: bytes) -> None:
+def test_invalid_hint_is_ignored(data: bytes) -> None:
     version = parse_hint(data)
     assert version is None or 0 <= version <= MAX_VERSION
 
 
 @pytest.mark.parametrize("table_id", ["", ".", "..", "a/b", "/"])
-def test_a_table_id_cannot_reach_beyond_its_own_folder(table_id: str) -> None:
+def test_table_id_cannot_escape_its_folder(table_id: str) -> None:
     with pytest.raises(InvalidDefinitionError):
         table_prefix(table_id)
     assert table_prefix("abc") == "tables/abc/"
 
 
-def test_records_of_verified_files() -> None:
+def test_paths_of_verification_records() -> None:
     path = new_verified_path()
     assert re.fullmatch(rf"_ops/verified-{UUID4}\.arrow", path)
     assert is_verified_path(path)

@@ -1,4 +1,4 @@
-"""Executes FORMAT.md: every example is encoded and decoded, every table of fields compared with the code."""
+"""Check FORMAT.md: encode and decode every example, and compare every table of fields with the code."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def example(name: str) -> Any:
 
 
 def table_after(start: str) -> Rows:
-    """Return the rows of the table that follows a line; an empty cell is None, ``␣`` a space."""
+    """Return the rows of the table after a line. An empty cell is None, ``␣`` a space."""
     lines = TEXT[TEXT.index(f"{start}\n") + len(start) :].lstrip("\n").splitlines()
     rows: Rows = []
     for line in lines[2:]:
@@ -71,7 +71,7 @@ def table_after(start: str) -> Rows:
     return rows
 
 
-def test_every_example_has_a_test() -> None:
+def test_every_example_is_tested() -> None:
     assert len(BLOCKS) == TEXT.count("\n```") / 2, "every fenced block has a language and a name"
     checks: set[tuple[str, str]] = {("json", name) for name in CHECKS}
     for kind in DEFINITIONS:
@@ -206,11 +206,11 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_example(name: str) -> None:
+def test_example_matches_the_code(name: str) -> None:
     CHECKS[name](example(name))
 
 
-def test_keys() -> None:
+def test_key_examples_match_the_code() -> None:
     rows = table_after("their UTF-8 bytes. In the examples `␣` stands for a space.")
     assert len(rows) == 3
     for namespace_size, table_size, namespace, table, key in rows:
@@ -237,7 +237,7 @@ def arrow_file(rows: Rows, names: Sequence[str] = ("key", "pvalue", "pnode")) ->
 
 
 @pytest.mark.parametrize(("name", "order"), [("root, order 4", 4), ("leaf, order 3", 3)])
-def test_node(name: str, order: int) -> None:
+def test_node_example_matches_the_code(name: str, order: int) -> None:
     rows = table_after(f"<!-- node: {name} -->")
     node = decode_node(arrow_file(rows), name)
     assert node.is_leaf == name.startswith("leaf")
@@ -249,13 +249,13 @@ def test_node(name: str, order: int) -> None:
     assert all(codec.decode(key) for key in [*node.keys, *node.buffer])
 
 
-def test_sealed_root() -> None:
+def test_expired_root_example_matches_the_code() -> None:
     rows = table_after("<!-- node: sealed -->")
     assert decode_node(arrow_file(rows), "sealed").is_sealed
     assert decode_system_rows(arrow_file(rows), "sealed") == {key: value for key, value, _ in rows}
 
 
-def test_the_older_layout() -> None:
+def test_earlier_layout_example_is_readable() -> None:
     flat = arrow_file(table_after("<!-- node: flat, columns key and value -->"), ("key", "value"))
     ours = arrow_file(table_after("<!-- node: flat in our form, order 3 -->"))
     node = decode_node(flat, "flat")
@@ -275,7 +275,7 @@ MESSAGES = list(pb.DESCRIPTOR.message_types_by_name.values())
 
 
 @pytest.mark.parametrize("kind", DEFINITIONS)
-def test_definition(kind: str) -> None:
+def test_definition_example_matches_the_code(kind: str) -> None:
     message = text_format.Parse(BLOCKS["textproto", kind], getattr(pb, kind)())
     data = bytes.fromhex(BLOCKS["hex", kind])
     assert message.SerializeToString(deterministic=True) == data
@@ -284,7 +284,7 @@ def test_definition(kind: str) -> None:
     assert definition.to_bytes() == data
 
 
-def test_sealed_definition() -> None:
+def test_definition_example_with_checksums_matches_the_code() -> None:
     data = bytes.fromhex(BLOCKS["hex", "sealed-NamespaceDef"])
     path = re.findall(r"at `(a/namespace-n.binpb)`", TEXT)[0]
     assert definitions.NamespaceDef(id="n").to_bytes(path) == data
@@ -293,7 +293,7 @@ def test_sealed_definition() -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.name)
-def test_fields(message: Any) -> None:
+def test_field_tables_match_the_code(message: Any) -> None:
     rows = table_after(f"### {message.name}")
     seals = {(f.number, f.name) for f in pb.Seals.DESCRIPTOR.fields}
     fields = [f for f in message.fields if message.name == "Seals" or (f.number, f.name) not in seals]

@@ -1,3 +1,5 @@
+"""Keys of objects."""
+
 from __future__ import annotations
 
 import pyarrow as pa
@@ -15,14 +17,14 @@ CODEC = KeyCodec(SIZE, SIZE)
 
 
 @given(names, st.none() | names)
-def test_key_decodes_to_the_name_it_was_made_of(namespace: str, table: str | None) -> None:
+def test_key_round_trips_to_name(namespace: str, table: str | None) -> None:
     key = CODEC.namespace_key(namespace) if table is None else CODEC.table_key(namespace, table)
     assert CODEC.decode(key) == ObjectName(namespace, table)
     assert len(key.encode()) == 4 + SIZE * (1 if table is None else 2)
 
 
 @given(st.lists(st.tuples(names, names), unique=True, max_size=8))
-def test_keys_sort_by_utf8_bytes_of_padded_names(pairs: list[tuple[str, str]]) -> None:
+def test_keys_sort_by_padded_utf8_names(pairs: list[tuple[str, str]]) -> None:
     def padded_bytes(pair: tuple[str, str]) -> bytes:
         return b"".join(name.encode().ljust(SIZE) for name in pair)
 
@@ -32,20 +34,20 @@ def test_keys_sort_by_utf8_bytes_of_padded_names(pairs: list[tuple[str, str]]) -
 
 
 @given(names, names, names)
-def test_a_namespaces_prefix_holds_its_own_tables_only(namespace: str, other: str, table: str) -> None:
+def test_namespace_prefix_matches_only_its_tables(namespace: str, other: str, table: str) -> None:
     key = CODEC.table_key(other, table)
     assert key.startswith(CODEC.tables_prefix(namespace)) == (namespace == other)
 
 
 @given(names, st.sampled_from([*map(chr, range(0x21)), "\x7f", "\ud800", "\udfff"]), st.data())
-def test_a_forbidden_character_anywhere_is_refused(name: str, char: str, data: st.DataObject) -> None:
+def test_forbidden_character_is_rejected(name: str, char: str, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(name)))
     with pytest.raises(InvalidNameError):
         validate_name(name[:position] + char + name[position:], 100, "table")
 
 
 @given(names)
-def test_the_limit_is_in_bytes_and_inclusive(name: str) -> None:
+def test_name_limit_is_inclusive_in_bytes(name: str) -> None:
     size_bytes = len(name.encode())
     assert validate_name(name, size_bytes, "table") == name
     with pytest.raises(
@@ -55,7 +57,7 @@ def test_the_limit_is_in_bytes_and_inclusive(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["\x80", "\x85", "\xa0", "\u200b", "\ufeff", "ﬁ", "e\u0301", "A", "🦆", "\U0010ffff"])
-def test_names_are_never_trimmed_folded_or_normalized(name: str) -> None:
+def test_names_are_not_trimmed_folded_or_normalized(name: str) -> None:
     assert CODEC.decode(CODEC.table_key(name, name)) == ObjectName(name, name)
 
 
@@ -64,7 +66,7 @@ def test_names_that_differ_in_case_or_composition_have_different_keys() -> None:
 
 
 @pytest.mark.parametrize("key", ["D===abc", "/===", "BA==x", "", "D" * 200])
-def test_unknown_object_types_have_no_name_and_are_no_error(key: str) -> None:
+def test_key_of_unknown_object_type_has_no_name(key: str) -> None:
     assert CODEC.decode(key) is None
 
 
@@ -83,7 +85,7 @@ def test_unknown_object_types_have_no_name_and_are_no_error(key: str) -> None:
         "B===a\t" + " " * (SIZE - 2),
     ],
 )
-def test_a_key_that_no_name_encodes_to_is_corrupt(key: str) -> None:
+def test_invalid_key_is_corrupt(key: str) -> None:
     with pytest.raises(CorruptFileError) as caught:
         CODEC.decode(key, "some/node.arrow")
     assert caught.value.path == "some/node.arrow"
@@ -97,7 +99,7 @@ def _column(keys: list[str], kind: pa.DataType, chunk_rows: int) -> pa.ChunkedAr
 @pytest.mark.parametrize("kind", [pa.utf8(), pa.large_utf8()], ids=str)
 @pytest.mark.parametrize("together", [40, 10_000])
 @pytest.mark.parametrize("other", ["plain", "naïve", "t" * SIZE])
-def test_names_of_many_keys_are_those_of_each(
+def test_batch_decoding_equals_single_decoding(
     kind: pa.DataType, together: int, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys_module, "_DECODED_TOGETHER", together)
@@ -110,7 +112,7 @@ def test_names_of_many_keys_are_those_of_each(
 
 
 @pytest.mark.parametrize("bad", ["a b", "a\t", "", "a\x7f", " a"])
-def test_one_key_among_many_that_no_name_encodes_to_is_corrupt(bad: str) -> None:
+def test_invalid_key_in_batch_is_corrupt(bad: str) -> None:
     keys = [CODEC.table_key("ns", f"t{number}") for number in range(100)]
     keys.insert(50, CODEC.tables_prefix("ns") + bad.ljust(SIZE))
     with pytest.raises(CorruptFileError):
@@ -118,7 +120,7 @@ def test_one_key_among_many_that_no_name_encodes_to_is_corrupt(bad: str) -> None
 
 
 @given(st.integers(0, 64**4 - 1))
-def test_schema_ids_have_four_characters_and_one_reading(schema_id: int) -> None:
+def test_schema_ids_have_four_characters_and_round_trip(schema_id: int) -> None:
     encoded = encode_schema_id(schema_id)
     assert len(encoded) == 4
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
@@ -129,6 +131,6 @@ def test_schema_ids_have_four_characters_and_one_reading(schema_id: int) -> None
 
 
 @pytest.mark.parametrize("schema_id", [-1, 64**4])
-def test_schema_ids_out_of_range_are_refused(schema_id: int) -> None:
+def test_schema_id_out_of_range_is_rejected(schema_id: int) -> None:
     with pytest.raises(ValueError, match="does not fit"):
         encode_schema_id(schema_id)

@@ -1,3 +1,5 @@
+"""Limits of lakehouse settings and schemas."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -18,7 +20,7 @@ from trinitylake_ops.format.limits import (
 DEFAULT = LakehouseDef(id="x")
 
 
-def test_the_defaults_fit_together_with_much_room() -> None:
+def test_default_limits_are_consistent() -> None:
     assert validate_lakehouse_def(DEFAULT) is DEFAULT
     assert 51_840 < smallest_node_file_limit_bytes(DEFAULT) < 70_000, "the spec's formula gives 51,840"
 
@@ -35,14 +37,14 @@ def test_the_defaults_fit_together_with_much_room() -> None:
         ("txn_ttl_millis", 0, 1),
     ],
 )
-def test_too_small_settings_are_refused_saying_the_smallest(name: str, value: int, smallest: int) -> None:
+def test_too_small_setting_is_rejected_naming_the_minimum(name: str, value: int, smallest: int) -> None:
     with pytest.raises(InvalidDefinitionError, match=rf"^{name} is {value}; it must be at least {smallest}$"):
         validate_lakehouse_def(replace(DEFAULT, **{name: value}))
     works = replace(DEFAULT, **{name: smallest})
     assert validate_lakehouse_def(works) == works
 
 
-def test_too_large_orders_and_newer_formats_are_refused() -> None:
+def test_too_large_order_or_newer_format_is_rejected() -> None:
     huge = 2**40
     with pytest.raises(InvalidDefinitionError, match="node_file_max_size_bytes"):
         validate_lakehouse_def(replace(DEFAULT, node_file_max_size_bytes=67_674, file_path_max_size_bytes=huge))
@@ -68,13 +70,13 @@ def test_too_large_orders_and_newer_formats_are_refused() -> None:
         "node_file_max_size_bytes",
     ],
 )
-def test_what_keys_and_nodes_depend_on_never_changes(name: str) -> None:
+def test_settings_of_keys_and_nodes_cannot_change(name: str) -> None:
     changed = replace(DEFAULT, **{name: "y" if name == "id" else getattr(DEFAULT, name) + 1})
     with pytest.raises(InvalidDefinitionError, match=rf"^{name} is fixed"):
         validate_changed_settings(DEFAULT, changed)
 
 
-def test_other_settings_change_within_their_limits() -> None:
+def test_other_settings_can_change_within_limits() -> None:
     changed = replace(DEFAULT, txn_ttl_millis=5, properties={"a": "b"})
     assert validate_changed_settings(DEFAULT, changed) is changed
     with pytest.raises(InvalidDefinitionError):
@@ -82,14 +84,14 @@ def test_other_settings_change_within_their_limits() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "lz4", "zstd"])
-def test_node_compression_is_one_that_this_program_writes(name: str) -> None:
+def test_supported_node_compression_is_accepted(name: str) -> None:
     changed = replace(DEFAULT, node_compression=name)
     assert validate_lakehouse_def(changed) is changed
     assert validate_changed_settings(replace(DEFAULT, node_compression="of others"), changed) is changed
 
 
 @pytest.mark.parametrize("name", ["none", "LZ4", "gzip", " "])
-def test_another_node_compression_is_refused_naming_those_there_are(name: str) -> None:
+def test_unsupported_node_compression_is_rejected_naming_supported_ones(name: str) -> None:
     changed = replace(DEFAULT, node_compression=name)
     for validate in (validate_lakehouse_def, lambda after: validate_changed_settings(DEFAULT, after)):
         with pytest.raises(InvalidDefinitionError, match=f"^node_compression is '{name}', .*'lz4' or 'zstd'"):
@@ -125,12 +127,12 @@ A, B = Column(id=1, name="a", type=DataType.INT4), Column(id=2, name="b", type=D
         (_table(replace(A, struct_fields=(B,)), primary_keys=(2,)), "primary_keys refers to column id 2"),
     ],
 )
-def test_schemas_that_contradict_themselves_are_refused(definition: TableDef, message: str) -> None:
+def test_inconsistent_schema_is_rejected(definition: TableDef, message: str) -> None:
     with pytest.raises(InvalidDefinitionError, match=message):
         validate_table_def(definition)
 
 
-def test_a_sound_schema_is_returned_unchanged() -> None:
+def test_valid_schema_is_returned_unchanged() -> None:
     nested = replace(B, struct_fields=(replace(A, id=3), replace(B, id=4)))
     definition = _table(A, nested, primary_keys=(1,), sort_keys=(2, 1), unique_columns=(1,), distribution_keys=(2,))
     assert validate_table_def(definition) is definition

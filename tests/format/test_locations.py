@@ -1,3 +1,5 @@
+"""Paths, URIs and roots."""
+
 from __future__ import annotations
 
 import pytest
@@ -22,7 +24,7 @@ paths = st.lists(segments, min_size=1, max_size=4).map("/".join)
 
 
 @given(paths)
-def test_a_path_and_its_uri_are_two_forms_of_one_location(path: str) -> None:
+def test_path_and_uri_round_trip(path: str) -> None:
     assert validate_path(path) == path
     uri = to_uri(ROOT, path)
     assert uri == ROOT + path
@@ -49,31 +51,31 @@ def test_a_path_and_its_uri_are_two_forms_of_one_location(path: str) -> None:
         ),
     ],
 )
-def test_hadoops_spellings_of_a_uri_are_known_under_the_root(root: str, uri: str, location: str) -> None:
-    """And what lies elsewhere stays as it is."""
+def test_hadoop_uri_forms_are_recognized_under_root(root: str, uri: str, location: str) -> None:
+    """URIs outside the root are unchanged."""
     assert to_location(root, uri) == location
 
 
 @pytest.mark.parametrize("path", ["a%20b", "a#b", "a?b=c", "a*b", "a[b]", "a b", "...", "..a", "a..", "~", "C:\\x"])
-def test_names_inside_a_segment_are_literal(path: str) -> None:
+def test_characters_within_a_segment_are_literal(path: str) -> None:
     assert validate_path(path) == path
     assert to_uri(ROOT, path) == ROOT + path
 
 
 @pytest.mark.parametrize("path", ["", "/", "/a", "a/", "a//b", ".", "..", "a/.", "../a", "a/../b", "./a", "a\0b"])
-def test_unqualified_paths_are_refused_by_name(path: str) -> None:
+def test_invalid_path_is_rejected_by_name(path: str) -> None:
     with pytest.raises(InvalidLocationError) as caught:
         validate_path(path)
     assert caught.value.path == path
 
 
 @pytest.mark.parametrize("uri", ["s3://b", "s3://b/", "s3://b/a", "s3://b/a/", "file:///a/b", "hdfs://host:9000/x"])
-def test_qualified_uris_are_accepted_as_they_are(uri: str) -> None:
+def test_qualified_uri_is_unchanged(uri: str) -> None:
     assert validate_location(uri) == uri
 
 
 @pytest.mark.parametrize("uri", ["s3://b//a", "s3://b/..", "s3://../a", "file:///a/./b", "s3://b/a//", "file:////a"])
-def test_unqualified_uris_are_refused(uri: str) -> None:
+def test_invalid_uri_is_rejected(uri: str) -> None:
     with pytest.raises(InvalidLocationError):
         validate_location(uri)
 
@@ -97,13 +99,13 @@ def test_unqualified_uris_are_refused(uri: str) -> None:
         "1s3://b",
     ],
 )
-def test_bad_roots_are_refused_by_name(root: str) -> None:
+def test_invalid_root_is_rejected_by_name(root: str) -> None:
     with pytest.raises(InvalidLocationError) as caught:
         normalize_root_uri(root)
     assert repr(root) in str(caught.value)
 
 
-def test_the_top_of_a_storage_is_a_root() -> None:
+def test_top_level_of_storage_is_a_valid_root() -> None:
     assert normalize_root_uri("s3://bucket") == "s3://bucket/"
     assert normalize_root_uri("/") == "file:///"
 
@@ -123,7 +125,7 @@ def test_the_top_of_a_storage_is_a_root() -> None:
         "abfss://a-secret-that-is-far-too-long-for-a-container-but-has-its-letters-x@account.x/",
     ],
 )
-def test_a_root_with_credentials_is_refused_and_not_repeated(root: str) -> None:
+def test_root_with_credentials_is_rejected_without_quoting_it(root: str) -> None:
     with pytest.raises(InvalidLocationError) as caught:
         normalize_root_uri(root)
     assert "cret" not in f"{caught.value!r} {vars(caught.value)}"
@@ -132,5 +134,5 @@ def test_a_root_with_credentials_is_refused_and_not_repeated(root: str) -> None:
 @pytest.mark.parametrize(
     "root", ["s3://bucket/a:b@c/", "file:///a:b@c/", "hdfs://host:8020/a@b/", "abfs://box@account.host/a/", AZURE_ROOT]
 )
-def test_colons_and_ats_elsewhere_are_no_credentials(root: str) -> None:
+def test_colon_or_at_sign_in_path_is_not_a_credential(root: str) -> None:
     assert normalize_root_uri(root) == root

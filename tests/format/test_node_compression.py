@@ -1,4 +1,4 @@
-"""Compressed bodies of node files: the same nodes in no more bytes, and refused like any other file when damaged."""
+"""Compressed node files: equal nodes in no more bytes, with bounded memory for damaged files."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ NODE = NodeFile(
 codecs = pytest.mark.parametrize("codec", CODECS)
 
 
-def test_the_codecs_are_those_of_arrow() -> None:
+def test_codecs_are_those_of_arrow() -> None:
     assert set(CODECS) == {"lz4", "zstd"}
 
 
 @given(node_files(), st.integers(0, 30), st.sampled_from(CODECS))
-def test_any_node_survives_in_no_more_bytes_than_uncompressed(node: NodeFile, n_spare: int, codec: str) -> None:
+def test_compressed_node_round_trips_and_is_not_larger(node: NodeFile, n_spare: int, codec: str) -> None:
     order = len(node.keys) + 1 + n_spare
     data = encode_node(node, order, codec)
     decoded = decode_node(data, PATH)
@@ -61,7 +61,7 @@ def test_any_node_survives_in_no_more_bytes_than_uncompressed(node: NodeFile, n_
 
 
 @codecs
-def test_a_node_is_smaller_and_read_as_columns(codec: str) -> None:
+def test_compressed_node_is_smaller_and_decoded_as_columns(codec: str) -> None:
     plain, data = encode_node(NODE, ORDER), encode_node(NODE, ORDER, codec)
     assert len(data) < 0.6 * len(plain)
     assert 0 == decompressed_bytes(plain) < decompressed_bytes(data) < len(plain)
@@ -73,23 +73,23 @@ def test_a_node_is_smaller_and_read_as_columns(codec: str) -> None:
 
 
 @codecs
-def test_what_does_not_shrink_is_written_as_it_is(codec: str) -> None:
+def test_incompressible_node_is_written_uncompressed(codec: str) -> None:
     text = "".join(random.Random(1).choices([chr(code) for code in range(0x20, 0x7F)], k=4))
     for node in (NodeFile(system={"created_at_millis": "5"}), NodeFile(system={"created_at_millis": "5", "x": text})):
         assert encode_node(node, 3, codec) == encode_node(node, 3)
 
 
-def test_an_unknown_codec_is_refused() -> None:
+def test_unknown_codec_is_rejected() -> None:
     for name in ("none", "LZ4", "gzip", "brotli"):
         with pytest.raises(InvalidDefinitionError, match=rf"node_compression is '{name}'.*'lz4' or 'zstd'"):
             encode_node(NODE, ORDER, name)
 
 
-# Damage
+# Damaged files
 
 
 @codecs
-def test_a_compressed_file_cut_at_any_byte_is_refused(codec: str) -> None:
+def test_truncated_compressed_file_is_corrupt(codec: str) -> None:
     data = encode_node(NODE, ORDER, codec)
     for size_bytes in range(len(data)):
         for decode in (decode_node, decode_system_rows):
@@ -99,7 +99,7 @@ def test_a_compressed_file_cut_at_any_byte_is_refused(codec: str) -> None:
 
 
 @codecs
-def test_flipped_bits_give_another_node_or_a_corrupt_file_error(codec: str) -> None:
+def test_flipped_bit_gives_another_node_or_corrupt_file_error(codec: str) -> None:
     data = encode_node(NODE, ORDER, codec)
     rng = random.Random(7)
     n_refused = 0
@@ -114,7 +114,7 @@ def test_flipped_bits_give_another_node_or_a_corrupt_file_error(codec: str) -> N
 
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.sampled_from(CODECS))
-def test_several_damaged_bytes_never_raise_anything_else(data: st.DataObject, codec: str) -> None:
+def test_damaged_bytes_raise_only_corrupt_file_error(data: st.DataObject, codec: str) -> None:
     damaged = bytearray(encode_node(NODE, ORDER, codec))
     for _ in range(data.draw(st.integers(1, 8))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -122,11 +122,11 @@ def test_several_damaged_bytes_never_raise_anything_else(data: st.DataObject, co
     assert error is None or error.path == PATH
 
 
-# Claims
+# False sizes
 
 
-def _claim_places(data: bytes) -> Iterator[int]:
-    """Yield where the length stands before a compressed buffer that is as long as the text of all keys."""
+def _declared_size_offsets(data: bytes) -> Iterator[int]:
+    """Yield the offsets of the declared sizes of compressed buffers that are as long as all keys."""
     text_bytes = len("".join(NODE.keys)) + len("".join(NODE.buffer)) + len("created_at_millis") + len("n_keys")
     claim = struct.pack("<q", text_bytes)
     place = data.find(claim)
@@ -140,9 +140,9 @@ def _claim_places(data: bytes) -> Iterator[int]:
 
 @codecs
 @pytest.mark.parametrize("claimed_bytes", [MAX_DECOMPRESSED_BYTES + 1, 2**40, 2**62])
-def test_a_claim_of_too_many_bytes_is_refused_before_they_are_allocated(codec: str, claimed_bytes: int) -> None:
+def test_excessive_declared_size_is_rejected_before_allocation(codec: str, claimed_bytes: int) -> None:
     data = bytearray(encode_node(NODE, ORDER, codec))
-    (place,) = _claim_places(bytes(data))
+    (place,) = _declared_size_offsets(bytes(data))
     struct.pack_into("<q", data, place, claimed_bytes)
     for decode in (decode_node, decode_system_rows):
         with pytest.raises(CorruptFileError, match="268435456") as caught:
@@ -152,9 +152,9 @@ def test_a_claim_of_too_many_bytes_is_refused_before_they_are_allocated(codec: s
 
 @codecs
 @pytest.mark.parametrize("claimed_bytes", [-(2**63), -5, -1, 0, 7, 2_000, 1_000_000])
-def test_a_wrong_claim_is_refused(codec: str, claimed_bytes: int) -> None:
+def test_false_declared_size_is_rejected(codec: str, claimed_bytes: int) -> None:
     data = bytearray(encode_node(NODE, ORDER, codec))
-    (place,) = _claim_places(bytes(data))
+    (place,) = _declared_size_offsets(bytes(data))
     struct.pack_into("<q", data, place, claimed_bytes)
     with pytest.raises(CorruptFileError):
         decode_node(bytes(data), PATH)
@@ -170,7 +170,7 @@ def _file(batch: pa.RecordBatch, n_batches: int = 1, **options: object) -> bytes
 
 @codecs
 @pytest.mark.parametrize("as_dictionary", [False, True])
-def test_a_file_of_a_thousand_times_its_size_is_refused(
+def test_excessive_compression_ratio_is_rejected(
     codec: str, as_dictionary: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = pa.array(["\0" * 4_000_000])
@@ -186,7 +186,7 @@ def test_a_file_of_a_thousand_times_its_size_is_refused(
 
 
 @codecs
-def test_all_batches_of_a_file_count_together(codec: str) -> None:
+def test_size_limit_applies_to_all_batches_together(codec: str) -> None:
     batch = pa.record_batch({"key": ["\0" * 10_000], "pvalue": ["v"]})
     assert decompressed_bytes(_file(batch, 5, compression=codec)) == 5 * decompressed_bytes(
         _file(batch, compression=codec)
@@ -195,7 +195,7 @@ def test_all_batches_of_a_file_count_together(codec: str) -> None:
     assert decompressed_bytes(_file(batch, 0, compression=codec)) == 0
 
 
-def test_the_mark_that_arrow_made_before_its_version_1_counts_too() -> None:
+def test_compression_marker_of_early_arrow_is_recognized() -> None:
     batch = pa.record_batch({"key": ["\xff" * 100], "pvalue": ["v"], "pnode": ["c"]})
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
@@ -206,7 +206,7 @@ def test_the_mark_that_arrow_made_before_its_version_1_counts_too() -> None:
 
 
 @codecs
-def test_a_node_too_large_to_be_decompressed_is_written_as_it_is(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_node_is_written_uncompressed(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_file, "MAX_DECOMPRESSED_BYTES", 1_000)
     assert encode_node(NODE, ORDER, codec) == encode_node(NODE, ORDER)
 
@@ -216,7 +216,7 @@ def test_a_node_too_large_to_be_decompressed_is_written_as_it_is(codec: str, mon
     ("field", "reason"),
     [("metadata", "its messages reach into its footer"), ("buffers", "2147483648 items, which do not fit")],
 )
-def test_metadata_that_would_take_long_to_read_is_refused(codec: str, field: str, reason: str) -> None:
+def test_excessive_ipc_metadata_is_rejected(codec: str, field: str, reason: str) -> None:
     data = encode_node(NODE, ORDER, codec)
     start = 8 + 8 + struct.unpack_from("<i", data, 12)[0]  # after the magic and the message of the schema
     metadata_bytes = 8 + struct.unpack_from("<i", data, start + 4)[0]
@@ -234,7 +234,7 @@ def test_metadata_that_would_take_long_to_read_is_refused(codec: str, field: str
 
 
 @codecs
-def test_the_cache_counts_what_a_node_takes_decompressed(codec: str) -> None:
+def test_cache_counts_decompressed_size(codec: str) -> None:
     storage = MemoryStorage("memory://node-compression/")
     try:
         node = NodeFile([f"C==={'x' * 40_000}{n:02}" for n in range(20)], ["v"] * 20, system={"created_at_millis": "5"})

@@ -1,3 +1,5 @@
+"""Encoding and decoding of node files."""
+
 from __future__ import annotations
 
 import itertools
@@ -49,7 +51,7 @@ def arrow_file(
 
 
 @given(node_files(), st.integers(0, 5))
-def test_a_node_survives_encoding_and_its_size_is_known_beforehand(node: NodeFile, n_spare: int) -> None:
+def test_node_round_trips_and_its_size_is_predicted(node: NodeFile, n_spare: int) -> None:
     order = len(node.keys) + 1 + n_spare
     data = encode_node(node, order)
     decoded = decode_node(data, PATH)
@@ -61,7 +63,7 @@ def test_a_node_survives_encoding_and_its_size_is_known_beforehand(node: NodeFil
 
 
 @pytest.mark.parametrize("n_keys", [7, 8, 63, 64, 255])
-def test_size_is_right_where_arrows_padding_changes(n_keys: int) -> None:
+def test_predicted_size_is_exact_at_padding_boundaries(n_keys: int) -> None:
     keys = [f"k{number:03d}" for number in range(n_keys)]
     node = NodeFile(keys, ["v"] * n_keys, ["é"] * (n_keys + 1), {}, {"created_at_millis": "1"})
     for n_messages in range(10):
@@ -73,7 +75,7 @@ def test_size_is_right_where_arrows_padding_changes(n_keys: int) -> None:
             assert size_bytes == len(encode_node(node, order))
 
 
-def test_the_file_is_one_uncompressed_batch_of_three_nullable_strings() -> None:
+def test_file_is_one_uncompressed_batch_of_three_nullable_strings() -> None:
     reader = pa.ipc.open_file(encode_node(NODE, 4))
     assert reader.num_record_batches == 1
     assert reader.schema == pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
@@ -82,7 +84,7 @@ def test_the_file_is_one_uncompressed_batch_of_three_nullable_strings() -> None:
     assert b"k1k2k3k1" in encode_node(NODE, 4), "text stands uncompressed"
 
 
-def test_a_leaf_has_no_children_and_exactly_order_pointer_rows() -> None:
+def test_leaf_has_no_children_and_order_pointer_rows() -> None:
     leaf = NodeFile(["k1"], ["v1"], [], {}, {"created_at_millis": "5"})
     rows = pa.ipc.open_file(encode_node(leaf, 7)).read_all().to_pylist()
     assert len(rows) == 2 + 7
@@ -90,22 +92,22 @@ def test_a_leaf_has_no_children_and_exactly_order_pointer_rows() -> None:
     assert decode_node(encode_node(leaf, 7), PATH).is_leaf
 
 
-def test_more_keys_than_the_order_allows_are_not_encoded() -> None:
+def test_too_many_keys_cannot_be_encoded() -> None:
     with pytest.raises(ValueError, match="2 keys do not fit into a node of order 2"):
         encode_node(NODE, 2)
 
 
-# What others write and we read
+# Files of other writers
 
 
 @pytest.mark.parametrize("kind", [pa.utf8(), pa.large_utf8()], ids=str)
 @pytest.mark.parametrize("n_batches", [1, 2, 8])
-def test_large_strings_and_several_batches_are_read(kind: pa.DataType, n_batches: int) -> None:
+def test_large_strings_and_several_batches_are_decoded(kind: pa.DataType, n_batches: int) -> None:
     assert decode_node(arrow_file([*SYSTEM, *POINTERS, *BUFFER], kind, n_batches), PATH) == NODE
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_compressed_bodies_are_read(codec: str) -> None:
+def test_compressed_bodies_are_decoded(codec: str) -> None:
     batch = pa.ipc.open_file(encode_node(NODE, 4)).get_batch(0)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
@@ -114,34 +116,34 @@ def test_compressed_bodies_are_read(codec: str) -> None:
 
 
 @pytest.mark.parametrize("n_blank", [0, 1])
-def test_fewer_pointer_rows_than_the_order_are_read(n_blank: int) -> None:
+def test_fewer_pointer_rows_than_order_are_decoded(n_blank: int) -> None:
     assert decode_node(arrow_file([*SYSTEM, *POINTERS[: 3 + n_blank], *BUFFER]), PATH) == NODE
 
 
-def test_unknown_system_keys_are_kept_and_lakehouse_means_lakehouse_def() -> None:
+def test_unknown_system_keys_are_preserved_and_lakehouse_is_an_alias() -> None:
     rows: list[Row] = [("future", "x", None), ("lakehouse", "def", None), ("", "empty", None), *SYSTEM]
     node = decode_node(arrow_file([*rows, *POINTERS]), PATH)
     assert node.system == {"future": "x", "lakehouse_def": "def", "": "empty", "created_at_millis": "5"}
     assert decode_node(encode_node(node, 4), PATH) == node
 
 
-def test_the_newest_of_several_messages_for_a_key_counts() -> None:
+def test_newest_message_of_a_key_applies() -> None:
     rows: list[Row] = [("a", "1", None), ("b", "1", None), ("a", None, None), ("b", "2", None), ("a", "3", None)]
     node = decode_node(arrow_file([*SYSTEM, *POINTERS, *rows]), PATH)
     assert list(node.buffer.items()) == [("b", "2"), ("a", "3")]
 
 
-def test_object_keys_of_unknown_type_are_carried() -> None:
+def test_keys_of_unknown_object_type_are_preserved() -> None:
     rows: list[Row] = [("D===view", "v", None)]
     assert decode_node(arrow_file([*SYSTEM, *POINTERS, *rows]), PATH).buffer == {"D===view": "v"}
 
 
-def test_blank_rows_are_skipped_however_many_there_are() -> None:
+def test_blank_rows_are_skipped() -> None:
     blank: Row = (None, None, None)
     assert decode_node(arrow_file([*SYSTEM, *POINTERS, *[blank] * 100, *BUFFER]), PATH) == NODE
 
 
-def test_a_sealed_root_is_readable() -> None:
+def test_sealed_root_is_decoded() -> None:
     rows: list[Row] = [
         ("created_at_millis", "5", None),
         ("n_keys", "0", None),
@@ -157,7 +159,7 @@ def test_a_sealed_root_is_readable() -> None:
 
 
 @given(st.lists(st.tuples(*[st.none() | st.text(max_size=3)] * 3), min_size=1), st.sampled_from([PATH, ""]))
-def test_rows_that_are_not_null_are_those_that_arrow_says(rows: list[Row], path: str) -> None:
+def test_validity_matches_arrow(rows: list[Row], path: str) -> None:
     batch = pa.record_batch([pa.array(column, pa.utf8()) for column in _columns(rows)], schema=SCHEMA)
     own = read_own_batch(write_file(batch, "", path), PATH)
     assert own is not None
@@ -168,12 +170,12 @@ def test_rows_that_are_not_null_are_those_that_arrow_says(rows: list[Row], path:
 
 
 @given(st.lists(node_files(), max_size=4))
-def test_many_nodes_are_decoded_as_each_is(nodes: list[NodeFile]) -> None:
+def test_batch_decoding_equals_single_decoding(nodes: list[NodeFile]) -> None:
     files = [(encode_node(node, len(node.keys) + 1, "", PATH), PATH) for node in nodes]
     assert decode_nodes(files) == nodes
 
 
-# What is refused
+# Rejected files
 
 
 def _without(name: str) -> list[Row]:
@@ -239,7 +241,7 @@ MALFORMED: dict[str, list[Row]] = {
 
 
 @pytest.mark.parametrize("rows", MALFORMED.values(), ids=MALFORMED.keys())
-def test_malformed_rows_are_refused_naming_the_file(rows: list[Row]) -> None:
+def test_malformed_rows_are_rejected_naming_the_file(rows: list[Row]) -> None:
     with pytest.raises(CorruptFileError) as caught:
         decode_node(arrow_file(rows), PATH)
     assert caught.value.path == PATH
@@ -249,7 +251,7 @@ def test_malformed_rows_are_refused_naming_the_file(rows: list[Row]) -> None:
 
 
 @pytest.mark.parametrize("rows", MALFORMED.values(), ids=MALFORMED.keys())
-def test_a_malformed_node_among_others_is_the_only_one_refused(rows: list[Row]) -> None:
+def test_only_malformed_node_in_batch_is_rejected(rows: list[Row]) -> None:
     bad = "0000/0000/0000/00000001-bad.arrow"
     whole = (encode_node(NODE, 4), PATH)
     with pytest.raises(CorruptFileError) as caught:
@@ -264,7 +266,7 @@ SYSTEM_FAULTS = ["no pointer rows", "no time", "time is no number", "time has to
 
 
 @pytest.mark.parametrize("fault", SYSTEM_FAULTS)
-def test_system_rows_alone_are_checked_too(fault: str) -> None:
+def test_system_rows_are_validated_separately(fault: str) -> None:
     with pytest.raises(CorruptFileError) as caught:
         decode_system_rows(arrow_file(MALFORMED[fault]), PATH)
     assert caught.value.path == PATH
@@ -280,12 +282,12 @@ def test_system_rows_alone_are_checked_too(fault: str) -> None:
         arrow_file([(b"a", b"b", b"c")], pa.binary()),  # type: ignore[list-item]
     ],
 )
-def test_other_columns_are_refused(data: bytes) -> None:
+def test_other_columns_are_rejected(data: bytes) -> None:
     with pytest.raises(CorruptFileError):
         decode_node(data, PATH)
 
 
-def test_text_that_is_not_utf8_is_refused() -> None:
+def test_invalid_utf8_is_rejected() -> None:
     data = encode_node(NODE, 4)
     assert data.count(b"k1k2k3k1") == 1
     with pytest.raises(CorruptFileError):
@@ -293,14 +295,14 @@ def test_text_that_is_not_utf8_is_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"ARROW1", b"not arrow at all", b"PAR1" * 100, b"\x00" * 1000])
-def test_bytes_that_are_no_arrow_file_are_refused(data: bytes) -> None:
+def test_invalid_arrow_file_is_corrupt(data: bytes) -> None:
     for decode in (decode_node, decode_system_rows):
         with pytest.raises(CorruptFileError) as caught:
             decode(data, PATH)
         assert caught.value.path == PATH
 
 
-def test_a_file_cut_at_any_byte_is_refused() -> None:
+def test_truncated_file_is_corrupt() -> None:
     data = encode_node(NODE, 4)
     for size_bytes in range(len(data)):
         for decode in (decode_node, decode_system_rows):
@@ -308,7 +310,7 @@ def test_a_file_cut_at_any_byte_is_refused() -> None:
                 decode(data[:size_bytes], PATH)
 
 
-def test_flipped_bits_give_another_node_or_a_corrupt_file_error() -> None:
+def test_flipped_bit_gives_another_node_or_corrupt_file_error() -> None:
     data = encode_node(NODE, 4)
     rng = random.Random(7)
     n_refused = 0
@@ -323,8 +325,8 @@ def test_flipped_bits_give_another_node_or_a_corrupt_file_error() -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 3, 8, 255])
-def test_a_first_message_that_is_no_schema(kind: int) -> None:
-    """Arrow reads any message as a schema, unchecked, and ends the process on most: its kind has to be asked before."""
+def test_first_message_must_be_a_schema(kind: int) -> None:
+    """Arrow interprets any message as a schema without checks, and most of them crash the process."""
     data = encode_node(NODE, 4)
     end = 16 + int.from_bytes(data[12:16], "little")
     places = [index for index in range(16, end) if kind_of_first_message(data, index, kind) != "schema"]
@@ -338,7 +340,7 @@ def test_a_first_message_that_is_no_schema(kind: int) -> None:
 
 
 def kind_of_first_message(data: bytes, index: int, value: int) -> str:
-    """Return what a node's first message says that it is, with one byte changed; a schema where it cannot be read."""
+    """Return the type of a node's first message after one byte was changed, or schema if it cannot be parsed."""
     changed = data[:index] + bytes([value]) + data[index + 1 :]
     try:
         return str(pa.ipc.read_message(pa.py_buffer(changed)[8:]).type)
@@ -348,7 +350,7 @@ def kind_of_first_message(data: bytes, index: int, value: int) -> str:
 
 @settings(max_examples=300)
 @given(st.data())
-def test_several_damaged_bytes_never_raise_anything_else(data: st.DataObject) -> None:
+def test_damaged_bytes_raise_only_corrupt_file_error(data: st.DataObject) -> None:
     damaged = bytearray(encode_node(NODE, 4))
     for _ in range(data.draw(st.integers(1, 8))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -359,7 +361,7 @@ def test_several_damaged_bytes_never_raise_anything_else(data: st.DataObject) ->
 # commit_info
 
 
-def test_commit_info_survives_and_its_limit_is_inclusive() -> None:
+def test_commit_info_round_trips_up_to_inclusive_limit() -> None:
     info = {"message": "", "n": 1}
     room_bytes = MAX_COMMIT_INFO_BYTES - len(encode_commit_info(info).encode())
     info["message"] = "x" * room_bytes
@@ -370,18 +372,18 @@ def test_commit_info_survives_and_its_limit_is_inclusive() -> None:
         encode_commit_info(info)
 
 
-def test_commit_info_counts_bytes_of_utf8() -> None:
+def test_commit_info_limit_is_in_utf8_bytes() -> None:
     with pytest.raises(InvalidInputError, match="4096"):
         encode_commit_info({"message": "é" * 2100})
 
 
 @pytest.mark.parametrize("value", ["\ud800", object(), {1: 2, "a": 3}], ids=["surrogate", "object", "mixed keys"])
-def test_commit_info_that_is_no_json_is_an_input_error(value: object) -> None:
+def test_commit_info_that_is_not_json_is_an_input_error(value: object) -> None:
     with pytest.raises(InvalidInputError):
         encode_commit_info({"properties": value})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", '"x"', "\x00"])
-def test_commit_info_of_others_never_fails(text: str) -> None:
+def test_commit_info_of_other_writers_is_tolerated(text: str) -> None:
     assert decode_commit_info({"commit_info": text}) == {}
     assert decode_commit_info({}) == {}

@@ -1,4 +1,4 @@
-"""What others wrote and we read: every combination of forms gives the node that ours gives."""
+"""Node files in all variants that other writers produce decode to the same nodes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ known_system = st.fixed_dictionaries(
 )
 
 
-def test_all_combinations_are_there() -> None:
+def test_variants_include_all_combinations() -> None:
     assert len(FORMS) == len(set(FORMS)) == 2**7 * 3**2
     assert OlderForm() in FORMS
 
 
 @settings(deadline=None)
 @given(node_files(), known_system, st.lists(st.sampled_from(FORMS), min_size=20, max_size=20))
-def test_any_node_is_the_same_in_every_older_form(
+def test_any_node_decodes_equally_in_every_variant(
     node: NodeFile, roots: dict[str, str], forms: list[OlderForm]
 ) -> None:
     node.system.update(roots)
@@ -40,7 +40,7 @@ def test_any_node_is_the_same_in_every_older_form(
     assert_the_same_node(node, forms)
 
 
-def test_a_leaf_and_an_inner_node_are_the_same_in_every_combination() -> None:
+def test_leaf_and_inner_node_decode_equally_in_every_variant() -> None:
     inner = replace(LEAF, children=["c0", "c1", "c2"], system={**LEAF.system, "future": "kept"})
     for node in (LEAF, replace(LEAF, buffer={"C===b": "v", "B===a": None}), NodeFile(system=LEAF.system)):
         assert assert_the_same_node(node, FORMS) == len(FORMS)
@@ -48,7 +48,7 @@ def test_a_leaf_and_an_inner_node_are_the_same_in_every_combination() -> None:
 
 
 def assert_the_same_node(node: NodeFile, forms: list[OlderForm]) -> int:
-    """Write the node in all forms that can hold it and read it; returns how many there are."""
+    """Encode the node in all variants that support it and decode it. Return the number of variants."""
     told_apart = replace(node, system={name: node.system[name] for name in node.system if name in SYSTEM_KEYS})
     able = [form for form in forms if form.can_hold(node)]
     for form in able:
@@ -63,13 +63,12 @@ def assert_the_same_node(node: NodeFile, forms: list[OlderForm]) -> int:
 
 
 @pytest.mark.parametrize("form", [OlderForm(), FLAT, replace(FLAT, has_pnode=True)], ids=["ours", "flat", "pnode"])
-def test_a_leaf_of_any_number_of_keys(form: OlderForm) -> None:
+def test_leaf_with_any_number_of_keys_decodes(form: OlderForm) -> None:
     keys = [f"C==={number:04}" for number in range(1000)]
     node = NodeFile(keys, ["v"] * 1000, [], {"C===9999": None}, {"created_at_millis": "5"})
     assert decode_node(form.encode(node), PATH) == node
 
-
-# Without a row without a key, only their form tells the keys of objects from unknown system rows
+    # Without a row without a key, object keys can be distinguished from unknown system rows only by their form.
 
 
 SYSTEM: list[Row] = [("created_at_millis", "5", None), ("n_keys", "2", None)]
@@ -81,7 +80,7 @@ def decoded(*rows: Row, columns: tuple[str, ...] = ("key", "value", "pnode")) ->
     return decode_node(arrow_file(list(rows), list(columns)), PATH)
 
 
-def test_rows_after_the_known_system_rows_are_keys_and_then_messages() -> None:
+def test_rows_after_known_system_rows_are_keys_and_messages() -> None:
     node = decoded(*SYSTEM, *KEYS, *MESSAGES)
     assert (node.keys, node.values, node.children) == (["B===a", "C===ab"], ["v1", "v2"], [])
     assert list(node.buffer.items()) == [("C===b", "v3"), ("B===a", None)]
@@ -90,7 +89,7 @@ def test_rows_after_the_known_system_rows_are_keys_and_then_messages() -> None:
 
 @pytest.mark.parametrize("position", range(len(SYSTEM) + len(KEYS) + 1))
 @pytest.mark.parametrize("name", ["future", "A", "Zzz", "~", "members", "", "B==", "===="])
-def test_an_unknown_system_row_in_a_flat_file_is_refused_and_never_read_as_an_object(name: str, position: int) -> None:
+def test_unknown_system_row_in_flat_file_is_rejected(name: str, position: int) -> None:
     for n_keys in ("0", "2", "3"):
         rows = [SYSTEM[0], ("n_keys", n_keys, None), *KEYS]
         rows.insert(position, (name, "x", None))
@@ -98,13 +97,13 @@ def test_an_unknown_system_row_in_a_flat_file_is_refused_and_never_read_as_an_ob
             decoded(*rows)
 
 
-def test_an_unknown_kind_of_object_is_carried_in_a_flat_file() -> None:
+def test_unknown_object_type_in_flat_file_is_preserved() -> None:
     node = decoded(*SYSTEM, *KEYS, ("D===view", "v", None), ("BAB=view", "w", None))
     assert node.buffer == {"D===view": "v", "BAB=view": "w"}
 
 
 @pytest.mark.parametrize("schema_id", [0, 1, 2, 4, 63, 64, 64**2, 64**3 - 1])
-def test_keys_of_objects_are_known_by_their_schema_id(schema_id: int) -> None:
+def test_object_keys_are_recognized_by_schema_id(schema_id: int) -> None:
     assert has_schema_id(encode_schema_id(schema_id) + "name")
     for name in [*SYSTEM_KEYS, "members", "=B==x", "é===x", "BAAAx", "B=", " B===", "", "===="]:
         assert not has_schema_id(name)
@@ -135,14 +134,14 @@ MALFORMED: dict[str, list[Row]] = {
 
 
 @pytest.mark.parametrize("rows", MALFORMED.values(), ids=MALFORMED.keys())
-def test_malformed_flat_files_are_refused_naming_the_file(rows: list[Row]) -> None:
+def test_malformed_flat_file_is_rejected_naming_the_file(rows: list[Row]) -> None:
     with pytest.raises(CorruptFileError) as caught:
         decoded(*rows)
     assert caught.value.path == PATH
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_any_order_of_the_known_system_rows_is_read() -> None:
+def test_system_rows_in_any_order_are_decoded() -> None:
     known: list[Row] = [*SYSTEM, ("lakehouse", "def", None), ("previous_root", "_0.ipc", None)]
     for rows in permutations(known):
         node = decoded(*rows, *KEYS)
@@ -150,7 +149,7 @@ def test_any_order_of_the_known_system_rows_is_read() -> None:
         assert node.system == {"created_at_millis": "5", "lakehouse_def": "def", "previous_root": "_0.ipc"}
 
 
-def test_inner_nodes_need_the_column_and_the_row_of_their_children() -> None:
+def test_inner_node_requires_child_column_and_row() -> None:
     inner = replace(LEAF, children=["c0", "c1", "c2"])
     rows: list[Row] = [("created_at_millis", "5", None), ("n_keys", "2", None), *zip("ab", "vw", "cd", strict=True)]
     assert not FLAT.can_hold(inner)
@@ -165,7 +164,7 @@ SEALED: list[Row] = [("created_at_millis", "5", None), ("n_keys", "0", None), ("
 
 
 @pytest.mark.parametrize("columns", [("key", "value"), ("key", "pvalue"), ("key", "value", "pnode")], ids=str)
-def test_a_sealed_root_has_any_system_rows_in_any_form(columns: tuple[str, ...]) -> None:
+def test_sealed_root_with_any_system_rows_decodes_in_every_variant(columns: tuple[str, ...]) -> None:
     for rows in permutations([*SEALED, ("members", "[]", None)]):
         node = decoded(*rows, columns=columns)
         assert node.is_sealed
@@ -185,7 +184,7 @@ def test_a_sealed_root_has_any_system_rows_in_any_form(columns: tuple[str, ...])
         [SEALED[0], ("n_keys", "1", None), SEALED[2]],
     ],
 )
-def test_a_sealed_root_with_more_than_system_rows_is_refused(rows: list[Row]) -> None:
+def test_sealed_root_with_other_rows_is_rejected(rows: list[Row]) -> None:
     with pytest.raises(CorruptFileError):
         decoded(*rows)
 
@@ -193,7 +192,7 @@ def test_a_sealed_root_with_more_than_system_rows_is_refused(rows: list[Row]) ->
 # Columns
 
 
-def test_the_transaction_column_may_stand_anywhere_and_hold_anything() -> None:
+def test_transaction_column_is_ignored_at_any_position() -> None:
     ours = pa.ipc.open_file(encode_node(LEAF, 4)).read_all()
     for position in range(4):
         for ids in (pa.nulls(len(ours)), pa.array(range(len(ours))), pa.array(["t"] * len(ours))):
@@ -222,7 +221,7 @@ def test_the_transaction_column_may_stand_anywhere_and_hold_anything() -> None:
     ],
     ids=str,
 )
-def test_columns_that_nobody_wrote_are_refused(columns: tuple[str, ...]) -> None:
+def test_unknown_columns_are_rejected(columns: tuple[str, ...]) -> None:
     with pytest.raises(CorruptFileError) as caught:
         decoded(*SYSTEM, *KEYS, columns=columns)
     assert caught.value.path == PATH

@@ -1,4 +1,4 @@
-"""Arrow files that name the same bytes many times: refused before they cost more memory than they have bytes."""
+"""Arrow files that refer to the same bytes many times are rejected before they cost memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _file(n_batches: int, text_bytes: int = 100_000) -> bytearray:
 
 
 def _blocks(data: bytes, n_batches: int) -> int:
-    """Return where the blocks of the footer begin."""
+    """Return the offset of the blocks in the footer."""
     start = len(data) - 10 - struct.unpack("<i", data[-10:-6])[0]
     for place in range(start + 4, len(data) - _BLOCK_BYTES * n_batches):
         is_vector = struct.unpack_from("<I", data, place - 4)[0] == n_batches
@@ -40,7 +40,7 @@ def _blocks(data: bytes, n_batches: int) -> int:
 
 
 @pytest.mark.parametrize("decode", [decode_node, decode_system_rows])
-def test_blocks_that_name_one_batch_many_times_are_refused_at_once(decode: object) -> None:
+def test_repeated_block_is_rejected_immediately(decode: object) -> None:
     assert callable(decode)
     n_batches = 500
     data = _file(n_batches)
@@ -68,7 +68,7 @@ def test_blocks_that_name_one_batch_many_times_are_refused_at_once(decode: objec
         (lambda start, meta, body: (start, -meta, body), "overlap"),
     ],
 )
-def test_blocks_that_reach_into_each_other_are_refused(change: object, reason: str) -> None:
+def test_overlapping_blocks_are_rejected(change: object, reason: str) -> None:
     assert callable(change)
     data = _file(3)
     first = _blocks(data, 3)
@@ -81,7 +81,7 @@ def test_blocks_that_reach_into_each_other_are_refused(change: object, reason: s
         check_body(bytes(data))
 
 
-def test_buffers_that_share_bytes_are_refused() -> None:
+def test_overlapping_buffers_are_rejected() -> None:
     schema = pa.schema([("key", pa.utf8()), ("value", pa.utf8())])
     texts = pa.array(["a" * 4_000])
     sink = pa.BufferOutputStream()
@@ -95,8 +95,8 @@ def test_buffers_that_share_bytes_are_refused() -> None:
         check_body(data.replace(lengths, struct.pack("<q", 8_000)))
 
 
-def test_a_column_that_is_ignored_is_not_read() -> None:
-    """Of any type, it could cost more than the file: dictionaries, nested lists, views."""
+def test_ignored_column_is_not_decoded() -> None:
+    """Columns of any type, such as dictionaries, nested lists and views, could take more memory than the file."""
     texts = pa.array(["created_at_millis", "n_keys"]), pa.array(["5", "0"])
     strange = pa.array([[["x"]], None], pa.list_(pa.list_(pa.dictionary(pa.int32(), pa.utf8()))))
     table = pa.table({"key": texts[0], "pvalue": texts[1], "txn": strange})
@@ -107,7 +107,7 @@ def test_a_column_that_is_ignored_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.dictionary(pa.int32(), pa.utf8()), pa.list_(pa.utf8())])
-def test_columns_of_other_types_are_refused_unread(kind: pa.DataType) -> None:
+def test_column_of_other_type_is_rejected_before_decoding(kind: pa.DataType) -> None:
     table = pa.table({"key": pa.nulls(1, kind), "pvalue": pa.nulls(1, pa.utf8())})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:

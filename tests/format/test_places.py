@@ -1,4 +1,4 @@
-"""Where files may be read that content names: by the roots that are known, and nowhere else."""
+"""Content may refer only to files under known roots."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ SOURCE = "s3://other/source/"
 FILE = "tables/an-id/data/f.parquet"
 
 
-def places(*, root: str = ROOT, allowed: tuple[str, ...] = (), moves: bool = True, **fields: object) -> AllowedRoots:
+def make_roots(
+    *, root: str = ROOT, allowed: tuple[str, ...] = (), moves: bool = True, **fields: object
+) -> AllowedRoots:
     names = NamedRoots()
     names.note(LakehouseDef(id="x", **fields))  # type: ignore[arg-type]
     return AllowedRoots(root, pickle.loads(pickle.dumps(names)), allowed, ("s3://given/",), moves, roots_nest)
 
 
-def refused(found: AllowedRoots, uri: str) -> bool:
+def is_rejected(found: AllowedRoots, uri: str) -> bool:
     try:
         found.find(uri)
     except LocationNotAllowedError as error:
@@ -34,8 +36,8 @@ def refused(found: AllowedRoots, uri: str) -> bool:
     return False
 
 
-def test_what_lies_under_the_root_or_a_root_of_the_caller_or_operator() -> None:
-    known = places(allowed=("s3://operator/x/", "file:///mine/"))
+def test_files_under_known_roots_are_allowed() -> None:
+    known = make_roots(allowed=("s3://operator/x/", "file:///mine/"))
     found = [known.find(f"{root}a") for root in (ROOT, "s3://given/", "s3://operator/x/", "file:///mine/")]
     assert [(place.root, place.path) for place in found] == [
         (ROOT, "a"),
@@ -46,52 +48,52 @@ def test_what_lies_under_the_root_or_a_root_of_the_caller_or_operator() -> None:
     assert [place.is_writable for place in found] == [True, False, True, True]
     assert known.find("/mine/a").path == "a"
     for uri in ("s3://operator/y", "file:///etc/passwd", "/etc/passwd", "s3://bucket/lake2/a", "http://h/a?b=c"):
-        assert refused(known, uri), uri
+        assert is_rejected(known, uri), uri
 
 
-def test_what_definitions_name_holds_names_of_a_lakehouse_only() -> None:
-    known = places(table_root="s3://tables", sources=(SourceRecord(root=SOURCE),), moves=False)
+def test_roots_in_definitions_allow_only_lakehouse_paths() -> None:
+    known = make_roots(table_root="s3://tables", sources=(SourceRecord(root=SOURCE),), moves=False)
     assert known.find(f"s3://tables/{FILE}").is_writable
     node, definition = new_node_path(uuid.uuid4()), new_lakehouse_def_path(uuid.uuid4())
     for path in (FILE, node, definition):
         place = known.find(SOURCE + path)
         assert (place.root, place.path, place.is_writable) == (SOURCE, path, False)
     for uri in (f"s3://tables/{node}", "s3://tables/x", f"{SOURCE}secret", f"{SOURCE}_latest_hint.txt", SOURCE):
-        assert refused(known, uri), uri
+        assert is_rejected(known, uri), uri
 
 
-def test_where_exports_went_may_be_read() -> None:
+def test_export_targets_are_readable() -> None:
     record = ExportRecord(name="e", version=1, level=ExportLevel.FULL, target_uri=SOURCE)
-    assert places(exports=(record,), moves=False).find(SOURCE + FILE).root == SOURCE
+    assert make_roots(exports=(record,), moves=False).find(SOURCE + FILE).root == SOURCE
 
 
 @pytest.mark.parametrize("local", ["file:///data/me/", "memory://x/"])
-def test_content_never_names_a_local_place_for_a_remote_root(local: str) -> None:
+def test_remote_lakehouse_cannot_refer_to_local_files(local: str) -> None:
     named = {"table_root": local, "sources": (SourceRecord(root=local),)}
-    assert refused(places(moves=False, **named), local + FILE)
-    assert places(root="file:///lake/", **named).find(local + FILE).root == local
-    assert places(allowed=(local,), **named).find(local + FILE).root == local
+    assert is_rejected(make_roots(moves=False, **named), local + FILE)
+    assert make_roots(root="file:///lake/", **named).find(local + FILE).root == local
+    assert make_roots(allowed=(local,), **named).find(local + FILE).root == local
     with pytest.raises(LocationNotAllowedError):
-        places(**named).check_root(local)
-    places(allowed=(local,)).check_root(local)
+        make_roots(**named).check_root(local)
+    make_roots(allowed=(local,)).check_root(local)
 
 
-def test_the_file_of_a_table_of_a_lakehouse_that_was_moved_is_read_here() -> None:
-    place = places().find(f"file:///old/place/{FILE}")
+def test_file_of_moved_lakehouse_is_read_at_current_root() -> None:
+    place = make_roots().find(f"file:///old/place/{FILE}")
     assert (place.root, place.path, place.is_moved) == (ROOT, FILE, True)
     assert not place.is_writable
     own = f"tables/{uuid.UUID(int=0)}/data/tables/f.parquet"
     for former in ("file:///old/place/", "s3://bucket/tables/", "s3://bucket/tables/x/tables/"):
-        assert places().find(f"{former}{own}").path == own, "a root may end in 'tables/' itself"
-    assert refused(places().strict(), f"file:///old/place/{FILE}")
-    assert refused(places(), "file:///old/place/tables/")
-    assert refused(places(), "file:///old/place/tables/x")
+        assert make_roots().find(f"{former}{own}").path == own, "a root may end in 'tables/' itself"
+    assert is_rejected(make_roots().strict(), f"file:///old/place/{FILE}")
+    assert is_rejected(make_roots(), "file:///old/place/tables/")
+    assert is_rejected(make_roots(), "file:///old/place/tables/x")
 
 
-def test_long_and_wrong_locations() -> None:
-    assert refused(places(), f"file:///{'x' * 5000}/y")
+def test_long_or_invalid_location_is_rejected() -> None:
+    assert is_rejected(make_roots(), f"file:///{'x' * 5000}/y")
     with pytest.raises(InvalidLocationError):
-        places().find("relative")
+        make_roots().find("relative")
     names = NamedRoots()
     names.note(LakehouseDef(id="x", table_root="../no root", sources=(SourceRecord(root=""),)))
     assert (names.table_roots, names.sources) == ((), ())
@@ -112,14 +114,14 @@ def test_long_and_wrong_locations() -> None:
         ("dynamodb://t/lake/0101/x.binpb", "allow the root of the lakehouse that contains it,"),
     ],
 )
-def test_what_to_allow(uri: str, said: str) -> None:
-    """In DynamoDB a root shows nothing of roots above it, so that no folder of a table may be allowed."""
+def test_error_advises_which_root_to_allow(uri: str, said: str) -> None:
+    """In DynamoDB a root does not contain the items of roots above it, so a table's folder cannot be allowed."""
     with pytest.raises(LocationNotAllowedError) as caught:
-        places(moves=False).find(uri)
+        make_roots(moves=False).find(uri)
     assert said in caught.value.message
 
 
-def test_the_operators_roots() -> None:
+def test_allowed_roots_option_is_parsed() -> None:
     assert allowed_roots(" s3://a/b\n/data/x s3://a/b/ ") == ("s3://a/b/", "file:///data/x/")
     with pytest.raises(InvalidInputError, match="allowed_roots"):
         allowed_roots("nothing")

@@ -1,4 +1,4 @@
-"""Nodes, definitions and JSON files: every flipped bit of them is found by whoever reads them, and by nobody else's."""
+"""Checksums of nodes, definitions and JSON files: damage is detected, and files of other writers are accepted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEFINITION = NamespaceDef(id="n", properties={"a": "b"})
 DEFINITION_PATH = new_namespace_path("n", 200)
 JSON_PATH = new_plan_path()
 
-#: A file of each form, its path, and what reads it.
+#: A file of each kind, its path, and its decoder.
 FORMS: dict[str, tuple[bytes, str, Callable[[bytes, str], object]]] = {
     "node": (encode_node(NODE, 3, "", PATH), PATH, decode_node),
     "lz4": (encode_node(replace(NODE, values=["v" * 500, "w"]), 3, "lz4", PATH), PATH, decode_node),
@@ -51,7 +51,7 @@ forms = pytest.mark.parametrize("form", FORMS)
 
 
 @forms
-def test_every_flipped_bit_and_truncation_is_refused(form: str) -> None:
+def test_every_flipped_bit_and_truncation_is_detected(form: str) -> None:
     data, path, decode = FORMS[form]
     decode(data, path)
     assert check_file(data, path)
@@ -68,7 +68,7 @@ def test_every_flipped_bit_and_truncation_is_refused(form: str) -> None:
 
 
 @forms
-def test_a_file_in_the_place_of_another_is_refused(form: str) -> None:
+def test_swapped_file_is_rejected(form: str) -> None:
     data, path, decode = FORMS[form]
     letter = path[-8]
     other = {"0": "1", "1": "0"}.get(letter, "0")
@@ -83,8 +83,8 @@ NAMES_OF_NOTHING = ["x", "node", "root", "a/b.arrow", "/srv/copies/node.arrow", 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "sealed root"])
 @pytest.mark.parametrize("path", NAMES_OF_NOTHING)
-def test_a_name_that_is_none_of_ours_claims_no_file(form: str, path: str) -> None:
-    """Whatever a caller, or another program, calls a whole file; where it is damaged nothing tells its own name."""
+def test_file_under_other_name_is_accepted(form: str, path: str) -> None:
+    """Callers and other programs may use any name for a valid file."""
     data, own_path, decode = FORMS[form]
     assert decode(data, path) == decode(data, own_path)
     if path.endswith(own_path[-6:]):
@@ -92,8 +92,8 @@ def test_a_name_that_is_none_of_ours_claims_no_file(form: str, path: str) -> Non
 
 
 @pytest.mark.parametrize("compression", ["", "lz4"])
-def test_an_old_root_may_be_copied_to_later_versions_and_exports_alone(compression: str) -> None:
-    """As programs do that know the published format alone: these files are no damage."""
+def test_copied_root_is_valid_only_as_later_version_or_export(compression: str) -> None:
+    """Programs that know only the published format copy roots, and such files are valid."""
     node = replace(NODE, values=["v" * 500, "w"])
     data = encode_node(node, 3, compression, root_path(5))
     for path in (root_path(6), root_path(99), new_export_root_path(), "exports/monthly", f"s3://b/{root_path(7)}"):
@@ -108,20 +108,20 @@ def test_an_old_root_may_be_copied_to_later_versions_and_exports_alone(compressi
 
 
 @pytest.mark.parametrize("digits", ["0" * 33, "1" * 64, "2" * 32])
-def test_a_seal_that_names_no_version_is_a_typed_error_at_most(digits: str) -> None:
+def test_checksum_without_version_raises_only_typed_errors(digits: str) -> None:
     data = encode_node(NODE, 3, "", f"_{digits}.arrow")
     with pytest.raises(CorruptFileError):
         decode_node(data, root_path(2))
 
 
-def test_a_node_reads_the_same_with_and_without_seals() -> None:
+def test_node_decodes_equally_with_and_without_checksums() -> None:
     assert decode_node(encode_node(NODE, 3), PATH) == decode_node(FORMS["node"][0], PATH) == NODE
     assert not check_file(encode_node(NODE, 3), PATH)
     table = pa.ipc.open_file(FORMS["node"][0]).read_all()
     assert table.equals(pa.ipc.open_file(encode_node(NODE, 3)).read_all()), "for other readers, too"
 
 
-def test_metadata_that_another_program_carried_on_means_nothing() -> None:
+def test_metadata_copied_by_another_program_is_ignored() -> None:
     table = pa.ipc.open_file(FORMS["node"][0]).read_all()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
@@ -132,7 +132,7 @@ def test_metadata_that_another_program_carried_on_means_nothing() -> None:
     assert decode_node(data, OTHER) == NODE
 
 
-def test_fields_that_another_program_carried_on_mean_nothing_and_go_with_the_next_write() -> None:
+def test_copied_checksum_fields_are_ignored_and_dropped_on_next_write() -> None:
     data = FORMS["definition"][0].replace(b"n\x12", b"m\x12")
     path = new_namespace_path("m", 200)
     found = NamespaceDef.from_bytes(data, path)
@@ -143,7 +143,7 @@ def test_fields_that_another_program_carried_on_mean_nothing_and_go_with_the_nex
 
 
 @pytest.mark.parametrize("kind", [LakehouseDef, NamespaceDef, TableDef])
-def test_a_copy_of_a_definition_is_sealed_anew(kind: type[LakehouseDef | NamespaceDef | TableDef]) -> None:
+def test_copied_definition_gets_new_checksums(kind: type[LakehouseDef | NamespaceDef | TableDef]) -> None:
     definition = kind(id="x", properties={"a": "b"})
     source, target = new_namespace_path("n", 200), new_namespace_path("longer", 200)
     copy = resealed(definition.to_bytes(source), source, target)
@@ -151,8 +151,8 @@ def test_a_copy_of_a_definition_is_sealed_anew(kind: type[LakehouseDef | Namespa
     assert resealed(definition.to_bytes(), source, target) == definition.to_bytes(), "those of others stay as they are"
 
 
-def test_a_lakehouse_of_smaller_files_than_we_create_has_nodes_without_seals() -> None:
-    """Such as one that was created when the smallest limit had no room for them."""
+def test_lakehouse_with_small_size_limit_has_nodes_without_checksums() -> None:
+    """For example one that was created when the minimum limit left no room for checksums."""
     definition = LakehouseDef(id="x", order=4, namespace_name_max_size_bytes=8, table_name_max_size_bytes=8)
     smallest_bytes = smallest_node_file_limit_bytes(definition)
     old = TreeLimits.of(replace(definition, node_file_max_size_bytes=smallest_bytes - seal_room_bytes()))

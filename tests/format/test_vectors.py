@@ -1,4 +1,4 @@
-"""The format's test vectors, every entry of every group."""
+"""Test vectors of the format: every entry of every group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinitylake_ops.format.locations import normalize_root_uri, validate_locati
 VECTORS = json.loads((DATA / "format.json").read_text())
 
 
-def test_all_groups_of_vectors_are_used() -> None:
+def test_all_vector_groups_are_used() -> None:
     assert set(VECTORS) == {
         "optimized_paths",
         "root_paths",
@@ -28,18 +28,18 @@ def test_all_groups_of_vectors_are_used() -> None:
 
 
 @pytest.mark.parametrize(("original", "optimized"), VECTORS["optimized_paths"].items())
-def test_optimized_path(original: str, optimized: str) -> None:
+def test_optimized_path_vector(original: str, optimized: str) -> None:
     assert optimize_path(original) == optimized
 
 
 @pytest.mark.parametrize(("version", "path"), VECTORS["root_paths"].items())
-def test_root_path(version: str, path: str) -> None:
+def test_root_path_vector(version: str, path: str) -> None:
     assert root_path(int(version)) == path
     assert parse_root_path(path) == int(version)
 
 
 @pytest.mark.parametrize("vector", VECTORS["object_keys"], ids=lambda vector: vector["key"].replace(" ", "."))
-def test_object_key(vector: dict) -> None:
+def test_object_key_vector(vector: dict) -> None:
     codec = KeyCodec(vector["namespace_name_max_size_bytes"], vector["table_name_max_size_bytes"])
     namespace, table = vector["namespace"], vector["table"]
     key = codec.namespace_key(namespace) if table is None else codec.table_key(namespace, table)
@@ -48,12 +48,12 @@ def test_object_key(vector: dict) -> None:
 
 
 @pytest.mark.parametrize(("schema_id", "encoded"), VECTORS["schema_ids"].items())
-def test_schema_id(schema_id: str, encoded: str) -> None:
+def test_schema_id_vector(schema_id: str, encoded: str) -> None:
     assert encode_schema_id(int(schema_id)) == encoded
 
 
 @pytest.mark.parametrize("name", VECTORS["invalid_names_at_max_8_bytes"], ids=ascii)
-def test_invalid_name(name: str) -> None:
+def test_invalid_name_vector(name: str) -> None:
     with pytest.raises(InvalidNameError):
         validate_name(name, 8, "table")
     with pytest.raises(InvalidNameError):
@@ -63,13 +63,13 @@ def test_invalid_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("location", VECTORS["invalid_locations"])
-def test_invalid_location(location: str) -> None:
+def test_invalid_location_vector(location: str) -> None:
     with pytest.raises(InvalidLocationError) as caught:
         validate_location(location)
     assert repr(location) in str(caught.value)
 
 
 @pytest.mark.parametrize(("root", "normalized"), VECTORS["root_uris"].items())
-def test_root_uri(root: str, normalized: str) -> None:
+def test_root_uri_vector(root: str, normalized: str) -> None:
     assert normalize_root_uri(root) == normalized
     assert normalize_root_uri(normalized) == normalized

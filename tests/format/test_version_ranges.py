@@ -1,4 +1,4 @@
-"""Sets of versions as text behave as sets of numbers; sealed roots have the bytes that the format says."""
+"""Text forms of version sets behave like sets, and sealed roots are encoded as specified."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CANONICAL = re.compile(r"(\d+(-\d+)?(,\d+(-\d+)?)*)?")
 
 
 @given(few)
-def test_text_and_back(versions: set[int]) -> None:
+def test_version_ranges_round_trip(versions: set[int]) -> None:
     ranges = VersionRanges.of(versions)
     text = str(ranges)
     assert CANONICAL.fullmatch(text)
@@ -40,19 +40,19 @@ def test_text_and_back(versions: set[int]) -> None:
 
 
 @given(few, few)
-def test_union_and_difference(left: set[int], right: set[int]) -> None:
+def test_union_and_difference_match_sets(left: set[int], right: set[int]) -> None:
     assert VersionRanges.of(left) | VersionRanges.of(right) == VersionRanges.of(left | right)
     assert VersionRanges.of(left) - VersionRanges.of(right) == VersionRanges.of(left - right)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=8))
-def test_text_in_any_order_and_overlapping(parts: list[tuple[int, int]]) -> None:
+def test_unordered_and_overlapping_ranges_are_normalized(parts: list[tuple[int, int]]) -> None:
     text = ",".join(f"{first}-{first + more}" for first, more in parts)
     expected = {version for first, more in parts for version in range(first, first + more + 1)}
     assert set(VersionRanges.parse(text)) == expected
 
 
-def test_wide_ranges_are_never_spelled_out() -> None:
+def test_wide_ranges_are_not_expanded() -> None:
     everything = VersionRanges.parse(f"0-{MAX_VERSION}")
     assert len(everything) == MAX_VERSION + 1
     assert str(everything - VersionRanges.of([7])) == f"0-6,8-{MAX_VERSION}"
@@ -61,14 +61,14 @@ def test_wide_ranges_are_never_spelled_out() -> None:
 @pytest.mark.parametrize(
     "text", ["x", "-1", "3-", "-", "5-3", "1 ,2", "1,2 ", "1.5", "٣", str(MAX_VERSION + 1), "1-2-3", "99999999999"]
 )
-def test_what_names_no_versions_is_refused(text: str) -> None:
+def test_invalid_ranges_are_rejected(text: str) -> None:
     with pytest.raises(InvalidInputError, match="90,95"):
         VersionRanges.parse(text)
     with pytest.raises(CorruptFileError, match="'b'"):
         ExpirationBatch(id="b", versions=text).contains(1)
 
 
-def test_the_golden_sealed_root() -> None:
+def test_sealed_root_has_specified_bytes() -> None:
     system = {
         "created_at_millis": "1700000000000",
         "n_keys": "3",
@@ -101,12 +101,12 @@ def test_the_golden_sealed_root() -> None:
     }, "sealing twice loses nothing"
 
 
-def test_the_oldest_root_of_another_program_has_little_to_keep() -> None:
+def test_oldest_root_of_other_writer_is_sealed_without_info() -> None:
     node = decode_node(encode_sealed_root({"created_at_millis": "5", "n_keys": "0", "lakehouse_def": "d"}, 6), "_root")
     assert node.system == {"created_at_millis": "5", "sealed_at_millis": "6"}
 
 
-def test_a_sealed_root_reads_as_an_expired_version(lakes: Lakes) -> None:
+def test_sealed_root_is_an_expired_version(lakes: Lakes) -> None:
     lake = lakes.memory()
     version = create(lake, "ns")
     create(lake, "other")

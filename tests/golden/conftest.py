@@ -1,4 +1,4 @@
-"""Lakehouses of these tests are checked when they end."""
+"""Check the lakehouses of these tests when they end."""
 
 from tests.lakes import lake, lakes
 

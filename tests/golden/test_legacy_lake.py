@@ -1,6 +1,7 @@
-"""A lakehouse in the older layout: 64-digit ``.ipc`` roots, columns key and value, no row without a key.
+"""A stored lakehouse in the earlier layout stays readable and writable.
 
-It is read, and goes on in our form of nodes under its own naming of roots.
+The layout has 64-digit ``.ipc`` roots, columns key and value, and no row without a key. New commits keep the names of
+roots and write nodes in the current layout.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ LATEST = VERSIONS[-1]
 
 
 @pytest.fixture(scope="module")
-def legacy() -> Lakehouse:
+def stored_lakehouse() -> Lakehouse:
     return Lakehouse.open(str(FOLDER))
 
 
@@ -63,18 +64,20 @@ def arrow(lake: Lakehouse, path: str) -> pa.Table:
     return pa.ipc.open_file(lake.storage.read(path)).read_all()
 
 
-def test_what_the_fixture_is_good_for(legacy: Lakehouse) -> None:
-    assert (legacy.latest_version(), legacy.files.roots.naming) == (LATEST, NAMING)
-    tables = {version: arrow(legacy, NAMING.path(version)) for version in VERSIONS}
+def test_fixture_has_the_earlier_layout(stored_lakehouse: Lakehouse) -> None:
+    assert (stored_lakehouse.latest_version(), stored_lakehouse.files.roots.naming) == (LATEST, NAMING)
+    tables = {version: arrow(stored_lakehouse, NAMING.path(version)) for version in VERSIONS}
     assert all(rows.schema.names == ["key", "value"] for rows in tables.values())
     assert all(rows["key"].null_count == 0 for rows in tables.values()), "no row without a key"
-    assert len(legacy.snapshot(2).root.keys) > 2 * legacy.snapshot(2).definition.order, "more keys than a node of ours"
+    assert len(stored_lakehouse.snapshot(2).root.keys) > 2 * stored_lakehouse.snapshot(2).definition.order, (
+        "more keys than a node of ours"
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_version_reads_as_it_was_written(legacy: Lakehouse, version: int) -> None:
+def test_every_version_is_readable(stored_lakehouse: Lakehouse, version: int) -> None:
     created_at_ms, expected = EXPECTED[version]
-    snapshot = check_version(legacy, version)
+    snapshot = check_version(stored_lakehouse, version)
     assert objects(snapshot).keys() == expected
     assert snapshot.created_at_ms == created_at_ms
     assert snapshot.location == NAMING.path(version)
@@ -87,21 +90,21 @@ def test_every_version_reads_as_it_was_written(legacy: Lakehouse, version: int) 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_by_time(legacy: Lakehouse, version: int) -> None:
+def test_versions_are_found_by_time(stored_lakehouse: Lakehouse, version: int) -> None:
     created_at_ms, _ = EXPECTED[version]
     for timestamp_ms in (created_at_ms, created_at_ms + 1):
-        assert legacy.snapshot(timestamp=timestamp_ms).version == version
+        assert stored_lakehouse.snapshot(timestamp=timestamp_ms).version == version
     if version:
-        assert legacy.snapshot(timestamp=created_at_ms - 1).version == version - 1
+        assert stored_lakehouse.snapshot(timestamp=created_at_ms - 1).version == version - 1
     else:
         with pytest.raises(VersionNotFoundError):
-            legacy.snapshot(timestamp=created_at_ms - 1)
+            stored_lakehouse.snapshot(timestamp=created_at_ms - 1)
 
 
 @pytest.mark.parametrize(("before", "after"), list(product(VERSIONS, VERSIONS)))
-def test_diff_of_every_pair_of_versions(legacy: Lakehouse, before: int, after: int) -> None:
-    old, new = entries(legacy, before), entries(legacy, after)
-    keys = legacy.snapshot().keys
+def test_diff_of_any_two_versions(stored_lakehouse: Lakehouse, before: int, after: int) -> None:
+    old, new = entries(stored_lakehouse, before), entries(stored_lakehouse, after)
+    keys = stored_lakehouse.snapshot().keys
     expected = set()
     for key in old.keys() | new.keys():
         name = keys.decode(key)
@@ -114,7 +117,7 @@ def test_diff_of_every_pair_of_versions(legacy: Lakehouse, before: int, after: i
                     name.table,
                 )
             )
-    found = legacy.diff(before, after)
+    found = stored_lakehouse.diff(before, after)
     assert set(found) == expected
     assert len(found) == len(expected)
     removed = EXPECTED[before][1] - EXPECTED[after][1]
@@ -122,16 +125,16 @@ def test_diff_of_every_pair_of_versions(legacy: Lakehouse, before: int, after: i
     assert shown == removed
 
 
-def test_history_and_verify(legacy: Lakehouse) -> None:
-    infos = list(legacy.history())
+def test_history_is_complete_and_verify_finds_no_errors(stored_lakehouse: Lakehouse) -> None:
+    infos = list(stored_lakehouse.history())
     assert [info.version for info in infos] == VERSIONS[::-1]
     assert {(info.commit_id, info.rollback_from, info.state) for info in infos} == {(None, None, "live")}
-    report = operations.verify(legacy)
+    report = operations.verify(stored_lakehouse)
     assert report.findings == ()
     assert (report.versions, report.definitions) == (len(VERSIONS), len(list(FOLDER.rglob("*.binpb"))))
 
 
-def test_the_first_commit_keeps_the_naming_and_writes_our_nodes(copy: Lakehouse) -> None:
+def test_first_commit_keeps_root_names_and_writes_current_nodes(copy: Lakehouse) -> None:
     files = {path: copy.storage.read(path) for path in listed(copy.storage)}
     with copy.transaction(message="ours") as txn:
         txn.create_namespace("new")
@@ -159,7 +162,7 @@ def test_the_first_commit_keeps_the_naming_and_writes_our_nodes(copy: Lakehouse)
     assert operations.verify(copy).findings == ()
 
 
-def test_changes_of_settings_and_rollbacks_put_the_tree_in_order(copy: Lakehouse) -> None:
+def test_setting_changes_and_rollbacks_rewrite_the_tree(copy: Lakehouse) -> None:
     copy.alter_definition(properties={"owner": "me"})
     assert copy.snapshot().definition == replace(copy.snapshot(0).definition, properties={"owner": "me"})
     assert objects(copy.snapshot()).keys() == EXPECTED[LATEST][1]
@@ -176,7 +179,7 @@ def test_changes_of_settings_and_rollbacks_put_the_tree_in_order(copy: Lakehouse
     assert {root_naming(path) for path in listed(copy.storage)} - {None} == {NAMING}
 
 
-def test_a_fence_and_an_export_of_a_version_in_the_older_layout(copy: Lakehouse) -> None:
+def test_fence_and_export_of_version_in_earlier_layout(copy: Lakehouse) -> None:
     assert copy.resolve_commit(LATEST + 1, str(uuid.uuid4()), fence=True) == "lost"
     assert objects(copy.snapshot()).keys() == EXPECTED[LATEST][1]
     report = operations.plan_export(copy, "old", version=2).execute()
@@ -200,7 +203,7 @@ def _create_tables(folder: Path, worker: int) -> Callable[[Callable[[str], None]
     return work
 
 
-def test_two_processes_commit_to_it(tmp_path: Path, copy: Lakehouse) -> None:
+def test_two_processes_commit_to_earlier_layout(tmp_path: Path, copy: Lakehouse) -> None:
     children = [fork(_create_tables(tmp_path / "copy", worker)) for worker in range(2)]
     ended = [child.finish() for child in children]
     assert [exit_code for exit_code, _ in ended] == [0, 0]
@@ -235,7 +238,7 @@ READS: dict[str, Callable[[Any], bool]] = {
 
 
 @pytest.mark.parametrize("command", READS)
-def test_every_command_that_reads(
+def test_every_reading_command_works(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["trinitylake", "--root", str(FOLDER), *command.split(), "--json"])
@@ -249,7 +252,7 @@ def test_every_command_that_reads(
 
 @pytest.mark.parametrize("stray", [naming for naming in ROOT_NAMINGS if naming != NAMING], ids=str)
 @pytest.mark.parametrize("version", [0, LATEST])
-def test_a_root_of_another_naming_is_refused_by_open(copy: Lakehouse, stray: RootNaming, version: int) -> None:
+def test_open_rejects_roots_with_mixed_names(copy: Lakehouse, stray: RootNaming, version: int) -> None:
     path = stray.path(version)
     copy.storage.create(path, copy.storage.read(NAMING.path(version)))
     with pytest.raises(CorruptFileError) as caught:
@@ -258,7 +261,7 @@ def test_a_root_of_another_naming_is_refused_by_open(copy: Lakehouse, stray: Roo
     copy.storage.delete(path)
 
 
-def test_white_space_around_the_hint(copy: Lakehouse) -> None:
+def test_hint_with_whitespace_is_accepted(copy: Lakehouse) -> None:
     copy.close()
     copy.storage.write(HINT_PATH, b"\n 3\t\r\n")
     assert operations.inspect_hint(copy).is_right

@@ -1,4 +1,4 @@
-"""A lakehouse that was written once and is kept: every change of the format code must still read it."""
+"""A stored lakehouse in the current layout stays readable after changes of the format code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def small() -> Lakehouse:
     return Lakehouse.open(str(DATA / "small-lake"))
 
 
-def test_what_the_fixture_is_good_for(small: Lakehouse) -> None:
+def test_fixture_covers_buffers_and_levels(small: Lakehouse) -> None:
     assert small.latest_version() == 3
     snapshot = small.snapshot(2)
     visited = list(walk(small.files.nodes, snapshot.root, snapshot.location))
@@ -37,7 +37,7 @@ def test_what_the_fixture_is_good_for(small: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_version_reads_as_it_was_written(small: Lakehouse, version: int) -> None:
+def test_every_version_is_readable(small: Lakehouse, version: int) -> None:
     created_at_ms, expected = EXPECTED[version]
     snapshot = check_version(small, version)
     assert objects(snapshot).keys() == expected
@@ -47,7 +47,7 @@ def test_every_version_reads_as_it_was_written(small: Lakehouse, version: int) -
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_single_lookups(version: int) -> None:
+def test_single_objects_are_found(version: int) -> None:
     snapshot = Lakehouse.open(str(DATA / "small-lake")).snapshot(version)
     _, expected = EXPECTED[version]
     everything = set().union(*(names for _, names in EXPECTED.values()))
@@ -57,7 +57,7 @@ def test_single_lookups(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_by_time(small: Lakehouse, version: int) -> None:
+def test_versions_are_found_by_time(small: Lakehouse, version: int) -> None:
     created_at_ms, _ = EXPECTED[version]
     assert small.snapshot(timestamp=created_at_ms).version == version
     if version:
@@ -68,7 +68,7 @@ def test_by_time(small: Lakehouse, version: int) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), list(product(VERSIONS, VERSIONS)))
-def test_diff_of_every_pair_of_versions(small: Lakehouse, before: int, after: int) -> None:
+def test_diff_of_any_two_versions(small: Lakehouse, before: int, after: int) -> None:
     old, new = _locations(small, before), _locations(small, after)
     expected = {
         Change("added" if name not in old else "removed" if name not in new else "changed", *name)
@@ -91,14 +91,14 @@ def _locations(lake: Lakehouse, version: int) -> dict[tuple[str, ...], str]:
     return found
 
 
-def test_history(small: Lakehouse) -> None:
+def test_history_is_complete(small: Lakehouse) -> None:
     infos = list(small.history())
     assert [info.version for info in infos] == [3, 2, 1, 0]
     assert [info.rollback_from for info in infos] == [2, None, None, None]
     assert {info.commit_id for info in infos} == {None}, "written by others"
 
 
-def test_commits_onto_a_copy_leave_all_older_versions_as_they_were(tmp_path: Path, lakes: Lakes) -> None:
+def test_commits_to_a_copy_keep_earlier_versions(tmp_path: Path, lakes: Lakes) -> None:
     shutil.copytree(DATA / "small-lake", tmp_path / "copy")
     original = LocalStorage(f"file://{tmp_path}/copy/", fsync=False)
     files = {path: original.read(path) for path in listed(original)}
@@ -121,8 +121,8 @@ def test_commits_onto_a_copy_leave_all_older_versions_as_they_were(tmp_path: Pat
     assert changed == ["_latest_hint.txt"]
 
 
-def test_changes_of_the_deep_version_go_through_its_inner_buffers(tmp_path: Path, lakes: Lakes) -> None:
-    """Version 2 continued, as if version 3 had not been."""
+def test_changes_of_deep_version_use_inner_buffers(tmp_path: Path, lakes: Lakes) -> None:
+    """Continues version 2 as if version 3 did not exist."""
     shutil.copytree(DATA / "small-lake", tmp_path / "copy")
     storage = LocalStorage(f"file://{tmp_path}/copy/", fsync=False)
     storage.delete(root_path(3))

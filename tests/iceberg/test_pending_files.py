@@ -1,4 +1,4 @@
-"""What a change of a table waits for: one round for all its files, one for what names them, one for the root."""
+"""Round trips of a table change: one for all its files, one for the files that refer to them, one for the root."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, Storag
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 SCHEMA = pa.schema([("id", pa.int64())])
-#: A part of the name of each file of an append, in the order in which pyiceberg writes them.
+#: Parts of the names of an append's files, in the order in which PyIceberg writes them.
 OF_CHANGE = (".parquet", "-m0.avro", "snap-")
 WITH_COMMIT = (".metadata.json", "-table-")
 
@@ -61,58 +61,58 @@ def append_two(table: Table) -> None:
     table.append(rows(2))
 
 
-class Meeting(StorageWrapper):
-    """Answers each request of a group only when all of its group were sent; a root only where none is on its way."""
+class GroupBarrierStorage(StorageWrapper):
+    """Responds to the requests of a group after all were sent, and to a root only if no request is in flight."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
         self._barriers: dict[str, threading.Barrier] = {}
         self._lock = threading.Lock()
         self._n_sent = 0
-        self.met: list[str] = []
+        self.grouped: list[str] = []
 
-    def let_meet(self, *groups: tuple[str, ...]) -> None:
+    def add_group(self, *groups: tuple[str, ...]) -> None:
         for group in groups:
             self._barriers |= dict.fromkeys(group, threading.Barrier(len(group)))
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if path == HINT_PATH:
-            self._meet(path)
+            self._wait_for_group(path)
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def create(self, path: str, data: bytes) -> None:
-        self._send(path, lambda: super(Meeting, self).create(path, data))
+        self._send(path, lambda: super(GroupBarrierStorage, self).create(path, data))
 
     def write(self, path: str, data: bytes) -> None:
-        self._send(path, lambda: super(Meeting, self).write(path, data))
+        self._send(path, lambda: super(GroupBarrierStorage, self).write(path, data))
 
     def write_best_effort(self, path: str, data: bytes) -> None:
         self.inner.write_best_effort(path, data)
 
     def _send(self, path: str, request: Callable[[], None]) -> None:
         if path.startswith("_") and path.endswith(".arrow"):
-            assert self._n_sent == 0, "the root was sent before all that it names stood"
+            assert self._n_sent == 0, "the root was sent while other requests were in flight"
         with self._lock:
             self._n_sent += 1
-        self._meet(path)
+        self._wait_for_group(path)
         request()
         with self._lock:
             self._n_sent -= 1
 
-    def _meet(self, path: str) -> None:
+    def _wait_for_group(self, path: str) -> None:
         for part, barrier in self._barriers.items():
             if part in path:
                 barrier.wait(timeout=30)
-                self.met.append(part)
+                self.grouped.append(part)
 
 
-def test_nothing_waits_for_what_it_does_not_need(place: Storage) -> None:
-    meeting = Meeting(ThreadedStorage(place))
+def test_independent_files_are_written_in_parallel(place: Storage) -> None:
+    meeting = GroupBarrierStorage(ThreadedStorage(place))
     table = catalog_on(meeting).load_table("ns.t")
     append_two(table)
-    meeting.let_meet((*OF_CHANGE, HINT_PATH), WITH_COMMIT)
+    meeting.add_group((*OF_CHANGE, HINT_PATH), WITH_COMMIT)
     append_two(table)
-    assert sorted(meeting.met) == sorted((*OF_CHANGE, HINT_PATH, *WITH_COMMIT))
+    assert sorted(meeting.grouped) == sorted((*OF_CHANGE, HINT_PATH, *WITH_COMMIT))
 
 
 def faulty(place: Storage, *faults: Fault) -> TrinityLakeCatalog:
@@ -121,7 +121,7 @@ def faulty(place: Storage, *faults: Fault) -> TrinityLakeCatalog:
 
 @pytest.mark.parametrize("error", [StorageFullError, StoragePermissionError])
 @pytest.mark.parametrize("part", [*OF_CHANGE, *WITH_COMMIT])
-def test_a_file_that_is_refused_fails_the_change_and_leaves_nothing(
+def test_failed_write_fails_the_change_and_leaves_no_files(
     lake: Lakehouse, place: Storage, part: str, error: type[StorageFullError]
 ) -> None:
     before, version = {info.path for info in place.list()}, lake.latest_version()
@@ -139,8 +139,8 @@ def test_a_file_that_is_refused_fails_the_change_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("part", ["-m0.avro", "-table-"])
-def test_a_change_that_failed_is_not_committed_later(lake: Lakehouse, place: Storage, part: str) -> None:
-    """Its files are gone: pyiceberg of older versions would commit it once more."""
+def test_failed_change_is_not_committed_on_retry(lake: Lakehouse, place: Storage, part: str) -> None:
+    """Its files are deleted. Earlier versions of PyIceberg would commit the change again."""
     table = faulty(place, fail(1, StorageFullError, kind="create", path_part=part)).load_table("ns.t")
     change = table.transaction()
     change.append(rows(2))
@@ -153,15 +153,15 @@ def test_a_change_that_failed_is_not_committed_later(lake: Lakehouse, place: Sto
 
 
 @pytest.mark.parametrize("part", [*OF_CHANGE[1:], *WITH_COMMIT, "_1"])
-def test_a_lost_answer_is_looked_up(lake: Lakehouse, place: Storage, part: str) -> None:
+def test_lost_response_is_resolved(lake: Lakehouse, place: Storage, part: str) -> None:
     append_two(faulty(place, lose_response(1, kind="create", path_part=part)).load_table("ns.t"))
     assert ids_of(lake) == [1, 2]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("part", [*OF_CHANGE, *WITH_COMMIT])
-def test_a_thread_that_dies_stops_the_commit(lake: Lakehouse, place: Storage, part: str, moment: str) -> None:
-    """The process is thought to end there; what was on its way may land, and harms nobody."""
+def test_commit_stops_if_a_writer_thread_dies(lake: Lakehouse, place: Storage, part: str, moment: str) -> None:
+    """The process dies at that request. Requests in flight may succeed without harm."""
     version = lake.latest_version()
     death = fail(1, DeathError, moment, kind="write" if part == ".parquet" else "create", path_part=part)  # type: ignore[arg-type]
     with pytest.raises(DeathError):
@@ -173,9 +173,9 @@ def test_a_thread_that_dies_stops_the_commit(lake: Lakehouse, place: Storage, pa
     check_lake(lake)
 
 
-def test_a_lost_race_is_tried_again_with_the_same_data(lake: Lakehouse, place: Storage) -> None:
+def test_lost_race_is_retried_with_same_data_files(lake: Lakehouse, place: Storage) -> None:
     class Racing(ThreadedStorage):
-        """Lets somebody else append just before our root is created."""
+        """Appends in another catalog just before the root is created."""
 
         raced = False
 
@@ -191,11 +191,11 @@ def test_a_lost_race_is_tried_again_with_the_same_data(lake: Lakehouse, place: S
     assert operations.verify(lake).findings == ()
 
 
-def test_a_change_reads_its_own_files_before_they_stand(lake: Lakehouse, place: Storage) -> None:
+def test_change_reads_its_pending_files(lake: Lakehouse, place: Storage) -> None:
     held = threading.Event()
 
     class Holding(ThreadedStorage):
-        """Lets no file of a change land until it was read."""
+        """Delays all files of a change until they were read."""
 
         def create(self, path: str, data: bytes) -> None:
             if path.endswith(".avro"):
@@ -216,8 +216,8 @@ def test_a_change_reads_its_own_files_before_they_stand(lake: Lakehouse, place: 
     assert table.metadata_location == catalog_at(lake).load_table("ns.t").metadata_location
 
 
-def test_a_table_that_was_loaded_long_ago_asks_for_times_when_its_files_stand(lake: Lakehouse, place: Storage) -> None:
-    """The commit is as old as the oldest of its files, which may all be on their way when it asks for their times."""
+def test_commit_of_long_loaded_table_reads_times_of_completed_files(lake: Lakehouse, place: Storage) -> None:
+    """The commit is as old as its oldest file, and all its files may be pending when their times are needed."""
 
     class Slow(ThreadedStorage):
         def create(self, path: str, data: bytes) -> None:
@@ -232,8 +232,8 @@ def test_a_table_that_was_loaded_long_ago_asks_for_times_when_its_files_stand(la
     assert ids_of(lake) == [1, 2]
 
 
-def test_a_table_writes_at_once_after_its_change(lake: Lakehouse, place: Storage) -> None:
-    """Also the one that pyiceberg returns from a commit: its files have no other change that would wait for them."""
+def test_table_writes_synchronously_after_its_change(lake: Lakehouse, place: Storage) -> None:
+    """This includes the table that PyIceberg returns from a commit, whose files belong to no other change."""
     table = catalog_on(ThreadedStorage(place)).load_table("ns.t")
     change = table.transaction()
     change.append(rows(2))
@@ -246,7 +246,7 @@ def test_a_table_writes_at_once_after_its_change(lake: Lakehouse, place: Storage
     assert (ids_of(lake), table.metadata) == ([1, 2, 3], committed.metadata)
 
 
-# The storage of one change
+# PendingFiles
 
 
 @pytest.fixture
@@ -258,13 +258,13 @@ def path_of(number: int) -> str:
     return f"tables/a/data/{number}.parquet"
 
 
-def test_large_files_are_written_at_once(place: Storage, pending: PendingFiles) -> None:
+def test_large_file_is_written_synchronously(place: Storage, pending: PendingFiles) -> None:
     pending.create(path_of(0), bytes(MAX_PENDING_BYTES + 1))
     assert place.exists(path_of(0))
     assert pending._pending == {}
 
 
-def test_memory_is_bounded_by_what_is_on_its_way(place: Storage, pending: PendingFiles) -> None:
+def test_memory_of_pending_files_is_bounded(place: Storage, pending: PendingFiles) -> None:
     for number in range(12):
         pending.create(path_of(number), bytes(MAX_PENDING_BYTES // 4))
         assert pending._n_bytes <= MAX_PENDING_BYTES
@@ -273,7 +273,7 @@ def test_memory_is_bounded_by_what_is_on_its_way(place: Storage, pending: Pendin
     assert sum(info.size_bytes for info in place.list("tables/a/")) == 3 * MAX_PENDING_BYTES
 
 
-def test_a_file_that_was_deleted_does_not_come_later(place: Storage, pending: PendingFiles) -> None:
+def test_deleted_pending_file_does_not_reappear(place: Storage, pending: PendingFiles) -> None:
     for number in range(50):
         pending.create(path_of(number), b"x")
         pending.delete(path_of(number))
@@ -281,14 +281,14 @@ def test_a_file_that_was_deleted_does_not_come_later(place: Storage, pending: Pe
     assert list(place.list("tables/a/")) == []
 
 
-def test_other_files_are_written_at_once(place: Storage, pending: PendingFiles) -> None:
+def test_other_files_are_written_synchronously(place: Storage, pending: PendingFiles) -> None:
     for path in ("tables/a/_owner.json", "tables/a/metadata/0.metadata.json", "other/a.parquet"):
         pending.create(path, b"x")
         assert place.exists(path)
         place.delete(path)
 
 
-def test_sizes_and_lists_show_what_is_on_its_way(pending: PendingFiles) -> None:
+def test_stat_and_list_include_pending_files(pending: PendingFiles) -> None:
     pending.create(path_of(0), b"abc")
     assert pending.read(path_of(0), offset=1, length=1) == b"b"
     assert pending.stat(path_of(0)).size_bytes == 3
@@ -296,7 +296,7 @@ def test_sizes_and_lists_show_what_is_on_its_way(pending: PendingFiles) -> None:
     assert {info.path for info in pending.list("tables/a/")} == {path_of(0), path_of(1)}
 
 
-def test_a_copy_finds_the_files(lake: Lakehouse, place: Storage) -> None:
+def test_pickled_copy_finds_pending_files(lake: Lakehouse, place: Storage) -> None:
     table = catalog_on(ThreadedStorage(place)).load_table("ns.t")
     change = table.transaction()
     change.append(rows(2))
@@ -308,7 +308,7 @@ def test_a_copy_finds_the_files(lake: Lakehouse, place: Storage) -> None:
     assert place.exists(snapshot.manifest_list.removeprefix(lake.root))
 
 
-def test_a_forked_child_writes_what_its_parent_had_on_its_way(tmp_path: object) -> None:
+def test_forked_child_writes_pending_files_of_parent(tmp_path: object) -> None:
     storage = LocalStorage(f"file://{tmp_path}/lake/")
     catalog = catalog_at(Lakehouse.create(storage.root, storage=storage))
     catalog.create_namespace("ns")
@@ -316,7 +316,7 @@ def test_a_forked_child_writes_what_its_parent_had_on_its_way(tmp_path: object) 
     begun, held = threading.Event(), threading.Event()
 
     class Holding(ThreadedStorage):
-        """Lets the parent's file wait until the child has written it."""
+        """Delays the parent's file until the child has written it."""
 
         def write(self, path: str, data: bytes) -> None:
             if path.endswith(".parquet"):
@@ -338,7 +338,7 @@ def test_a_forked_child_writes_what_its_parent_had_on_its_way(tmp_path: object) 
     assert ids_of(Lakehouse(storage)) == [2]
 
 
-def test_files_of_a_change_in_memory_are_no_work_for_threads(lake: Lakehouse) -> None:
+def test_memory_storage_uses_no_threads(lake: Lakehouse) -> None:
     assert not MemoryStorage("memory://any/").is_high_latency
     assert not LocalStorage("file:///any/", fsync=False).is_high_latency
     assert LocalStorage("file:///any/").is_high_latency

@@ -1,4 +1,4 @@
-"""Publishing once: the same tables by several workers, after kills, and by workers that race."""
+"""Publish once: the same tables by several workers, after kills, and by racing workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def publications(local: Lakehouse) -> list[int]:
     return [info.version for info in local.history() if ID in info.members]
 
 
-def test_a_second_attempt_finds_the_first(local: Lakehouse) -> None:
+def test_second_attempt_finds_first_publication(local: Lakehouse) -> None:
     tables = staged_tables(local)
     first = publish_once(local, tables, ID, run_id="r", message="m", properties={"asset": "a"})
     assert (first.version, first.was_published) == (1, False)
@@ -58,7 +58,7 @@ def test_a_second_attempt_finds_the_first(local: Lakehouse) -> None:
     assert published_version(local, ID, 1) is None
 
 
-def test_other_publications_of_the_same_tables_conflict(local: Lakehouse) -> None:
+def test_other_publication_of_same_tables_conflicts(local: Lakehouse) -> None:
     tables = staged_tables(local)
     publish_once(local, tables, ID)
     with pytest.raises(CommitConflictError):
@@ -66,8 +66,8 @@ def test_other_publications_of_the_same_tables_conflict(local: Lakehouse) -> Non
     assert local.latest_version() == 1
 
 
-def test_what_was_published_before_stays_beside_what_was_staged_again(local: Lakehouse) -> None:
-    """As when a part of a run is executed again: what it does not stage it takes over from the run before."""
+def test_repeated_run_keeps_published_tables_and_adds_restaged_ones(local: Lakehouse) -> None:
+    """A partly repeated run adopts the tables that it does not stage again from the earlier publication."""
     first, kept = staged_tables(local)
     publish_once(local, [first, kept], ID)
     again = stage_arrow(local, pa.table({"n": [4]}), "ns", "a", mode="append")
@@ -82,14 +82,14 @@ def test_what_was_published_before_stays_beside_what_was_staged_again(local: Lak
         publish_once(local, [again, kept], publication_id("a third run", "asset"))
 
 
-def test_nothing_to_publish(local: Lakehouse) -> None:
+def test_empty_publication_is_rejected(local: Lakehouse) -> None:
     with pytest.raises(InvalidInputError):
         publish_once(local, [], ID)
     with pytest.raises(InvalidInputError):
         publish_once(local, staged_tables(local), "no-uuid")
 
 
-def test_names_are_told_apart() -> None:
+def test_publication_ids_of_different_names_differ() -> None:
     assert (
         len({publication_id("a", "b"), publication_id("a\nb"), publication_id("ab"), publication_id("a", "", "b")}) == 4
     )
@@ -104,7 +104,7 @@ def test_names_are_told_apart() -> None:
     ],
     ids=["lost-answer", "nothing-there", "refused"],
 )
-def test_an_attempt_with_a_fault_and_another(local: Lakehouse, fault: Fault) -> None:
+def test_attempt_after_a_storage_fault_publishes_once(local: Lakehouse, fault: Fault) -> None:
     tables = staged_tables(local)
     faulty = Lakehouse(FaultyStorage(local.storage, [fault]))
     try:
@@ -115,7 +115,7 @@ def test_an_attempt_with_a_fault_and_another(local: Lakehouse, fault: Fault) -> 
     assert publications(local) == [1]
 
 
-def test_an_unknown_outcome_is_settled_by_the_next_attempt(local: Lakehouse) -> None:
+def test_next_attempt_resolves_unknown_outcome(local: Lakehouse) -> None:
     tables = staged_tables(local)
     faults = [
         lose_response(1, kind="create", path_part=root_path(1)),
@@ -134,7 +134,7 @@ def in_killed_process(work: Callable[[], object]) -> None:
 
 @pytest.mark.forks
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_worker_killed_at_its_commit(local: Lakehouse, moment: str) -> None:
+def test_worker_killed_during_commit_publishes_once(local: Lakehouse, moment: str) -> None:
     tables = staged_tables(local)
 
     def publish_and_die() -> None:
@@ -149,7 +149,7 @@ def test_a_worker_killed_at_its_commit(local: Lakehouse, moment: str) -> None:
 
 
 @pytest.mark.forks
-def test_a_worker_killed_after_its_commit(local: Lakehouse) -> None:
+def test_worker_killed_after_commit_publishes_once(local: Lakehouse) -> None:
     tables = staged_tables(local)
 
     def publish_and_die() -> None:
@@ -161,7 +161,7 @@ def test_a_worker_killed_after_its_commit(local: Lakehouse) -> None:
     assert publications(local) == [1]
 
 
-def test_workers_of_one_run_race(local: Lakehouse) -> None:
+def test_racing_workers_publish_once(local: Lakehouse) -> None:
     for number in range(10):
         rows = pa.table({"n": [number]})
         tables = [stage_arrow(local, rows, "ns", name, mode="append") for name in ("a", "b")]
@@ -182,7 +182,7 @@ def test_workers_of_one_run_race(local: Lakehouse) -> None:
         assert found == [results[0][0]]
 
 
-def test_first_tables_of_one_namespace_are_published_at_the_same_time(local: Lakehouse) -> None:
+def test_concurrent_publications_create_one_namespace(local: Lakehouse) -> None:
     first, second = staged_tables(local)
     meanwhile = [second]
 

@@ -1,4 +1,4 @@
-"""What a version of a table reaches: all of it, each file once, and nothing else."""
+"""The files that a version of a table refers to: each exactly once."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from trinitylake_ops.storage import MeteredStorage
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
-def reached(lake: Lakehouse, version: int | None = None) -> dict[str, TableFile]:
+def files_by_kind(lake: Lakehouse, version: int | None = None) -> dict[str, TableFile]:
     files = list(files_of(lake.snapshot(version).table("ns", "t"), reading_io(lake)))
     by_location = {file.location: file for file in files}
     assert len(by_location) == len(files)
     return by_location
 
 
-def test_every_file_of_every_snapshot_is_reached_once(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_walk_lists_every_file_of_every_snapshot_once(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1, 2))
     table.append(rows(3))
@@ -37,7 +37,7 @@ def test_every_file_of_every_snapshot_is_reached_once(lake: Lakehouse, catalog: 
     table.overwrite(rows(4), overwrite_filter="id == 1")
     table.delete("id == 3")
     stored = {info.path: info.size_bytes for info in lake.storage.list("tables/")}
-    files = reached(lake)
+    files = files_by_kind(lake)
     owner = stored.pop(owner_path(lake.snapshot().table("ns", "t").id))
     assert owner > 0
     assert set(files) == set(stored)
@@ -48,12 +48,12 @@ def test_every_file_of_every_snapshot_is_reached_once(lake: Lakehouse, catalog: 
     assert kinds[FileKind.METADATA_LOG] == 4
     assert kinds[FileKind.MANIFEST_LIST] == len(table.snapshots())
     assert kinds[FileKind.DATA] == 4  # [1, 2], [3], [2] rewritten, [4]
-    earlier = reached(lake, middle)
+    earlier = files_by_kind(lake, middle)
     assert set(earlier) < set(files)
     assert sum(file.kind == FileKind.DATA for file in earlier.values()) == 2
 
 
-def test_data_that_no_snapshot_left_reads_is_marked(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_data_deleted_in_all_snapshots_is_not_live(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1))
     first = table.current_snapshot()
@@ -61,10 +61,10 @@ def test_data_that_no_snapshot_left_reads_is_marked(lake: Lakehouse, catalog: Tr
     (first_file,) = (task.file.file_path for task in table.scan().plan_files())
     table.delete("id == 1")
     table.append(rows(2))
-    before = reached(lake)
+    before = files_by_kind(lake)
     assert all(file.live for file in before.values() if file.kind == FileKind.DATA)
     table.maintenance.expire_snapshots().by_id(first.snapshot_id).commit()
-    after = reached(lake)
+    after = files_by_kind(lake)
     location = first_file.removeprefix(lake.root)
     assert not after[location].live
     assert {file.location for file in after.values() if file.kind == FileKind.DATA and file.live} == {
@@ -72,7 +72,7 @@ def test_data_that_no_snapshot_left_reads_is_marked(lake: Lakehouse, catalog: Tr
     } - {location}
 
 
-def test_files_elsewhere_are_uris(
+def test_external_files_are_listed_by_uri(
     lake: Lakehouse, catalog: TrinityLakeCatalog, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("other")
@@ -83,13 +83,13 @@ def test_files_elsewhere_are_uris(
     table.append(pa.table({"id": [1]}))
     catalog.register_table("ns.t", table.metadata_location)
     with pytest.raises(LocationNotAllowedError, match="--allow-root"):
-        reached(lake)
+        files_by_kind(lake)
     lake = allowing(lake, folder)
-    assert len(reached(lake)) == 5
-    assert all(location.startswith(other.root) for location in reached(lake))
+    assert len(files_by_kind(lake)) == 5
+    assert all(location.startswith(other.root) for location in files_by_kind(lake))
 
 
-def test_each_manifest_is_read_once(lake: Lakehouse, catalog: TrinityLakeCatalog, meter: MeteredStorage) -> None:
+def test_walk_reads_each_manifest_once(lake: Lakehouse, catalog: TrinityLakeCatalog, meter: MeteredStorage) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     for number in range(5):
         table.append(rows(number))
@@ -99,7 +99,7 @@ def test_each_manifest_is_read_once(lake: Lakehouse, catalog: TrinityLakeCatalog
     assert measured.counts.requests == budget("list the files of a table after 5 appends").requests
 
 
-def test_a_walk_that_cannot_see_all_fails(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_incomplete_walk_fails(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1))
     definition = lake.snapshot().table("ns", "t")

@@ -1,4 +1,4 @@
-"""DuckDB, Polars and Arrow read a table at two versions, and what of it passes the storage."""
+"""DuckDB, Polars and Arrow read a table at two versions, and which of their requests use the storage."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_polars_reads_both_versions_through_the_storage(
 
 
 @pytest.mark.local_only("Polars opens data files by itself on file:// roots only")
-def test_polars_own_reader_opens_data_files_itself(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Declared in file_io: it works on file:// roots, its reads of data files are not metered."""
+def test_polars_native_reader_opens_data_files_directly(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This works only for ``file://`` roots, and its reads of data files are not metered (see ``io/file_io``)."""
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     made = lakes.local()
     meter = MeteredStorage(made.storage)

@@ -1,4 +1,4 @@
-"""Staged tables on newer ones: what others did since stays, and what both changed is a conflict."""
+"""Staged tables are rebased onto newer ones. Changes of the same data conflict."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def put(lake: Lakehouse, *staged: StagedTable, run: str = "", **more: object) ->
 
 
 def rows(lake: Lakehouse) -> dict[int, list[int]]:
-    """The values of each month, with nothing twice in the manifests either."""
+    """Return the values of each month, and check that manifests have no duplicates."""
     table = catalog_at(lake).load_table(NAME)
     files = [task.file.file_path for task in table.scan().plan_files()]
     assert len(files) == len(set(files))
@@ -57,7 +57,7 @@ def rows(lake: Lakehouse) -> dict[int, list[int]]:
     return {number: sorted(found[number]) for number in sorted(found)}
 
 
-def test_replaces_of_other_partitions_and_appends_go_on_top(local: Lakehouse) -> None:
+def test_appends_and_replacements_of_other_partitions_are_rebased(local: Lakehouse) -> None:
     put(local, month(local, 1))
     put(local, month(local, 1, mode="append"))
     staged = [month(local, 1, 10), month(local, 2, 20), month(local, 2, 21, mode="append"), month(local, 3, 30)]
@@ -76,7 +76,7 @@ def test_replaces_of_other_partitions_and_appends_go_on_top(local: Lakehouse) ->
     check_lake(local)
 
 
-def test_what_others_publish_while_rows_are_written_stays(local: Lakehouse) -> None:
+def test_concurrent_publication_is_preserved(local: Lakehouse) -> None:
     put(local, month(local, 1))
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -89,8 +89,8 @@ def test_what_others_publish_while_rows_are_written_stays(local: Lakehouse) -> N
     assert rows(local) == {1: [1], 2: [2], 3: [1]}
 
 
-def test_all_of_them_create_the_table(local: Lakehouse) -> None:
-    """The first partitions of a table are staged at the same time: each made a table of its own."""
+def test_concurrent_creations_of_a_table_are_merged(local: Lakehouse) -> None:
+    """The first partitions of a table are staged concurrently, each for a separate new table."""
     staged = [month(local, number) for number in (1, 2)] + [month(local, 2, 5, mode="append")]
     for one in staged:
         put(local, one)
@@ -104,7 +104,7 @@ def test_all_of_them_create_the_table(local: Lakehouse) -> None:
         put(local, reordered)
 
 
-def test_what_both_changed_is_a_conflict_that_names_it(local: Lakehouse) -> None:
+def test_conflict_names_the_changed_partition(local: Lakehouse) -> None:
     put(local, month(local, 1))
     said = r"ns\.t was staged on version 1 and since then others changed what it replaces \(month=2\); stage it again"
     for theirs in ("replace_partitions", "append"):
@@ -129,7 +129,7 @@ def test_what_both_changed_is_a_conflict_that_names_it(local: Lakehouse) -> None
             put(local, one)
 
 
-def test_nothing_is_added_twice(local: Lakehouse) -> None:
+def test_staged_files_are_not_added_twice(local: Lakehouse) -> None:
     put(local, month(local, 1))
     staged = month(local, 2, 2, mode="append")
     put(local, month(local, 3))
@@ -145,8 +145,8 @@ def test_nothing_is_added_twice(local: Lakehouse) -> None:
         put(local, new, run="another")
 
 
-def test_a_rebased_table_is_known_as_what_was_staged(local: Lakehouse) -> None:
-    """A run that is executed again takes over what its publication put on a newer table, and stages the rest again."""
+def test_rebased_table_is_recognized_as_staged(local: Lakehouse) -> None:
+    """A repeated run adopts the tables that its publication rebased, and stages the rest again."""
     kept, first = month(local, 1), stage_arrow(local, pa.table({"n": [1]}), "ns", "rest", mode="append")
     put(local, month(local, 2))
     read = TableRead.of(local.snapshot(), *NAME)
@@ -159,7 +159,7 @@ def test_a_rebased_table_is_known_as_what_was_staged(local: Lakehouse) -> None:
     assert rows(local) == {1: [1], 2: [1]}
 
 
-def test_a_changed_read_ends_it_after_a_rebase_too(local: Lakehouse) -> None:
+def test_changed_read_conflicts_after_rebase(local: Lakehouse) -> None:
     put(local, month(local, 1), stage_arrow(local, pa.table({"n": [1]}), "ns", "read", mode="append"))
     read = TableRead.of(local.snapshot(), "ns", "read")
     staged = month(local, 2)
@@ -169,7 +169,7 @@ def test_a_changed_read_ends_it_after_a_rebase_too(local: Lakehouse) -> None:
     assert put(local, staged, reads=[read]).version == 3
 
 
-def test_files_that_were_written_anew_are_replaced_too(local: Lakehouse) -> None:
+def test_compacted_files_are_replaced(local: Lakehouse) -> None:
     for n in range(6):
         put(local, month(local, 1, n, mode="append"))
     staged, other = month(local, 1, 9), month(local, 2, mode="append")
@@ -180,8 +180,8 @@ def test_files_that_were_written_anew_are_replaced_too(local: Lakehouse) -> None
     assert rows(local) == {1: [9], 2: [1]}
 
 
-def test_what_the_table_has_become_counts(local: Lakehouse) -> None:
-    """Columns of both sides stay; a table that was dropped, replaced or set back is not what was staged."""
+def test_rebase_requires_same_table_and_compatible_columns(local: Lakehouse) -> None:
+    """Columns of both sides are kept. A table that was dropped, recreated or rolled back conflicts."""
     put(local, month(local, 1))
     added, same = month(local, 2, extra="a"), month(local, 3, extra="b")
     other = month(local, 4, another=5)
@@ -205,7 +205,7 @@ def test_what_the_table_has_become_counts(local: Lakehouse) -> None:
         put(local, dropped)
 
 
-def test_columns_that_are_replaced_with_the_table_are_on_a_newer_one_too(local: Lakehouse) -> None:
+def test_replaced_columns_are_rebased(local: Lakehouse) -> None:
     put(local, month(local, 1))
     rows_of_text = pa.table({"month": [1], "n": ["one"]})
     staged = [
@@ -228,7 +228,7 @@ def test_columns_that_are_replaced_with_the_table_are_on_a_newer_one_too(local: 
         put(local, late)
 
 
-def test_anew_replaces_what_is_there_now(local: Lakehouse) -> None:
+def test_replaces_latest_replaces_current_rows(local: Lakehouse) -> None:
     put(local, month(local, 1))
     ours = month(local, 2, 2)
     nothing = stage_arrow(
@@ -242,8 +242,8 @@ def test_anew_replaces_what_is_there_now(local: Lakehouse) -> None:
     assert rows(local) == {1: [1]}
 
 
-def test_null_is_not_the_text_null(local: Lakehouse) -> None:
-    """Partitions are compared by values: neither a conflict nor a removal confuses NULL with a text."""
+def test_null_partition_differs_from_string_null(local: Lakehouse) -> None:
+    """Partitions are compared by value, so conflicts and removals do not confuse NULL with a string."""
 
     def region(value: str | None, n: int, mode: Mode = "replace_partitions") -> StagedTable:
         rows = pa.table({"region": pa.array([value], pa.string()), "n": [n]})
@@ -267,8 +267,8 @@ def test_null_is_not_the_text_null(local: Lakehouse) -> None:
     assert values() == [("null", 3), (None, 4)]
 
 
-def test_values_of_each_type_replace_their_own_partition(local: Lakehouse) -> None:
-    """Staged values travel as JSON, and are compared with those of the table's manifests."""
+def test_replacement_matches_partition_values_of_each_type(local: Lakehouse) -> None:
+    """Encoded partition values are compared with those of the table's manifests."""
     moment = dt.datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
     columns: dict[str, tuple[pa.Array, Any]] = {
         "b": (pa.array([True]), True),
@@ -307,7 +307,7 @@ def test_values_of_each_type_replace_their_own_partition(local: Lakehouse) -> No
     ]
 
 
-def test_damaged_values_of_partitions_are_refused(local: Lakehouse) -> None:
+def test_invalid_encoded_partition_is_rejected(local: Lakehouse) -> None:
     put(local, month(local, 1))
     staged = month(local, 2)
     put(local, month(local, 3))
@@ -318,7 +318,7 @@ def test_damaged_values_of_partitions_are_refused(local: Lakehouse) -> None:
     assert rows(local) == {1: [1], 3: [1]}
 
 
-def test_changes_of_other_kinds_are_conflicts_as_before(local: Lakehouse) -> None:
+def test_unsupported_changes_conflict(local: Lakehouse) -> None:
     put(local, month(local, 1))
     unknown = dataclasses.replace(month(local, 2), replaces=None, replaced_partitions=())
     assert StagedTable.from_json(unknown.to_json()) == unknown
@@ -327,7 +327,7 @@ def test_changes_of_other_kinds_are_conflicts_as_before(local: Lakehouse) -> Non
         put(local, unknown)
 
 
-def test_writers_of_all_partitions_race(local: Lakehouse) -> None:
+def test_racing_writers_of_different_partitions_all_publish(local: Lakehouse) -> None:
     def write(number: int) -> None:
         own = Lakehouse(open_storage(local.root, local.storage_options))
         put(own, month(own, number, number))
@@ -340,7 +340,7 @@ def test_writers_of_all_partitions_race(local: Lakehouse) -> None:
 
 
 def trim(lake: Lakehouse) -> None:
-    """Leave only the current snapshot of each table, however new the others are."""
+    """Keep only the current snapshot of each table, regardless of the age of the others."""
     policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
     operations.plan_trim_tables(lake, policy).execute()
 
@@ -351,10 +351,8 @@ def rewrite(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_an_append_is_not_published_by_two_publications_although_its_snapshots_were_trimmed(
-    local: Lakehouse, is_new: bool
-) -> None:
-    """Another engine rewrote the appended rows, so that neither the files nor the snapshots show them."""
+def test_append_is_not_published_twice_after_trim(local: Lakehouse, is_new: bool) -> None:
+    """Another engine rewrote the appended rows, so neither files nor snapshots show the append."""
     put(local, month(local, 1))
     if is_new:
         catalog_at(local).drop_table(NAME)
@@ -370,8 +368,8 @@ def test_an_append_is_not_published_by_two_publications_although_its_snapshots_w
     assert (local.latest_version(), rows(local)) == (version, expected)
 
 
-def test_rows_of_others_are_not_replaced_although_their_snapshots_were_trimmed(local: Lakehouse) -> None:
-    """Both create the table. The history of the other one's no longer shows which partitions it wrote."""
+def test_rows_of_other_writers_are_not_replaced_after_trim(local: Lakehouse) -> None:
+    """Both writers create the table. The other writer's history no longer shows the partitions that it wrote."""
     staged = month(local, 1, 5)
     put(local, month(local, 1))
     put(local, month(local, 1, 2, mode="append"))

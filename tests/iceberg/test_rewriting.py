@@ -1,4 +1,4 @@
-"""Groups of small files written anew: which files are grouped, in which order rows are, and what is refused."""
+"""Groups of small files are rewritten: which files are grouped, the order of rows, and what is rejected."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_ids(table: Table, written: list[list[DataFile]]) -> list[list[int | Non
     return [scan.to_table([FileScanTask(file)])["id"].to_pylist() for files in written for file in files]
 
 
-def test_neighbors_are_grouped_up_to_the_target(catalog: TrinityLakeCatalog) -> None:
+def test_neighboring_files_are_grouped_up_to_target_size(catalog: TrinityLakeCatalog) -> None:
     table = appended(catalog, *(rows(number) for number in range(7)))
     size = max(task.file.file_size_in_bytes for task in table.scan().plan_files())
     found = find_groups(table.metadata, io_of(table), RewriteRules(3 * size, min_input_files=2))
@@ -82,20 +82,20 @@ def test_neighbors_are_grouped_up_to_the_target(catalog: TrinityLakeCatalog) -> 
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "0", "-1", "x", "", "1e9", "\u0663"])
-def test_a_target_that_is_no_size_is_passed_over(catalog: TrinityLakeCatalog, text: str) -> None:
+def test_invalid_target_size_property_is_ignored(catalog: TrinityLakeCatalog, text: str) -> None:
     metadata = catalog.create_table("ns.t", SCHEMA).metadata
     asked = metadata.model_copy(update={"properties": {TARGET_PROPERTY: text}})
     assert RewriteRules().target_bytes(asked) == RewriteRules().target_bytes(metadata)
 
 
-def test_the_target_is_the_tables_own(catalog: TrinityLakeCatalog) -> None:
+def test_target_size_is_table_property(catalog: TrinityLakeCatalog) -> None:
     table = appended(catalog, *(rows(number) for number in range(4)), properties={"write.target-file-size-bytes": "1"})
     assert groups_of(table, RewriteRules(min_input_files=2)) == ()
     assert rewriting_of(table.metadata, io_of(table), RewriteRules()).max_file_bytes == 1
     assert len(groups_of(table, RewriteRules(1 << 20, min_input_files=2))) == 1
 
 
-def test_rows_are_in_the_sort_order(catalog: TrinityLakeCatalog) -> None:
+def test_rewritten_rows_are_sorted(catalog: TrinityLakeCatalog) -> None:
     order = SortOrder(
         SortField(3, IdentityTransform(), SortDirection.DESC, NullOrder.NULLS_FIRST),
         SortField(1, IdentityTransform(), SortDirection.ASC, NullOrder.NULLS_LAST),
@@ -109,7 +109,7 @@ def test_rows_are_in_the_sort_order(catalog: TrinityLakeCatalog) -> None:
     assert [file.sort_order_id for files in written for file in files] == [table.metadata.default_sort_order_id]
 
 
-def test_rows_are_in_the_order_of_a_uuid(catalog: TrinityLakeCatalog) -> None:
+def test_rewritten_rows_are_sorted_by_uuid(catalog: TrinityLakeCatalog) -> None:
     schema = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "key", UUIDType(), required=False))
     order = SortOrder(SortField(2, IdentityTransform(), SortDirection.DESC, NullOrder.NULLS_LAST))
     table = catalog.create_table("ns.t", schema, sort_order=order)
@@ -121,8 +121,8 @@ def test_rows_are_in_the_order_of_a_uuid(catalog: TrinityLakeCatalog) -> None:
     assert read_ids(table, written) == [[3, 1, 2]]
 
 
-def test_a_partition_of_any_transform_keeps_its_value(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    """Pyiceberg itself writes no files of such a partition: they come from other engines."""
+def test_partition_of_any_transform_keeps_its_value(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    """Only other engines write files of such a partition. PyIceberg does not."""
     table = appended(catalog, *(rows(number) for number in range(3)))
     (group,) = groups_of(table, RewriteRules(min_input_files=2))
     with table.update_spec() as update:
@@ -137,7 +137,7 @@ def test_a_partition_of_any_transform_keeps_its_value(lake: Lakehouse, catalog: 
         groups_of(table, RewriteRules(repartition=True))
 
 
-def test_files_of_an_older_spec_are_split_by_the_current_one(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_files_of_older_spec_are_repartitioned(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = appended(catalog, rows(1, place="a"), rows(2, place=None), rows(3, place="a"))
     with table.update_spec() as update:
         update.add_identity("place")
@@ -164,7 +164,7 @@ def test_files_of_an_older_spec_are_split_by_the_current_one(lake: Lakehouse, ca
 
 
 @pytest.mark.parametrize("how", ["compaction", "replacement", "open table"])
-def test_files_of_a_spec_whose_source_column_was_dropped_are_rewritten(
+def test_files_of_spec_with_dropped_column_are_rewritten(
     lake: Lakehouse, catalog: TrinityLakeCatalog, how: str
 ) -> None:
     by_place = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "place"))
@@ -196,8 +196,8 @@ def test_files_of_a_spec_whose_source_column_was_dropped_are_rewritten(
     assert values == {"a", None, "b"}, "the values of the old spec are written as they were"
 
 
-def test_a_dropped_source_column_of_a_void_field_is_refused(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    """In format version 1 a removed partition field stays in the current spec, without values."""
+def test_void_field_of_dropped_column_is_rejected(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    """In format version 1 a removed partition field remains in the current spec, without values."""
     by_place = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "place"))
     version = {"format-version": "1"}
     table = appended(catalog, rows(1), rows(2), partition_spec=by_place, properties=version)
@@ -212,7 +212,7 @@ def test_a_dropped_source_column_of_a_void_field_is_refused(lake: Lakehouse, cat
         stage_arrow(lake, rows(4).drop_columns(["place"]), "ns", "t", mode="append")
 
 
-def test_the_last_schema_with_the_source_column_of_a_spec_stays(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_last_schema_with_partition_column_cannot_be_removed(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     by_place = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "place"))
     table = appended(catalog, rows(1), partition_spec=by_place)
     with table.update_spec() as spec:
@@ -226,7 +226,7 @@ def test_the_last_schema_with_the_source_column_of_a_spec_stays(lake: Lakehouse,
     catalog.commit_table(catalog.load_table("ns.t"), (), (RemoveSchemasUpdate(schema_ids=[0]),))
 
 
-def test_a_file_with_other_rows_than_recorded_is_refused(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_file_with_unexpected_row_count_is_rejected(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = appended(catalog, rows(1, 2), rows(3))
     (group,) = groups_of(table, RewriteRules(min_input_files=2))
     first, second = (file.file_path.removeprefix(lake.root) for file in group.files)
@@ -245,7 +245,7 @@ def written_for(table: Table) -> tuple[FileGroup, list[DataFile]]:
     return group, rewrite_in_process([(rewriting, group)])[0]
 
 
-def test_a_manifest_that_cannot_be_read_is_named(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_error_for_corrupt_manifest_names_it(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = appended(catalog, rows(1), rows(2))
     snapshot = table.current_snapshot()
     assert snapshot is not None
@@ -256,7 +256,7 @@ def test_a_manifest_that_cannot_be_read_is_named(lake: Lakehouse, catalog: Trini
     assert raised.value.path == path
 
 
-def test_a_table_of_a_later_format_version_is_left(catalog: TrinityLakeCatalog) -> None:
+def test_table_of_unsupported_format_version_is_rejected(catalog: TrinityLakeCatalog) -> None:
     table = appended(catalog, rows(1), rows(2))
     written = {**json.loads(table.metadata.model_dump_json()), "format-version": 3, "next-row-id": 2}
     later = TableMetadataUtil.parse_raw(json.dumps(written))
@@ -265,7 +265,7 @@ def test_a_table_of_a_later_format_version_is_left(catalog: TrinityLakeCatalog) 
 
 
 @pytest.mark.parametrize("change", ["overwrite", "drop", "recreate", "respec"])
-def test_what_no_longer_fits_conflicts(lake: Lakehouse, catalog: TrinityLakeCatalog, change: str) -> None:
+def test_staging_conflicts_if_table_changed(lake: Lakehouse, catalog: TrinityLakeCatalog, change: str) -> None:
     table = appended(catalog, rows(1), rows(2))
     metadata = table.metadata
     group, written = written_for(table)

@@ -1,4 +1,4 @@
-"""The digest of the rows of an epoch: the same for the same rows in any order, another for other rows."""
+"""The digest of an epoch's rows: independent of their order, and different for different rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def digest(rows: pa.Table, batch_rows: int = 100) -> str:
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_every_value_counts(name: str) -> None:
+def test_digest_depends_on_every_value(name: str) -> None:
     kind, one, other = COLUMNS[name]
     tables = [pa.table({"c": pa.array(values, kind)}) for values in ([one], [other], [None], [one, one], [one, other])]
     assert len({digest(table) for table in tables}) == len(tables)
@@ -54,14 +54,14 @@ def test_every_value_counts(name: str) -> None:
     assert digest(sliced) == digest(tables[4])
 
 
-def test_values_belong_to_their_column_and_row() -> None:
+def test_digest_depends_on_column_and_row_of_values() -> None:
     def of(a: list[int], b: list[int]) -> str:
         return digest(pa.table({"a": a, "b": b}))
 
     assert len({of([1, 2], [3, 4]), of([1, 2], [4, 3]), of([3, 4], [1, 2])}) == 3
 
 
-def test_order_batches_and_tasks_do_not_count() -> None:
+def test_digest_is_independent_of_order_batches_and_tasks() -> None:
     rows = [{"k": number, "s": f"{number % 7}"} for number in range(1000)]
     whole = digest(pa.Table.from_pylist(rows))
     random.Random(1).shuffle(rows)
@@ -72,7 +72,7 @@ def test_order_batches_and_tasks_do_not_count() -> None:
     assert str(total_of([])) == str(RowsDigest())
 
 
-def test_the_last_bits_of_a_sum_of_doubles_do_not_count() -> None:
+def test_digest_ignores_rounding_errors_of_doubles() -> None:
     sums = [sum([0.1, 0.2, 0.3]), sum([0.3, 0.2, 0.1])]
     assert sums[0] != sums[1]
     assert len({digest(pa.table({"c": [value]})) for value in sums}) == 1

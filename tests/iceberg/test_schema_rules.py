@@ -1,4 +1,4 @@
-"""Schemas that some engines cannot read or alter are refused, unless a table has them already or allows them."""
+"""Schemas that some engines cannot read or alter are rejected, unless the table has them already or allows them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOTH = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "
 ALLOWED = {CASE_SENSITIVE: "true"}
 
 
-def test_columns_that_differ_by_case_only_are_refused(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_columns_that_differ_only_by_case_are_rejected(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     nested = StructType(
         NestedField(3, "a", LongType(), required=False), NestedField(4, "A", LongType(), required=False)
     )
@@ -51,7 +51,7 @@ def test_columns_that_differ_by_case_only_are_refused(lake: Lakehouse, catalog: 
     assert catalog.load_table("ns.t").schema().column_names == ["Id", "place"]
 
 
-def test_a_property_allows_columns_that_differ_by_case_only(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_property_allows_columns_that_differ_only_by_case(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", BOTH, properties=ALLOWED)
     table.append(pa.table({"id": [1], "ID": [2]}))
     assert plan_write(lake, "ns", "u", BOTH, properties=ALLOWED).metadata.schema().column_names == ["id", "ID"]
@@ -69,9 +69,7 @@ def test_a_property_allows_columns_that_differ_by_case_only(lake: Lakehouse, cat
     assert len(catalog.load_table("ns.t").schema().fields) == 4
 
 
-def test_registration_follows_the_property_of_the_table(
-    lake: Lakehouse, catalog: TrinityLakeCatalog, tmp_path: Path
-) -> None:
+def test_registration_respects_case_property(lake: Lakehouse, catalog: TrinityLakeCatalog, tmp_path: Path) -> None:
     others = InMemoryCatalog("others", warehouse=f"file://{tmp_path}/others")
     others.create_namespace("ns")
     plain = others.create_table("ns.plain", BOTH)
@@ -81,7 +79,7 @@ def test_registration_follows_the_property_of_the_table(
     assert catalog.register_table("ns.t", allowed.metadata_location).schema().column_names == ["id", "ID"]
 
 
-def test_default_values_are_refused_before_format_version_3(catalog: TrinityLakeCatalog) -> None:
+def test_default_value_is_rejected_before_format_version_3(catalog: TrinityLakeCatalog) -> None:
     with_default = NestedField(2, "n", LongType(), required=False, initial_default=1, write_default=1)
     with pytest.raises(InvalidDefinitionError):
         catalog.create_table("ns.t", Schema(NestedField(1, "id", LongType(), required=False), with_default))
@@ -91,8 +89,8 @@ def test_default_values_are_refused_before_format_version_3(catalog: TrinityLake
     assert catalog.load_table("ns.t").schema().column_names == ["id"]
 
 
-def test_a_table_that_has_default_values_can_be_altered(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    """Pyiceberg wrote such tables before they were refused."""
+def test_table_with_default_values_can_be_altered(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    """PyIceberg wrote such tables before this package rejected them."""
     table = catalog.create_table("ns.t", pa.schema([("id", pa.int64())]))
     old = table.metadata.schema()
     with_default = Schema(*(field.model_copy(update={"write_default": 1}) for field in old.fields), schema_id=0)
@@ -119,9 +117,7 @@ WRONG_COLUMNS = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_COLUMNS.values(), ids=WRONG_COLUMNS)
-def test_columns_that_no_reader_can_use_are_refused(
-    catalog: TrinityLakeCatalog, wrong: tuple[NestedField, ...]
-) -> None:
+def test_unreadable_column_is_rejected(catalog: TrinityLakeCatalog, wrong: tuple[NestedField, ...]) -> None:
     if wrong[0].field_id < FIRST_RESERVED_ID:  # a new table gets new ids
         with pytest.raises(InvalidDefinitionError):
             catalog.create_table("ns.t", Schema(column(1, "id"), *wrong))
@@ -133,7 +129,7 @@ def test_columns_that_no_reader_can_use_are_refused(
     assert len(catalog.load_table("ns.t").schemas()) == 1
 
 
-def test_a_table_that_has_such_columns_can_be_altered(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_table_with_unreadable_columns_can_be_altered(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", pa.schema([("id", pa.int64())]))
     large = column(3, "large", FixedType(MAX_FIXED_BYTES + 1))
     former = Schema(*table.schema().fields, *WRONG_COLUMNS["one id twice"], large, schema_id=1)
@@ -146,7 +142,7 @@ def test_a_table_that_has_such_columns_can_be_altered(lake: Lakehouse, catalog: 
 
 
 @pytest.mark.parametrize("name", ["format-version", "uuid", "current-snapshot-id"])
-def test_reserved_properties_are_refused(catalog: TrinityLakeCatalog, name: str) -> None:
+def test_reserved_property_is_rejected(catalog: TrinityLakeCatalog, name: str) -> None:
     table = catalog.create_table("ns.t", pa.schema([("id", pa.int64())]), properties={"format-version": "2"})
     assert name not in table.properties
     with pytest.raises(InvalidDefinitionError), table.transaction() as txn:

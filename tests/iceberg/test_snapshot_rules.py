@@ -1,4 +1,4 @@
-"""Snapshots, branches and types of columns that engines cannot read are rejected before a version has them."""
+"""Snapshots, branches and column types that engines cannot read are rejected before a commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 
 
 def changed(update: TableUpdate, fields: dict[str, Any]) -> TableUpdate:
-    """Return an update with other fields of its snapshot, and with its reference moved to that snapshot."""
+    """Return an update with other fields of its snapshot, and with its reference changed to that snapshot."""
     if isinstance(update, AddSnapshotUpdate):
         return update.model_copy(update={"snapshot": update.snapshot.model_copy(update=fields)})
     if isinstance(update, SetSnapshotRefUpdate) and "snapshot_id" in fields:
@@ -42,7 +42,7 @@ def changed(update: TableUpdate, fields: dict[str, Any]) -> TableUpdate:
         {"schema_id": 99},
     ],
 )
-def test_a_snapshot_that_engines_cannot_read_is_rejected(catalog: TrinityLakeCatalog, fields: dict[str, Any]) -> None:
+def test_unreadable_snapshot_is_rejected(catalog: TrinityLakeCatalog, fields: dict[str, Any]) -> None:
     txn = catalog.create_table("ns.t", ROWS.schema).transaction()
     txn.append(ROWS)
     updates = tuple(changed(update, fields) for update in txn._updates)
@@ -52,7 +52,7 @@ def test_a_snapshot_that_engines_cannot_read_is_rejected(catalog: TrinityLakeCat
     assert len(catalog.load_table("ns.t").snapshots()) == 1
 
 
-def test_snapshots_that_are_parents_of_each_other_are_rejected(catalog: TrinityLakeCatalog) -> None:
+def test_cyclic_snapshots_are_rejected(catalog: TrinityLakeCatalog) -> None:
     txn = catalog.create_table("ns.t", ROWS.schema).transaction()
     txn.append(ROWS)
     (added,) = (update for update in txn._updates if isinstance(update, AddSnapshotUpdate))
@@ -64,7 +64,7 @@ def test_snapshots_that_are_parents_of_each_other_are_rejected(catalog: TrinityL
         catalog.commit_table(txn._table, txn._requirements, tuple(pair))
 
 
-def test_main_is_a_branch(catalog: TrinityLakeCatalog) -> None:
+def test_main_must_be_a_branch(catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", ROWS.schema)
     table.append(ROWS)
     table.append(ROWS)
@@ -83,7 +83,7 @@ def test_main_is_a_branch(catalog: TrinityLakeCatalog) -> None:
         (DecimalType(9, 2), DecimalType(9, 3), False),
     ],
 )
-def test_a_column_keeps_a_type_that_reads_its_values(
+def test_incompatible_type_change_is_rejected(
     catalog: TrinityLakeCatalog, former: Any, new: Any, is_accepted: bool
 ) -> None:
     table = catalog.create_table("ns.t", Schema(NestedField(1, "a", former, required=False)))

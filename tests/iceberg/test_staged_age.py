@@ -1,4 +1,4 @@
-"""Staged tables that are too old: orphan removal may have taken their files, so they are not published."""
+"""Staged tables expire, because orphan removal may have deleted their files."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def lake(clock: ClockStorage) -> Lakehouse:
 
 
 def stage(lake: Lakehouse, clock: ClockStorage, *, writing_ms: int) -> StagedTable:
-    """Stage a new table, whose data files take a while to write."""
+    """Stage a new table whose data files take some time to write."""
     write = plan_write(lake, "flights", "daily", FLIGHTS)
     files = write.write([flights(1, 2)])
     clock.time_ms += writing_ms
     return stage_data_files(lake, write, files)
 
 
-def test_age_counts_from_before_the_first_file(lake: Lakehouse, clock: ClockStorage) -> None:
+def test_age_counts_from_start_of_staging(lake: Lakehouse, clock: ClockStorage) -> None:
     staged = stage(lake, clock, writing_ms=3_000)
     assert staged.begun_at_ms == START_MS
     assert StagedTable.from_json(staged.to_json()).begun_at_ms == START_MS
@@ -49,7 +49,9 @@ def test_age_counts_from_before_the_first_file(lake: Lakehouse, clock: ClockStor
 
 
 @pytest.mark.parametrize(("late_ms", "is_published"), [(TTL_MS, True), (TTL_MS + 1, False)])
-def test_an_old_one_is_refused(lake: Lakehouse, clock: ClockStorage, late_ms: int, is_published: bool) -> None:
+def test_expired_staged_table_is_rejected(
+    lake: Lakehouse, clock: ClockStorage, late_ms: int, is_published: bool
+) -> None:
     staged = stage(lake, clock, writing_ms=6_000)
     clock.time_ms = START_MS + late_ms
     version = lake.latest_version()
@@ -64,7 +66,7 @@ def test_an_old_one_is_refused(lake: Lakehouse, clock: ClockStorage, late_ms: in
     assert lake.latest_version() == version
 
 
-def test_the_transaction_that_publishes_is_as_old_as_what_it_publishes(lake: Lakehouse, clock: ClockStorage) -> None:
+def test_publishing_transaction_is_backdated_to_staging(lake: Lakehouse, clock: ClockStorage) -> None:
     staged = stage(lake, clock, writing_ms=6_000)
     txn = lake.transaction()
     publish(txn, [staged])
@@ -75,7 +77,7 @@ def test_the_transaction_that_publishes_is_as_old_as_what_it_publishes(lake: Lak
     assert not lake.snapshot().has_namespace("flights")
 
 
-def test_so_is_one_that_is_saved_and_resumed(lake: Lakehouse, clock: ClockStorage) -> None:
+def test_resumed_transaction_is_backdated_to_staging(lake: Lakehouse, clock: ClockStorage) -> None:
     staged = stage(lake, clock, writing_ms=6_000)
     txn = lake.transaction()
     publish(txn, [staged])
@@ -86,7 +88,7 @@ def test_so_is_one_that_is_saved_and_resumed(lake: Lakehouse, clock: ClockStorag
         lake.resume_transaction(saved)
 
 
-def test_a_younger_one_makes_no_transaction_younger(lake: Lakehouse, clock: ClockStorage) -> None:
+def test_younger_staged_table_does_not_rejuvenate_transaction(lake: Lakehouse, clock: ClockStorage) -> None:
     txn = lake.transaction()
     clock.time_ms += 1_000
     publish(txn, [stage(lake, clock, writing_ms=0)])
@@ -95,7 +97,7 @@ def test_a_younger_one_makes_no_transaction_younger(lake: Lakehouse, clock: Cloc
     assert ids_of_months(lake) == [1, 2]
 
 
-def test_the_oldest_of_several_decides(lake: Lakehouse, clock: ClockStorage) -> None:
+def test_oldest_staged_table_determines_age(lake: Lakehouse, clock: ClockStorage) -> None:
     catalog = StagingCatalog(lake)
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
     old = catalog.staged("ns.t")

@@ -45,7 +45,7 @@ from trinitylake_ops.iceberg.write.staging import (
 def stage(
     lake: Lakehouse, *batches: pa.RecordBatch, table: str = "daily", replacing: Replace | str = Replace.NOTHING
 ) -> StagedTable:
-    """Plan, write in a copy of the plan as an executor would, and stage."""
+    """Plan, write in a pickled copy of the plan as an executor would, and stage."""
     write = plan_write(lake, "flights", table, FLIGHTS, partition_by=("year", "month"))
     files = pickle.loads(pickle.dumps(write)).write(batches)
     return stage_data_files(lake, write, pickle.loads(pickle.dumps(files)), replacing=replacing)
@@ -59,12 +59,12 @@ def publish_all(lake: Lakehouse, *staged: StagedTable) -> int:
 
 
 def months(lake: Lakehouse, table: str = "daily", version: int | None = None) -> dict[int, int]:
-    """Rows by month."""
+    """Return rows by month."""
     found = catalog_at(lake, version).load_table(("flights", table)).scan().to_arrow()["month"].to_pylist()
     return {month: found.count(month) for month in sorted(set(found))}
 
 
-def test_a_new_table_is_written_audited_and_published(lake: Lakehouse) -> None:
+def test_new_table_is_written_audited_and_published(lake: Lakehouse) -> None:
     version = lake.latest_version()
     staged = stage(lake, flights(1, 1, 2), flights(2))
     assert lake.latest_version() == version
@@ -87,7 +87,7 @@ def test_a_new_table_is_written_audited_and_published(lake: Lakehouse) -> None:
     assert table.properties["gc.enabled"] == "false"
 
 
-def test_partitions_are_replaced_in_one_iceberg_snapshot(lake: Lakehouse) -> None:
+def test_partitions_are_replaced_in_one_snapshot(lake: Lakehouse) -> None:
     publish_all(lake, stage(lake, flights(1, 1, 2, 3)))
     before = lake.latest_version()
     staged = stage(lake, flights(2, 2, 2), flights(4), replacing=Replace.PARTITIONS)
@@ -104,28 +104,28 @@ def test_partitions_are_replaced_in_one_iceberg_snapshot(lake: Lakehouse) -> Non
     ]
 
 
-def test_partitions_with_null_values_are_replaced_too(lake: Lakehouse) -> None:
+def test_null_partition_is_replaced(lake: Lakehouse) -> None:
     publish_all(lake, stage(lake, flights(None, None, 1)))
     publish_all(lake, stage(lake, flights(None), replacing=Replace.PARTITIONS))
     rows_by_month = catalog_at(lake).load_table("flights.daily").scan().to_arrow()["month"].to_pylist()
     assert sorted(rows_by_month, key=str) == [1, None]
 
 
-def test_many_partitions_at_once(lake: Lakehouse) -> None:
+def test_many_partitions_are_replaced_at_once(lake: Lakehouse) -> None:
     everything = range(150)
     publish_all(lake, stage(lake, flights(*everything)))
     publish_all(lake, stage(lake, flights(*everything, *everything), replacing=Replace.PARTITIONS))
     assert months(lake) == dict.fromkeys(everything, 2)
 
 
-def test_manifests_are_filtered_by_one_thread_each(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pyiceberg looks for the files to delete in several threads, whose filters must not share what they look at."""
+def test_manifest_filters_are_not_shared_between_threads(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyIceberg searches for files to delete in several threads that share one filter."""
     for month in range(1, 13):
         publish_all(lake, stage(lake, flights(month)))
     evaluate = _ManifestEvalVisitor.visit_equal
 
     def visit_equal(self: Any, **arguments: Any) -> bool:
-        time.sleep(0.002)  # so that the threads meet
+        time.sleep(0.002)  # so that the threads overlap
         return evaluate(self, **arguments)
 
     monkeypatch.setattr(_ManifestEvalVisitor, "visit_equal", visit_equal)
@@ -134,7 +134,7 @@ def test_manifests_are_filtered_by_one_thread_each(lake: Lakehouse, monkeypatch:
     assert months(lake) == {month: 3 if month == 5 else 1 for month in range(1, 13)}
 
 
-def test_everything_or_a_filter_is_replaced(lake: Lakehouse) -> None:
+def test_all_rows_or_matching_files_are_replaced(lake: Lakehouse) -> None:
     publish_all(lake, stage(lake, flights(1, 2, 3)))
     publish_all(lake, stage(lake, replacing="year = 2013 and month = 2"))
     assert months(lake) == {1: 1, 3: 1}
@@ -148,7 +148,7 @@ def test_everything_or_a_filter_is_replaced(lake: Lakehouse) -> None:
     assert months(lake) == {}
 
 
-def test_unpartitioned_tables_are_replaced_whole(lake: Lakehouse) -> None:
+def test_unpartitioned_table_is_replaced_as_a_whole(lake: Lakehouse) -> None:
     for batch in (flights(1, 2), flights(3)):
         write = plan_write(lake, "flights", "plain", FLIGHTS)
         staged = stage_data_files(lake, write, write.write([batch]), replacing=Replace.ALL)
@@ -161,7 +161,7 @@ def test_unpartitioned_tables_are_replaced_whole(lake: Lakehouse) -> None:
         )
 
 
-def test_a_published_run_is_one_version_and_nothing_staged_changes_nothing(lake: Lakehouse) -> None:
+def test_publication_is_one_version_and_staging_changes_no_version(lake: Lakehouse) -> None:
     staged = [stage(lake, flights(1), table=name) for name in ("a", "b", "c")]
     version = publish_all(lake, *staged)
     assert [lake.snapshot(version - 1).has_namespace("flights"), lake.snapshot().tables("flights")] == [
@@ -173,14 +173,14 @@ def test_a_published_run_is_one_version_and_nothing_staged_changes_nothing(lake:
     assert publish_all(lake, unchanged) == version
 
 
-def test_an_empty_new_table_is_created(lake: Lakehouse) -> None:
+def test_empty_table_is_created(lake: Lakehouse) -> None:
     staged = stage(lake)
     assert (staged.row_count, staged.snapshot_id) == (0, None)
     publish_all(lake, staged)
     assert months(lake) == {}
 
 
-def test_schema_and_partitions_are_checked_against_the_table(lake: Lakehouse) -> None:
+def test_incompatible_schema_or_partitions_are_rejected(lake: Lakehouse) -> None:
     publish_all(lake, stage(lake, flights(1)))
     wider = FLIGHTS.append(pa.field("distance", pa.int64()))
     write = plan_write(lake, "flights", "daily", wider)
@@ -204,7 +204,7 @@ def test_schema_and_partitions_are_checked_against_the_table(lake: Lakehouse) ->
 
 @pytest.mark.parametrize("when", ["before staging", "before publishing", "before the commit"])
 @pytest.mark.parametrize("what", ["changed", "dropped", "created"])
-def test_a_table_that_moved_is_not_published(lake: Lakehouse, when: str, what: str) -> None:
+def test_table_changed_since_staging_is_not_published(lake: Lakehouse, when: str, what: str) -> None:
     if what != "created":
         publish_all(lake, stage(lake, flights(1)))
 
@@ -237,7 +237,7 @@ def test_a_table_that_moved_is_not_published(lake: Lakehouse, when: str, what: s
     assert lake.latest_version() == version
 
 
-def test_a_table_replaced_under_its_name_is_not_taken_for_the_same(lake: Lakehouse) -> None:
+def test_recreated_table_is_not_published(lake: Lakehouse) -> None:
     publish_all(lake, stage(lake, flights(1)))
     staged = stage(lake, flights(2))
     catalog = catalog_at(lake)
@@ -252,13 +252,13 @@ def test_a_table_replaced_under_its_name_is_not_taken_for_the_same(lake: Lakehou
         publish_all(lake, staged)
 
 
-def test_namespaces_are_created_only_when_wanted(lake: Lakehouse) -> None:
+def test_namespace_is_created_only_if_requested(lake: Lakehouse) -> None:
     staged = stage(lake, flights(1))
     with pytest.raises(NamespaceNotFoundError), lake.transaction() as txn:
         publish(txn, [staged], create_namespaces=False)
 
 
-def test_pyiceberg_writers_stage_through_the_catalog(lake: Lakehouse) -> None:
+def test_staging_catalog_stages_pyiceberg_writes(lake: Lakehouse) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     catalog.create_table("ns.old", SCHEMA).append(rows(1, 2, 3))
@@ -280,13 +280,13 @@ def test_pyiceberg_writers_stage_through_the_catalog(lake: Lakehouse) -> None:
     assert ids_of(catalog.load_table("ns.old")) == [2, 3, 9]
 
 
-def test_audits_cannot_write(lake: Lakehouse) -> None:
+def test_loaded_staged_table_is_read_only(lake: Lakehouse) -> None:
     table = load_staged(lake, stage(lake, flights(1)))
     with pytest.raises(InvalidInputError):
         table.append(pa.Table.from_batches([flights(2)]).select(FLIGHTS.names).cast(FLIGHTS))
 
 
-def test_staged_tables_travel_as_json(lake: Lakehouse) -> None:
+def test_staged_table_is_encoded_as_json(lake: Lakehouse) -> None:
     staged = stage(lake, flights(1, 2))
     again = StagedTable.from_json(staged.to_json())
     assert again == staged
@@ -321,7 +321,7 @@ print(txn.committed_version)
 
 
 @pytest.mark.local_only("opens a folder by its path alone; jobs on S3 are shown with the pipeline")
-def test_one_process_stages_and_another_publishes(lakes: Lakes) -> None:
+def test_staged_table_is_published_by_another_process(lakes: Lakes) -> None:
     lake = lakes.local()
 
     def run(program: str, text: str = "") -> str:
@@ -340,7 +340,7 @@ def test_one_process_stages_and_another_publishes(lakes: Lakes) -> None:
     assert ids_of(catalog_at(lake).load_table("ns.t")) == [1, 2, 3]
 
 
-def test_files_are_appended_to_what_the_table_is_by_now(lake: Lakehouse) -> None:
+def test_stage_appended_uses_current_table(lake: Lakehouse) -> None:
     publish_rows = pa.table({"id": pa.array([1], pa.int64())})
     catalog = catalog_at(lake)
     catalog.create_namespace_if_not_exists("appends")
@@ -356,7 +356,7 @@ def test_files_are_appended_to_what_the_table_is_by_now(lake: Lakehouse) -> None
     plan = plan_write(lake, "appends", "t", pa.schema([("id", pa.int64()), ("more", pa.string())]))
     files = plan.write(pa.table({"id": [3], "more": ["y"]}).to_batches())
     with catalog.load_table("appends.t").update_schema() as update:
-        update.add_column("others", LongType())  # takes the id that the files have for theirs
+        update.add_column("others", LongType())  # takes the id that the files use for another column
     with pytest.raises(CommitConflictError):
         stage_appended(lake, plan, files)
     plan = plan_write(lake, "appends", "t")

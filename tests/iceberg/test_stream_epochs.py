@@ -1,4 +1,4 @@
-"""Epochs of a stream in the history: which are found, how far is looked, and checkpoints that were lost."""
+"""Search of a stream's epochs in the history, its extent, and lost checkpoints."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def commit_others(lake: Lakehouse, count: int) -> None:
             txn.create_namespace(f"other{lake.latest_version()}-{number}")
 
 
-def test_an_epoch_is_found_wherever_it_is(local: Lakehouse) -> None:
+def test_epoch_is_found_at_any_version(local: Lakehouse) -> None:
     commit_others(local, 3)
     assert find_epoch(local, "s", 0).version is None
     assert commit_epoch(local, 0) == 4
@@ -56,7 +56,7 @@ def test_an_epoch_is_found_wherever_it_is(local: Lakehouse) -> None:
     assert find_epoch(local, "s", 1).version == version, "a purged version still says what it held"
 
 
-def test_an_epoch_is_found_when_the_pin_is_gone(local: Lakehouse) -> None:
+def test_epoch_is_found_without_pin(local: Lakehouse) -> None:
     find_epoch(local, "s", 0)
     version = commit_epoch(local, 0)
     commit_others(local, 2)
@@ -66,7 +66,7 @@ def test_an_epoch_is_found_when_the_pin_is_gone(local: Lakehouse) -> None:
     assert find_epoch(local, "t", 0).version is None
 
 
-def test_a_stream_that_goes_on_reads_few_roots(local: Lakehouse) -> None:
+def test_continuing_stream_reads_few_roots(local: Lakehouse) -> None:
     commit_others(local, 40)
     find_epoch(local, "s", 0)
     commit_epoch(local, 0)
@@ -75,15 +75,15 @@ def test_a_stream_that_goes_on_reads_few_roots(local: Lakehouse) -> None:
     assert meter.snapshot().requests["read"] < 10
 
 
-def test_a_checkpoint_that_was_set_back_is_refused(local: Lakehouse) -> None:
+def test_reset_checkpoint_is_rejected(local: Lakehouse) -> None:
     for epoch in range(3):
         commit_epoch(local, epoch)
     with pytest.raises(ConflictError):
         find_epoch(local, "s", 0)
 
 
-def test_another_query_is_refused_whatever_its_epoch(local: Lakehouse) -> None:
-    """The first epoch of two streams with one id, or of one whose checkpoint was lost, has the same number."""
+def test_other_query_is_rejected_for_any_epoch(local: Lakehouse) -> None:
+    """The first epochs of two streams with one id, or of a stream with a lost checkpoint, have the same number."""
     version = commit_epoch(local, 0, query="one")
     commit_others(local, 1)
     for epoch in (0, 1):
@@ -95,8 +95,8 @@ def test_another_query_is_refused_whatever_its_epoch(local: Lakehouse) -> None:
     assert find_epoch(local, "s", 2, "one").version is None, "by an earlier release, which did not say"
 
 
-def test_an_epoch_with_other_rows_is_refused_also_if_its_version_is_purged(local: Lakehouse) -> None:
-    """The checkpoint was set back by one epoch, and the source grew."""
+def test_epoch_with_other_rows_is_rejected_even_if_its_version_was_purged(local: Lakehouse) -> None:
+    """The checkpoint was reset by one epoch, and the source has new rows."""
     version = commit_epoch(local, 0)
     others = Epoch("s", 0, "2:00ff")
     with pytest.raises(ConflictError) as caught:
@@ -109,7 +109,7 @@ def test_an_epoch_with_other_rows_is_refused_also_if_its_version_is_purged(local
     assert find_epoch(local, "s", 0).version == version
 
 
-def test_an_epoch_that_another_process_commits_meanwhile_is_refused_with_other_rows(local: Lakehouse) -> None:
+def test_concurrent_epoch_with_other_rows_is_rejected(local: Lakehouse) -> None:
     epoch = Epoch("s", 0, "2:00ff")
     guard = EpochGuard(epoch, find(local, epoch).searched_to)
     staged = stage_arrow(local, pa.table({"n": [1, 2]}), "ns", "s", mode="append")

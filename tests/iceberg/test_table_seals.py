@@ -1,4 +1,4 @@
-"""Checksums in files of tables: every bit counts, files in the place of others are told, others' files are left."""
+"""Checksums in table files cover every bit and the name, and files without checksums are accepted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gz_path(name: str = NAME) -> str:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a table of two appends and a staged write, by path."""
+    """Return the files of a table with two appends and a staged write, by path."""
     root = tmp_path_factory.mktemp("lake")
     lake = Lakehouse.create(str(root))
     catalog = catalog_at(lake)
@@ -58,13 +58,13 @@ def of_kind(written: dict[str, bytes], kind: SealedKind) -> list[tuple[str, byte
     return [(path, data) for path, data in written.items() if SealedKind.of(path) is kind]
 
 
-def test_all_that_is_written_is_sealed(written: dict[str, bytes]) -> None:
+def test_all_written_files_have_checksums(written: dict[str, bytes]) -> None:
     assert all(of_kind(written, kind) for kind in SealedKind)
     assert all(check_table_file(data, path) for path, data in written.items())
 
 
 @pytest.mark.parametrize("kind", SealedKind)
-def test_every_flipped_bit_is_found(written: dict[str, bytes], kind: SealedKind) -> None:
+def test_every_flipped_bit_is_detected(written: dict[str, bytes], kind: SealedKind) -> None:
     chance = random.Random(23)
     path, data = of_kind(written, kind)[-1]
     bits = range(8 * len(data))
@@ -76,18 +76,18 @@ def test_every_flipped_bit_is_found(written: dict[str, bytes], kind: SealedKind)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SealedKind if kind is not SealedKind.GZIP_METADATA])
-def test_one_in_the_place_of_another_is_named(written: dict[str, bytes], kind: SealedKind) -> None:
+def test_swapped_file_is_detected_and_named(written: dict[str, bytes], kind: SealedKind) -> None:
     (first, _), (second, data) = of_kind(written, kind)[:2]
     with pytest.raises(CorruptFileError, match=f"is the file '{second.rpartition('/')[2]}', which took its place"):
         check_table_file(data, first)
 
 
-def test_gzipped_metadata_in_the_place_of_another_is_named(written: dict[str, bytes]) -> None:
+def test_swapped_gzip_metadata_is_detected_and_named(written: dict[str, bytes]) -> None:
     with pytest.raises(CorruptFileError, match=f"is the file '{NAME}.gz.metadata.json'"):
         check_table_file(written[gz_path()], gz_path(NAME.replace("0", "1")))
 
 
-def test_files_of_others_have_none(written: dict[str, bytes]) -> None:
+def test_files_of_other_programs_have_no_checksums(written: dict[str, bytes]) -> None:
     plain = pa.BufferOutputStream()
     pq.write_table(pa.table({"a": [1]}), plain, write_page_checksum=True)
     avro = io.BytesIO()
@@ -105,7 +105,7 @@ def test_files_of_others_have_none(written: dict[str, bytes]) -> None:
         assert not check_table_file(data, path)
 
 
-def test_seals_that_another_program_carries_on_mean_nothing(written: dict[str, bytes]) -> None:
+def test_checksums_copied_by_another_program_are_ignored(written: dict[str, bytes]) -> None:
     _, data = of_kind(written, SealedKind.PARQUET)[0]
     carried = pa.BufferOutputStream()
     pairs = pq.read_metadata(pa.BufferReader(data)).metadata
@@ -121,21 +121,21 @@ def test_seals_that_another_program_carries_on_mean_nothing(written: dict[str, b
     _, data = of_kind(written, SealedKind.METADATA)[0]
     text = json.loads(data) | {"last-updated-ms": 1}
     assert not check_table_file(json.dumps(text, separators=(",", ":")).encode(), "other.metadata.json")
-    # One that we write from it has its own, and only those.
+    # A file written from it has only its own checksums.
     for kind, other_path in ((SealedKind.METADATA, "b.metadata.json"), (SealedKind.AVRO, "b.avro")):
         again = sealed_table_file(of_kind(written, kind)[0][1], other_path)
         assert check_table_file(again, other_path)
         assert again.count(SEAL_KEYS[0].encode()) == len(SEAL_KEYS)
 
 
-def test_names_that_cannot_stand_in_json_give_no_seal() -> None:
+def test_name_that_json_would_escape_gets_no_checksum() -> None:
     assert sealed_table_file(METADATA, 'a"b.metadata.json') == METADATA
     named = sealed_table_file(METADATA, "Zürich.metadata.json")
     assert check_table_file(named, "Zürich.metadata.json") and json.loads(named)["format-version"] == 2
 
 
-def test_large_files_are_sealed_and_checked_piece_by_piece(lakes: Lakes) -> None:
-    """Those beyond what a stream holds in memory, too."""
+def test_large_file_is_checksummed_piece_by_piece(lakes: Lakes) -> None:
+    """This includes files that exceed the in-memory buffer of a stream."""
     lake = lakes.memory()
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -160,8 +160,8 @@ def test_large_files_are_sealed_and_checked_piece_by_piece(lakes: Lakes) -> None
                 check.finish(lambda n_bytes: data[-n_bytes:])
 
 
-def test_pages_have_checksums_of_their_own(written: dict[str, bytes]) -> None:
-    """As files of other programs may: those are checked where a file has no seal."""
+def test_page_checksums_are_verified_without_file_checksum(written: dict[str, bytes]) -> None:
+    """Files of other programs may have page checksums, which are verified if a file has no checksum."""
     _, data = of_kind(written, SealedKind.PARQUET)[0]
     assert pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read().num_rows
     others = pa.BufferOutputStream()
@@ -181,7 +181,7 @@ def test_pages_have_checksums_of_their_own(written: dict[str, bytes]) -> None:
         check_whole(b"PAR1 and nothing else", "a.parquet")
 
 
-def test_other_readers_pass_seals_by(written: dict[str, bytes]) -> None:
+def test_other_readers_ignore_checksums(written: dict[str, bytes]) -> None:
     for path, data in written.items():
         kind = SealedKind.of(path)
         if kind is SealedKind.AVRO:
@@ -197,7 +197,7 @@ def test_other_readers_pass_seals_by(written: dict[str, bytes]) -> None:
 
 
 @pytest.mark.local_only("DuckDB reads files of the disk")
-def test_duckdb_reads_sealed_files_by_itself(lakes: Lakes, tmp_path: str) -> None:
+def test_duckdb_reads_files_with_checksums(lakes: Lakes, tmp_path: str) -> None:
     lake = lakes.local()
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -209,12 +209,12 @@ def test_duckdb_reads_sealed_files_by_itself(lakes: Lakes, tmp_path: str) -> Non
     connection.close()
 
 
-def test_avro_headers_of_any_form() -> None:
+def test_avro_header_in_several_blocks_is_parsed() -> None:
     data = io.BytesIO()
     fastavro.writer(data, {"type": "record", "name": "r", "fields": []}, [], metadata={"a": "b" * 500})
     header = AvroHeader.of(data.getvalue())
     assert header is not None and header.size_bytes == len(data.getvalue()) and header.metadata["a"] == b"b" * 500
-    # A map in several blocks, one of which tells its size.
+    # A map in several blocks, one of which has its size in bytes.
     blocks = b"Obj\x01\x02\x02a\x02b\x01\x08\x02c\x02d\x00" + bytes(16)
     found = AvroHeader.of(blocks)
     assert found is not None and found.metadata == {"a": b"b", "c": b"d"} and found.size_bytes == len(blocks)
@@ -222,8 +222,8 @@ def test_avro_headers_of_any_form() -> None:
         assert AvroHeader.of(broken) is None
 
 
-def test_only_files_of_lakehouses_are_sealed(tmp_path: str) -> None:
-    """Pyiceberg writes elsewhere as before, after it wrote to a lakehouse, too."""
+def test_only_files_of_lakehouses_have_checksums(tmp_path: str) -> None:
+    """PyIceberg writes other files as before, even after it wrote to a lakehouse."""
     rows = pa.table({"a": pa.array([1], pa.int64())})
     ours = catalog_at(Lakehouse.create("memory://sealed-and-not/"))
     others = SqlCatalog("others", uri="sqlite:///:memory:", warehouse=f"file://{tmp_path}")
@@ -235,7 +235,7 @@ def test_only_files_of_lakehouses_are_sealed(tmp_path: str) -> None:
     assert SEAL_KEYS[0].encode() not in (pq.read_metadata(path).metadata or {})
 
 
-def test_the_end_of_a_file_and_the_checksum_of_all_of_it_suffice() -> None:
+def test_footer_and_file_checksum_suffice_for_verification() -> None:
     whole = sealed(b"x" * 1000 + b"00000000 n" * 2, "n")
     seal = whole[-10:].decode()
     assert check_seals(whole, (seal, seal), "n")

@@ -1,4 +1,4 @@
-"""The metadata of a transaction is made once for each change in it, and is always that of its updates so far."""
+"""A transaction computes its metadata once per change, and always returns that of its current updates."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def without_seal(table: Table, uri: str) -> dict[str, object]:
     return {name: value for name, value in content.items() if name not in SEAL_KEYS}
 
 
-def test_an_append_copies_the_snapshots_a_few_times(
-    catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_append_copies_snapshots_a_few_times(catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     made: list[int] = []
 
@@ -44,7 +42,7 @@ def test_an_append_copies_the_snapshots_a_few_times(
     assert len(made) == 2, "before the snapshot is added, and after"
 
 
-def test_a_change_of_properties_makes_its_metadata_once(
+def test_property_change_computes_metadata_once(
     lake: Lakehouse, catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = catalog.create_table("ns.t", SCHEMA, properties={"b": "2"})
@@ -57,7 +55,7 @@ def test_a_change_of_properties_makes_its_metadata_once(
     assert (table.properties["a"], "b" in table.properties) == ("1", False)
 
 
-def test_a_metadata_file_is_pyicebergs(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_metadata_file_equals_that_of_pyiceberg(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1))
     by_pyiceberg = f"{table.location()}/metadata/00009-{uuid.uuid4()}.metadata.json"
@@ -65,7 +63,7 @@ def test_a_metadata_file_is_pyicebergs(lake: Lakehouse, catalog: TrinityLakeCata
     assert without_seal(table, table.metadata_location) == without_seal(table, by_pyiceberg)
 
 
-def test_the_log_of_former_metadata_is_pyicebergs(catalog: TrinityLakeCatalog) -> None:
+def test_metadata_log_equals_that_of_pyiceberg(catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA, properties={"write.metadata.previous-versions-max": "3"})
     written = [table.metadata_location]
     for number in range(5):
@@ -80,7 +78,7 @@ def test_the_log_of_former_metadata_is_pyicebergs(catalog: TrinityLakeCatalog) -
     assert table.metadata == catalog.load_table("ns.t").metadata
 
 
-def test_the_metadata_follows_every_update(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_metadata_reflects_every_update(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     change = table.transaction()
     before = change.table_metadata
@@ -98,7 +96,7 @@ def test_the_metadata_follows_every_update(lake: Lakehouse, catalog: TrinityLake
     assert table.scan().to_arrow().num_rows == 2
 
 
-def test_the_metadata_follows_a_refresh(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_metadata_reflects_refresh(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     change = table.transaction()
     assert change.table_metadata.snapshots == []

@@ -1,4 +1,4 @@
-"""Where files under a table root are read, and who says that it uses one."""
+"""Reads of files under a table root, and the registration of lakehouses that use it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trinitylake_ops.storage.options import StorageOptions
 TABLE_ROOT = "memory://table-root/"
 
 
-def test_all_who_ask_at_a_time_wait_for_the_definition() -> None:
-    """The second one of two threads took the table root for unknown, and looked below the own root."""
+def test_concurrent_readers_wait_for_the_definition() -> None:
+    """Otherwise a second thread would treat the table root as unknown and search below the lakehouse's root."""
 
     def load_definition() -> LakehouseDef:
         time.sleep(0.05)
@@ -31,7 +31,7 @@ def test_all_who_ask_at_a_time_wait_for_the_definition() -> None:
     assert {place.root for place in found} == {TABLE_ROOT}
 
 
-def test_content_makes_nobody_look_the_definition_up_for_ever() -> None:
+def test_unknown_roots_cause_bounded_definition_reads() -> None:
     looks: list[int] = []
 
     def load_definition() -> LakehouseDef:
@@ -44,7 +44,7 @@ def test_content_makes_nobody_look_the_definition_up_for_ever() -> None:
     assert 1 < len(looks) < 10
 
 
-def test_users_are_told_by_their_ids_and_roots(lakes: Lakes) -> None:
+def test_users_of_table_root_are_identified_by_id_and_root(lakes: Lakes) -> None:
     storage = lakes.storage()
     assert users_of(storage, "a") == []
     assert "it is not claimed for the lakehouse" in retention_reason(storage, "a", "memory://a/")
@@ -67,7 +67,7 @@ def test_users_are_told_by_their_ids_and_roots(lakes: Lakes) -> None:
     assert users_of(storage, "b") == [TableUser("b", "memory://b/", frees=True)]
 
 
-def test_files_of_users_are_read_back_and_others_refused() -> None:
+def test_user_file_is_decoded_and_invalid_ones_are_rejected() -> None:
     user = TableUser("an id of any kind/\u00e9", "s3://bucket/lake/", frees=True)
     assert user.path.startswith("tables/_lakehouse-")
     assert user.path.count("/") == 1, "no table's folder"

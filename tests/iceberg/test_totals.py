@@ -1,4 +1,4 @@
-"""Summaries of snapshots have all totals after a commit, counted from the files of the table."""
+"""Snapshot summaries have all totals after a commit, computed from the files of the table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def totals_in(table: Table) -> dict[str, str]:
     return {name: value for name, value in snapshot.summary.additional_properties.items() if name.startswith("total-")}
 
 
-def counted(table: Table) -> dict[str, str]:
+def count_live_files(table: Table) -> dict[str, str]:
     """Count the live files of a table."""
     snapshot, io = table.current_snapshot(), table.io
     assert snapshot is not None
@@ -45,7 +45,7 @@ def counted(table: Table) -> dict[str, str]:
 
 
 def stripped(snapshot: Snapshot, *, keeps: str = "-") -> Snapshot:
-    """Return a snapshot without totals, or with the one that ``keeps`` names, as some engines write it."""
+    """Return a snapshot without totals, except the one named by ``keeps``, as some engines write it."""
     assert snapshot.summary is not None
     kept = {
         name: value
@@ -56,7 +56,7 @@ def stripped(snapshot: Snapshot, *, keeps: str = "-") -> Snapshot:
 
 
 @pytest.mark.parametrize("keeps", ["-", "total-records"])
-def test_a_snapshot_without_totals_gets_them(catalog: TrinityLakeCatalog, keeps: str) -> None:
+def test_missing_totals_are_added(catalog: TrinityLakeCatalog, keeps: str) -> None:
     table = catalog.create_table("ns.t", ROWS.schema)
     for change in ("append", "append", "delete"):
         txn = table.transaction()
@@ -73,10 +73,10 @@ def test_a_snapshot_without_totals_gets_them(catalog: TrinityLakeCatalog, keeps:
         assert any(isinstance(update, SetSnapshotRefUpdate) for update in updates)
         catalog.commit_table(txn._table, txn._requirements, updates)
         table = catalog.load_table("ns.t")
-        assert totals_in(table) == counted(table)
+        assert totals_in(table) == count_live_files(table)
 
 
-def test_totals_are_counted_where_the_parent_has_none(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_totals_are_counted_if_parent_lacks_them(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", ROWS.schema)
     table.append(ROWS)
     table.append(ROWS)
@@ -86,4 +86,4 @@ def test_totals_are_counted_where_the_parent_has_none(lake: Lakehouse, catalog: 
     assert totals_in(catalog.load_table("ns.t")) == {}
     catalog.load_table("ns.t").append(ROWS)
     after = catalog.load_table("ns.t")
-    assert totals_in(after) == counted(after)
+    assert totals_in(after) == count_live_files(after)

@@ -1,4 +1,4 @@
-"""Many tables, one version."""
+"""Changes of several tables in one version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at, cata
 FIVE = [f"t{number}" for number in range(5)]
 
 
-def test_five_tables_change_in_one_version(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_transaction_changes_several_tables_in_one_version(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     for name in FIVE[:3]:
         catalog.create_table(("ns", name), SCHEMA).append(rows(1))
     version = lake.latest_version()
@@ -45,7 +45,7 @@ def test_five_tables_change_in_one_version(lake: Lakehouse, catalog: TrinityLake
     assert past.list_tables("ns") == [("ns", name) for name in FIVE[:3]]
 
 
-def test_an_exception_publishes_none_of_them(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_exception_publishes_no_table(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t0", SCHEMA).append(rows(1))
     version = lake.latest_version()
     with pytest.raises(RuntimeError, match="audit"), lake.transaction() as txn:
@@ -58,13 +58,13 @@ def test_an_exception_publishes_none_of_them(lake: Lakehouse, catalog: TrinityLa
     assert catalog.list_tables("ns") == [("ns", "t0")]
 
 
-def test_two_handles_of_one_table_in_a_transaction(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_two_handles_of_a_table_share_a_transaction(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t0", SCHEMA)
     with lake.transaction() as txn:
         inside = catalog_for(txn)
         one, other = inside.load_table("ns.t0"), inside.load_table("ns.t0")
         one.append(rows(1))
-        other.append(rows(2))  # stale: pyiceberg refreshes from the transaction and tries again
+        other.append(rows(2))  # stale: PyIceberg refreshes from the transaction and retries
         with pytest.raises(TableAlreadyExistsError):
             inside.create_table("ns.t0", SCHEMA)
         stale = inside.load_table("ns.t0")
@@ -75,7 +75,7 @@ def test_two_handles_of_one_table_in_a_transaction(lake: Lakehouse, catalog: Tri
     assert ids_of(catalog.load_table("ns.t1")) == [1, 2]
 
 
-def test_a_concurrent_change_of_one_table_stops_all(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_concurrent_change_of_one_table_fails_the_transaction(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     for name in FIVE:
         catalog.create_table(("ns", name), SCHEMA)
     txn = lake.transaction()

@@ -1,4 +1,4 @@
-"""Columns and Iceberg types: what maps, what is refused and how it is said."""
+"""Conversion of columns and Iceberg types, and the errors for unsupported types."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def nested(parts: st.SearchStrategy[Column]) -> st.SearchStrategy[Column]:
 
 
 def numbered(column: Column, name: str, ids: itertools.count[int], doc: dict[str, str] | None = None) -> Column:
-    """Give every column of a tree an id and a name, as Iceberg names the parts of maps and lists."""
+    """Give every column of a tree an id and a name, with Iceberg's names for the parts of maps and lists."""
 
     def part(inner: Column | None, part_name: str) -> Column | None:
         return None if inner is None else numbered(inner, part_name, ids)
@@ -119,13 +119,13 @@ def schemas(draw: st.DrawFn) -> Schema:
 
 
 @given(schemas())
-def test_columns_survive_the_way_to_iceberg_and_back(schema: Schema) -> None:
+def test_columns_round_trip_through_iceberg_types(schema: Schema) -> None:
     there = to_iceberg_schema(schema)
     assert from_iceberg_schema(there) == schema
     assert IcebergSchema.model_validate_json(there.model_dump_json()) == there
 
 
-def test_ids_names_and_nullability_are_kept() -> None:
+def test_conversion_preserves_ids_names_and_nullability() -> None:
     point = StructType(NestedField(5, "x", LongType(), required=True), NestedField(6, "y", DecimalType(9, 2)))
     schema = IcebergSchema(
         NestedField(3, "id", UUIDType(), required=True, doc="key"),
@@ -156,7 +156,7 @@ def test_ids_names_and_nullability_are_kept() -> None:
         (DataType(99), "a type"),
     ],
 )
-def test_a_column_type_that_iceberg_lacks_is_one_clear_line(data_type: DataType, instead: str) -> None:
+def test_unsupported_column_type_has_one_line_error(data_type: DataType, instead: str) -> None:
     inner = Column(id=2, name="code", type=data_type)
     schema = Schema(columns=(Column(id=1, name="plane", type=DataType.STRUCT, struct_fields=(inner,)),))
     with pytest.raises(UnsupportedTypeError) as caught:
@@ -171,7 +171,7 @@ def test_a_column_type_that_iceberg_lacks_is_one_clear_line(data_type: DataType,
 @pytest.mark.parametrize(
     ("kind", "instead"), [(TimestampNanoType(), "timestamp (microseconds)"), (UnknownType(), "a concrete type")]
 )
-def test_an_iceberg_type_that_we_lack_is_one_clear_line(kind: IcebergType, instead: str) -> None:
+def test_unsupported_iceberg_type_has_one_line_error(kind: IcebergType, instead: str) -> None:
     schema = IcebergSchema(NestedField(1, "seen", ListType(2, kind)))
     with pytest.raises(UnsupportedTypeError, match=r"'seen\.element'") as caught:
         from_iceberg_schema(schema)
@@ -197,7 +197,7 @@ def test_an_iceberg_type_that_we_lack_is_one_clear_line(kind: IcebergType, inste
         ),
     ],
 )
-def test_wrong_parts_and_properties_name_the_column(column: Column) -> None:
+def test_error_for_invalid_column_names_it(column: Column) -> None:
     with pytest.raises(InvalidDefinitionError, match="'c'"):
         to_iceberg_schema(Schema(columns=(column,)))
 
@@ -225,7 +225,7 @@ def test_wrong_parts_and_properties_name_the_column(column: Column) -> None:
     ],
 )
 @pytest.mark.parametrize("place", ["top", "inside"])
-def test_an_arrow_type_that_iceberg_lacks_is_one_clear_line(kind: pa.DataType, instead: str, place: str) -> None:
+def test_unsupported_arrow_type_has_one_line_error(kind: pa.DataType, instead: str, place: str) -> None:
     deep = pa.map_(pa.string(), pa.list_(pa.struct([("v", kind)])))
     schema = pa.schema([("ok", pa.int64()), ("c", kind if place == "top" else deep)])
     path = "'c'" if place == "top" else "'c.value.element.v'"
@@ -237,7 +237,7 @@ def test_an_arrow_type_that_iceberg_lacks_is_one_clear_line(kind: pa.DataType, i
 
 
 @pytest.mark.parametrize("kind", [pa.struct([]), pa.struct([("a", pa.int64()), ("a", pa.string())])])
-def test_structs_that_no_file_can_hold_are_refused(kind: pa.DataType) -> None:
+def test_unsupported_struct_is_rejected(kind: pa.DataType) -> None:
     for schema in (pa.schema([("c", kind)]), pa.schema([("c", pa.list_(kind))])):
         with pytest.raises(UnsupportedTypeError):
             arrow_to_iceberg_schema(storable(schema))
@@ -260,7 +260,7 @@ def test_structs_that_no_file_can_hold_are_refused(kind: pa.DataType) -> None:
         (pa.large_binary(), "binary"),
     ],
 )
-def test_types_that_lose_nothing_are_stored_at_any_depth(kind: pa.DataType, stored: str) -> None:
+def test_storable_types_are_converted_at_any_depth(kind: pa.DataType, stored: str) -> None:
     inside = [
         pa.struct([("v", kind)]),
         pa.list_(kind),
@@ -278,8 +278,8 @@ def test_types_that_lose_nothing_are_stored_at_any_depth(kind: pa.DataType, stor
     ]
 
 
-def test_types_have_the_names_of_iceberg() -> None:
-    """Those that pyiceberg writes, without the ids of fields."""
+def test_type_names_equal_those_of_pyiceberg() -> None:
+    """PyIceberg's names, without field ids."""
     kinds: list[IcebergType] = [
         BooleanType(),
         IntegerType(),
@@ -302,7 +302,7 @@ def test_types_have_the_names_of_iceberg() -> None:
     ]
 
 
-def test_arrow_schemas_get_fresh_ids() -> None:
+def test_arrow_schema_gets_fresh_ids() -> None:
     schema = arrow_to_iceberg_schema(
         pa.schema(
             [

@@ -1,4 +1,4 @@
-"""Rows update those of the same keys and are added otherwise. Wrong requests are refused before a file is written."""
+"""Upserts update rows with the same keys and add the others. Invalid requests fail before a file is written."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def as_dict(lake: Lakehouse) -> dict[str, int | None]:
     return {row["sku"]: row["n"] for row in found}
 
 
-def test_rows_of_the_same_keys_are_replaced(lake: Lakehouse) -> None:
+def test_upsert_replaces_rows_with_same_keys(lake: Lakehouse) -> None:
     put(lake, prices(a=1, b=None))
     assert put(lake, prices(a=None, c=3)).removed_files == 1
     assert as_dict(lake) == {"a": None, "b": None, "c": 3}
@@ -75,7 +75,7 @@ def test_rows_of_the_same_keys_are_replaced(lake: Lakehouse) -> None:
     assert as_dict(lake) == {"a": None, "b": None, "c": 3, "d": 4, "e": 5}
 
 
-def test_keys_without_a_value_are_refused_before_a_file_is_written(lake: Lakehouse) -> None:
+def test_null_key_is_rejected_before_files_are_written(lake: Lakehouse) -> None:
     nulls = pa.table({"sku": pa.array(["a", None]), "n": [1, 2]})
     two = pa.table({"sku": ["a", "b"], "n": pa.array([1, None])})
     within = pa.table({"sku": pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None])), "n": [1, 2]})
@@ -105,7 +105,7 @@ def test_keys_without_a_value_are_refused_before_a_file_is_written(lake: Lakehou
     ],
     ids=["missing", "twice", "float", "nested", "columns"],
 )
-def test_keys_that_select_no_row_are_refused(lake: Lakehouse, given: pa.Table, keys: list[str]) -> None:
+def test_invalid_key_column_is_rejected(lake: Lakehouse, given: pa.Table, keys: list[str]) -> None:
     for _ in range(2):
         version = lake.latest_version()
         with pytest.raises(InvalidInputError) as caught:
@@ -115,7 +115,7 @@ def test_keys_that_select_no_row_are_refused(lake: Lakehouse, given: pa.Table, k
         put(lake, prices(z=1))
 
 
-def test_keys_that_are_equal_after_the_cast_are_refused(lake: Lakehouse) -> None:
+def test_keys_equal_after_cast_are_rejected(lake: Lakehouse) -> None:
     put(lake, pa.table({"sku": [1, 2], "n": [1, 2]}))
     with pytest.raises(InvalidInputError):
         put(lake, pa.table({"sku": ["1", "01"], "n": [3, 4]}))
@@ -123,7 +123,7 @@ def test_keys_that_are_equal_after_the_cast_are_refused(lake: Lakehouse) -> None
     assert as_dict(lake) == {1: 3, 2: 2}
 
 
-def test_columns_are_matched_by_name_added_and_widened(lake: Lakehouse) -> None:
+def test_upsert_adds_and_widens_columns(lake: Lakehouse) -> None:
     put(lake, pa.table({"sku": ["a", "b"], "n": pa.array([1, 2], pa.int32())}))
     put(lake, pa.table({"n": [1 << 40, 3], "note": ["x", "y"], "sku": ["a", "c"]}))
     assert rows(lake) == [
@@ -144,7 +144,7 @@ def test_columns_are_matched_by_name_added_and_widened(lake: Lakehouse) -> None:
         put(lake, pa.table({"sku": ["a"], "n": ["many"]}))
 
 
-def test_nested_values_are_compared(lake: Lakehouse) -> None:
+def test_upsert_compares_nested_values(lake: Lakehouse) -> None:
     first = pa.table({"sku": ["a", "b"], "tags": [["x"], None], "s": [{"u": 1}, {"u": None}]})
     put(lake, first)
     location = put(lake, first).metadata_location
@@ -154,7 +154,7 @@ def test_nested_values_are_compared(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("wrap", ["struct", "deep", "list", "map"])
-def test_values_of_nested_fields_are_not_lost(lake: Lakehouse, wrap: str) -> None:
+def test_upsert_that_would_drop_nested_values_is_rejected(lake: Lakehouse, wrap: str) -> None:
     def nested(**fields: int | None) -> pa.Table:
         struct: Any = fields
         kind: pa.DataType = pa.struct([(name, pa.int64()) for name in fields])
@@ -179,7 +179,7 @@ def test_values_of_nested_fields_are_not_lost(lake: Lakehouse, wrap: str) -> Non
     assert rows(lake)[0]["x"] == nested(a=9, b=None)["x"][0].as_py()
 
 
-def test_partitions_are_made_and_limit_the_rows(lake: Lakehouse) -> None:
+def test_upsert_is_limited_to_partitions(lake: Lakehouse) -> None:
     by_region = {"partition_by": ["region"]}
     both = pa.table({"sku": ["a", "a", "b"], "region": ["eu", "us", "us"], "n": [1, 2, 3]})
     put(lake, both, **by_region, partitions=[{"region": "eu"}, {"region": "us"}])
@@ -197,7 +197,7 @@ def test_partitions_are_made_and_limit_the_rows(lake: Lakehouse) -> None:
     assert [(row["region"], row["n"]) for row in rows(lake) if row["sku"] == "b"] == [("eu", 30)], "it moved"
 
 
-def test_another_change_of_the_table_is_a_conflict(lake: Lakehouse) -> None:
+def test_concurrent_change_of_table_conflicts(lake: Lakehouse) -> None:
     put(lake, prices(a=1))
     late = stage_upsert(lake, prices(b=2), *NAME, keys=["sku"])
     put(lake, prices(b=3))
@@ -207,8 +207,10 @@ def test_another_change_of_the_table_is_a_conflict(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("step", ["read", "write"])
-def test_rows_that_stay_are_proved_to_be_the_same(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """A fault of the library, in reading or in writing, changes rows of other keys: nothing is staged."""
+def test_library_fault_that_changes_kept_rows_is_detected(
+    lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """If a fault of the library changes rows of other keys while reading or writing, nothing is staged."""
     kind = pa.list_(pa.struct([("k", pa.int32())]))
     put(lake, pa.table({"sku": ["a", "b"], "l": pa.array([None, None], kind)}))
     project, write = iceberg_arrow._to_requested_schema, data_files._PartitionedWriter.add
@@ -237,7 +239,7 @@ def test_rows_that_stay_are_proved_to_be_the_same(lake: Lakehouse, monkeypatch: 
     assert rows(lake) == [{"sku": "a", "l": [{"k": 1}]}, {"sku": "b", "l": None}]
 
 
-def test_a_damaged_file_is_not_written_again(lake: Lakehouse) -> None:
+def test_damaged_file_is_not_rewritten(lake: Lakehouse) -> None:
     put(lake, prices(**{f"k{number}": number for number in range(100)}))
     (task,) = catalog_at(lake).load_table(NAME).scan().plan_files()
     path = Path(task.file.file_path.removeprefix("file://"))
@@ -265,7 +267,7 @@ def by_region(lake: Lakehouse) -> dict[tuple[str, str], int]:
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_upserts_of_other_partitions_are_no_conflict(lake: Lakehouse, is_new: bool) -> None:
+def test_upserts_of_different_partitions_do_not_conflict(lake: Lakehouse, is_new: bool) -> None:
     if not is_new:
         for region in ("eu", "us"):
             publish(lake, stage_region(lake, regions(region, a=1, b=1)))
@@ -282,7 +284,7 @@ def test_upserts_of_other_partitions_are_no_conflict(lake: Lakehouse, is_new: bo
     }
 
 
-def test_another_change_of_the_same_partition_is_a_conflict(lake: Lakehouse) -> None:
+def test_concurrent_change_of_same_partition_conflicts(lake: Lakehouse) -> None:
     publish(lake, stage_region(lake, regions("eu", a=1, b=1)))
     late = stage_region(lake, regions("eu", c=2))
     publish(lake, stage_region(lake, regions("eu", c=3)))
@@ -293,7 +295,7 @@ def test_another_change_of_the_same_partition_is_a_conflict(lake: Lakehouse) -> 
     assert by_region(lake) == {("eu", "a"): 1, ("eu", "b"): 1, ("eu", "c"): 3}
 
 
-def test_a_compaction_of_replaced_files_is_a_conflict(lake: Lakehouse) -> None:
+def test_compaction_of_replaced_files_conflicts(lake: Lakehouse) -> None:
     for sku in ("a", "b"):
         publish(lake, stage_region(lake, regions("eu", **{sku: 1})))
     late, other = stage_region(lake, regions("eu", a=2)), stage_region(lake, regions("us", a=3))
@@ -304,7 +306,7 @@ def test_a_compaction_of_replaced_files_is_a_conflict(lake: Lakehouse) -> None:
     assert by_region(lake) == {("eu", "a"): 1, ("eu", "b"): 1, ("us", "a"): 3}
 
 
-def test_keys_that_a_table_has_twice_become_one_row(lake: Lakehouse) -> None:
+def test_upsert_replaces_duplicate_keys_by_one_row(lake: Lakehouse) -> None:
     append(lake, prices(a=1, b=1))
     append(lake, prices(a=2, c=1))
     append(lake, prices(a=2))
@@ -315,8 +317,8 @@ def test_keys_that_a_table_has_twice_become_one_row(lake: Lakehouse) -> None:
 @pytest.mark.parametrize(
     "kind", [pa.int64(), pa.string(), pa.binary(), pa.decimal128(10, 2), pa.timestamp("us", "UTC")]
 )
-def test_any_sequence_of_upserts_is_a_dictionary(lake: Lakehouse, kind: pa.DataType) -> None:
-    """Many keys, so that files are selected by the bounds of their keys."""
+def test_upserts_behave_like_dictionary_updates(lake: Lakehouse, kind: pa.DataType) -> None:
+    """There are many keys, so that files are selected by their bounds."""
     chance = random.Random(7)
     expected: dict[Any, int] = {}
     for number in range(4):

@@ -1,4 +1,4 @@
-"""A storage in memory whose requests are handed to threads, as those of a server are."""
+"""A storage wrapper with the latency class of a server, whose requests are sent by threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from trinitylake_ops.storage import Storage, StorageWrapper
 
 
 class ThreadedStorage(StorageWrapper):
-    """Hands requests on; the engine sends those of one round, and files of a change, by threads."""
+    """Passes requests on. The engine sends parallel requests and pending files in threads."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)

@@ -23,7 +23,7 @@ ROOT = "memory://bulk-load/"
 
 
 def loaded(n_keys: int, order: int) -> tuple[NodeStore, NodeFile, list[tuple[str, str]], TreeLimits, list[int]]:
-    """Load ``n_keys`` keys; returns what reads them, the root, the entries, the limits and the files of each write."""
+    """Load ``n_keys`` keys. Return the store, the root, the entries, the limits and the files of each write."""
     storage = MemoryStorage(ROOT)
     limits = TreeLimits(order, 1 << 20)
     entries = [(f"k{number:07}", f"v{number}") for number in range(n_keys)]
@@ -39,7 +39,7 @@ def loaded(n_keys: int, order: int) -> tuple[NodeStore, NodeFile, list[tuple[str
 
 
 @given(st.integers(0, 700), st.integers(3, 9))
-def test_any_number_of_keys_makes_a_sound_tree(n_keys: int, order: int) -> None:
+def test_bulk_load_builds_valid_tree_for_any_number_of_keys(n_keys: int, order: int) -> None:
     store, root, entries, limits, _ = loaded(n_keys, order)
     assert check_tree(store, root, "root", limits) == []
     assert scan(store, root) == entries
@@ -47,7 +47,7 @@ def test_any_number_of_keys_makes_a_sound_tree(n_keys: int, order: int) -> None:
 
 
 @pytest.mark.parametrize("n_keys", [127, 128, 239, 240, 20_000])
-def test_nodes_are_filled_but_for_the_last_two_of_a_level(n_keys: int) -> None:
+def test_bulk_load_fills_all_nodes_except_last_two_of_a_level(n_keys: int) -> None:
     store, root, entries, limits, written = loaded(n_keys, 128)
     assert check_tree(store, root, "root", limits) == []
     assert scan(store, root) == entries
@@ -57,13 +57,13 @@ def test_nodes_are_filled_but_for_the_last_two_of_a_level(n_keys: int) -> None:
     assert all(size <= 256 for size in written), "files are handed on in batches, so that memory stays flat"
 
 
-def test_keys_must_ascend() -> None:
+def test_bulk_load_requires_ascending_keys() -> None:
     for keys in (["b", "a"], ["a", "a"]):
         with pytest.raises(ValueError, match="does not ascend"):
             bulk_load([(key, "v") for key in keys], TreeLimits(5, 1 << 20), created_at_ms=1, write=lambda files: None)
 
 
-def test_a_change_of_more_messages_than_the_tree_can_have_keys_builds_it_anew() -> None:
+def test_large_change_rebuilds_the_tree() -> None:
     tree = filled(32, 900)
     before = set(tree.root.children)
     changes: dict[str, str | None] = {f"n{number:05}": f"new{number}" for number in range(1_100)}
@@ -74,7 +74,7 @@ def test_a_change_of_more_messages_than_the_tree_can_have_keys_builds_it_anew() 
     assert not tree.root.buffer
 
 
-def test_a_change_of_fewer_keeps_what_it_does_not_touch() -> None:
+def test_smaller_change_keeps_untouched_nodes() -> None:
     tree = filled(8, 1_500)
     before = set(tree.root.children)
     tree.apply({f"k0000-{number:05}": "new" for number in range(1_100)})
@@ -89,8 +89,8 @@ def check(tree: Tree) -> None:
 
 @pytest.mark.parametrize("order", [8, 128])
 @pytest.mark.parametrize("seed", range(2))
-def test_large_changes_of_a_larger_tree_are_exact(order: int, seed: int) -> None:
-    """A namespace that is dropped, tables that are replaced and keys all over the tree, in one change each."""
+def test_large_changes_match_the_model(order: int, seed: int) -> None:
+    """Drops a namespace, replaces tables, and changes keys all over the tree, in one change each."""
     random = Random(seed)
     tree = filled(order, 3_000)
     for _ in range(2):
@@ -104,8 +104,8 @@ def test_large_changes_of_a_larger_tree_are_exact(order: int, seed: int) -> None
         check(tree)
 
 
-def test_the_work_of_a_large_change_grows_with_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grouping messages by child takes a few passes over them, not one pass for each flush."""
+def test_work_of_large_change_is_linear_in_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are grouped by child in a few passes, not in one pass for each flush."""
     n_compared = 0
     bisect = edit.bisect_left
 

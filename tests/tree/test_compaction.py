@@ -1,4 +1,4 @@
-"""Compaction: the same keys in fewer nodes, with empty buffers, and nothing rewritten without need."""
+"""Compaction: the same keys in fewer nodes, empty buffers, and no unnecessary writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def locations(tree: Tree) -> set[str]:
 
 
 @pytest.mark.parametrize("order", [3, 4, 5, 16, 128])
-def test_thin_nodes_are_merged_and_buffers_emptied(order: int) -> None:
+def test_compaction_merges_nodes_and_empties_buffers(order: int) -> None:
     tree = filled(order, 40 * order)
     tree.limits = type(tree.limits)(order, 10**6, 4000)
     generator = random.Random(order)
@@ -38,13 +38,13 @@ def test_thin_nodes_are_merged_and_buffers_emptied(order: int) -> None:
     assert not tree.compact(), "a tree in order stays as it is"
 
 
-def test_a_tree_in_order_is_left_alone() -> None:
+def test_compact_tree_is_unchanged() -> None:
     for tree in (filled(5, 0), filled(5, 3), filled(128, 5_000)):
         tree.compact()
         assert not tree.compact()
 
 
-def test_subtrees_in_order_keep_their_files() -> None:
+def test_compact_subtrees_keep_their_files() -> None:
     tree = filled(8, 2_000)
     tree.compact()
     before = locations(tree)
@@ -56,7 +56,7 @@ def test_subtrees_in_order_keep_their_files() -> None:
 
 @pytest.mark.parametrize("n_keys", [3, 7, 30])
 @pytest.mark.parametrize("n_messages", [0, 1, 10])
-def test_a_root_leaf_of_another_writer_is_put_in_order(n_keys: int, n_messages: int) -> None:
+def test_root_leaf_of_other_writer_is_compacted(n_keys: int, n_messages: int) -> None:
     tree = Tree(8)
     names, added = keys(*range(n_keys)), keys(*range(100, 100 + n_messages))
     tree.root = NodeFile(names, ["v"] * n_keys, [], dict.fromkeys(added, "m"), dict(SYSTEM))
@@ -66,7 +66,7 @@ def test_a_root_leaf_of_another_writer_is_put_in_order(n_keys: int, n_messages: 
     tree.close()
 
 
-def test_the_shape_counts_what_is_there() -> None:
+def test_shape_counts_nodes_keys_and_messages() -> None:
     tree = filled(8, 500)
     found = shape(tree)
     assert found.height == tree.height()
@@ -80,8 +80,8 @@ def test_the_shape_counts_what_is_there() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(3, 9), st.integers(0, 1000), st.integers(0, 400), st.integers(0, 3000))
-@example(5, 0, 120, 12)  # a node that was looked through is merged with its neighbor, and looked through again
-def test_any_tree(order: int, seed: int, n_keys: int, buffer_target_bytes: int) -> None:
+@example(5, 0, 120, 12)  # a visited node is merged with its neighbor and visited again
+def test_compaction_of_any_tree_matches_the_model(order: int, seed: int, n_keys: int, buffer_target_bytes: int) -> None:
     generator = random.Random(seed)
     tree = filled(order, n_keys, buffer_target_bytes=buffer_target_bytes)
     for _ in range(4):

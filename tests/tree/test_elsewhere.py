@@ -1,4 +1,4 @@
-"""Places that definitions name, for readers of several threads."""
+"""Concurrent lookups of the roots in a lakehouse's definition."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ DEFINITION = LakehouseDef(id="an-id", table_root=TABLES)
 FOUND = FileAddress(TABLES, "tables/an-id/data/a.parquet", is_writable=True)
 
 
-def test_a_thread_waits_for_the_names_that_another_looks_up() -> None:
-    """Without them the file would be taken for a moved one of this lakehouse, as its path holds ``tables/`` twice."""
+def test_thread_waits_for_definition_read_by_another_thread() -> None:
+    """Otherwise a path that contains ``tables/`` twice would be mistaken for a moved file of this lakehouse."""
     places: list[FileAddress] = []
     others = [threading.Thread(target=lambda: places.append(external_storages.locate(FILE))) for _ in range(3)]
 
     def load_definition() -> LakehouseDef:
         for other in others:
             other.start()
-        others[0].join(0.3)  # whoever does not wait is through by then
+        others[0].join(0.3)  # a thread that does not wait has finished by then
         return DEFINITION
 
     external_storages = ExternalStorages(ROOT, StorageOptions(), load_definition=load_definition)
@@ -37,7 +37,7 @@ def test_a_thread_waits_for_the_names_that_another_looks_up() -> None:
     assert places == [FOUND] * 4
 
 
-def test_names_are_looked_up_again_after_a_failure() -> None:
+def test_definition_is_read_again_after_a_failure() -> None:
     failures = [TransientError("no answer")]
 
     def load_definition() -> LakehouseDef:
@@ -51,7 +51,7 @@ def test_names_are_looked_up_again_after_a_failure() -> None:
     assert external_storages.locate(FILE) == FOUND
 
 
-def test_a_look_up_that_needs_a_place_itself_does_not_wait_for_itself() -> None:
+def test_recursive_lookup_does_not_deadlock() -> None:
     met: list[str] = []
 
     def load_definition() -> LakehouseDef:

@@ -1,4 +1,4 @@
-"""The forecast of a tree beside trees that were made."""
+"""The forecast of a tree's shape, compared with measured trees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = "memory://forecast/"
 
 
 @pytest.mark.parametrize("n_tables", [100, 3_000])
-def test_measured_beside_predicted(n_tables: int) -> None:
+def test_forecast_matches_measured_tree(n_tables: int) -> None:
     storage = MeteredStorage(MemoryStorage(ROOT))
     lake = Lakehouse.create(ROOT, storage=storage)
     with lake.transaction() as txn:
@@ -39,19 +39,19 @@ def test_measured_beside_predicted(n_tables: int) -> None:
                 name = f"t{generator.randrange(n_tables):09}"
                 txn.alter_table("n" * 10, name, TableDef(properties={"at": str(generator.random())}))
 
-    change_tables(200)  # until the buffer of the root is full
+    change_tables(200)  # fill the buffer of the root
     with storage.measure() as measurement:
         change_tables(200)
     drop_memory_root(ROOT)
-    nodes = measurement.counts.requests["create"] / 200 - 2  # besides the root and the definition
+    nodes = measurement.counts.requests["create"] / 200 - 2  # without the root and the definition
     assert nodes == pytest.approx(forecast.nodes_per_commit, rel=0.25, abs=0.01)
     definition_bytes = 120
     written = measurement.counts.bytes_written / 200 - definition_bytes
     assert written == pytest.approx(forecast.bytes_per_commit, rel=0.15)
 
 
-def test_measured_beside_predicted_where_buffers_below_the_root_fill_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two levels below the root, at a target that makes a buffer of 16 messages."""
+def test_forecast_matches_measured_tree_with_full_inner_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two levels below the root, with buffers of 16 messages."""
     target_bytes = 5_000
     monkeypatch.setattr(node, "DEFAULT_BUFFER_TARGET_BYTES", target_bytes)
     meter = MeteredStorage(MemoryStorage(ROOT))
@@ -74,18 +74,18 @@ def test_measured_beside_predicted_where_buffers_below_the_root_fill_up(monkeypa
     with meter.measure() as measurement:
         change_tables(400)
     drop_memory_root(ROOT)
-    nodes = measurement.counts.requests["create"] / 400 - 2  # besides the root and the definition
+    nodes = measurement.counts.requests["create"] / 400 - 2  # without the root and the definition
     assert nodes == pytest.approx(forecast.nodes_per_commit, rel=0.2)
 
 
-def test_more_objects_make_higher_trees() -> None:
+def test_forecast_height_grows_with_objects() -> None:
     heights = [forecast_tree(LakehouseDef(id=""), 10**exponent).height for exponent in range(10)]
     assert heights == sorted(heights)
     assert (heights[0], heights[-1]) == (0, 4)
     assert forecast_tree(LakehouseDef(id=""), 0).nodes == 1
 
 
-def test_flushes_of_few_children_move_much() -> None:
+def test_flushes_to_few_children_move_more_messages() -> None:
     assert mean_flush_messages(100, 1) == 101
     assert 1 <= mean_flush_messages(0, 50) < 2
     assert mean_flush_messages(164, 8) > mean_flush_messages(164, 80) > 1

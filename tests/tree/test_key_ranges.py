@@ -1,4 +1,4 @@
-"""Ranges of keys: together they are the whole, and what is outside of one is never read."""
+"""Key ranges are disjoint, cover all keys, and are read without nodes outside them."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ ORDER = 5
 
 @pytest.fixture(scope="module")
 def tree() -> Tree:
-    """300 keys, at least three levels below the root, and messages in buffers."""
+    """300 keys, at least three levels below the root, and buffered messages."""
     made = filled(ORDER, 300)
     assert made.height() >= 3
     return made
@@ -26,14 +26,14 @@ bounds = st.one_of(st.none(), st.integers(-1, 301).map(lambda number: f"k{number
 
 
 @given(lower=bounds, upper=bounds)
-def test_a_part_of_a_tree_has_the_keys_of_its_range(tree: Tree, lower: str | None, upper: str | None) -> None:
+def test_scan_of_range_returns_its_keys(tree: Tree, lower: str | None, upper: str | None) -> None:
     keys = KeyRange(lower, upper)
     expected = [(key, value) for key, value in sorted(tree.model.items()) if key in keys]
     assert scan(NodesInRange(tree.store(), keys), keys.part_of(tree.root)) == expected
 
 
 @given(lower=bounds, upper=bounds, objects_per_range=st.sampled_from([1, 3, 10, 100, 10_000]))
-def test_ranges_are_apart_and_cover_the_whole(
+def test_ranges_are_disjoint_and_cover_all_keys(
     tree: Tree, lower: str | None, upper: str | None, objects_per_range: int
 ) -> None:
     within = KeyRange(lower, upper)
@@ -45,7 +45,7 @@ def test_ranges_are_apart_and_cover_the_whole(
     assert all(bound in tree.model for bound in inner)
 
 
-def test_ranges_hold_about_as_many_objects_as_wanted(tree: Tree) -> None:
+def test_ranges_have_about_the_requested_size(tree: Tree) -> None:
     for wanted in (10, 30, 100):
         ranges = split(tree.store(), tree.root, ORDER, KeyRange(), wanted)
         sizes = [sum(key in one for key in tree.model) for one in ranges]
@@ -62,7 +62,7 @@ def test_splitting_reads_upper_levels_only(tree: Tree) -> None:
     assert spent.total == n_inner - 1 + 1, "all inner nodes but the root, and one leaf"
 
 
-def test_a_key_of_its_own_is_not_split(tree: Tree) -> None:
+def test_single_key_range_is_not_split(tree: Tree) -> None:
     before = tree.storage.snapshot()
     one = KeyRange.only("k0007")
     assert split(tree.store(), tree.root, ORDER, one, 1) == [one]
@@ -71,7 +71,7 @@ def test_a_key_of_its_own_is_not_split(tree: Tree) -> None:
     assert (tree.storage.snapshot() - before).total == 0
 
 
-def test_every_node_is_told_by_one_range(tree: Tree) -> None:
+def test_every_node_belongs_to_one_range(tree: Tree) -> None:
     seen: list[str] = []
     for keys in split(tree.store(), tree.root, ORDER, KeyRange(), 20):
         visited = walk(NodesInRange(tree.store(), keys), keys.part_of(tree.root), "root")
@@ -80,7 +80,7 @@ def test_every_node_is_told_by_one_range(tree: Tree) -> None:
     assert sorted(seen) == sorted(every)
 
 
-def test_a_diff_of_a_range_reads_nothing_else(tree: Tree) -> None:
+def test_diff_of_range_reads_only_its_nodes(tree: Tree) -> None:
     changed = filled(ORDER, 300)
     changed.apply({f"k{number:04}": f"other-{number}" for number in range(0, 300, 2)})
     keys = KeyRange("k0010", "k0020")

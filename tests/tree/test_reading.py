@@ -1,4 +1,4 @@
-"""Search, scans, diff and walk: what they return and how much they read."""
+"""Search, scan, diff and walk: their results and their reads."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from trinitylake_ops.tree.store import NodeStore
 
 @pytest.fixture(scope="module")
 def tree() -> Tree:
-    """300 keys at order 5: at least three levels below the root."""
+    """300 keys at order 5, with at least three levels below the root."""
     made = filled(5, 300)
     assert made.height() >= 3
     return made
 
 
 def reads(tree: Tree, work: object) -> tuple[int, int]:
-    """Return the number of reads and rounds of a call on a store with an empty cache."""
+    """Return the number of reads and round trips of a call on a store with an empty cache."""
     before = tree.storage.snapshot()
     work(tree.store())  # type: ignore[operator]
     spent = tree.storage.snapshot() - before
@@ -52,18 +52,18 @@ def reads(tree: Tree, work: object) -> tuple[int, int]:
     return spent.total, spent.rounds
 
 
-def test_a_lookup_reads_at_most_one_node_per_level(tree: Tree) -> None:
+def test_lookup_reads_at_most_one_node_per_level(tree: Tree) -> None:
     height = tree.height()
     needed = {reads(tree, lambda store, key=key: get(store, tree.root, key))[0] for key in [*tree.model, "", "zz"]}
     assert needed == set(range(height + 1)), "a key in the root needs no read, one in a leaf one per level"
 
 
-def test_a_scan_reads_level_by_level(tree: Tree) -> None:
+def test_scan_reads_level_by_level(tree: Tree) -> None:
     n_nodes = len(tree.nodes()) - 1
     assert reads(tree, lambda store: scan(store, tree.root)) == (n_nodes, tree.height())
 
 
-def test_a_narrow_scan_reads_its_path_only(tree: Tree) -> None:
+def test_narrow_scan_reads_only_its_path(tree: Tree) -> None:
     lower, upper = keys(100, 103)
     n_reads, rounds = reads(tree, lambda store: scan(store, tree.root, lower, upper))
     assert rounds <= tree.height()
@@ -72,7 +72,7 @@ def test_a_narrow_scan_reads_its_path_only(tree: Tree) -> None:
 
 @pytest.mark.parametrize("lower", [None, "", "k0000", "k0007", "k0150", "k0150x", "k0299", "zz"])
 @pytest.mark.parametrize("upper", [None, "", "k0000", "k0007", "k0008", "k0150", "k0299", "zz"])
-def test_scan_bounds_include_the_lower_and_exclude_the_upper(tree: Tree, lower: str | None, upper: str | None) -> None:
+def test_scan_includes_lower_and_excludes_upper_bound(tree: Tree, lower: str | None, upper: str | None) -> None:
     expected = [
         entry
         for entry in sorted(tree.model.items())
@@ -82,7 +82,7 @@ def test_scan_bounds_include_the_lower_and_exclude_the_upper(tree: Tree, lower: 
 
 
 @pytest.mark.parametrize("prefix", ["", "k", "k00", "k0123", "k01234", "x", "j"])
-def test_prefix_scans(tree: Tree, prefix: str) -> None:
+def test_prefix_scan_returns_matching_keys(tree: Tree, prefix: str) -> None:
     expected = [key for key in sorted(tree.model) if key.startswith(prefix)]
     assert prefix_keys(tree.store(), tree.root, prefix).to_pylist() == expected
 
@@ -98,7 +98,7 @@ def test_prefix_scans(tree: Tree, prefix: str) -> None:
     ],
 )
 @pytest.mark.parametrize("prefix", ["", "k00", "k0150"])
-def test_prefix_scans_with_messages_in_buffers(changes: dict[str, str | None], prefix: str) -> None:
+def test_prefix_scan_includes_buffered_messages(changes: dict[str, str | None], prefix: str) -> None:
     tree = filled(5, 300, buffer_target_bytes=10**6)
     tree.apply(changes)
     assert tree.root.buffer, "the messages wait in the root"
@@ -107,8 +107,8 @@ def test_prefix_scans_with_messages_in_buffers(changes: dict[str, str | None], p
     tree.close()
 
 
-def test_more_text_than_32_bit_offsets_can_count(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten million keys of default size are more than 2 GiB of text; the bound is lowered here instead."""
+def test_scan_of_keys_beyond_32_bit_offsets(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten million keys of default size exceed 2 GiB. The test lowers the limit instead."""
     monkeypatch.setattr(text_column, "_MAX_UTF8_BYTES", 100)
     edited = {"k0007": None, "k0150": "newer", "k0150x": "new"}
     columns = scan_columns(tree.store(), tree.root)
@@ -120,7 +120,7 @@ def test_more_text_than_32_bit_offsets_can_count(tree: Tree, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("prefix", ["a", "a\U0010ffff", "\ud7ff", "é", "\x7f", "a\uffff"])
-def test_the_end_of_a_prefix_is_above_all_it_starts_and_below_all_else(prefix: str) -> None:
+def test_prefix_end_is_least_upper_bound(prefix: str) -> None:
     end = prefix_end(prefix)
     assert end is not None
     assert prefix + "\U0010ffff" * 5 < end
@@ -138,12 +138,12 @@ def changes(tree: Tree, before: NodeFile, after: NodeFile) -> dict[str, tuple[st
     return {change.key: (change.before, change.after) for change in whole}
 
 
-def test_equal_trees_are_compared_without_reading(tree: Tree) -> None:
+def test_diff_of_equal_trees_reads_nothing(tree: Tree) -> None:
     assert reads(tree, lambda store: diff_trees(store, tree.root, tree.root)) == (0, 0)
     assert changes(tree, tree.root, tree.root) == {}
 
 
-def test_a_diff_reads_only_what_is_not_shared() -> None:
+def test_diff_reads_only_unshared_nodes() -> None:
     tree = filled(5, 300)
     before = tree.root
     unshared = _locations(tree)
@@ -162,7 +162,7 @@ def _locations(tree: Tree) -> set[str]:
     return {visited.location for visited in walk(tree.store(), tree.root, "root")} - {"root"}
 
 
-def test_a_buffered_message_costs_one_lookup() -> None:
+def test_diff_of_buffered_message_costs_one_lookup() -> None:
     tree = filled(5, 300, buffer_target_bytes=10_000)
     before = tree.root
     tree.apply({"k0123": "new", "k0007": None, "k0001": "v"})
@@ -172,7 +172,7 @@ def test_a_buffered_message_costs_one_lookup() -> None:
     tree.close()
 
 
-def test_old_values_of_many_messages_are_looked_up_level_by_level() -> None:
+def test_diff_reads_old_values_level_by_level() -> None:
     tree = filled(5, 300, buffer_target_bytes=10**6)
     before = tree.root
     tree.apply(dict.fromkeys(keys(*range(0, 300, 7)), "new"))
@@ -184,7 +184,7 @@ def test_old_values_of_many_messages_are_looked_up_level_by_level() -> None:
     tree.close()
 
 
-def test_a_diff_in_parts_reads_below_one_child_of_the_root_at_a_time() -> None:
+def test_partial_diff_reads_one_child_of_the_root_at_a_time() -> None:
     tree, empty = filled(5, 300), filled(5, 0)
     for before, after in ((empty.root, tree.root), (tree.root, empty.root)):
         parts = diff_in_parts(tree.store(), before, after)
@@ -197,7 +197,7 @@ def test_a_diff_in_parts_reads_below_one_child_of_the_root_at_a_time() -> None:
     assert len(list(diff_in_parts(tree.store(), earlier, tree.root))) == 1, "the rest is shared"
 
 
-def test_growth_of_the_root_does_not_make_all_nodes_new() -> None:
+def test_diff_after_root_growth_reads_few_nodes() -> None:
     tree = filled(4, 0)
     number = 0
     while len(tree.root.keys) < 3 or tree.height() < 3:
@@ -216,7 +216,7 @@ def test_growth_of_the_root_does_not_make_all_nodes_new() -> None:
     tree.close()
 
 
-def test_diff_of_unrelated_trees() -> None:
+def test_diff_of_unrelated_trees_matches_the_model() -> None:
     one, other = filled(4, 40), filled(7, 60)
     for path in [info.path for info in other.storage.list()]:
         one.storage.create(path, other.storage.read(path))
@@ -231,7 +231,7 @@ def test_diff_of_unrelated_trees() -> None:
 # Walk, store, checker
 
 
-def test_a_walk_visits_every_node_once_with_its_range(tree: Tree) -> None:
+def test_walk_visits_every_node_once_with_its_range(tree: Tree) -> None:
     visited = list(walk(tree.store(), tree.root, "root"))
     assert len({node.location for node in visited}) == len(visited)
     assert [node.depth for node in visited] == sorted(node.depth for node in visited)
@@ -244,7 +244,7 @@ def test_a_walk_visits_every_node_once_with_its_range(tree: Tree) -> None:
     assert known not in {node.location for node in walk(tree.store(), tree.root, "root", known={known})}
 
 
-def test_nodes_are_cached_up_to_a_size(tree: Tree) -> None:
+def test_node_cache_is_bounded(tree: Tree) -> None:
     store = tree.store()
     scan(store, tree.root)
     before = tree.storage.snapshot().total
@@ -257,8 +257,8 @@ def test_nodes_are_cached_up_to_a_size(tree: Tree) -> None:
     assert tree.storage.snapshot().total > before
 
 
-def test_a_node_may_be_pointed_to_by_its_full_uri(tree: Tree, tmp_path: Path) -> None:
-    """Also one of another lakehouse whose root is allowed, and its pointers lead to files there."""
+def test_node_pointer_may_be_a_uri(tree: Tree, tmp_path: Path) -> None:
+    """It may be a node of another lakehouse whose root is allowed, whose pointers refer to files there."""
     child = tree.root.children[0]
     assert tree.store().load(tree.storage.root + child) == tree.store().load(child)
     root, path = f"file://{tmp_path}/", new_node_path()
@@ -297,7 +297,7 @@ def inner(names: list[str], children: list[str], **buffer: str | None) -> NodeFi
     return NodeFile(names, ["v"] * len(names), children, buffer, {"created_at_millis": "1"})
 
 
-def test_the_checker_finds_every_broken_rule() -> None:
+def test_invariant_check_detects_every_violation() -> None:
     assert _violations(inner(["m"], ["a", "b"]), a=leaf("c"), b=leaf("x")) == set()
     assert _violations(leaf("a", "b", "c", "d")) == {"4 keys"}
     assert _violations(inner(["m"], ["a", "b"]), a=leaf(), b=leaf("x")) == {"0 keys"}
@@ -314,7 +314,7 @@ def test_the_checker_finds_every_broken_rule() -> None:
     assert {message.rpartition(" bytes ")[2] for message in too_large} == {"with buffered messages"}
 
 
-def test_positions_agree_with_the_model(tree: Tree) -> None:
+def test_search_positions_match_the_model(tree: Tree) -> None:
     names = sorted(tree.model)
     for probe in ["", "k0000", "k0100x", "zz"]:
         assert len(scan(tree.store(), tree.root, None, probe)) == bisect_left(names, probe)
@@ -353,7 +353,7 @@ def _changed(store: NodeStore, root: NodeFile, messages: dict[str, str | None], 
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("circle", CIRCLES)
-def test_pointers_in_a_circle_are_an_error_at_the_node(circle: str, reader: str) -> None:
+def test_cyclic_pointers_are_an_error_at_the_node(circle: str, reader: str) -> None:
     store, root = _store_of(**CIRCLES[circle]), inner(["m"], ["a", "z"])
     store._storage.write("z", encode_node(leaf("z"), 4))
     with pytest.raises(CorruptFileError):
@@ -362,8 +362,8 @@ def test_pointers_in_a_circle_are_an_error_at_the_node(circle: str, reader: str)
 
 
 @pytest.mark.parametrize("reader", ["scan", "walk", "compact"])
-def test_a_tree_whose_nodes_share_all_their_children_is_not_unfolded(reader: str) -> None:
-    """Unfolded, it would have 4^30 leaves."""
+def test_shared_children_are_visited_once(reader: str) -> None:
+    """Unfolded, the tree would have 4^30 leaves."""
     chain = {f"n{level}": inner(["a", "b", "c"], [f"n{level + 1}"] * 4) for level in range(30)}
     store = _store_of(**chain, n30=leaf("x"))
     with pytest.raises(CorruptFileError):

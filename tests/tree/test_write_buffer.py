@@ -1,3 +1,5 @@
+"""Changes of trees: splits, merges, buffered messages and size limits."""
+
 from __future__ import annotations
 
 import random
@@ -17,7 +19,7 @@ Fill = Callable[..., Tree]
 
 @pytest.fixture
 def fill() -> Iterator[Fill]:
-    """``filled``, with the storage given back at the end and the tree checked once more."""
+    """Return ``filled``. After the test, check the tree once more and close its storage."""
     made: list[Tree] = []
 
     def make(order: int, n_keys: int, *, buffer_target_bytes: int = 0) -> Tree:
@@ -31,7 +33,7 @@ def fill() -> Iterator[Fill]:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_growing_and_shrinking_key_by_key(fill: Fill, order: int) -> None:
+def test_tree_grows_and_shrinks_key_by_key(fill: Fill, order: int) -> None:
     tree = fill(order, 0)
     names = keys(*range(60))
     random.Random(order).shuffle(names)
@@ -47,7 +49,7 @@ def test_growing_and_shrinking_key_by_key(fill: Fill, order: int) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_inner_key_can_be_deleted(fill: Fill, order: int) -> None:
+def test_each_inner_key_can_be_deleted(fill: Fill, order: int) -> None:
     tree = fill(order, 120)
     while tree.root.children:
         key = tree.root.keys[len(tree.root.keys) // 2]
@@ -57,7 +59,7 @@ def test_every_inner_key_can_be_deleted(fill: Fill, order: int) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_all_inner_keys_at_once(fill: Fill, order: int) -> None:
+def test_all_inner_keys_can_be_deleted_at_once(fill: Fill, order: int) -> None:
     tree = fill(order, 150)
     inner = [key for node in tree.nodes() if not node.is_leaf for key in node.keys]
     tree.apply(dict.fromkeys(inner))
@@ -65,14 +67,14 @@ def test_all_inner_keys_at_once(fill: Fill, order: int) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_deleting_everything_at_once_collapses_the_tree_to_an_empty_leaf(fill: Fill, order: int) -> None:
+def test_deleting_all_keys_leaves_an_empty_leaf(fill: Fill, order: int) -> None:
     tree = fill(order, 200)
     assert tree.height() >= 1
     tree.apply(dict.fromkeys(keys(*range(200))))
     assert (tree.root.keys, tree.root.children, tree.root.buffer) == ([], [], {})
 
 
-def test_a_root_whose_only_key_goes_gives_way_to_its_child(fill: Fill) -> None:
+def test_root_without_keys_is_replaced_by_its_child(fill: Fill) -> None:
     tree = fill(4, 5)
     assert (tree.height(), len(tree.root.keys)) == (1, 1)
     tree.apply({tree.root.keys[0]: None, **dict.fromkeys(keys(0))})
@@ -81,7 +83,7 @@ def test_a_root_whose_only_key_goes_gives_way_to_its_child(fill: Fill) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_one_node_splits_into_many(fill: Fill, order: int) -> None:
+def test_node_splits_into_many(fill: Fill, order: int) -> None:
     tree = fill(order, 1)
     tree.apply(dict.fromkeys(keys(*range(500)), "v"))
     assert len(tree.nodes()) > 500 / order
@@ -89,7 +91,7 @@ def test_one_node_splits_into_many(fill: Fill, order: int) -> None:
 
 
 @pytest.mark.parametrize("order", [3, 4, 5, 8, 17, 128])
-def test_a_split_gives_the_fewest_parts_of_almost_equal_size(order: int) -> None:
+def test_split_creates_fewest_parts_of_similar_size(order: int) -> None:
     for n_keys in range(order, 5 * order + 3):
         names = keys(*range(n_keys))
         node = DirtyNode(names, names, [f"c{number}" for number in range(n_keys + 1)])
@@ -113,7 +115,7 @@ def test_a_split_gives_the_fewest_parts_of_almost_equal_size(order: int) -> None
         assert children == node.children
 
 
-def test_a_split_hands_each_message_to_the_part_it_is_bound_for() -> None:
+def test_split_assigns_messages_to_their_parts() -> None:
     names = keys(*range(0, 70, 10))
     buffer = dict.fromkeys(keys(*(number for number in range(70) if number % 10)))
     own = {names[1]: None, names[4]: None}
@@ -129,7 +131,7 @@ def test_a_split_hands_each_message_to_the_part_it_is_bound_for() -> None:
 # Messages
 
 
-def test_messages_wait_in_the_root_and_shadow_what_is_below(fill: Fill) -> None:
+def test_messages_in_root_buffer_override_lower_levels(fill: Fill) -> None:
     tree = fill(4, 60, buffer_target_bytes=10_000)
     inner, leaf = tree.root.keys[0], keys(0)[0]
     tree.apply({leaf: "new", keys(1)[0]: None, inner: "changed", "k9999": "added"})
@@ -146,9 +148,7 @@ def test_messages_wait_in_the_root_and_shadow_what_is_below(fill: Fill) -> None:
 
 
 @pytest.mark.parametrize(("order", "target_bytes"), [(4, 400), (8, 100)])
-def test_a_change_of_one_key_rewrites_one_path_however_full_buffers_are(
-    fill: Fill, order: int, target_bytes: int
-) -> None:
+def test_single_key_change_rewrites_one_path(fill: Fill, order: int, target_bytes: int) -> None:
     tree = fill(order, 200, buffer_target_bytes=target_bytes)
     height = tree.height()
     assert height >= 2
@@ -165,7 +165,7 @@ def test_a_change_of_one_key_rewrites_one_path_however_full_buffers_are(
     assert 0 < max(inner_bytes) <= 2 * target_bytes + message_bytes, "a buffer below the root is bounded, too"
 
 
-def test_deletions_of_own_keys_wait_when_their_node_splits(fill: Fill) -> None:
+def test_deletions_of_inner_keys_stay_buffered_on_split(fill: Fill) -> None:
     tree = fill(8, 400, buffer_target_bytes=10**6)
     own = list(tree.root.keys)
     assert len(own) >= 5
@@ -181,7 +181,7 @@ def test_deletions_of_own_keys_wait_when_their_node_splits(fill: Fill) -> None:
     assert most_written <= 4 * height, "a path, what splits beside it, and the joined halves of one own key"
 
 
-def test_a_node_that_others_gave_too_many_messages_takes_at_least_one(fill: Fill) -> None:
+def test_overfull_buffer_of_other_writer_accepts_a_message(fill: Fill) -> None:
     tree = fill(4, 120, buffer_target_bytes=10**6)
     tree.apply(dict.fromkeys(keys(*range(0, 120, 2)), "w" * 30))
     tree.limits = TreeLimits(4, ROOMY, 10**3)
@@ -191,7 +191,7 @@ def test_a_node_that_others_gave_too_many_messages_takes_at_least_one(fill: Fill
         assert tree.written == {} or len(tree.root.buffer) <= waiting
 
 
-def test_messages_of_inner_buffers_are_older_than_those_above(fill: Fill) -> None:
+def test_upper_messages_override_lower_messages(fill: Fill) -> None:
     tree = fill(4, 100, buffer_target_bytes=100)
     rng = random.Random(5)
     seen_inner_message = False
@@ -203,7 +203,7 @@ def test_messages_of_inner_buffers_are_older_than_those_above(fill: Fill) -> Non
     assert seen_inner_message
 
 
-def test_deleting_what_is_not_there_changes_no_content(fill: Fill) -> None:
+def test_deleting_missing_key_changes_nothing(fill: Fill) -> None:
     tree = fill(4, 20)
     before = dict(tree.model)
     tree.apply({"nothing": None, "k0000x": None})
@@ -213,7 +213,7 @@ def test_deleting_what_is_not_there_changes_no_content(fill: Fill) -> None:
     assert empty.root.buffer == {}
 
 
-def test_unknown_object_types_and_multibyte_keys_sort_by_bytes(fill: Fill) -> None:
+def test_keys_sort_by_bytes(fill: Fill) -> None:
     tree = fill(3, 0)
     names = ["B===é", "B===z", "C===航", "C===🦆", "D===view", "C===\uffff", "B===\x80"]
     tree.apply(dict.fromkeys(names, "v"))
@@ -221,7 +221,7 @@ def test_unknown_object_types_and_multibyte_keys_sort_by_bytes(fill: Fill) -> No
 
 
 @pytest.mark.parametrize("order", [3, 8])
-def test_the_size_limit_holds_with_a_target_far_above_it(order: int) -> None:
+def test_size_limit_applies_with_larger_buffer_target(order: int) -> None:
     tree = Tree(order, node_file_max_size_bytes=2_600, buffer_target_bytes=10**6)
     rng = random.Random(order)
     for step in range(60):
@@ -231,7 +231,7 @@ def test_the_size_limit_holds_with_a_target_far_above_it(order: int) -> None:
     tree.close()
 
 
-def test_system_rows_of_the_root_count_against_the_limit() -> None:
+def test_size_limit_includes_system_rows_of_root() -> None:
     tree = Tree(3, node_file_max_size_bytes=6_000, buffer_target_bytes=10**6)
     tree.apply(dict.fromkeys(keys(*range(30)), "v"))
     system = {"created_at_millis": "1", "commit_info": "x" * 4_000}
@@ -249,7 +249,7 @@ def test_system_rows_of_the_root_count_against_the_limit() -> None:
     tree.close()
 
 
-def test_buffered_messages_that_others_left_in_a_leaf_are_applied() -> None:
+def test_messages_in_leaf_of_other_writer_are_applied() -> None:
     leaf = NodeFile(["a", "b", "c"], ["1", "2", "3"], [], {"b": None, "d": "4"}, {"created_at_millis": "1"})
     tree = Tree(5)
     tree.root, tree.model = leaf, {"a": "1", "c": "3", "d": "4"}
@@ -260,13 +260,13 @@ def test_buffered_messages_that_others_left_in_a_leaf_are_applied() -> None:
     tree.close()
 
 
-def test_the_fewest_keys_of_a_node() -> None:
+def test_minimum_number_of_keys_of_a_node() -> None:
     fewest = {order: TreeLimits(order, ROOMY).min_keys for order in (3, 4, 5, 6, 7, 128)}
     assert fewest == {3: 1, 4: 1, 5: 2, 6: 2, 7: 3, 128: 63}
 
 
-def test_the_size_limit_holds_when_nodes_with_full_buffers_are_merged() -> None:
-    """A sequence, found by search, in which two neighbors' messages do not fit one file."""
+def test_size_limit_applies_to_merged_nodes_with_full_buffers() -> None:
+    """A sequence, found by search, in which the messages of two neighbors do not fit into one file."""
     rng = random.Random(72)
     tree = Tree(3, node_file_max_size_bytes=2_300, buffer_target_bytes=10**6)
     tree.apply(dict.fromkeys(keys(*range(40)), "v"))

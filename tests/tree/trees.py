@@ -1,4 +1,4 @@
-"""Trees in memory for tests, beside the dict that each should equal."""
+"""Trees in memory for tests, with the dict that each should equal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOMY = 10**6
 
 
 class Tree:
-    """A tree whose node files lie in a metered memory storage; ``model`` is the dict it should equal."""
+    """A tree whose node files are in a metered memory storage. ``model`` is the dict that it should equal."""
 
     def __init__(self, order: int, *, node_file_max_size_bytes: int = ROOMY, buffer_target_bytes: int = 0):
         self.limits = TreeLimits(order, node_file_max_size_bytes, buffer_target_bytes)
@@ -51,7 +51,7 @@ class Tree:
         self.check()
 
     def compact(self) -> bool:
-        """Compact the tree and check it; says whether that changed anything."""
+        """Compact the tree and check it. Return whether it changed."""
         edited = compacted_tree(self.store(), self.root, self.limits, created_at_ms=7, root_system=SYSTEM)
         if edited is None:
             return False
@@ -82,7 +82,7 @@ def keys(*numbers: int) -> list[str]:
 
 
 def filled(order: int, n_keys: int, *, buffer_target_bytes: int = 0) -> Tree:
-    """Return a tree of ``n_keys`` keys that hold no messages in buffers."""
+    """Return a tree of ``n_keys`` keys without buffered messages."""
     tree = Tree(order)
     tree.apply(dict.fromkeys(keys(*range(n_keys)), "v"))
     tree.limits = TreeLimits(order, ROOMY, buffer_target_bytes)
