@@ -41,10 +41,10 @@ OTHER_SERVERS := azurite fake_gcs dynalite redis_server valkey_server hdfs
 UNIT_TESTS := tests/transaction tests/format/test_file_names.py tests/format/test_keys.py tests/format/test_definitions.py \
 	tests/format/test_locations.py tests/format/test_sealed_files.py tests/format/test_version_ranges.py \
 	tests/format/test_checksums.py tests/format/test_limits.py tests/format/test_vectors.py tests/tree/test_key_ranges.py \
-	tests/iceberg/test_ownership.py tests/test_architecture.py tests/test_cached_attribute.py tests/test_public_api.py \
+	tests/iceberg/test_table_ownership.py tests/test_architecture.py tests/test_cached_attribute.py tests/test_public_api.py \
 	tests/test_threat_model.py
 #: Tests of `make check`: about three minutes.
-QUICK_TESTS := $(UNIT_TESTS) tests/format tests/tree tests/golden tests/iceberg/test_catalog.py \
+QUICK_TESTS := $(UNIT_TESTS) tests/access tests/format tests/tree tests/golden tests/iceberg/test_catalog.py \
 	tests/iceberg/test_staging.py tests/iceberg/test_avro_decoder.py tests/test_project.py
 
 .PHONY: help setup demo ui test unit check lint bench docs proto package dist constraints soak metrics clean

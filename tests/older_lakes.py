@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.format.older_forms import OlderForm
+from tests.format.node_file_variants import OlderForm
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.file_names import RootNaming, parse_root_path
 from trinitylake_ops.format.keys import PREVIOUS_ROOT, ROLLBACK_FROM_ROOT

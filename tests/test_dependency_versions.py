@@ -27,8 +27,8 @@ class Older:
 
 #: pyiceberg 0.11 does not repeat a commit that met another one: `Table.refresh()` and again is the caller's.
 _NO_REPEATS = (
-    "test_concurrent_appends_of_two_catalogs_all_arrive",
-    "test_two_handles_of_one_table_in_a_transaction",
+    "test_concurrent_appends_of_two_catalogs_are_all_committed",
+    "test_two_handles_of_a_table_share_a_transaction",
     "test_a_run_commits_once",
 )
 #: Spark before 4.2 reads no streams by this source, and 4.0 writes none; 4.0 has no type for times of a day.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.format.older_forms import OlderForm, Row, all_forms, arrow_file
+from tests.format.node_file_variants import OlderForm, Row, all_forms, arrow_file
 from tests.format.strategies import locations, node_files
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.keys import SYSTEM_KEYS, encode_schema_id, has_schema_id
