@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.format.node_file_variants import OlderForm
+from tests.format.node_file_variants import NodeFormVariant
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.file_names import RootNaming, parse_root_path
 from trinitylake_ops.format.keys import PREVIOUS_ROOT, ROLLBACK_FROM_ROOT
@@ -10,10 +10,10 @@ from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.storage import Storage
 
 #: How a root that holds no children may look at most.
-OLDEST_FORM = OlderForm("value", has_pnode=False, has_null_row=False, txn="string", definition_key="lakehouse")
+OLDEST_FORM = NodeFormVariant("value", has_pnode=False, has_null_row=False, txn="string", definition_key="lakehouse")
 
 
-def copy_renamed(lake: Lakehouse, storage: Storage, naming: RootNaming, form: OlderForm = OLDEST_FORM) -> None:
+def copy_renamed(lake: Lakehouse, storage: Storage, naming: RootNaming, form: NodeFormVariant = OLDEST_FORM) -> None:
     """Copy a lakehouse into an empty storage, its roots in that naming and, where they can be, in that form."""
     lake.close()
     for info in lake.storage.list():
@@ -24,6 +24,6 @@ def copy_renamed(lake: Lakehouse, storage: Storage, naming: RootNaming, form: Ol
             for name in (PREVIOUS_ROOT, ROLLBACK_FROM_ROOT):
                 if name in node.system:
                     node.system[name] = naming.path(version - 1)
-            written = form if form.can_hold(node) else OlderForm("value", n_blank=0)
+            written = form if form.supports(node) else NodeFormVariant("value", n_blank=0)
             data, path = written.encode(node), naming.path(version)
         storage.create(path, data)

@@ -17,10 +17,10 @@ Row = tuple[str | None, str | None, str | None]
 
 @dataclass(frozen=True)
 class NodeFormVariant:
-    """One combination of what differs; the defaults are our form.
+    """One combination of the differences; the defaults are those of this package.
 
-    ``txn`` is the type of an extra column of that name, ``n_blank`` how many blank pointer rows
-    there are. Only a leaf can be written without its pnode column or its row without a key.
+    ``txn`` is the type of an extra column of that name, ``n_blank`` the number of blank pointer
+    rows. Only a leaf can be written without its pnode column or its row without a key.
     """
 
     value_column: str = "pvalue"

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.format.node_file_variants import OlderForm, Row, all_forms, arrow_file
+from tests.format.node_file_variants import NodeFormVariant, Row, all_variants, arrow_file
 from tests.format.strategies import locations, node_files
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.keys import SYSTEM_KEYS, encode_schema_id, has_schema_id
 from trinitylake_ops.format.node_file import NodeFile, decode_node, decode_system_rows, encode_node
 
 PATH = "0000/0000/0000/00000000-node.ipc"
-FORMS = list(all_forms())
-FLAT = OlderForm("value", has_pnode=False, has_null_row=False)
+FORMS = list(all_variants())
+FLAT = NodeFormVariant("value", has_pnode=False, has_null_row=False)
 LEAF = NodeFile(["B===a", "C===ab"], ["v1", "v2"], [], {}, {"created_at_millis": "5", "lakehouse_def": "def"})
 known_system = st.fixed_dictionaries(
     {}, optional={"lakehouse_def": locations, "previous_root": locations, "commit_id": locations}
@@ -27,13 +27,13 @@ known_system = st.fixed_dictionaries(
 
 def test_variants_include_all_combinations() -> None:
     assert len(FORMS) == len(set(FORMS)) == 2**7 * 3**2
-    assert OlderForm() in FORMS
+    assert NodeFormVariant() in FORMS
 
 
 @settings(deadline=None)
 @given(node_files(), known_system, st.lists(st.sampled_from(FORMS), min_size=20, max_size=20))
 def test_any_node_decodes_equally_in_every_variant(
-    node: NodeFile, roots: dict[str, str], forms: list[OlderForm]
+    node: NodeFile, roots: dict[str, str], forms: list[NodeFormVariant]
 ) -> None:
     node.system.update(roots)
     assert decode_node(encode_node(node, len(node.keys) + 3), PATH) == node
@@ -47,10 +47,10 @@ def test_leaf_and_inner_node_decode_equally_in_every_variant() -> None:
     assert assert_the_same_node(inner, FORMS) == len(FORMS) / 4
 
 
-def assert_the_same_node(node: NodeFile, forms: list[OlderForm]) -> int:
+def assert_the_same_node(node: NodeFile, forms: list[NodeFormVariant]) -> int:
     """Encode the node in all variants that support it and decode it. Return the number of variants."""
     told_apart = replace(node, system={name: node.system[name] for name in node.system if name in SYSTEM_KEYS})
-    able = [form for form in forms if form.can_hold(node)]
+    able = [form for form in forms if form.supports(node)]
     for form in able:
         expected = node if form.has_null_row else told_apart
         data = form.encode(expected)
@@ -62,8 +62,11 @@ def assert_the_same_node(node: NodeFile, forms: list[OlderForm]) -> int:
     return len(able)
 
 
-@pytest.mark.parametrize("form", [OlderForm(), FLAT, replace(FLAT, has_pnode=True)], ids=["ours", "flat", "pnode"])
-def test_leaf_with_any_number_of_keys_decodes(form: OlderForm) -> None:
+VARIANTS = [NodeFormVariant(), FLAT, replace(FLAT, has_pnode=True)]
+
+
+@pytest.mark.parametrize("form", VARIANTS, ids=["current", "flat", "pnode"])
+def test_leaf_with_any_number_of_keys_decodes(form: NodeFormVariant) -> None:
     keys = [f"C==={number:04}" for number in range(1000)]
     node = NodeFile(keys, ["v"] * 1000, [], {"C===9999": None}, {"created_at_millis": "5"})
     assert decode_node(form.encode(node), PATH) == node
@@ -152,7 +155,7 @@ def test_system_rows_in_any_order_are_decoded() -> None:
 def test_inner_node_requires_child_column_and_row() -> None:
     inner = replace(LEAF, children=["c0", "c1", "c2"])
     rows: list[Row] = [("created_at_millis", "5", None), ("n_keys", "2", None), *zip("ab", "vw", "cd", strict=True)]
-    assert not FLAT.can_hold(inner)
+    assert not FLAT.supports(inner)
     with pytest.raises(CorruptFileError):
         decoded(*rows)
 

@@ -106,7 +106,7 @@ def test_concurrent_creations_of_a_table_are_merged(local: Lakehouse) -> None:
 
 def test_conflict_names_the_changed_partition(local: Lakehouse) -> None:
     put(local, month(local, 1))
-    said = r"ns\.t was staged on version 1 and since then others changed what it replaces \(month=2\); stage it again"
+    said = r"ns\.t was staged on version 1 and since then other writers changed the data that it replaces \(month=2\); stage it again"
     for theirs in ("replace_partitions", "append"):
         ours, other = month(local, 2, 2), month(local, 2, 3, mode=theirs)  # type: ignore[arg-type]
         put(local, other)

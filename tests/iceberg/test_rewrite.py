@@ -234,7 +234,7 @@ def test_file_with_unexpected_row_count_is_rejected(lake: Lakehouse, catalog: Tr
     pq.write_table(pq.read_table(pa.BufferReader(lake.storage.read(first))), other)  # by another program
     lake.storage.write(second, other.getvalue().to_pybytes())
     before = listed(lake.storage)
-    with pytest.raises(CorruptFileError, match=f"{second}' holds 2 rows, its manifest says 1"):
+    with pytest.raises(CorruptFileError, match=f"{second}' has 2 rows, but its manifest declares 1"):
         rewrite_in_process([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])
     assert listed(lake.storage) == before
 

@@ -153,7 +153,7 @@ def test_conversion_preserves_ids_names_and_nullability() -> None:
         (DataType.INT2, "int"),
         (DataType.CHAR, "string"),
         (DataType.TIMETZ, "time in UTC"),
-        (DataType(99), "a type"),
+        (DataType(99), "a supported type"),
     ],
 )
 def test_unsupported_column_type_has_one_line_error(data_type: DataType, instead: str) -> None:

@@ -280,7 +280,11 @@ def test_wrong_requests_run_no_task(spark: SparkSession, lake: Lakehouse) -> Non
     wrong: list[tuple[type[TrinityLakeError], str, dict[str, Any]]] = [
         (InvalidInputError, "has format 'LANCE'; only ICEBERG", {"table": "other"}),
         (InvalidInputError, "mode 'overwrite' is none of", {"mode": "overwrite"}),
-        (InvalidInputError, "use it with replace_partitions or append", {"mode": "replace_table", "partitions": [february]}),
+        (
+            InvalidInputError,
+            "use it with replace_partitions or append",
+            {"mode": "replace_table", "partitions": [february]},
+        ),
         (InvalidInputError, "name at least one", {"mode": "append", "partitions": []}),
         (InvalidInputError, "needs a value for each of year, month", {"partitions": [{"month": 2}]}),
         (InvalidInputError, "'may' is no value of the partition column", {"partitions": [{"year": 1, "month": "may"}]}),
