@@ -106,11 +106,14 @@ def test_concurrent_creations_of_a_table_are_merged(local: Lakehouse) -> None:
 
 def test_conflict_names_the_changed_partition(local: Lakehouse) -> None:
     put(local, month(local, 1))
-    said = r"ns\.t was staged on version 1 and since then other writers changed the data that it replaces \(month=2\); stage it again"
+    message = (
+        r"ns\.t was staged on version 1 and since then other writers changed the data that it replaces \(month=2\);"
+        " stage it again"
+    )
     for theirs in ("replace_partitions", "append"):
         ours, other = month(local, 2, 2), month(local, 2, 3, mode=theirs)  # type: ignore[arg-type]
         put(local, other)
-        with pytest.raises(CommitConflictError, match=said):
+        with pytest.raises(CommitConflictError, match=message):
             put(local, ours)
         said = said.replace("version 1", "version 2")
     whole = stage_arrow(local, pa.table({"month": [1], "n": [9]}), *NAME, mode="replace_table")

@@ -26,7 +26,7 @@ from trinitylake_ops.format import limits
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.limits import MAX_PROPERTIES_BYTES
 from trinitylake_ops.iceberg import catalog_at
-from trinitylake_ops.iceberg.properties import check_settable, is_allowed, invalid_properties, names_code
+from trinitylake_ops.iceberg.properties import check_settable, invalid_properties, is_allowed, names_code
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.transaction.change_set import VIEW_PREFIX
 

@@ -72,7 +72,7 @@ def test_a_task_that_fails_commits_nothing(spark: SparkSession, lake: Lakehouse)
     path = plan.tables[0].found[1].files[0].file_path.removeprefix(lake.root)
     whole = lake.storage.read(path)
     lake.storage.write(path, whole[:40])
-    with pytest.raises(CorruptFileError, match=f"'{path}' is no Parquet file"):
+    with pytest.raises(CorruptFileError, match=f"'{path}' is not a Parquet file"):
         plan.execute(write_groups_on(spark))
     other = plan.tables[0].found[0].files[0].file_path.removeprefix(lake.root)
     lake.storage.write(path, whole)

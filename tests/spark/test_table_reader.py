@@ -365,7 +365,7 @@ def test_a_data_file_with_fewer_rows_than_its_manifest_says(lake: Lakehouse) -> 
     few, many = sorted(table.scan().plan_files(), key=lambda task: task.file.record_count)
     few_path, many_path = (task.file.file_path.removeprefix(lake.root) for task in (few, many))
     lake.storage.write(many_path, lake.storage.read(few_path))
-    with pytest.raises(CorruptFileError, match=f"{many_path}' holds 1 rows, its manifest says 100"):
+    with pytest.raises(CorruptFileError, match=f"{many_path}' has 1 rows, but its manifest declares 100"):
         read_without_spark(lake)
 
 
