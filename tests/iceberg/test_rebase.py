@@ -115,7 +115,7 @@ def test_conflict_names_the_changed_partition(local: Lakehouse) -> None:
         put(local, other)
         with pytest.raises(CommitConflictError, match=message):
             put(local, ours)
-        said = said.replace("version 1", "version 2")
+        message = message.replace("version 1", "version 2")
     whole = stage_arrow(local, pa.table({"month": [1], "n": [9]}), *NAME, mode="replace_table")
     empty = [
         stage_arrow(
