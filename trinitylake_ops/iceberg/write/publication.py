@@ -2,8 +2,8 @@
 
 The id is that of the transaction. It is among the ``members`` of the version that commits it, and stays there when the
 version is purged. Before each attempt, a worker searches for the id in the versions since the tables were staged. An
-attempt can only be committed directly on the last version that was searched (docs/internals/protocol.md, C). Workers that are
-restarted after a kill, and workers that race, therefore return the version that one of them committed.
+attempt can only be committed directly on the last version that was searched (docs/internals/protocol.md, C). Workers
+that are restarted after a kill, and workers that race, therefore return the version that one of them committed.
 """
 
 from __future__ import annotations
