@@ -413,7 +413,7 @@ def test_registering_io_derives_lakehouse_root_for_flat_storages() -> None:
         f"dynamodb://lakes/lake/{folder}/0.metadata.json",
         f"dynamodb://lakes/tables/x/lake/{folder}/1.metadata.json",
     ]
-    assert registering_io(io, [*files, "s3://bucket/any/2.metadata.json"]).allowed_roots.given == (
+    assert registering_io(io, [*files, "s3://bucket/any/2.metadata.json"]).allowed_roots.passed_roots == (
         "dynamodb://lakes/lake/",
         "dynamodb://lakes/tables/x/lake/",
         "s3://bucket/any/",

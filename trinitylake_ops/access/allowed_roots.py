@@ -156,7 +156,7 @@ class AllowedRoots:
     #: Roots that the operator allows. All files below them may be read and written.
     allowed: tuple[str, ...] = ()
     #: Roots that the caller passed. All files below them may be read.
-    given: tuple[str, ...] = ()
+    passed_roots: tuple[str, ...] = ()
     #: Whether a table's file of any other lakehouse is resolved to the same path in this lakehouse. Such locations
     #: remain in content after a lakehouse is copied by copying its files.
     follows_moves: bool = True
@@ -184,7 +184,7 @@ class AllowedRoots:
         uri = as_uri(location)
         if uri.startswith(self.root):
             return FileAddress(self.root, uri.removeprefix(self.root), is_writable=True)
-        for root in self.given:
+        for root in self.passed_roots:
             if uri.startswith(root):
                 return FileAddress(root, uri.removeprefix(root))
         for root in self.names.table_roots:  # before allowed roots that may contain it: writers register at table roots
@@ -219,7 +219,7 @@ class AllowedRoots:
 
     def folder_id(self, uri: str) -> str | None:
         """Return the id of the table whose folder contains a URI, None for a URI outside the folders of tables."""
-        roots = (self.root, *self.names.table_roots, *self.names.sources, *self.names.targets, *self.given)
+        roots = (self.root, *self.names.table_roots, *self.names.sources, *self.names.targets, *self.passed_roots)
         for root in roots:
             if uri.startswith(root) and _TABLE_FILE.fullmatch(path := uri.removeprefix(root)):
                 return path.split("/")[1]
@@ -243,7 +243,7 @@ class AllowedRoots:
 
     def check_root(self, root: str) -> None:
         """Raise LocationNotAllowedError if content may not name this root of another lakehouse."""
-        is_known = self.is_allowed(root) or any(root.startswith(known) for known in self.given)
+        is_known = self.is_allowed(root) or any(root.startswith(known) for known in self.passed_roots)
         if not self.may_be_named(root) and not is_known:
             self._not_allowed_error(root)
 

@@ -35,7 +35,7 @@ class ExternalStorages:
         storage_options: Passed on to storages of the same scheme. A storage of another scheme gets the options for its
             scheme, and reads other settings from the environment.
         names: The roots that definitions of the lakehouse name.
-        given: Open storages that the caller passes.
+        opened: Open storages that the caller passes.
         load_definition: Called once for each unknown root, before a location below it is rejected.
         follows_moves: See :class:`AllowedRoots`.
         own: The storage of the root, used to determine where a moved file is.
@@ -46,7 +46,7 @@ class ExternalStorages:
         root: str,
         storage_options: StorageOptions,
         names: NamedRoots | None = None,
-        given: Sequence[Storage] = (),
+        opened: Sequence[Storage] = (),
         load_definition: DefinitionLoader | None = None,
         *,
         follows_moves: bool = True,
@@ -54,7 +54,7 @@ class ExternalStorages:
     ):
         self.names = names or NamedRoots()
         self._options = storage_options
-        self._given = list(given)
+        self._opened = list(opened)
         self._load_definition = load_definition
         self._own = own
         #: Whether any file was read that content names at a former location of the lakehouse.
@@ -63,7 +63,7 @@ class ExternalStorages:
         self._has_owner: dict[str, bool] = {}
         self._is_claimed: dict[str, bool] = {}
         allowed = allowed_roots(storage_options.get(ALLOWED_ROOTS, ""))
-        passed = tuple(storage.root for storage in given)
+        passed = tuple(storage.root for storage in opened)
         self.allowed_roots = AllowedRoots(root, self.names, allowed, passed, follows_moves, roots_nest)
         self._storages: dict[str, Storage] = {}
         self.after_fork_in_child()
@@ -81,14 +81,14 @@ class ExternalStorages:
         options = with_environment(self.allowed_roots.root, self._options)
         return (
             _reopened,
-            (self.allowed_roots.root, options, self.names, tuple(self._given), self.allowed_roots.follows_moves),
+            (self.allowed_roots.root, options, self.names, tuple(self._opened), self.allowed_roots.follows_moves),
         )
 
     def register_storage(self, storage: Storage) -> None:
         """Read the files under the root of a storage through it, with its own options."""
-        self._given.append(storage)
-        given = (*self.allowed_roots.given, storage.root)
-        self.allowed_roots = replace(self.allowed_roots, given=given)
+        self._opened.append(storage)
+        passed_roots = (*self.allowed_roots.passed_roots, storage.root)
+        self.allowed_roots = replace(self.allowed_roots, passed_roots=passed_roots)
 
     def find(self, uri: str) -> FileAddress:
         """Resolve a URI to the address where the file is read.
@@ -194,7 +194,7 @@ class ExternalStorages:
         """Return the storage that contains an address, opening it on first use."""
         if self._own is not None and self._own.root == place.root:
             return self._own
-        for storage in self._given:
+        for storage in self._opened:
             if storage.root == place.root:
                 return storage
         with self._lock:
@@ -230,6 +230,6 @@ class ExternalStorages:
 
 
 def _reopened(
-    root: str, storage_options: StorageOptions, names: NamedRoots, given: tuple[Storage, ...], follows_moves: bool
+    root: str, storage_options: StorageOptions, names: NamedRoots, opened: tuple[Storage, ...], follows_moves: bool
 ) -> ExternalStorages:
-    return ExternalStorages(root, storage_options, names, given, follows_moves=follows_moves)
+    return ExternalStorages(root, storage_options, names, opened, follows_moves=follows_moves)

@@ -453,25 +453,25 @@ def _own_form(name_bytes: int) -> _OwnForm:
     The form consists of the bytes that are the same in two files that differ in everything else.
     """
     texts = {"0": ["", None], "1": [str(number) for number in range(20_000)] + [None] * 1_000}
-    one, other = (
+    first_file, second_file = (
         bytes(_file_of(pa.record_batch([built_texts(rows)] * 3, schema=SCHEMA), "", name_bytes, character))
         for character, rows in texts.items()
     )
-    batch = 16 + int.from_bytes(one[12:16], "little")  # after the magic and the schema's message
-    head_bytes = batch + 8 + int.from_bytes(one[batch + 4 : batch + 8], "little")
-    tail_bytes = int.from_bytes(one[-10:-6], "little") + 10
-    head_mask = _equal_words(one[:head_bytes], other[:head_bytes])
-    tail_mask = _equal_words(one[-tail_bytes:], other[-tail_bytes:])
-    head, tail = (int.from_bytes(part, "little") for part in (one[:head_bytes], one[-tail_bytes:]))
+    batch = 16 + int.from_bytes(first_file[12:16], "little")  # after the magic and the schema's message
+    head_bytes = batch + 8 + int.from_bytes(first_file[batch + 4 : batch + 8], "little")
+    tail_bytes = int.from_bytes(first_file[-10:-6], "little") + 10
+    head_mask = _equal_words(first_file[:head_bytes], second_file[:head_bytes])
+    tail_mask = _equal_words(first_file[-tail_bytes:], second_file[-tail_bytes:])
+    head, tail = (int.from_bytes(part, "little") for part in (first_file[:head_bytes], first_file[-tail_bytes:]))
     seal = f"{_NO_DIGITS.decode()} {'0' * name_bytes}".encode() if name_bytes else b""
-    places = (one.find(seal), one.rfind(seal) - len(one)) if seal else (0, 0)
-    of_batch = (batch, *places_in_batch(one, batch))
-    form = (*of_batch, head_bytes, head_mask, head & head_mask, tail_bytes, tail_mask, tail & tail_mask)
-    return _OwnForm(*form, len(seal), *places)
+    seal_offsets = (first_file.find(seal), first_file.rfind(seal) - len(first_file)) if seal else (0, 0)
+    batch_offsets = (batch, *places_in_batch(first_file, batch))
+    form = (*batch_offsets, head_bytes, head_mask, head & head_mask, tail_bytes, tail_mask, tail & tail_mask)
+    return _OwnForm(*form, len(seal), *seal_offsets)
 
 
-def _equal_words(one: bytes, other: bytes) -> int:
+def _equal_words(first: bytes, second: bytes) -> int:
     """Return a mask of the 8-byte words that are the same in both files."""
-    places = range(0, len(one), 8)
-    masks = (b"\xff" if one[place : place + 8] == other[place : place + 8] else b"\0" for place in places)
-    return int.from_bytes(b"".join(mask * 8 for mask in masks)[: len(one)], "little")
+    starts = range(0, len(first), 8)
+    masks = (b"\xff" if first[start : start + 8] == second[start : start + 8] else b"\0" for start in starts)
+    return int.from_bytes(b"".join(mask * 8 for mask in masks)[: len(first)], "little")

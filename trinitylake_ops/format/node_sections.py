@@ -66,19 +66,19 @@ def _read_other_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
     schema = pa.ipc.open_file(data, options=_READ_OPTIONS).schema
     check_file_seals(data, schema, path)
     check_body(data)
-    places = [place for place, name in enumerate(schema.names) if name != _TRANSACTION_COLUMN]
-    names = [schema.names[place] for place in places]
+    indices = [index for index, name in enumerate(schema.names) if name != _TRANSACTION_COLUMN]
+    names = [schema.names[index] for index in indices]
     if (
         names[:1] != ["key"]
         or names[1:2] not in ([name] for name in _VALUE_COLUMNS)
         or names[2:] not in ([], ["pnode"])
-        or any(schema.field(place).type not in (pa.utf8(), pa.large_utf8()) for place in places)
+        or any(schema.field(index).type not in (pa.utf8(), pa.large_utf8()) for index in indices)
     ):
         raise CorruptFileError(
             f"{path!r} is not a node file: it has the columns {schema.names}, instead of {SCHEMA.names} as strings",
             path=path,
         )
-    options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=places)
+    options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=indices)
     table = pa.ipc.open_file(data, options=options).read_all()
     table.validate(full=True)
     columns = [column.cast(pa.utf8()).combine_chunks() for column in table.columns]

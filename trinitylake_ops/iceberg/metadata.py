@@ -273,7 +273,7 @@ def _parse(text: bytes, uri: str) -> LoadedMetadata:
                 for shot in parsed.snapshots
             ]
             parsed = parsed.model_copy(update={"snapshots": shots})
-        _check_meaning(parsed)
+        _check_semantics(parsed)
     except TrinityLakeError:
         raise
     except Exception as error:  # PyIceberg's validators raise arbitrary exceptions for invalid JSON
@@ -415,7 +415,7 @@ def _check_items(content: Any, location: str) -> int:
     return n_parts
 
 
-def _check_meaning(metadata: TableMetadata) -> None:
+def _check_semantics(metadata: TableMetadata) -> None:
     """Raise ValueError for an invalid type, transform or sort column, on which readers would fail much later."""
     # Two schemas may give one id to different columns.
     columns = [column for schema in metadata.schemas for column in index_by_id(schema).values()]

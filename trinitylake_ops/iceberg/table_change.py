@@ -368,11 +368,11 @@ def root_to_allow(definition: TableDef, io: StorageFileIO) -> str | None:
     return " ".join(dict.fromkeys(roots)) or None
 
 
-def _root_of(uri: str, places: AllowedRoots) -> str:
+def _root_of(uri: str, allowed_roots: AllowedRoots) -> str:
     """Return the root through which a metadata file outside all known roots is read."""
     if roots_nest(uri):
         return normalize_root_uri(_folder_of(uri))
-    return root_of_table_file(uri) or places.strict().find(uri).root  # its error names what to allow
+    return root_of_table_file(uri) or allowed_roots.strict().find(uri).root  # its error names what to allow
 
 
 def _folder_of(uri: str) -> str:

@@ -91,8 +91,8 @@ def check_format(properties: Mapping[str, str]) -> None:
 
 def location_in(updates: Sequence[TableUpdate]) -> str:
     """Return the location that updates set for a new table, or an empty string."""
-    places = [update.location for update in updates if isinstance(update, SetLocationUpdate)]
-    return places[-1].rstrip("/") if places else ""
+    locations = [update.location for update in updates if isinstance(update, SetLocationUpdate)]
+    return locations[-1].rstrip("/") if locations else ""
 
 
 def spec_ids_after(updates: Sequence[TableUpdate], current: TableMetadata | None) -> set[int]:

@@ -341,41 +341,41 @@ _MAX_INT64 = (1 << 63) - 1
 class BoundedDecoder(BinaryDecoder):
     """Decodes values sequentially. Raises EOFError for a length that exceeds the input."""
 
-    __slots__ = ("_data", "_end", "_place")
+    __slots__ = ("_data", "_end", "_position")
 
     def __init__(self, data: bytes):
         self._data = data
         self._end = len(data)
-        self._place = 0
+        self._position = 0
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def read(self, n: int) -> bytes:
-        start = self._place
+        start = self._position
         self.skip(n)
-        return self._data[start : self._place]
+        return self._data[start : self._position]
 
     def skip(self, n: int) -> None:
-        if not 0 <= n <= self._end - self._place:
+        if not 0 <= n <= self._end - self._position:
             raise self._beyond(n)
-        self._place += n
+        self._position += n
 
     def read_int(self) -> int:
-        place = self._place
+        position = self._position
         if (
-            place < self._end and (byte := self._data[place]) < _CONTINUATION_BIT
+            position < self._end and (byte := self._data[position]) < _CONTINUATION_BIT
         ):  # fast path: most numbers take one byte
-            self._place = place + 1
+            self._position = position + 1
             return (byte >> 1) ^ -(byte & 1)
         return self._read_long_int()
 
     def _read_long_int(self) -> int:
         number = 0
-        for index, byte in enumerate(self._data[self._place : self._place + _MAX_NUMBER_BYTES]):
+        for index, byte in enumerate(self._data[self._position : self._position + _MAX_NUMBER_BYTES]):
             number |= (byte & _VALUE_BITS) << (7 * index)
             if byte < _CONTINUATION_BIT:
-                self._place += index + 1
+                self._position += index + 1
                 return (number >> 1 & _MAX_INT64) ^ -(number & 1)
         raise EOFError("a number is not terminated")
 
@@ -392,22 +392,22 @@ class BoundedDecoder(BinaryDecoder):
 
     def read_bytes(self) -> bytes:
         size_bytes = self.read_int()
-        start = self._place
+        start = self._position
         end = start + size_bytes
         if not start <= end <= self._end:
             raise self._beyond(size_bytes)
-        self._place = end
+        self._position = end
         return self._data[start:end]
 
     def skip_int(self) -> None:
         self.read_int()
 
     def _check_count(self, n: int) -> None:
-        if n > self._end - self._place:  # each item takes at least a byte
+        if n > self._end - self._position:  # each item takes at least a byte
             raise self._beyond(n)
 
     def _beyond(self, declared: int) -> EOFError:
-        return EOFError(f"{declared} bytes or items are declared, but only {self._end - self._place} bytes are left")
+        return EOFError(f"{declared} bytes or items are declared, but only {self._end - self._position} bytes are left")
 
 
 def read_bounded_avro() -> None:

@@ -173,7 +173,7 @@ class PieceCheck:
 
 
 def _check_unsealed(data: bytes, path: str) -> None:
-    """Raise CorruptFileError if no checksum is in its place, but the file's own checksum is somewhere in it."""
+    """Raise CorruptFileError if no checksum is at its offset, but the file's own checksum is somewhere in it."""
     name = b" " + path.rpartition("/")[2].encode(errors="surrogatepass")
     at = data.find(name)  # a regular expression would block the interpreter for a second
     while at >= 0 and not _DIGITS.fullmatch(data, max(0, at - 8), at):

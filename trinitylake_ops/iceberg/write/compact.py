@@ -119,7 +119,7 @@ def find_groups(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules)
     applied = {entry.data_file.file_path: frozenset(deletes.of(entry)) for entry in entries} if deletes.entries else {}
     return _GroupSelection(
         metadata, rules, {path: deletes_of_file for path, deletes_of_file in applied.items() if deletes_of_file}
-    ).among(entries)
+    ).select(entries)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class _GroupSelection:
     rules: RewriteRules
     deletes: Mapping[str, frozenset[DataFile]]
 
-    def among(self, entries: Sequence[ManifestEntry]) -> CompactionCandidates:
+    def select(self, entries: Sequence[ManifestEntry]) -> CompactionCandidates:
         spec_id = self.metadata.default_spec_id
         files = [entry.data_file for entry in entries]
         of_older_specs = [file for file in files if file.spec_id != spec_id]

@@ -38,7 +38,7 @@ from trinitylake_ops.iceberg.write.presence import (
 )
 from trinitylake_ops.iceberg.write.replacement import add_snapshot, files_at, files_in_partitions
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
-from trinitylake_ops.iceberg.write.staging import Replace, StagingCatalog, files_to_remove, moved
+from trinitylake_ops.iceberg.write.staging import Replace, StagingCatalog, files_to_remove, staging_conflict
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
@@ -75,24 +75,26 @@ def rebase(
     if not exists and base_location is None:
         return staged
     if not exists:
-        raise moved(name, staged.base_version, "it was dropped")
+        raise staging_conflict(name, staged.base_version, "it was dropped")
     definition = reader.table(*name)
     is_unchanged = definition.is_iceberg and definition.format_properties.get(METADATA_LOCATION) == base_location
     if is_unchanged and superseded is None:
         return staged
     if not definition.is_iceberg or (base_location is not None and definition.id != staged.table_def.id):
-        raise moved(name, staged.base_version, "another table has its name")
+        raise staging_conflict(name, staged.base_version, "another table has its name")
     if base_location is None and definition.id == staged.table_def.id:
-        raise moved(name, staged.base_version, "another publication created it")
+        raise staging_conflict(name, staged.base_version, "another publication created it")
     if staged.replaces is None:
-        raise moved(name, staged.base_version, "it was changed")
+        raise staging_conflict(name, staged.base_version, "it was changed")
     table = catalog.load_table(name)
     if superseded is None:
         version = lake.snapshot(catalog.base_version)
         rebased = _Rebase(catalog, table, staged, replaces_latest=replaces_latest)
         if rebased.lacks_history and presence(lake, version, staged) is Presence.TRIMMED:
             # Other writers may have rewritten its rows into new files since.
-            raise moved(name, staged.base_version, "it lost the snapshots that show whether it was published")
+            raise staging_conflict(
+                name, staged.base_version, "it lost the snapshots that show whether it was published"
+            )
         return rebased.restaged()
     files = _superseded_files(lake, catalog, table, superseded)
     if is_unchanged and not files:
@@ -114,7 +116,7 @@ def _superseded_files(
         return files
     if not files and presence(lake, lake.snapshot(), superseded) is Presence.ABSENT:
         return []
-    raise moved(
+    raise staging_conflict(
         (superseded.namespace, superseded.table),
         superseded.base_version,
         "the rows of the superseded append were rewritten",
@@ -201,7 +203,7 @@ class _Rebase:
         if self._staged.replaces == Replace.FILES.value:
             files = files_at(self._table, self._change.removed_paths)
             if len(files) != len(self._change.removed_paths):
-                raise self._moved("files that it replaces were rewritten")
+                raise self._conflict("files that it replaces were rewritten")
             return files
         return files_to_remove(self._table, [], Replace(self._staged.replaces))
 
@@ -211,18 +213,18 @@ class _Rebase:
         since = self._since
         existing = live_paths(metadata.current_snapshot(), self._io) if since is None else added_paths(since, self._io)
         if added & existing:
-            raise self._moved("its files were already published")
+            raise self._conflict("its files were already published")
         replaces_latest = self._replaces_latest and self._staged.replaces != Replace.FILES.value
         if replaces_latest or self._staged.replaces == Replace.NOTHING.value:
             return
         if since is None:
-            raise self._moved("it was rolled back, or lost the snapshots since then")
+            raise self._conflict("it was rolled back, or lost the snapshots since then")
         changed = {self._text_of(entry.data_file) for entry in changed_files(since, self._io, self._is_replaced)}
         if changed:
             partitions = ", ".join(sorted(changed)[:_MAX_LISTED_PARTITIONS]) + (
                 ", ..." if len(changed) > _MAX_LISTED_PARTITIONS else ""
             )
-            raise self._moved(f"other writers changed the data that it replaces ({partitions})")
+            raise self._conflict(f"other writers changed the data that it replaces ({partitions})")
 
     def _is_replaced(self, entry: ManifestEntry) -> bool:
         """Whether a file may have replaced rows. Files of other partition specs cannot be compared."""
@@ -249,18 +251,18 @@ class _Rebase:
                 schema = staged.schema().model_copy(update={"schema_id": schema_id})
                 transaction._apply((AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate()), ())
         except (ValidationError, ValueError) as error:  # another writer changed the type of a column
-            raise self._moved("its columns were changed") from error
+            raise self._conflict("its columns were changed") from error
         columns = {field.field_id: field for field in transaction.table_metadata.schema().fields}
         fits = staged.spec() == now.spec() and staged.default_spec_id == now.default_spec_id
         if not fits or any(columns.get(field.field_id) != field for field in staged.schema().fields):
-            raise self._moved("its columns or partitions were changed")
+            raise self._conflict("its columns or partitions were changed")
         for part_of in (_keys, _order, _properties):
             was_changed = before is not None and part_of(before) != part_of(staged)
             if (was_changed or before is None) and part_of(now) != part_of(staged):
-                raise self._moved("its keys, sort order or properties were changed")
+                raise self._conflict("its keys, sort order or properties were changed")
 
-    def _moved(self, how: str) -> CommitConflictError:
-        return moved((self._staged.namespace, self._staged.table), self._staged.base_version, how)
+    def _conflict(self, how: str) -> CommitConflictError:
+        return staging_conflict((self._staged.namespace, self._staged.table), self._staged.base_version, how)
 
 
 @dataclass(frozen=True)
@@ -312,7 +314,7 @@ def _base_of(staged: StagedTable, io: StorageFileIO) -> TableMetadata | None:
         return table_metadata(with_changes(staged.table_def, format_properties=properties), io)
     except FileMissingError as error:
         name = (staged.namespace, staged.table)
-        raise moved(name, staged.base_version, "the version that it was staged on was purged") from error
+        raise staging_conflict(name, staged.base_version, "the version that it was staged on was purged") from error
 
 
 def _columns(metadata: TableMetadata) -> object:

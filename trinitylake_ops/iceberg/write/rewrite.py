@@ -248,7 +248,7 @@ def _unused_deletes(
 ) -> set[DataFile]:
     """Return the delete files that apply to no data file of a table except those of groups.
 
-    Raises CommitConflictError if the table lost one of these files, or if other delete files apply to them by now.
+    Raises CommitConflictError if the table lost one of these files, or if other delete files apply to them now.
     """
     current, io = table.current_snapshot(), table.io
     assert isinstance(io, StorageFileIO)

@@ -209,17 +209,17 @@ def stage_appended(
     identifier = (write.namespace, write.table)
     reader = catalog.target.reader()
     if not (reader.has_namespace(write.namespace) and reader.has_table(*identifier)):
-        raise moved(identifier, write.base_version, "it was dropped")
+        raise staging_conflict(identifier, write.base_version, "it was dropped")
     table = catalog.load_table(identifier)
     if table.metadata.table_uuid != write.metadata.table_uuid:
-        raise moved(identifier, write.base_version, "another table has its name")
+        raise staging_conflict(identifier, write.base_version, "another table has its name")
     change = table.transaction()
     planned = write.metadata.schema()
     extend_schema(change, planned)
     now = {field.field_id: field for field in change.table_metadata.schema().fields}
     is_same_spec = change.table_metadata.default_spec_id == write.metadata.default_spec_id
     if not is_same_spec or any(now.get(field.field_id) != field for field in planned.fields):
-        raise moved(identifier, write.base_version, "its columns or partitions were changed")
+        raise staging_conflict(identifier, write.base_version, "its columns or partitions were changed")
     add_snapshot(change, data_files, [], dict(snapshot_properties or {}))
     change.commit_transaction()
     return replace(catalog.staged(identifier), begun_at_ms=write.begun_at_ms, replaces=Replace.NOTHING.value)
@@ -269,7 +269,7 @@ def publish(
         if current is None:
             transaction.create_table(*identifier, staged.table_def, id_of=IdOf.STAGED_TABLE)
         elif current.id != staged.table_def.id:
-            raise moved(identifier, staged.base_version, "another table has its name")
+            raise staging_conflict(identifier, staged.base_version, "another table has its name")
         elif staged.metadata_location != staged.base_metadata_location:
             # Keep lakehouse properties that concurrent commits changed.
             mirrored = replace(
@@ -305,11 +305,11 @@ def _check_unchanged(
     exists = reader.has_namespace(identifier[0]) and reader.has_table(*identifier)
     current = reader.table(*identifier) if exists else None
     if current is None and base_metadata_location is not None:
-        raise moved(identifier, base_version, "it was dropped")
+        raise staging_conflict(identifier, base_version, "it was dropped")
     if current is not None and base_metadata_location is None:
-        raise moved(identifier, base_version, "it was created")
+        raise staging_conflict(identifier, base_version, "it was created")
     if current is not None and current.format_properties.get(METADATA_LOCATION) != base_metadata_location:
-        raise moved(identifier, base_version, "it was changed")
+        raise staging_conflict(identifier, base_version, "it was changed")
     return current
 
 
@@ -325,7 +325,7 @@ def _check_not_expired(transaction: LakehouseTransaction, staged: StagedTable) -
         )
 
 
-def moved(identifier: tuple[str, str], base_version: int, how: str) -> CommitConflictError:
+def staging_conflict(identifier: tuple[str, str], base_version: int, how: str) -> CommitConflictError:
     """Return the error for a table that other writers changed since it was staged.
 
     Args:
