@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 from decimal import Decimal
 
@@ -23,6 +23,7 @@ from tests.faults import FaultyStorage, fail
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, StorageFullError
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.io.output_file import StorageOutputFile
 from trinitylake_ops.iceberg.managed import new_table_location
 from trinitylake_ops.iceberg.types import arrow_to_iceberg_schema
 from trinitylake_ops.iceberg.write import data_files as module
@@ -127,24 +128,34 @@ def test_file_is_finished_at_target_size(lake: Lakehouse, io: StorageFileIO) -> 
     assert delays == list(range(20_000))
 
 
-def test_memory_is_bounded_for_many_partitions(
-    lake: Lakehouse, io: StorageFileIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class RecordingFileIO(StorageFileIO):
+    """Records the files that it creates."""
+
+    outputs: list[StorageOutputFile]
+
+    def new_output(self, location: str, add_file: Callable[[str, bytes], None] | None = None) -> StorageOutputFile:
+        self.outputs.append(super().new_output(location, add_file))
+        return self.outputs[-1]
+
+
+def test_memory_is_bounded_for_many_partitions(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_OPEN_FILES", 3)
-    waiting: list[int] = []
-    growing: list[int] = []
-    add = module._PartitionedWriter.add
+    recording = RecordingFileIO.on(lake.storage, lake.storage_options)
+    recording.outputs = []
+    n_open: list[int] = []
 
-    def observed(writer: module._PartitionedWriter, batch: pa.RecordBatch) -> None:
-        add(writer, batch)
-        waiting.append(writer._waiting_bytes)
-        growing.append(sum(partition.file is not None for partition in writer._partitions.values()))
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number in range(60):
+            yield flights(*[number % 12] * 500, first_delay=number * 500)
+            n_open.append(sum(not output.exists() for output in recording.outputs))
 
-    monkeypatch.setattr(module._PartitionedWriter, "add", observed)
-    batches = (flights(*[at % 12] * 500, first_delay=at * 500) for at in range(60))
-    files = write_data_files(io, metadata_of(lake, FLIGHTS, "month"), batches, buffer_bytes=50_000)
-    assert max(waiting) <= 50_000
-    assert max(growing) == 3
+    files = write_data_files(recording, metadata_of(lake, FLIGHTS, "month"), batches(), buffer_bytes=50_000)
+    assert max(n_open) == 3
+    n_row_groups = 0
+    for data_file in files:
+        with recording.new_input(data_file.file_path).open() as stream:
+            n_row_groups += pq.read_metadata(stream).num_row_groups
+    assert n_row_groups > 12, "partitions are flushed when the buffer is full"
     assert sum(data_file.record_count for data_file in files) == 30_000
     assert {data_file.partition[0] for data_file in files} == set(range(12))
 

@@ -354,8 +354,7 @@ def _changed(store: NodeStore, root: NodeFile, messages: dict[str, str | None], 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("circle", CIRCLES)
 def test_cyclic_pointers_are_an_error_at_the_node(circle: str, reader: str) -> None:
-    store, root = _store_of(**CIRCLES[circle]), inner(["m"], ["a", "z"])
-    store._storage.write("z", encode_node(leaf("z"), 4))
+    store, root = _store_of(**{**CIRCLES[circle], "z": leaf("z")}), inner(["m"], ["a", "z"])
     with pytest.raises(CorruptFileError):
         READERS[reader](store, root)
     drop_memory_root("memory://circles/")
