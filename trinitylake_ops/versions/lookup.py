@@ -307,7 +307,7 @@ def check_granted(parent: ParentRecord, latest: LakehouseDef, places: AllowedRoo
         LocationNotAllowedError: The parent does not record a clone with this id at this root.
     """
     root = normalize_root_uri(parent.root)
-    if any(root.startswith(known) for known in (*places.allowed, *places.given)):
+    if any(root.startswith(known) for known in (*places.allowed, *places.passed_roots)):
         return
     for record in latest.exports:
         if record.clone_id and record.clone_id == parent.clone_id and record.target_uri == places.root:
