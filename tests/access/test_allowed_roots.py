@@ -100,7 +100,7 @@ def test_long_or_invalid_location_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    ("uri", "advice"),
     [
         (f"s3://other/lake/{FILE}", "allow a root that contains it, such as 's3://other/lake/tables/an-id/',"),
         (
@@ -114,11 +114,11 @@ def test_long_or_invalid_location_is_rejected() -> None:
         ("dynamodb://t/lake/0101/x.binpb", "allow the root of the lakehouse that contains it,"),
     ],
 )
-def test_error_advises_which_root_to_allow(uri: str, said: str) -> None:
+def test_error_advises_which_root_to_allow(uri: str, advice: str) -> None:
     """In DynamoDB a root does not contain the items of roots above it, so a table's folder cannot be allowed."""
     with pytest.raises(LocationNotAllowedError) as caught:
         make_roots(moves=False).find(uri)
-    assert said in caught.value.message
+    assert advice in caught.value.message
 
 
 def test_allowed_roots_option_is_parsed() -> None:

@@ -52,14 +52,14 @@ def test_definition_is_read_again_after_a_failure() -> None:
 
 
 def test_recursive_lookup_does_not_deadlock() -> None:
-    met: list[str] = []
+    outcomes: list[str] = []
 
     def load_definition() -> LakehouseDef:
         with pytest.raises(LocationNotAllowedError):
             external_storages.locate("s3://others/file")
-        met.append("refused")
+        outcomes.append("rejected")
         return DEFINITION
 
     external_storages = ExternalStorages(ROOT, StorageOptions(), load_definition=load_definition)
     assert external_storages.locate(FILE) == FOUND
-    assert met == ["refused"]
+    assert outcomes == ["rejected"]

@@ -32,16 +32,16 @@ def test_concurrent_readers_wait_for_the_definition() -> None:
 
 
 def test_unknown_roots_cause_bounded_definition_reads() -> None:
-    looks: list[int] = []
+    reads: list[int] = []
 
     def load_definition() -> LakehouseDef:
-        looks.append(1)
+        reads.append(1)
         return LakehouseDef(id="x")
 
     external_storages = ExternalStorages("memory://own/", StorageOptions(), load_definition=load_definition)
     for number in (*range(100), *range(100)):
         assert external_storages.find(f"memory://root-{number}/tables/t/data/1").root == "memory://own/"
-    assert 1 < len(looks) < 10
+    assert 1 < len(reads) < 10
 
 
 def test_users_of_table_root_are_identified_by_id_and_root(lakes: Lakes) -> None:

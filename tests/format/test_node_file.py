@@ -81,7 +81,7 @@ def test_file_is_one_uncompressed_batch_of_three_nullable_strings() -> None:
     assert reader.schema == pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
     rows = [tuple(row.values()) for row in reader.read_all().to_pylist()]
     assert rows == [*SYSTEM, *POINTERS, *BUFFER]
-    assert b"k1k2k3k1" in encode_node(NODE, 4), "text stands uncompressed"
+    assert b"k1k2k3k1" in encode_node(NODE, 4), "strings are stored uncompressed"
 
 
 def test_leaf_has_no_children_and_order_pointer_rows() -> None:

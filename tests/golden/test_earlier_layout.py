@@ -186,7 +186,7 @@ def test_fence_and_export_of_version_in_earlier_layout(copy: Lakehouse) -> None:
     assert copy.storage.read(report.location) == copy.storage.read(NAMING.path(2)), "a copy, byte for byte"
     assert objects(copy.snapshot("old")).keys() == EXPECTED[2][1]
     copy.alter_definition(exported_snapshots={"old": report.location, "foreign": NAMING.path(1)})
-    assert copy.snapshot("foreign").version == 1, "its name says it, in any naming"
+    assert copy.snapshot("foreign").version == 1, "the version is parsed from its name, in any naming scheme"
     assert operations.verify(copy).is_clean
     operations.rollback(copy, "foreign")
     assert objects(copy.snapshot()).keys() == EXPECTED[1][1]

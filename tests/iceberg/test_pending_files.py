@@ -338,7 +338,7 @@ def test_forked_child_writes_pending_files_of_parent(tmp_path: object) -> None:
         def write(self, path: str, data: bytes) -> None:
             if path.endswith(".parquet"):
                 begun.set()
-                assert held.wait(timeout=30), "nobody let it go on"
+                assert held.wait(timeout=30), "the write was not released"
             super().write(path, data)
 
     change = catalog_on(Holding(storage)).load_table("ns.t").transaction()

@@ -53,7 +53,7 @@ def test_second_attempt_finds_first_publication(local: Lakehouse) -> None:
     again = publish_once(local, tables, ID)
     assert (again.version, again.was_published) == (1, True)
     seal(local, 1)
-    assert publish_once(local, tables, ID).version == 1, "a purged version still says what it held"
+    assert publish_once(local, tables, ID).version == 1, "the root of a purged version still has the id"
     assert published_version(local, ID, 0) == 1
     assert published_version(local, ID, 1) is None
 

@@ -163,8 +163,8 @@ class Attempt:
                 superseded=superseded,
             )
         except CommitConflictError:
-            self.world.outcomes.append("refused")
-            return "refused"
+            self.world.outcomes.append("rejected")
+            return "rejected"
         if publication.was_published:
             return "was published"
         self.world.committed[publication.version] = [(name, self.run, self.value, self.old_value) for name in names]
@@ -197,7 +197,7 @@ def interleave(lake: Lakehouse, seed: int) -> list[str]:
         except StopIteration:
             left.remove(steps)
         except CommitConflictError:  # other writers rewrote rows that a repeated run had appended
-            world.outcomes.append("refused")
+            world.outcomes.append("rejected")
             left.remove(steps)
     world.check()
     return world.outcomes
@@ -247,4 +247,4 @@ def test_many_interleavings_are_serializable(lakes: Lakes) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
     outcomes = [outcome for number in range(300) for outcome in interleave(lakes.local(str(number)), seed + number)]
-    assert {"committed", "refused"} <= set(outcomes)
+    assert {"committed", "rejected"} <= set(outcomes)

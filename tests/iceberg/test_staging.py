@@ -272,9 +272,9 @@ def test_staging_catalog_stages_pyiceberg_writes(lake: Lakehouse) -> None:
     assert [(item.namespace, item.table, item.row_count) for item in staged] == [("ns", "old", 3), ("fresh", "new", 1)]
     assert (staged[0].added_rows, staged[0].removed_rows) == (3, 3)  # the two rows that stay were rewritten
     assert ids_of(load_staged(lake, staged[0])) == [2, 3, 9]
-    for refused in (lambda: staging.drop_table("ns.old"), lambda: staging.rename_table("ns.old", "ns.x")):
+    for change in (lambda: staging.drop_table("ns.old"), lambda: staging.rename_table("ns.old", "ns.x")):
         with pytest.raises(InvalidInputError):
-            refused()
+            change()
     assert publish_all(lake, *staged) == version + 1
     assert ids_of(catalog.load_table("fresh.new")) == [5]
     assert ids_of(catalog.load_table("ns.old")) == [2, 3, 9]

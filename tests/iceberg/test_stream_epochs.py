@@ -53,7 +53,7 @@ def test_epoch_is_found_at_any_version(local: Lakehouse) -> None:
     assert find_epoch(local, "s", 1).version == version
     commit_others(local, 1)
     seal(local, version)
-    assert find_epoch(local, "s", 1).version == version, "a purged version still says what it held"
+    assert find_epoch(local, "s", 1).version == version, "the root of a purged version still has the id"
 
 
 def test_epoch_is_found_without_pin(local: Lakehouse) -> None:

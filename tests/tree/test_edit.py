@@ -178,7 +178,7 @@ def test_deletions_of_inner_keys_stay_buffered_on_split(fill: Fill) -> None:
         tree.apply({f"k0001-{number:05}": "v"})
         most_written = max(most_written, len(tree.written))
         number += 1
-    assert most_written <= 4 * height, "a path, what splits beside it, and the joined halves of one own key"
+    assert most_written <= 4 * height, "a path, the nodes that split next to it, and the merged halves of one inner key"
 
 
 def test_overfull_buffer_of_other_writer_accepts_a_message(fill: Fill) -> None:

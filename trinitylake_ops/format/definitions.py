@@ -472,7 +472,7 @@ def _parse(data: bytes, message_type: type[M], path: str) -> M:
 
 
 def _parsed(data: bytes, message_type: type[M], path: str) -> M:
-    if message_type not in (pb.SavedTransaction, pb.Seals):  # both seals are looked for
+    if message_type not in (pb.SavedTransaction, pb.Seals):  # both seals are read
         check_definition_size(len(data), path)
     try:
         return message_type.FromString(data)

@@ -216,7 +216,7 @@ class _UpdateAdapter:
                 check_format({_FORMAT_VERSION: str(update.format_version)})
         return [update]
 
-    # Equal items are looked up by a key of their content, because comparing all pairs takes quadratic time.
+    # Equal items are found by a key of their content, because comparing all pairs takes quadratic time.
     @cached_attribute
     def _schemas(self) -> dict[str, int]:
         return (
