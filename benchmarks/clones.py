@@ -23,7 +23,7 @@ from tests.faults import FaultyStorage
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations.clones import clone as clone_module
-from trinitylake_ops.operations.clones import records as records_module
+from trinitylake_ops.operations.clones import clone_records
 from trinitylake_ops.storage import LocalStorage, MeteredStorage, Storage, background, open_storage
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 
@@ -87,7 +87,7 @@ class Watched:
             return self.storages[root] if root in self.storages else open_storage(root)
 
         with ExitStack() as stack:
-            for module in (clone_module, records_module):
+            for module in (clone_module, clone_records):
                 stack.enter_context(mock.patch.object(module, "open_storage", opened))
             yield
 

@@ -25,7 +25,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations.clones import clone as clone_module
-from trinitylake_ops.operations.clones import records as records_module
+from trinitylake_ops.operations.clones import clone_records
 from trinitylake_ops.operations.gc import delete
 from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
 from trinitylake_ops.storage.cache.storage import clear_process_caches
@@ -158,7 +158,7 @@ def run_with(operation: Operation, side: str, faults: list[Fault]) -> Run:
         return faulty[root]
 
     with ExitStack() as stack:
-        for module in (clone_module, records_module):
+        for module in (clone_module, clone_records):
             stack.enter_context(mock.patch.object(module, "open_storage", opened))
         clear_process_caches()
         try:

@@ -37,7 +37,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations.clones import clone as clone_module
-from trinitylake_ops.operations.clones import records as records_module
+from trinitylake_ops.operations.clones import clone_records
 from trinitylake_ops.storage import MemoryStorage, Storage, background, drop_memory_root
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 
@@ -404,7 +404,7 @@ class CloneWorld:
         visit = disturbed.visit
         try:
             with ExitStack() as stack:
-                for module in (clone_module, records_module):
+                for module in (clone_module, clone_records):
                     stack.enter_context(mock.patch.object(module, "open_storage", lambda root, _=None: storages[root]))
                 clear_process_caches()
                 run(Lakehouse(storages[self.roots["parent"]], cache="off"))
