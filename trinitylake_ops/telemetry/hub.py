@@ -1,7 +1,7 @@
 """The metrics of the engine as data, and the hub that passes measurements to listeners.
 
-Labels have few values: kinds, outcomes, schemes of storages, names of lakehouses as an operator gives them. No name of
-a table, a person or a token is among them.
+Labels have few values: kinds, outcomes, schemes of storages, and the operator's names of lakehouses. They never
+contain the name of a table, a person or a token.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    """Takes numbers by the name of an instrument. It may be called by any thread."""
+    """Receives measurements by the name of an instrument. Any thread may call it."""
 
     def add(self, name: str, amount: float, labels: dict[str, str]) -> None:
-        """Count."""
+        """Increase a counter."""
 
     def observe(self, name: str, value: float, labels: dict[str, str]) -> None:
         """Add a value to a histogram."""
@@ -32,27 +32,27 @@ _listeners: tuple[Listener, ...] = ()
 
 
 def is_heard() -> bool:
-    """Whether anybody listens."""
+    """Whether any listener is registered."""
     return bool(_listeners)
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Hand all numbers from now on to a listener, too. Returns what ends that.
+    """Register a listener for all further measurements, and return a function that removes it.
 
-    Storages that are opened from then on tell of their requests.
+    Storages that are opened later report their requests.
     """
     global _listeners  # noqa: PLW0603 - the listeners of the process
     _listeners = (*_listeners, listener)
 
     def end() -> None:
         global _listeners  # noqa: PLW0603
-        _listeners = tuple(one for one in _listeners if one is not listener)
+        _listeners = tuple(other for other in _listeners if other is not listener)
 
     return end
 
 
 def add(name: str, amount: float = 1, **labels: str) -> None:
-    """Count something."""
+    """Increase a counter."""
     for listener in _listeners:
         _notify(listener.add, name, amount, labels)
 
@@ -74,12 +74,12 @@ def _notify(
 ) -> None:
     try:
         notify(name, value, labels)
-    except Exception:  # whoever counts must not fail a commit
+    except Exception:  # a listener must not fail a commit
         logger.warning("a listener of %s failed; the work goes on", name, exc_info=True)
 
 
 class Kind(StrEnum):
-    """How the numbers of an instrument add up."""
+    """How the measurements of an instrument are aggregated."""
 
     COUNTER = "counter"
     HISTOGRAM = "histogram"
@@ -88,13 +88,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """One number: its name without the prefix ``trinitylake_``, what it says, its labels, and bounds of a histogram."""
+    """A metric of the engine."""
 
+    #: The name without the prefix ``trinitylake_``.
     name: str
     kind: Kind
     description: str
+    #: The names of the labels.
     labels: tuple[str, ...] = ()
+    #: The bucket boundaries of a histogram.
     bounds: tuple[float, ...] = ()
+    #: A UCUM unit.
     unit: str = "1"
 
 

@@ -1,7 +1,7 @@
-"""Lineage of publications as OpenLineage events, by its own client library: from which tables which others were made.
+"""Lineage of publications as OpenLineage events, sent with its own client library.
 
-Events go where OpenLineage's own variables say (``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG``,
-``OPENLINEAGE__TRANSPORT__...``). Without one of them nothing is made or sent. Needs the extra ``lineage``.
+OpenLineage's own variables (``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG``, ``OPENLINEAGE__TRANSPORT__...``) configure the
+target. Without them no events are created. Needs the extra ``lineage``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A URI, as OpenLineage wants it, of no place.
+#: OpenLineage requires a URI, which need not be a URL.
 _PRODUCER = "urn:trinitylake:trinitylake-ops"
 _NAMES = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
 _PREFIX, _DISABLED = "OPENLINEAGE__TRANSPORT", "OPENLINEAGE_DISABLED"
@@ -31,17 +31,19 @@ _RUNS = uuid.UUID("b6f0f2d3-6a1d-4d0f-9b41-0f2c6de3f8a5")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The job that published: its name, the program that ran it, and its run. ``began`` is when, in UTC."""
+    """The job that published, and its run."""
 
+    #: The program that ran the job, such as ``DAGSTER``.
     integration: str
     job: str
     run_id: str
+    #: Start and end of the run, in UTC.
     began: datetime
     ended: datetime
 
     @property
     def run_uuid(self) -> str:
-        """The run's id as a UUID, as OpenLineage wants it. The same run always has the same."""
+        """The run's id as a UUID, which OpenLineage requires. It is the same each time for a run."""
         try:
             return str(uuid.UUID(self.run_id))
         except ValueError:
@@ -50,18 +52,22 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table that was published: its columns as names and types, and what was added to it."""
+    """A table that was published."""
 
     name: str
+    #: Names and types of the columns.
     columns: tuple[tuple[str, str], ...]
+    #: The number of added rows.
     rows: int
+    #: The size of the added files.
     size_bytes: int
+    #: The number of added files.
     files: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTable:
-    """A table that was read, at a version of the lakehouse at ``root``."""
+    """A table that was read at a version of the lakehouse at ``root``."""
 
     root: str
     name: str
@@ -69,19 +75,29 @@ class ReadTable:
 
 
 def is_wanted(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether OpenLineage's variables say where events go, and do not switch them off."""
-    found = os.environ if environment is None else environment
-    if found.get(_DISABLED, "").strip().lower() in ("1", "true"):
+    """Whether OpenLineage's variables configure a target and do not disable events."""
+    variables = os.environ if environment is None else environment
+    if variables.get(_DISABLED, "").strip().lower() in ("1", "true"):
         return False
-    return any(found.get(name) for name in _NAMES) or any(name.startswith(_PREFIX) for name in found)
+    return any(variables.get(name) for name in _NAMES) or any(name.startswith(_PREFIX) for name in variables)
 
 
 def publication_events(
     root: str, version: int, origin: Origin, made: Sequence[PublishedTable], read: Sequence[ReadTable]
 ) -> list[RunEvent]:
-    """Return the two events of a publication: the run's start, and its end with all tables.
+    """Return the two events of a publication: the start of the run, and its end with all tables.
 
-    The namespace of a dataset is the root of its lakehouse, its name that of the table. Raises MissingExtraError.
+    The namespace of a dataset is the root of its lakehouse, and its name that of the table.
+
+    Args:
+        root: The root of the lakehouse.
+        version: The version that was published.
+        origin: The job and the run.
+        made: The published tables.
+        read: The tables that were read.
+
+    Raises:
+        MissingExtraError: The extra ``lineage`` is not installed.
     """
     with needs("lineage"):
         from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
@@ -94,7 +110,7 @@ def publication_events(
     kind = JobTypeJobFacet(processingType="BATCH", integration=origin.integration, jobType="JOB", producer=_PRODUCER)
     run = Run(runId=origin.run_uuid, facets={"processing_engine": engine})
     job = Job(namespace=_namespace(root), name=origin.job, facets={"jobType": kind})
-    inputs, outputs = [_input(one) for one in read], [_output(root, version, one) for one in made]
+    inputs, outputs = [_input(table) for table in read], [_output(root, version, table) for table in made]
     return [
         RunEvent(eventTime=origin.began.isoformat(), producer=_PRODUCER, eventType=RunState.START, run=run, job=job),
         RunEvent(
@@ -112,7 +128,15 @@ def publication_events(
 def send_publication(
     root: str, version: int, origin: Origin, made: Sequence[PublishedTable], read: Sequence[ReadTable]
 ) -> None:
-    """Send the events of a publication, if somebody wants them. A failure is logged: the tables are published."""
+    """Send the events of a publication if a target is configured. A failure is only logged.
+
+    Args:
+        root: The root of the lakehouse.
+        version: The version that was published.
+        origin: The job and the run.
+        made: The published tables.
+        read: The tables that were read.
+    """
     if not is_wanted():
         return
     try:
@@ -123,7 +147,7 @@ def send_publication(
         for event in events:
             client.emit(event)
         client.close()
-    except Exception as error:  # noqa: BLE001 - transports raise their own; none may fail what is published
+    except Exception as error:  # noqa: BLE001 - transports raise their own errors, which must not fail a publication
         logger.warning("the lineage of version %s was not sent: %s: %s", version, type(error).__name__, error)
 
 
@@ -131,27 +155,27 @@ def _namespace(root: str) -> str:
     return root.rstrip("/")
 
 
-def _input(one: ReadTable) -> InputDataset:
+def _input(table: ReadTable) -> InputDataset:
     from openlineage.client.event_v2 import InputDataset
     from openlineage.client.generated.dataset_version_dataset import DatasetVersionDatasetFacet
 
-    facet = DatasetVersionDatasetFacet(datasetVersion=str(one.version), producer=_PRODUCER)
-    return InputDataset(namespace=_namespace(one.root), name=one.name, facets={"version": facet})
+    facet = DatasetVersionDatasetFacet(datasetVersion=str(table.version), producer=_PRODUCER)
+    return InputDataset(namespace=_namespace(table.root), name=table.name, facets={"version": facet})
 
 
-def _output(root: str, version: int, one: PublishedTable) -> OutputDataset:
+def _output(root: str, version: int, table: PublishedTable) -> OutputDataset:
     from openlineage.client.event_v2 import OutputDataset
     from openlineage.client.generated.dataset_version_dataset import DatasetVersionDatasetFacet
     from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
     from openlineage.client.generated.schema_dataset import SchemaDatasetFacet, SchemaDatasetFacetFields
 
-    fields = [SchemaDatasetFacetFields(name=name, type=kind) for name, kind in one.columns]
+    fields = [SchemaDatasetFacetFields(name=name, type=kind) for name, kind in table.columns]
     statistics = OutputStatisticsOutputDatasetFacet(
-        rowCount=one.rows, size=one.size_bytes, fileCount=one.files, producer=_PRODUCER
+        rowCount=table.rows, size=table.size_bytes, fileCount=table.files, producer=_PRODUCER
     )
     return OutputDataset(
         namespace=_namespace(root),
-        name=one.name,
+        name=table.name,
         facets={
             "version": DatasetVersionDatasetFacet(datasetVersion=str(version), producer=_PRODUCER),
             "schema": SchemaDatasetFacet(fields=fields, producer=_PRODUCER),

@@ -1,8 +1,7 @@
-"""Numbers by OpenTelemetry's interface, and its SDK with exporters, for processes that have not set one up.
+"""Metrics through OpenTelemetry's API, and its SDK with exporters for processes that have not configured one.
 
-Importing this needs the interface; ``send`` needs the extra ``otel``. Where to, how many and with which headers stands
-in the environment, in OpenTelemetry's own variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT`` and
-``OTEL_TRACES_SAMPLER``.
+Importing this module needs the API; ``send`` needs the extra ``otel``. OpenTelemetry's own variables, such as
+``OTEL_EXPORTER_OTLP_ENDPOINT`` and ``OTEL_TRACES_SAMPLER``, configure the target, the sampling and the headers.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _VALUES = 256
 
 
 class OtelListener:
-    """Hands numbers to instruments of a meter, by default that of the process.
+    """Passes measurements to the instruments of a meter, by default that of the process.
 
-    Counts are kept here until a reader of the meter asks for them, and values of histograms until then or until they
-    are many. A commit makes dozens, and a call of the SDK costs far more than an addition. Each value keeps its
-    context, of which the SDK makes exemplars.
+    Counts are kept here until a reader of the meter collects them, and histogram values until then or until there
+    are 256 of them. A commit makes dozens of measurements, and a call of the SDK costs far more than an addition. Each
+    value keeps its context, from which the SDK creates exemplars.
     """
 
     def __init__(self, provider: MeterProvider | None = None):
@@ -40,26 +39,26 @@ class OtelListener:
         self._histograms: dict[str, Histogram] = {}
         self._values: deque[tuple[str, float, dict[str, str], Context]] = deque()
         self._gauges = {}
-        for name, one in INSTRUMENTS.items():
-            full = f"trinitylake.{name}"
-            if one.kind == Kind.COUNTER:
+        for name, instrument in INSTRUMENTS.items():
+            full_name, unit, description = f"trinitylake.{name}", instrument.unit, instrument.description
+            if instrument.kind == Kind.COUNTER:
                 self._counts[name] = {}
-                meter.create_observable_counter(full, [partial(self._counted, name)], one.unit, one.description)
-            elif one.kind == Kind.HISTOGRAM:
+                meter.create_observable_counter(full_name, [partial(self._observe_counts, name)], unit, description)
+            elif instrument.kind == Kind.HISTOGRAM:
                 self._histograms[name] = meter.create_histogram(
-                    full, one.unit, one.description, explicit_bucket_boundaries_advisory=one.bounds
+                    full_name, unit, description, explicit_bucket_boundaries_advisory=instrument.bounds
                 )
             else:
-                self._gauges[name] = meter.create_gauge(full, one.unit, one.description)
+                self._gauges[name] = meter.create_gauge(full_name, unit, description)
 
     def add(self, name: str, amount: float, labels: dict[str, str]) -> None:
-        """Count."""
+        """Increase a counter."""
         counts, key = self._counts[name], tuple(labels.items())
         with self._lock:
             counts[key] = counts.get(key, 0) + amount
 
-    def _counted(self, name: str, _options: CallbackOptions) -> list[Observation]:
-        self._record()  # a reader asks for counts before it takes the histograms
+    def _observe_counts(self, name: str, _options: CallbackOptions) -> list[Observation]:
+        self._record()  # a reader collects counters before histograms
         with self._lock:
             return [Observation(amount, dict(key)) for key, amount in self._counts[name].items()]
 
@@ -73,7 +72,7 @@ class OtelListener:
         while self._values:
             try:
                 name, value, labels, context = self._values.popleft()
-            except IndexError:  # another thread took the last
+            except IndexError:  # another thread took the last value
                 return
             self._histograms[name].record(value, labels, context)
 
@@ -87,7 +86,7 @@ _ends: list[Callable[[], None]] = []
 
 
 def listen_once() -> Callable[[], None]:
-    """Let the meters of the process hear all numbers, once however often it is asked for. Returns what ends that."""
+    """Pass all measurements to the meters of the process, once. Return a function that ends it."""
     with _lock:
         if not _ends:
             _ends.append(listen(OtelListener()))
@@ -95,16 +94,17 @@ def listen_once() -> Callable[[], None]:
 
 
 def stop_listening() -> None:
-    """Let the meters of the process hear no more."""
+    """Stop passing measurements to the meters of the process."""
     with _lock:
         while _ends:
             _ends.pop()()
 
 
 def send() -> Callable[[], None]:
-    """Send spans and numbers of this process by OTLP over HTTP. Returns what sends the rest at its end.
+    """Send spans and metrics of this process with OTLP over HTTP. Return a function that sends the rest and ends it.
 
-    Raises MissingExtraError without the extra ``otel``.
+    Raises:
+        MissingExtraError: The extra ``otel`` is not installed.
     """
     with needs("otel"):
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -118,13 +118,13 @@ def send() -> Callable[[], None]:
     spans = TracerProvider(resource=resource)
     spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(spans)
-    numbers = SdkMeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource)
-    metrics.set_meter_provider(numbers)
+    meters = SdkMeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource)
+    metrics.set_meter_provider(meters)
     end = listen_once()
 
     def shutdown() -> None:
         end()
         spans.shutdown()
-        numbers.shutdown()
+        meters.shutdown()
 
     return shutdown

@@ -1,4 +1,4 @@
-"""The numbers of the engine for Prometheus, by its own client library: to be read, written to a file, or pushed."""
+"""Metrics of the engine for Prometheus, with its own client library: to be scraped, written to a file, or pushed."""
 
 from __future__ import annotations
 
@@ -26,18 +26,25 @@ _PUSH_SECONDS = 10.0
 
 
 class PrometheusListener:
-    """Keeps the numbers of this process. ``without`` names instruments that somebody else keeps in ``registry``."""
+    """Collects the metrics of this process.
+
+    Args:
+        registry: The registry to use, by default a new one.
+        without: Instruments that the caller keeps in ``registry``.
+    """
 
     def __init__(self, registry: CollectorRegistry | None = None, without: Collection[str] = ()):
         self.registry = registry or CollectorRegistry()
-        self._kept = {
-            name: _metric(one, self.registry) for name, one in INSTRUMENTS.items() if name not in set(without)
+        self._metrics = {
+            name: _metric(instrument, self.registry)
+            for name, instrument in INSTRUMENTS.items()
+            if name not in set(without)
         }
-        #: Counters and histograms with their labels: asking the library for one costs more than counting.
+        #: Counters and histograms by their labels, because a lookup in the library costs more than counting.
         self._labelled: dict[tuple[object, ...], Counter | Gauge | Histogram | None] = {}
 
     def add(self, name: str, amount: float, labels: dict[str, str]) -> None:
-        """Count."""
+        """Increase a counter."""
         metric = self._of_labels(name, labels)
         if isinstance(metric, Counter):
             metric.inc(amount)
@@ -50,25 +57,25 @@ class PrometheusListener:
 
     def put(self, name: str, value: float, labels: dict[str, str]) -> None:
         """Set a gauge."""
-        metric = self._kept.get(name)
+        metric = self._metrics.get(name)
         if isinstance(metric, Gauge):
             (metric.labels(**labels) if labels else metric).set(value)
 
     def _of_labels(self, name: str, labels: dict[str, str]) -> Counter | Gauge | Histogram | None:
         key = (name, *labels.items())
-        found = self._labelled.get(key)
-        if found is None:
-            metric = self._kept.get(name)
-            found = metric.labels(**labels) if labels and metric is not None else metric
-            self._labelled[key] = found
-        return found
+        labelled = self._labelled.get(key)
+        if labelled is None:
+            metric = self._metrics.get(name)
+            labelled = metric.labels(**labels) if labels and metric is not None else metric
+            self._labelled[key] = labelled
+        return labelled
 
     def text(self) -> bytes:
-        """Return all of them as Prometheus reads them."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def write(self, path: Path) -> None:
-        """Write a file for the node exporter's textfile collector, whole or not at all. Raises StorageError."""
+        """Write a file for the node exporter's textfile collector atomically. Raises StorageError."""
         try:
             write_to_textfile(os.fspath(path), self.registry)
         except OSError as error:
@@ -77,18 +84,27 @@ class PrometheusListener:
             ) from error
 
     def push(self, url: str, job: str) -> None:
-        """Replace what a Pushgateway has of a job. Raises InvalidInputError for another URL, StorageError."""
+        """Replace the metrics of a job at a Pushgateway.
+
+        Args:
+            url: The HTTP or HTTPS URL of the Pushgateway.
+            job: The name of the job.
+
+        Raises:
+            InvalidInputError: The URL has another scheme.
+            StorageError: The request failed.
+        """
         if urlsplit(url).scheme not in ("http", "https"):
             raise InvalidInputError("metrics are pushed to a URL such as http://pushgateway:9091")
         try:
             push_to_gateway(url, job=job, registry=self.registry, timeout=_PUSH_SECONDS)
-        except OSError as error:  # among them those of HTTP
+        except OSError as error:  # includes HTTP errors
             raise StorageError(f"metrics cannot be pushed: {type(error).__name__}: {error}") from error
 
 
-def _metric(one: Instrument, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-    name = f"{PREFIX}{one.name}"
-    if one.kind == Kind.HISTOGRAM:
-        return Histogram(name, one.description, one.labels, buckets=one.bounds, registry=registry)
-    kind = Counter if one.kind == Kind.COUNTER else Gauge
-    return kind(name, one.description, one.labels, registry=registry)
+def _metric(instrument: Instrument, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+    name, description, labels = f"{PREFIX}{instrument.name}", instrument.description, instrument.labels
+    if instrument.kind == Kind.HISTOGRAM:
+        return Histogram(name, description, labels, buckets=instrument.bounds, registry=registry)
+    kind = Counter if instrument.kind == Kind.COUNTER else Gauge
+    return kind(name, description, labels, registry=registry)

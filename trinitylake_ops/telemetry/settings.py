@@ -1,4 +1,4 @@
-"""Telemetry of a process by its environment, and its log as JSON lines."""
+"""Telemetry that the environment of a process configures, and logging in JSON lines."""
 
 from __future__ import annotations
 
@@ -35,35 +35,39 @@ _JOB = "trinitylake"
 
 @dataclass(frozen=True, slots=True)
 class TelemetrySettings:
-    """Where numbers go at the end of a process: to a file, to a Pushgateway as those of a job, or by OpenTelemetry.
+    """Where a process sends its metrics. ``otel`` needs the extra ``otel``, the others ``metrics``."""
 
-    ``otel`` also sends spans. Needs the extra ``metrics`` for the first two, and ``otel`` for the third.
-    """
-
+    #: The file to write at the end of the process.
     metrics_file: Path | None = None
+    #: The URL of a Pushgateway to push to at the end of the process.
     push_url: str | None = None
+    #: The job name for the Pushgateway.
     job: str = _JOB
+    #: Whether to send metrics and spans with OpenTelemetry.
     otel: bool = False
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] | None = None) -> TelemetrySettings:
-        """Return the settings in an environment. Raises InvalidInputError."""
-        found = os.environ if environment is None else environment
-        choice = found.get(OTEL_VARIABLE, "").strip().lower()
+        """Read the settings from the environment. Raises InvalidInputError for an invalid value."""
+        variables = os.environ if environment is None else environment
+        choice = variables.get(OTEL_VARIABLE, "").strip().lower()
         if choice not in (*_TRUE, *_FALSE):
-            raise InvalidInputError(f"{OTEL_VARIABLE} is {choice[:20]!r}; it is 1 or 0")
-        file = found.get(FILE_VARIABLE, "")
+            raise InvalidInputError(f"{OTEL_VARIABLE} is {choice[:20]!r}; set it to 1 or 0")
+        file = variables.get(FILE_VARIABLE, "")
         return cls(
             Path(file) if file else None,
-            found.get(PUSH_VARIABLE, "") or None,
-            found.get(JOB_VARIABLE, "") or _JOB,
+            variables.get(PUSH_VARIABLE, "") or None,
+            variables.get(JOB_VARIABLE, "") or _JOB,
             choice in _TRUE,
         )
 
     def start(self) -> Callable[[], None]:
-        """Listen from now on. Returns what sends all at the end, which raises no error: it warns.
+        """Start to collect, and return a function that sends everything and ends collection.
 
-        Raises MissingExtraError.
+        That function logs a warning instead of raising an error.
+
+        Raises:
+            MissingExtraError: A required extra is not installed.
         """
         ends = contextlib.ExitStack()
         if self.otel:
@@ -87,14 +91,14 @@ class TelemetrySettings:
                     listener.write(self.metrics_file)
                 if self.push_url is not None:
                     listener.push(self.push_url, self.job)
-            except TrinityLakeError as error:  # the work is done, and must not look as if it had failed
+            except TrinityLakeError as error:  # the work succeeded and must not be reported as failed
                 logger.warning("%s", error)
 
         return finish
 
 
 def is_enabled() -> bool:
-    """Whether anybody hears of what is begun now. A process that has set up OpenTelemetry does, its meters too."""
+    """Whether telemetry is collected. Registers the meters of a process that has configured OpenTelemetry."""
     if spans.tracer() is None:
         return hub.is_heard()
     from trinitylake_ops.telemetry.otel import listen_once
@@ -104,13 +108,15 @@ def is_enabled() -> bool:
 
 
 _lock = threading.Lock()
-_has_started: list[int] = []  # the process that did: a forked child begins anew
+_has_started: list[int] = []  # the id of the process that did, because a forked child has to start again
 
 
 def start_once() -> None:
-    """Start what the environment asks for, once in a process; it ends with the process.
+    """Start the telemetry that the environment configures, once per process and until it exits.
 
-    Raises InvalidInputError, MissingExtraError.
+    Raises:
+        InvalidInputError: A variable has an invalid value.
+        MissingExtraError: A required extra is not installed.
     """
     with _lock:
         if _has_started == [os.getpid()]:
@@ -125,7 +131,7 @@ _about: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVa
 
 @contextmanager
 def about(**fields: Any) -> Iterator[None]:
-    """Add fields, such as ``operation`` and ``run_id``, to each line of this block. None leaves one as it is."""
+    """Add fields, such as ``operation`` and ``run_id``, to each log line of a block. None keeps the current value."""
     token = _about.set({**_fields_now(), **{name: value for name, value in fields.items() if value is not None}})
     try:
         yield
@@ -134,14 +140,15 @@ def about(**fields: Any) -> Iterator[None]:
 
 
 def _fields_now() -> Mapping[str, Any]:
-    """Return the fields of the present block."""
+    """Return the fields of the current block."""
     return _about.get() or {}
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object in ASCII for each record, so that no name of a client can break a line or a terminal.
+    """Formats each record as one JSON object in ASCII, so that names from clients cannot break a line or a terminal.
 
-    ``redact`` takes credentials out of messages and exceptions.
+    Args:
+        redact: Removes credentials from messages and exceptions.
     """
 
     def __init__(self, redact: Callable[[str], str]):
@@ -150,8 +157,8 @@ class JsonFormatter(logging.Formatter):
         self._engine = package_version("trinitylake-ops")
 
     def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        fields = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
+        timestamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields = {"time": timestamp, "level": record.levelname.lower(), "logger": record.name}
         fields["message"] = self._redact(record.getMessage())
         fields["version"] = self._engine
         if record.exc_info:
@@ -160,7 +167,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_as_json(redact: Callable[[str], str]) -> None:
-    """Let all loggers of the process write JSON lines to standard error, without what ``redact`` takes out."""
+    """Make all loggers of the process write JSON lines to stderr. ``redact`` removes credentials from them."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(redact))
     logging.getLogger().handlers[:] = [handler]

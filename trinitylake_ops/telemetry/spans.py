@@ -25,7 +25,7 @@ _known: tuple[Any, Any] = (None, None)  # a provider, and its tracer
 
 def tracer() -> Any | None:
     """Return the tracer of the process, None if no provider was set."""
-    global _known  # noqa: PLW0603 - making a tracer costs more than a span
+    global _known  # noqa: PLW0603 - creating a tracer costs more than a span
     interface = sys.modules.get("opentelemetry.trace")
     provider_of = getattr(interface, "get_tracer_provider", None)  # None while another thread imports it
     if interface is None or provider_of is None:
@@ -39,14 +39,14 @@ def tracer() -> Any | None:
 
 
 def is_recorded() -> bool:
-    """Whether the current span is recorded, so that parts of it are worth a span."""
+    """Whether the current span is recorded, so that child spans are useful."""
     interface = sys.modules.get("opentelemetry.trace")
     current = getattr(interface, "get_current_span", None)
     return current is not None and bool(current().is_recording())
 
 
 class _NoopSpan:
-    """A block without a span."""
+    """Context manager without a span."""
 
     def __enter__(self) -> _NoopSpan:
         return self
@@ -62,7 +62,7 @@ class _NoopSpan:
 
 
 class _Span:
-    """A block within a span. The context manager of the API does the same at twice the cost."""
+    """Context manager for a span. That of the API does the same at twice the cost."""
 
     __slots__ = ("_contexts", "_span", "_token")
 
@@ -82,7 +82,7 @@ class _Span:
             if kind is not None:
                 self.fail(kind.__name__)
             self._span.end()
-        except Exception:  # a span processor that fails must not make a commit look as if it had failed
+        except Exception:  # a failing span processor must not fail a commit
             logger.warning(_FAILED, exc_info=True)
 
     def set(self, attributes: Attributes) -> None:
@@ -101,7 +101,7 @@ _NOOP_SPAN = _NoopSpan()
 
 
 def span(name: str, attributes: Attributes | None = None) -> AbstractContextManager[_NoopSpan | _Span]:
-    """Open a span within the current one for the length of a block. An exception of the block is its failure."""
+    """Open a child span of the current one for a block. An exception in the block marks it as failed."""
     own = tracer()
     if own is None:
         return _NOOP_SPAN
@@ -113,7 +113,13 @@ def span(name: str, attributes: Attributes | None = None) -> AbstractContextMana
 
 
 def note(name: str, begun_ns: int, attributes: Attributes) -> None:
-    """Record a span within the current one that began at ``begun_ns``, by ``time.time_ns``, and ends now."""
+    """Record a child span of the current one that ends now.
+
+    Args:
+        name: The name of the span.
+        begun_ns: When it began, from ``time.time_ns``.
+        attributes: Its attributes.
+    """
     own = tracer()
     if own is None:
         return
