@@ -28,9 +28,9 @@ from trinitylake_ops.versions.latest import latest_snapshot
 from trinitylake_ops.versions.roots import read_roots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, utc_datetime
 
-_BATCH = 32
+_BATCH = 32  # roots that are read at a time
 _MOST = 2**63 - 1
-#: The property of a commit that a client of the server asked for: who that was.
+#: The property of a commit by the REST server that names the client.
 CLIENT_PROPERTY = "principal"
 
 T = TypeVar("T")
@@ -38,12 +38,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class VersionInfo:
-    """One version as ``history`` lists it. Fields that its writer did not record are None or empty.
+    """One version in the history. Fields that its writer did not record are None or empty.
 
-    ``members`` are the ids of the transactions in it. Where they are several, ``transactions`` says more of each.
-    ``cost`` has the ``attempts`` of the commit, the ``requests`` that created its files, and the ``bytes`` of its
-    definitions and nodes. ``root_bytes`` is the size of its root. ``is_clock_reset`` is set where the
-    version has the storage's time although versions before it have later times.
+    ``members`` contains the ids of its transactions. If there are several, ``transactions`` describes each of them.
+    ``cost`` contains the ``attempts`` of the commit, the ``requests`` that wrote its files, and the ``bytes`` of its
+    definitions and nodes. ``root_bytes`` is the size of its root. ``is_clock_reset`` is set if the version has the
+    storage's time although earlier versions have later times.
     """
 
     version: int
@@ -68,18 +68,18 @@ class VersionInfo:
 
     @property
     def bytes_written(self) -> int:
-        """The bytes of all files that the commit added: definitions, nodes and its root."""
+        """The size of all files that the commit added: definitions, nodes and the root."""
         return self.cost.get("bytes", 0) + self.root_bytes
 
     @property
     def committer(self) -> str:
-        """Who committed it: a client of the server, or else user and host of the program. Empty if nothing says so."""
+        """The committer: a client of the REST server, otherwise user and host. Empty if unknown."""
         return _client(self.properties) or "@".join(filter(None, (self.user, self.host)))
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionInfo:
-    """One of several transactions that a version holds."""
+    """One of several transactions in a version."""
 
     id: str
     operation: str | None
@@ -91,7 +91,7 @@ class TransactionInfo:
 
     @property
     def client(self) -> str:
-        """The client of the server that asked for it. Empty if there was none."""
+        """The client of the REST server that submitted it. Empty if there was none."""
         return _client(self.properties)
 
 
@@ -100,9 +100,18 @@ def _client(properties: Mapping[str, str]) -> str:
 
 
 def history(files: LakehouseFiles, limit: int | None = None, latest: Snapshot | None = None) -> Iterator[VersionInfo]:
-    """Yield versions up to ``latest``, newest first, at most ``limit``; roots are read in parallel batches.
+    """Yield versions, newest first. Roots are read in parallel batches.
 
-    Versions whose roots other programs deleted are left out. Raises LakehouseNotFoundError, StorageError.
+    Versions whose roots were deleted by other programs are left out.
+
+    Args:
+        files: The files of the lakehouse.
+        limit: Maximum number of versions. None for all.
+        latest: The version to start with. By default the latest.
+
+    Raises:
+        LakehouseNotFoundError: There is no lakehouse.
+        StorageError: A root cannot be read.
     """
     latest = latest or latest_snapshot(files)
     oldest = 0 if limit is None else max(0, latest.version + 1 - limit)
@@ -112,9 +121,18 @@ def history(files: LakehouseFiles, limit: int | None = None, latest: Snapshot | 
 def version_infos(
     files: LakehouseFiles, versions: Sequence[int], latest: Snapshot, before: Snapshot | None = None
 ) -> Iterator[VersionInfo]:
-    """Yield the records of some versions up to ``latest``, in their order, as :func:`history` does.
+    """Yield the records of some versions in the given order.
 
-    A version whose stamp is also that of its neighbor, or of ``before``, counts as one without a stamp.
+    If a version has the same stamp as its predecessor, another program has copied the stamp, and it is ignored.
+
+    Args:
+        files: The files of the lakehouse.
+        versions: The versions, up to ``latest``.
+        latest: The latest version.
+        before: The neighbor of the first version, if it was read already.
+
+    Raises:
+        StorageError: A root cannot be read.
     """
     earlier = None if before is None else _Root(before.version, before.root.system, 0)
     held: _Root | None = None
@@ -126,14 +144,19 @@ def version_infos(
 
 
 def snapshot_info(snapshot: Snapshot, definition: LakehouseDef) -> VersionInfo:
-    """Return the record of a version that was read, by the latest lakehouse definition."""
+    """Return the record of a version that was read already.
+
+    Args:
+        snapshot: The version.
+        definition: The latest lakehouse definition, which lists expired versions.
+    """
     root = snapshot.root
     return _version_info(_Root(snapshot.version, root.system, root.file_size_bytes), definition)
 
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """The content of a version's root, nothing where it is gone, and its size."""
+    """The system rows of a version's root, which are empty if it was deleted, and its size."""
 
     version: int
     system: dict[str, str]
@@ -141,41 +164,41 @@ class _Root:
 
     @classmethod
     def of(cls, files: LakehouseFiles, version: int, data: bytes | None) -> _Root:
-        """Return the content that was read."""
+        """Decode the bytes of a root, None for a deleted one."""
         if data is None:
             return cls(version, {}, 0)
         return cls(version, decode_system_rows(data, files.roots.path(version)), len(data))
 
     def without_shared_stamp(self, *neighbors: _Root | None) -> _Root:
-        """Return the root without its stamp, if a neighbor, the root of the version before, has the same."""
-        before = next((one for one in neighbors if one is not None and one.version == self.version - 1), None)
+        """Return the root without its stamp if its predecessor, which is one of the neighbors, has the same stamp."""
+        before = next((root for root in neighbors if root is not None and root.version == self.version - 1), None)
         return self if before is None else replace(self, system=without_carried_stamp(self.system, before.system))
 
 
 def _of_type(kind: type[T], value: object) -> T:
-    """Return a value of ``commit_info``, or an empty one where others wrote another type."""
+    """Return a value of ``commit_info``, or an empty one if it has another type."""
     return value if isinstance(value, kind) else kind()
 
 
 def _text(value: object) -> str | None:
-    """Return a text of ``commit_info``, None where others wrote another type."""
+    """Return a string of ``commit_info``, None if it has another type."""
     return value if isinstance(value, str) else None
 
 
 def _numbers(value: object) -> dict[str, int]:
-    """Return the entries of an object of ``commit_info`` that are numbers as we write them."""
+    """Return the entries of an object of ``commit_info`` that are non-negative integers."""
     entries: dict[str, object] = _of_type(dict, value)
     return {name: number for name, number in entries.items() if type(number) is int and 0 <= number <= _MOST}
 
 
 def _texts(value: object) -> dict[str, str]:
-    """Return the entries of an object of ``commit_info`` that are texts."""
+    """Return the entries of an object of ``commit_info`` that are strings."""
     entries: dict[str, object] = _of_type(dict, value)
     return {name: text for name, text in entries.items() if isinstance(text, str)}
 
 
 def version_at(location: str | None) -> int | None:
-    """Return the version whose root has this location, None where there is none."""
+    """Return the version whose root has this location, None if it is not the location of a root."""
     try:
         return None if location is None else parse_root_path(location)
     except VersionNotFoundError:
@@ -183,9 +206,13 @@ def version_at(location: str | None) -> int | None:
 
 
 def rollback_from(version: int, system: Mapping[str, str]) -> int | None:
-    """Return the version that a rollback went back from, None for any other version.
+    """Return the version before a rollback, None if the version is not a rollback.
 
-    Only the version before counts: another program may have copied the row from an earlier root.
+    The row must name the previous version, because another program may have copied it from an earlier root.
+
+    Args:
+        version: The version.
+        system: The system rows of its root.
     """
     named = version_at(system.get(ROLLBACK_FROM_ROOT))
     return named if named is not None and named == version - 1 else None
@@ -219,21 +246,21 @@ def _version_info(root: _Root, definition: LakehouseDef) -> VersionInfo:
 
 
 def _transactions(info: Mapping[str, Any]) -> tuple[TransactionInfo, ...]:
-    """Return the entries of ``commit_info`` for each of its transactions, nothing where they do not fit ``members``."""
+    """Return the transactions in ``commit_info``, or nothing if their number differs from that of ``members``."""
     members, infos = _of_type(list, info.get("members")), _of_type(list, info.get("transactions"))
     if len(members) != len(infos):
         return ()
     return tuple(
         TransactionInfo(
             str(member),
-            _text(own.get("operation")),
-            _text(own.get("message")),
-            _text(own.get("run_id")),
-            _text(own.get("approved_by")),
-            _numbers(own.get("counts")),
-            _texts(own.get("properties")),
+            _text(entry.get("operation")),
+            _text(entry.get("message")),
+            _text(entry.get("run_id")),
+            _text(entry.get("approved_by")),
+            _numbers(entry.get("counts")),
+            _texts(entry.get("properties")),
         )
-        for member, own in zip(members, (_of_type(dict, one) for one in infos), strict=True)
+        for member, entry in zip(members, (_of_type(dict, item) for item in infos), strict=True)
     )
 
 
@@ -249,8 +276,16 @@ class Change:
 def diff_snapshots(before: Snapshot, after: Snapshot, files: LakehouseFiles | None = None) -> list[Change]:
     """Return the changes between two versions of one lakehouse. Objects of unknown type are left out.
 
-    ``files`` are those of the lakehouse of ``after``, by default as one of both reads them. A version that stands
-    elsewhere, such as one from before the beginning of a clone, is compared by the full locations of what it has.
+    A version at another root, for example of the parent of a clone, is compared by absolute locations.
+
+    Args:
+        before: The earlier version.
+        after: The later version.
+        files: The files of the lakehouse of ``after``. By default those of one of the versions.
+
+    Raises:
+        VersionExpiredError: A version was purged.
+        StorageError: A node cannot be read.
     """
     if files is None:
         files = before.files if before.files.storage.root == after.files.storage.root else after.files
@@ -261,7 +296,7 @@ def diff_snapshots(before: Snapshot, after: Snapshot, files: LakehouseFiles | No
 
 
 def _root_in(files: LakehouseFiles, version: Snapshot) -> NodeFile:
-    """Return the root of a version with locations as a lakehouse writes them."""
+    """Return the root of a version with locations relative to a lakehouse."""
     root = version.files.storage.root
     if root == files.storage.root:
         return version.root
@@ -269,7 +304,12 @@ def _root_in(files: LakehouseFiles, version: Snapshot) -> NodeFile:
 
 
 def change_of(keys: KeyCodec, change: KeyChange) -> Change | None:
-    """Return what a changed key means, or None for an object of unknown type."""
+    """Decode a changed key, None for an object of unknown type.
+
+    Args:
+        keys: The encoding of keys.
+        change: The change.
+    """
     name = keys.decode(change.key)
     if name is None:
         return None

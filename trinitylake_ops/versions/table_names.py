@@ -1,4 +1,4 @@
-"""Names of tables at a version: by id, by dotted name, and one name for each table."""
+"""Find the names of tables in a version by id or dotted name, and reject a second name for a table."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.search import prefix_end, scan
 from trinitylake_ops.versions.snapshot import CatalogReader, Snapshot
 
-_READ_TOGETHER = 1_000
+_BATCH = 1_000  # definitions that are read at a time
 
 
 class TableNames:
-    """The keys of all tables by their ids, at the version that was asked for last.
+    """The keys of all tables by id, in the last requested version. Thread-safe.
 
-    The first version is scanned, which reads the definition of every table. For another version only the definitions
-    that differ are read. Safe to use from several threads.
+    The first version is scanned, which reads the definition of every table. For another version, only the definitions
+    that differ are read.
     """
 
     def __init__(self) -> None:
@@ -36,27 +36,33 @@ class TableNames:
         self._keys: dict[str, set[str]] = {}
 
     def keys_of(self, snapshot: Snapshot, table_id: str) -> frozenset[str]:
-        """Return the keys of the tables of a version that have an id.
-
-        A table whose definition cannot be read has no id here.
+        """Return the keys of the tables of a version with an id. Ignores missing and corrupt definitions.
 
         Args:
             snapshot: The version.
             table_id: The id of the table.
 
         Raises:
-            StorageError: If a node or a definition cannot be read for now.
+            StorageError: A node or a definition cannot be read.
         """
         with self._lock:
             self._follow(snapshot)
             return frozenset(self._keys.get(table_id, ()))
 
     def names_of(self, snapshot: Snapshot, table_id: str) -> list[ObjectName]:
-        """Return the names of the tables of a version that have an id, ascending. Raises as :meth:`keys_of`."""
+        """Return the sorted names of the tables of a version with an id.
+
+        Args:
+            snapshot: The version.
+            table_id: The id of the table.
+
+        Raises:
+            StorageError: A node or a definition cannot be read.
+        """
         return sorted((snapshot.object_name(key) for key in self.keys_of(snapshot, table_id)), key=str)
 
     def shared(self, snapshot: Snapshot) -> list[list[ObjectName]]:
-        """Return the names of each table of a version that has several. Raises as :meth:`keys_of`."""
+        """Return the names of each table of a version with several names. Raises StorageError."""
         with self._lock:
             self._follow(snapshot)
             several = [sorted(keys) for keys in self._keys.values() if len(keys) > 1]
@@ -80,7 +86,7 @@ class TableNames:
         else:
             located = {key: after for key, after in changes.items() if key.startswith(TABLE_KEY_PREFIX)}
         ids = table_ids(snapshot, located)
-        self._at = None  # until all changes are noted
+        self._at = None  # until all changes are applied
         for key in located:
             self._note(key, ids.get(key))
         self._at = snapshot
@@ -97,20 +103,20 @@ class TableNames:
 
 
 def table_ids(snapshot: Snapshot, located: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the ids of tables by their keys. Definitions that are missing or damaged are left out.
+    """Return the ids of tables by key. Missing and corrupt definitions are left out.
 
     Args:
-        snapshot: A version of the lakehouse that has the definitions.
-        located: The locations of definitions by keys, None for no table.
+        snapshot: A version of the lakehouse.
+        located: The location of each definition by key, None for no table.
 
     Raises:
-        StorageError: If a definition cannot be read for now.
+        StorageError: A definition cannot be read.
     """
-    places = [(key, location) for key, location in located.items() if location is not None]
-    found: dict[str, str] = {}
-    for first in range(0, len(places), _READ_TOGETHER):
-        found |= _ids_of(snapshot, places[first : first + _READ_TOGETHER])
-    return found
+    locations = [(key, location) for key, location in located.items() if location is not None]
+    ids: dict[str, str] = {}
+    for first in range(0, len(locations), _BATCH):
+        ids |= _ids_of(snapshot, locations[first : first + _BATCH])
+    return ids
 
 
 def _ids_of(snapshot: Snapshot, places: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -125,17 +131,16 @@ def _ids_of(snapshot: Snapshot, places: Iterable[tuple[str, str]]) -> dict[str, 
     return {key: definition.id for (key, _), definition in zip(places, definitions, strict=True)}
 
 
-#: Returns the keys of tables at a version by an id.
+#: Returns the keys of the tables of a version with an id.
 KeysOf = Callable[[Snapshot, str], Collection[str]]
 
 
 class OneName:
-    """A condition of a commit: no table that the change writes has another name then.
+    """A precondition of a commit: no table that the change writes has another name.
 
     Args:
-        ids: The ids of the tables that the change writes, by their keys; None for tables that it drops. Tables that
-            keep their id may be left out.
-        keys_of: Finds the names that an id has; by default all definitions of the version are read.
+        ids: The ids of written tables by key, None for dropped tables. Tables that keep their id may be left out.
+        keys_of: Finds the keys of an id. By default all definitions of the version are read.
     """
 
     def __init__(self, ids: Mapping[str, str | None], keys_of: KeysOf | None = None):
@@ -143,7 +148,7 @@ class OneName:
         self._keys_of = keys_of or TableNames().keys_of
 
     def __call__(self, latest: Snapshot) -> None:
-        """Raise TableHasAnotherNameError if the change would give a table of a version a second name."""
+        """Raise TableHasAnotherNameError if the change would give a table of the version a second name."""
         wanted = {key: table_id for key, table_id in self._ids.items() if table_id}
         if not wanted:
             return
@@ -152,7 +157,7 @@ class OneName:
         twice = Counter(wanted.values())
         for key, table_id in gained.items():
             if twice[table_id] > 1:
-                raise _error(latest, key, next(one for one in wanted if one != key and wanted[one] == table_id))
+                raise _error(latest, key, next(other for other in wanted if other != key and wanted[other] == table_id))
         freed = {table_id for key, table_id in before.items() if self._ids[key] != table_id}
         for key, table_id in gained.items():
             others = () if table_id in freed else sorted(set(self._keys_of(latest, table_id)) - self._ids.keys())
@@ -161,7 +166,7 @@ class OneName:
 
 
 def keys_changed_since(base: Snapshot) -> KeysOf:
-    """Return a function that finds names of tables among those that a version has changed since ``base``."""
+    """Return a function that finds keys by table id among the keys that changed since ``base``."""
     changed: dict[int, dict[str, str]] = {}
 
     def keys_of(latest: Snapshot, table_id: str) -> list[str]:
@@ -188,21 +193,26 @@ def _error(latest: Snapshot, key: str, other: str) -> TableHasAnotherNameError:
 
 
 def resolve_table(text: str, *readers: CatalogReader) -> tuple[str, str]:
-    """Return the namespace and the table of ``namespace.table``, as any of the readers has them.
+    """Split ``namespace.table`` into the names of an existing table. Each dot is tried as the separator.
 
-    Each dot is tried as the one between namespace and table. Raises TableNotFoundError if there is no such table.
-    Raises InvalidInputError for a name without a dot, or one that means several tables.
+    Args:
+        text: The dotted name.
+        *readers: The versions or transactions to search.
+
+    Raises:
+        TableNotFoundError: There is no such table.
+        InvalidInputError: The name contains no dot, or is ambiguous.
     """
     splits = [(text[:dot], text[dot + 1 :]) for dot, char in enumerate(text) if char == "."]
     if not splits:
-        raise InvalidInputError(f"{text!r} names no table; write NAMESPACE.TABLE")
-    found = [split for split in splits if any(_has_table(reader, *split) for reader in readers)]
-    if not found:
+        raise InvalidInputError(f"invalid table name {text!r}; it must be NAMESPACE.TABLE")
+    matches = [split for split in splits if any(_has_table(reader, *split) for reader in readers)]
+    if not matches:
         raise TableNotFoundError(f"there is no table {text}")
-    if len(found) > 1:
-        meanings = " or ".join(f"table {table!r} of namespace {namespace!r}" for namespace, table in found)
+    if len(matches) > 1:
+        meanings = " or ".join(f"table {table!r} of namespace {namespace!r}" for namespace, table in matches)
         raise InvalidInputError(f"{text!r} is ambiguous: {meanings}")
-    return found[0]
+    return matches[0]
 
 
 def _has_table(reader: CatalogReader, namespace: str, table: str) -> bool:

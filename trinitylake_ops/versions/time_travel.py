@@ -13,26 +13,25 @@ from trinitylake_ops.versions.root_files import ProbedRoots
 from trinitylake_ops.versions.roots import Roots, read_roots
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
-#: The most by which the clocks of an orchestrator's processes, its database and the lakehouse's storage may differ.
+#: Maximum difference between the clocks of an orchestrator, its database and the storage of the lakehouse.
 CLOCK_SKEW = timedelta(hours=1)
 
 _BATCH = 64
-#: The most by which a clock is assumed to have been behind where it was set back: a wrong time zone and more.
+#: Assumed maximum error of a slow clock, for example with a wrong time zone.
 _MOST_BEHIND_MS = 24 * 3_600_000
 
 
 def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots) -> int:
-    """Return the newest version up to which all were created at or before a time, since the clock was last set back.
+    """Return the newest version since the last clock reset such that it and all before it are not later than a time.
 
-    Between two versions at which the clock was set back, each version that we write is younger than its predecessor.
-    So bisection finds the answer, with one read for each halving, and two reads for each such version that is younger
-    than the time.
+    Between two clock resets, each version that this package writes is later than its predecessor. Therefore bisection
+    finds the version with one read per step, and two more reads for each clock reset after the time.
 
     Args:
         roots: The roots of the lakehouse.
         timestamp_ms: The time, in milliseconds since the epoch.
         latest: The latest version.
-        probed: Keeps the roots that are read.
+        probed: Collects the roots that are read.
 
     Raises:
         VersionNotFoundError: The time is before the oldest version.
@@ -41,17 +40,17 @@ def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: Probed
 
 
 def find_version_before(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots) -> int:
-    """Return a version after which all commits since a time are found, also where a clock was behind for a while.
+    """Return a version such that all commits since a time come after it, even if a clock was slow for a while.
 
-    Where the clock was set back, the earlier versions may have been ahead, or the clock may have been behind. Only in
-    the second case an earlier version can be younger than the time. So in the first day after such a version, the
-    search goes on before it.
+    At a clock reset, either the earlier versions were ahead or the clock was slow. Only in the second case can an
+    earlier version be later than the time. Therefore the search continues before a clock reset for times within the
+    first day after it.
 
     Args:
         roots: The roots of the lakehouse.
         timestamp_ms: The time, in milliseconds since the epoch.
         latest: The latest version.
-        probed: Keeps the roots that are read.
+        probed: Collects the roots that are read.
 
     Raises:
         VersionNotFoundError: The time is before the oldest version.
@@ -61,7 +60,7 @@ def find_version_before(roots: Roots, timestamp_ms: int, latest: int, probed: Pr
 
 @dataclass(frozen=True, slots=True)
 class _Reset:
-    """A version at which the clock was set back, and its time."""
+    """A version with a clock reset, and its time."""
 
     version: int
     created_at_ms: int
@@ -77,10 +76,9 @@ def _find(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots, *, 
 
 
 def _last_reset(roots: Roots, version: int, probed: ProbedRoots) -> _Reset | None:
-    """Return the last version up to ``version`` at which the clock was set back.
+    """Return the last clock reset up to ``version``, None if no root names one that names itself.
 
-    Roots name it, but those of other programs may not. Then the last one of ours is looked for, in one more round. None
-    if no root names one that names itself.
+    Roots of other programs may not name it. The last root of this package is then searched in one more round trip.
     """
     system = _system(roots, version, probed)
     if system is not None and CLOCK_RESET not in system and COMMIT_ID not in system:
@@ -97,10 +95,10 @@ def _last_reset(roots: Roots, version: int, probed: ProbedRoots) -> _Reset | Non
 
 
 def _between(roots: Roots, timestamp_ms: int, first: int, last: int, probed: ProbedRoots) -> int:
-    """Return the version of a time among those up to ``last``; from ``first``, which is not after it, unless -1.
+    """Return the version at a time between ``first``, which is not later than the time, and ``last``.
 
-    A missing ``commit_id`` shows a version of another program, which may be older than versions before it. Then all
-    versions that can be the answer are read, in order.
+    ``first`` is -1 if there is no such version. A version of another program has no ``commit_id`` and may be earlier
+    than its predecessors. All candidates are then read in order.
     """
     low, high = first, last + 1  # the answer is below ``high``, and not below ``low``
     high_ms, version, is_there = 0, last, first >= 0
@@ -126,7 +124,7 @@ def _between(roots: Roots, timestamp_ms: int, first: int, last: int, probed: Pro
 
 
 def _system(roots: Roots, version: int, probed: ProbedRoots) -> dict[str, str] | None:
-    """Return the system rows of a root, None where another program deleted it."""
+    """Return the system rows of a root, None if another program deleted it."""
     path = roots.path(version)
     probed.read([path])
     data = probed.contents[path]
@@ -138,10 +136,7 @@ def _shown(time_ms: int) -> str:
 
 
 def _along_chain(roots: Roots, timestamp_ms: int, low: int, high: int) -> int:
-    """Return the last version before the first one above ``low`` that is younger than the time.
-
-    It is ``low`` if there is none.
-    """
+    """Return the last version before the first one above ``low`` that is later than the time, ``low`` if none is."""
     for version, data in read_roots(roots, range(low + 1, high), _BATCH):
         if data is None:
             continue
@@ -156,17 +151,19 @@ _STAMPS_BATCH = 16
 
 @dataclass(frozen=True, slots=True)
 class VersionTime:
-    """The time of a version, and the newest version up to it at which the clock was set back, None if there is none."""
+    """The time of a version."""
 
+    #: The time in milliseconds since the epoch.
     created_at_ms: int
+    #: The last version up to this one with a clock reset, None if there is none.
     clock_reset: int | None
 
 
 def time_after(base: Snapshot, now_ms: int) -> VersionTime:
     """Return the time of the version that follows ``base``.
 
-    It is the storage's time, or just after all earlier versions where that is behind them. If they are ahead by more
-    than clocks may differ, the new version sets the clock back to the storage's time.
+    It is the storage's time, or just after all earlier versions if these are later. If they are ahead by more than the
+    clock margin, the new version resets the clock to the storage's time.
 
     Args:
         base: The version before.
@@ -192,18 +189,18 @@ def bounded_time_ms(newest_ms: int, now_ms: int) -> int:
 
 
 def check_time(time_ms: int) -> None:
-    """Raise StorageError for a time that no node file can hold; such a root could never be read again."""
+    """Raise StorageError for a time that a root cannot store, because such a root could never be read again."""
     if not 0 <= time_ms <= MAX_TIME_MS:
         raise StorageError(
-            f"the clock gives {time_ms} ms since 1970, which no version can have; set it right, nothing was committed"
+            f"nothing was committed: the clock shows {time_ms} ms since 1970, which is out of range; correct the clock"
         )
 
 
 def _newest_time(base: Snapshot) -> tuple[int, int | None]:
-    """Return the largest time of the versions since the clock was last set back, and where that was.
+    """Return the latest time of the versions since the last clock reset, and the version of that reset.
 
-    If we wrote ``base``, that is its own time. A version of another program may be older than those before it. These
-    are then read, back to one of ours.
+    If this package wrote ``base``, that is its own time. A version of another program may be earlier than its
+    predecessors, which are then read back to one of this package.
     """
     newest_ms, system, version, roots = base.created_at_ms, base.root.system, base.version, base.files.roots
     earlier = read_roots(roots, range(base.version - 1, -1, -1), _STAMPS_BATCH)
