@@ -76,7 +76,7 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
 def test_a_run_whose_input_changed_publishes_nothing(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     result = run(job(lake, asset("a", lambda: put(lake, "other", 2))), instance)
     assert not result.success
-    assert "table ref.other: we read it at version" in failure(result)
+    assert "table ref.other: read at version" in failure(result)
     assert not lake.snapshot().has_namespace("marts")
     assert run(job(lake, asset("a")), instance).success
 
