@@ -1,4 +1,4 @@
-"""Changes of tables by operations and by other engines come to the assets that hold the tables, and to no others."""
+"""Test that changes of tables by operations and other engines are reported to the assets that contain the tables."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from tests.dagster_plugin.located_project import AFTER_ORDERS, AFTER_PRICES, MONTHS, ORDERS, PRICES, ROOT, location
 from tests.dagster_plugin.maintenance_jobs import approved_rollback
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.monthly_location import AFTER_ORDERS, AFTER_PRICES, MONTHS, ORDERS, PRICES, ROOT, location
+from tests.dagster_plugin.run_config import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin import jobs
 from trinitylake_ops.dagster_plugin._dagster_internals import execute_as_launched
-from trinitylake_ops.dagster_plugin.job_run import RunningJob
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.sensors import build_commit_sensor
@@ -27,7 +27,7 @@ from trinitylake_ops.iceberg.write.publication import publication_id, publish_on
 from trinitylake_ops.versions.history import diff_snapshots
 
 KEYS = MONTHS.get_partition_keys()
-#: The code location, as paths of the UI name it.
+#: The code location, as it appears in paths of the UI.
 PLACE = "__repository__@located"
 
 
@@ -43,13 +43,13 @@ class Located:
         self.tick()
 
     def run(self, job: str, config: Mapping[str, Any] = QUIET, partition: str | None = None) -> None:
-        """Run a job as one that the code location launched, which knows all of its definitions."""
+        """Run a job as if the code location had launched it, so that the run knows all its definitions."""
         tags = {} if partition is None else {"dagster/partition": partition}
         assert execute_as_launched(
             self.definitions,
             job,
             self.instance,
-            file="located_project.py",
+            file="monthly_location.py",
             location_name="located",
             run_config=config,
             tags=tags,
@@ -61,15 +61,15 @@ class Located:
             self.run("load_orders", partition=key)
 
     def tick(self) -> set[tuple[str, str | None]]:
-        """Let automation look once, and return what it asks for."""
+        """Evaluate automation once, and return what it requests."""
         selection = dg.AssetSelection.assets(AFTER_ORDERS, AFTER_PRICES)
         result = dg.evaluate_automation_conditions(self.definitions, self.instance, selection, cursor=self._cursor)
         self._cursor = result.cursor
-        asked = {("after_orders", key) for key in result.get_requested_partitions(AFTER_ORDERS)}
-        return asked | ({("after_prices", None)} if result.get_num_requested(AFTER_PRICES) else set())
+        requested = {("after_orders", key) for key in result.get_requested_partitions(AFTER_ORDERS)}
+        return requested | ({("after_prices", None)} if result.get_num_requested(AFTER_PRICES) else set())
 
-    def look(self) -> list[Any]:
-        """Let the sensor of commits look once, and report its events as the daemon does."""
+    def tick_sensor(self) -> list[Any]:
+        """Evaluate the commit sensor once, and report its events like the daemon."""
         sensor = build_commit_sensor()
         repository = self.definitions.get_repository_def()
         resources = {"lakehouse": repository.get_top_level_resources()["lakehouse"]}
@@ -84,7 +84,7 @@ class Located:
 
 
 def put(lake: Lakehouse, table: str, rows: dict[str, list[Any]], namespace: str = "sales") -> None:
-    """Append to a table as another engine does."""
+    """Append to a table like another engine."""
     staged = stage_arrow(lake, pa.table(rows), namespace, table, mode="append")
     publish_once(lake, [staged], publication_id(staged.metadata_location))
 
@@ -97,7 +97,7 @@ def located(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Located]:
         yield Located(lake, instance)
 
 
-def test_a_rollback_by_a_job_reports_the_assets_of_its_tables(located: Located) -> None:
+def test_rollback_job_reports_assets_of_changed_tables(located: Located) -> None:
     located.load()
     assert located.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
     put(located.lake, "prices", {"n": [7]})
@@ -116,22 +116,22 @@ def test_a_rollback_by_a_job_reports_the_assets_of_its_tables(located: Located) 
     assert catalog_at(located.lake).load_table("sales.orders").scan().to_arrow().num_rows == 2
 
 
-def test_a_commit_of_another_engine_reports_the_assets_that_hold_its_tables(located: Located) -> None:
+def test_sensor_reports_assets_of_tables_that_another_engine_changed(located: Located) -> None:
     located.load()
-    assert located.look() == []
+    assert located.tick_sensor() == []
     assert located.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
     assert located.tick() == set()
     put(located.lake, "prices", {"n": [7]})
     put(located.lake, "orders", {"year": [2020, 2020], "month": [1, 3], "n": [7, 8]})
     put(located.lake, "nobodys", {"n": [7]})
     put(located.lake, "observed", {"n": [7]}, "others")
-    found = {(event.asset_key, event.partition) for event in located.look()}
+    reported = {(event.asset_key, event.partition) for event in located.tick_sensor()}
     observed = dg.AssetKey(["others", "observed"])
-    assert found == {(PRICES, None), (ORDERS, KEYS[0]), (ORDERS, KEYS[2]), (observed, None)}
+    assert reported == {(PRICES, None), (ORDERS, KEYS[0]), (ORDERS, KEYS[2]), (observed, None)}
     assert located.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
 
 
-def test_what_is_written_anew_or_removed_is_an_observation(located: Located) -> None:
+def test_rewritten_or_removed_table_is_an_observation(located: Located) -> None:
     repository = located.definitions.get_repository_def()
     lakehouse = TrinityLakeResource(root=located.lake.root)
     put(located.lake, "prices", {"n": [7]})
@@ -139,48 +139,48 @@ def test_what_is_written_anew_or_removed_is_an_observation(located: Located) -> 
     head = located.lake.snapshot()
     changes = diff_snapshots(located.lake.snapshot(0), head)
 
-    def events(kind: str, *, has_new_rows: bool = True, **given: Any) -> set[tuple[type, dg.AssetKey]]:
-        assets = TableAssets(repository, ONLY, lakehouse, **given)
-        found = TableChanges(located.lake, located.lake.snapshot(0), head, assets, located.instance)
+    def events(kind: str, *, has_new_rows: bool = True, **options: Any) -> set[tuple[type, dg.AssetKey]]:
+        assets = TableAssets(repository, ONLY, lakehouse, **options)
+        reported = TableChanges(located.lake, located.lake.snapshot(0), head, assets, located.instance)
         changed = [dataclasses.replace(change, kind=kind) for change in changes]
-        return {(type(event), event.asset_key) for event in found.events(changed, {}, has_new_rows=has_new_rows)}
+        return {(type(event), event.asset_key) for event in reported.events(changed, {}, has_new_rows=has_new_rows)}
 
-    both = {(dg.AssetObservation, ORDERS), (dg.AssetObservation, PRICES)}
-    assert events("removed") == events("changed", has_new_rows=False) == both
-    named = dg.AssetKey(["mine"])
-    assert events("changed", table_key=lambda _namespace, _table: named) == {(dg.AssetMaterialization, named)}
+    observations = {(dg.AssetObservation, ORDERS), (dg.AssetObservation, PRICES)}
+    assert events("removed") == events("changed", has_new_rows=False) == observations
+    custom_key = dg.AssetKey(["mine"])
+    assert events("changed", table_key=lambda _namespace, _table: custom_key) == {(dg.AssetMaterialization, custom_key)}
 
 
-def test_a_run_that_dies_after_its_commit_is_told_by_the_sensor(
-    located: Located, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sensor_reports_commit_of_run_that_died(located: Located, monkeypatch: pytest.MonkeyPatch) -> None:
     located.run("load_prices")
     put(located.lake, "prices", {"n": [7]})
-    located.look()
-    monkeypatch.setattr(RunningJob, "_table_events", lambda *_: 1 / 0)  # as if it was killed there
+    located.tick_sensor()
+    monkeypatch.setattr(jobs, "LISTENERS", [lambda *_: 1 / 0])  # as if the process was killed after the commit
     with pytest.raises(AssertionError):
         located.run("rollback", approved_rollback(located.lake, 1))
     assert next(located.lake.history()).operation == "rollback"
-    (event,) = located.look()
+    (event,) = located.tick_sensor()
     assert (event.asset_key, event.metadata["dagster/row_count"].value) == (PRICES, 1)
-    assert located.look() == []
+    assert located.tick_sensor() == []
 
 
-def test_runs_that_go_on_are_looked_at_again(located: Located) -> None:
-    located.look()
+def test_sensor_checks_runs_in_progress_again(located: Located) -> None:
+    located.tick_sensor()
 
     def commit(table: str, namespace: str) -> dg.DagsterRun:
-        """Return a run that goes on, and has committed a table."""
+        """Return a run that is in progress and has committed a table."""
         job = located.definitions.resolve_job_def("load_prices")
         run = located.instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
         staged = stage_arrow(located.lake, pa.table({"n": [7]}), namespace, table, mode="append")
         publish_once(located.lake, [staged], publication_id(run.run_id), run_id=run.run_id)
         return run
 
-    killed, done = commit("prices", "sales"), commit("observed", "others")
-    assert [located.look(), located.look()] == [[], []], "the runs may tell it themselves"
+    killed, finished = commit("prices", "sales"), commit("observed", "others")
+    assert [located.tick_sensor(), located.tick_sensor()] == [[], []], (
+        "runs in progress may still report their own commits"
+    )
     located.instance.report_run_failed(killed)
-    assert [event.asset_key for event in located.look()] == [PRICES]
-    success = dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, job_name=done.job_name)
-    located.instance.report_dagster_event(success, run_id=done.run_id)
-    assert [located.look(), located.look()] == [[], []]
+    assert [event.asset_key for event in located.tick_sensor()] == [PRICES]
+    success = dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, job_name=finished.job_name)
+    located.instance.report_dagster_event(success, run_id=finished.run_id)
+    assert [located.tick_sensor(), located.tick_sensor()] == [[], []]

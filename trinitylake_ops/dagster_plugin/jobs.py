@@ -9,9 +9,8 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin._dagster_internals import repository_of
-from trinitylake_ops.dagster_plugin.assets import report_exports
-from trinitylake_ops.dagster_plugin.job_run import RunningJob, prove
-from trinitylake_ops.dagster_plugin.metadata import metadata_entries
+from trinitylake_ops.dagster_plugin.job_run import RunningJob
+from trinitylake_ops.dagster_plugin.listeners import LISTENERS
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, checked_options, config_fields, signed_in_user
 from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
@@ -92,6 +91,7 @@ def _build_op(
                 lake = resource.open()
                 running = RunningJob(
                     context=context,
+                    operation=operation,
                     lake=lake,
                     begun_on=lake.latest_version(),
                     assets=TableAssets(repository_of(context), names, resource, table_key),
@@ -104,13 +104,10 @@ def _build_op(
                     limits=limits,
                 )
                 operation.step(running)
-                is_plan = isinstance(options, PlannedOptions) and options.is_plan
-                if operation.changes_exports and not is_plan:
-                    report_exports(context.instance, lake, names, running.links)
-                yield from running.events
-                proof = prove(running) if operation.is_proved and not is_plan else {}
-                running.log_metrics(proof)
-                context.add_output_metadata({**metadata_entries(proof), **running.shown})
+                for report in running.reports:
+                    for listener in LISTENERS:
+                        yield from listener(running, report)
+                    context.add_output_metadata(report.metadata)
         except TrinityLakeError as error:
             raise dg.Failure(
                 description=str(error), metadata={"error_code": error.code}, allow_retries=False
