@@ -33,7 +33,7 @@ from benchmarks.lakes import REQUEST_SECONDS
 from benchmarks.report import table, write_result
 from benchmarks.servers import running
 from tests.processes import Child, fork
-from tests.server.served import command
+from tests.server.live_server import command
 from tests.servers.daemons import free_port
 from tests.servers.postgres import Postgres, postgres
 from tests.servers.s3_server import S3Server

@@ -39,8 +39,8 @@ from starlette.routing import Route
 
 from benchmarks.report import Spread, seconds, table, write_result
 from tests.processes import fork
-from tests.server.requests import TABLE, TABLES, commit_of, properties
-from tests.server.served import Served, command, serving, settings_for
+from tests.server.live_server import LiveServer, command, serving, settings_for
+from tests.server.request_bodies import TABLE, TABLES, commit_of, properties
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.storage import MeteredStorage, RequestCounts, background
@@ -61,7 +61,7 @@ class Client:
         split = urlsplit(url)
         self._connection = HTTPConnection(split.hostname or "", split.port, timeout=60)
 
-    def ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> bytes:
+    def request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> bytes:
         """Return the answer to a request. Raises RuntimeError for a failure."""
         self._connection.request(method, path, None if body is None else json.dumps(body).encode())
         answer = self._connection.getresponse()
@@ -144,15 +144,15 @@ def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict
         threading.Thread(target=process.stderr.read, daemon=True).start()  # a log that nobody reads would hold it up
         client = Client(url)
         calls: dict[str, tuple[Callable[[], object], Callable[[], bytes], dict[str, object] | None]] = {
-            "load a table": (lambda: catalog.load_table("ns.t"), lambda: client.ask("GET", TABLE), None),
+            "load a table": (lambda: catalog.load_table("ns.t"), lambda: client.request("GET", TABLE), None),
             "commit a property": (
                 commit,
-                lambda: client.ask("POST", TABLE, commit_of(properties(a=str(next(numbers))))),
+                lambda: client.request("POST", TABLE, commit_of(properties(a=str(next(numbers))))),
                 commit_of(properties(a="1000")),
             ),
             f"list {n_tables:,} tables": (
                 lambda: catalog.list_tables("many"),
-                lambda: client.ask("GET", TABLES.replace("/ns/", "/many/")),
+                lambda: client.request("GET", TABLES.replace("/ns/", "/many/")),
                 None,
             ),
         }
@@ -180,7 +180,7 @@ def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict
 
 
 def _of_route(client: Client, body: dict[str, object] | None) -> Callable[[], bytes]:
-    return lambda: client.ask("GET" if body is None else "POST", "/t", body)
+    return lambda: client.request("GET" if body is None else "POST", "/t", body)
 
 
 def rounds_of_requests(folder: Path) -> list[str]:
@@ -196,13 +196,13 @@ def rounds_of_requests(folder: Path) -> list[str]:
         commits |= {f"an append of {n} data files": lambda n=n: appended(served, n) for n in FILES}
         for _ in range(2):
             before = meter.snapshot()
-            served.ask("GET", TABLE)
+            served.request("GET", TABLE)
         rows.append(["load a table", *_shown(meter.snapshot() - before)])
         for name, make in commits.items():
             path, body = make()
-            served.ask("GET", path)
+            served.request("GET", path)
             before = meter.snapshot()
-            answer = served.ask("POST", path, body)
+            answer = served.request("POST", path, body)
             if answer.status != 200:
                 raise RuntimeError(f"{name}: {answer.status} {answer.body[:300]!r}")
             background.drain()
@@ -215,7 +215,7 @@ def _shown(counts: RequestCounts) -> list[str]:
     return [str(counts.rounds), str(counts.total), kinds]
 
 
-def appended(served: Served, n_files: int) -> tuple[str, dict[str, object]]:
+def appended(served: LiveServer, n_files: int) -> tuple[str, dict[str, object]]:
     """Return the path and the body of a commit that adds a snapshot, whose files a client has written."""
     loaded = served.catalog().load_table("ns.p")
     batches = [write_file(loaded.io, ROWS, f"{loaded.location()}/data/{uuid.uuid4()}.parquet") for _ in range(n_files)]

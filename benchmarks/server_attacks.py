@@ -32,7 +32,7 @@ from pyiceberg.transforms import IdentityTransform
 from benchmarks.report import Spread, table, write_result
 from tests.iceberg.hostile import change_metadata
 from tests.processes import fork
-from tests.server.served import settings_for
+from tests.server.live_server import settings_for
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.server.run import serve
@@ -236,7 +236,7 @@ class Client:
         self._headers = {"Authorization": f"Bearer {token}"}
         self._connection: HTTPConnection | None = None
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -276,7 +276,7 @@ def attack(port: int, kind: Attack, report: Callable[[str], None]) -> None:
         data = None if content is None else json.dumps(content).encode()
         client = Client(port, "attacker")
         while True:
-            status = client.ask(kind.method, path, data, disconnects=kind.disconnects, in_chunks=kind.in_chunks)
+            status = client.request(kind.method, path, data, disconnects=kind.disconnects, in_chunks=kind.in_chunks)
             counts[status] += 1
             if status == 503:
                 time.sleep(0.05)
@@ -294,7 +294,7 @@ def reads(port: int, seconds: float) -> list[float]:
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(taken) < 2:
         begun = time.monotonic()
-        status = client.ask("GET", "/v1/main/namespaces/other/tables/o")
+        status = client.request("GET", "/v1/main/namespaces/other/tables/o")
         assert status == 200, (status, client.last)
         taken.append(time.monotonic() - begun)
         time.sleep(READ_PAUSE_SECONDS)

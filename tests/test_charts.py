@@ -29,7 +29,7 @@ from tests.charts import (
     render,
 )
 from tests.lakes import check_lake
-from tests.server.test_safety import READER, entry
+from tests.server.test_access_control import READER, entry
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 

@@ -14,8 +14,8 @@ import yaml
 
 from tests.e2e.graphql import PATIENCE_SECONDS
 from tests.e2e.topology import DEPLOY, REPOSITORY, Image, Service, interpolate
-from tests.server.served import Served
-from tests.server.test_safety import READER, entry
+from tests.server.live_server import LiveServer
+from tests.server.test_access_control import READER, entry
 from tests.servers.daemons import free_port, listens
 from trinitylake_ops import Lakehouse
 
@@ -73,9 +73,9 @@ def test_the_server_of_the_compose_file_serves_and_tells_its_health(tmp_path: Pa
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert service.is_healthy()
-        served = Served(f"http://127.0.0.1:{port}")
-        assert served.ask("GET", "/v1/config").status == 401
-        assert served.ask("GET", "/v1/config", headers={"Authorization": f"Bearer {READER}"}).status == 200
+        served = LiveServer(f"http://127.0.0.1:{port}")
+        assert served.request("GET", "/v1/config").status == 401
+        assert served.request("GET", "/v1/config", headers={"Authorization": f"Bearer {READER}"}).status == 200
         assert service.end() == 0
     finally:
         service.kill()

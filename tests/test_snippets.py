@@ -18,8 +18,8 @@ import pytest
 import yaml
 from dagster_pipes import open_dagster_pipes
 
-from tests.dagster_plugin.plain import plain
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.metadata_values import plain
+from tests.dagster_plugin.run_config import QUIET
 from tests.dagster_plugin.test_examples import OF_PIPES
 from trinitylake_ops import Lakehouse, dagster_plugin, iceberg
 from trinitylake_ops.dagster_plugin import TrinityLakeMaintenanceComponent

@@ -20,7 +20,7 @@ import pytest
 _ON_SPARK = (
     "tests/spark/",
     "tests/dagster_plugin/test_compaction_jobs.py",
-    "tests/dagster_plugin/test_engine.py",
+    "tests/dagster_plugin/test_spark_engine.py",
     "tests/dagster_plugin/test_flights_pipeline.py",
     "tests/dagster_plugin/test_io_manager.py",
     "tests/dagster_plugin/test_pipeline_on_s3.py",

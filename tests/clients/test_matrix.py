@@ -23,7 +23,7 @@ from tests.clients.matrix.engines import HERE, Engine, EngineError
 from tests.clients.test_clients import jars_for_s3, jars_of_spark, python_of, serving
 from tests.clock import ClockStorage
 from tests.lakes import Lakes, lakes
-from tests.server.served import duckdb_extensions
+from tests.server.live_server import duckdb_extensions
 from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, operations

@@ -1,4 +1,4 @@
-"""A code location with all operations and checks of a lakehouse that nothing makes, for launchpads."""
+"""A code location with all operations and checks of a lakehouse that does not exist, for launchpad tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group of daily tables with mixed mappings between partitions, which Dagster backfills in several runs."""
+"""A group of daily tables with different partition mappings, which Dagster backfills in several runs."""
 
 import os
 

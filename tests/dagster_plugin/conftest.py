@@ -1,4 +1,4 @@
-"""Fixtures of the flights samples and of lakehouses, and Dagster's databases, for all tests of this folder."""
+"""Provide the flights samples, lakehouses and fast Dagster databases to all tests in this folder."""
 
 import sqlite3
 import tempfile
@@ -43,8 +43,8 @@ def lake(lakes: Lakes) -> Lakehouse:
 
 
 @event.listens_for(Engine, "connect")
-def _do_not_wait_for_the_disk(connection: object, _record: object) -> None:
-    """What Dagster keeps in SQLite here need not outlive the machine: it still outlives each process that is killed."""
+def _disable_sync(connection: object, _record: object) -> None:
+    """Do not sync Dagster's SQLite databases: they must survive killed processes, but not a crash of the machine."""
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous = OFF")
 
@@ -56,7 +56,7 @@ _make_log = SqliteEventLogStorage._initdb
 
 
 def _engine(url: str, **options: Any) -> Engine:
-    """Return the one engine of a database, which stays connected: Dagster makes one for each event."""
+    """Return the cached engine of a database, which stays connected. Dagster creates an engine for each event."""
     if url not in _engines:
         while len(_engines) >= _MOST_ENGINES:
             Engine.dispose(_engines.pop(next(iter(_engines))))
@@ -67,7 +67,7 @@ def _engine(url: str, **options: Any) -> Engine:
 
 
 def _copy_log(storage: SqliteEventLogStorage, engine: Engine, for_index_shard: bool = False) -> None:
-    """Copy the empty event log of a run that Dagster made first: it makes a database for each run."""
+    """Copy an empty event log instead of creating the database of a run from scratch."""
     path = Path(str(engine.url.database))
     if for_index_shard or path.exists():
         _make_log(storage, engine, for_index_shard)
@@ -88,7 +88,7 @@ _make_storage = DagsterSqliteStorage.__init__
 
 
 def _read_empty_databases() -> None:
-    """Keep the databases that Dagster makes for an instance."""
+    """Create and cache the databases of an empty instance."""
     with tempfile.TemporaryDirectory() as folder:
         DagsterSqliteStorage(folder)
         for path in Path(folder).rglob("*.db"):
@@ -97,7 +97,7 @@ def _read_empty_databases() -> None:
 
 
 def _copy_storage(storage: DagsterSqliteStorage, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
-    """Copy the three databases of an empty instance, which Dagster made once."""
+    """Copy the three databases of an empty instance."""
     for name, data in _empty_databases.items():
         path = Path(base_dir, name)
         if not path.exists():
@@ -116,8 +116,8 @@ def _migrations(location: str) -> ScriptDirectory:
     return _read_migrations(config)
 
 
-def _kept_migrations(config: AlembicConfig) -> ScriptDirectory:
-    """Return Dagster's migrations, which it reads again for each database that it creates."""
+def _cached_migrations(config: AlembicConfig) -> ScriptDirectory:
+    """Return cached migrations, which Dagster would read again for each database."""
     location = config.get_main_option("script_location")
     assert location is not None
     return _migrations(location)
@@ -132,18 +132,18 @@ def _schema_of(kind: type[Config], omitted: frozenset[str]) -> Field:
 
 
 def _schema(model_cls: type[Config], fields_to_omit: set[str], default: object = None) -> Field:
-    """Return the schema of a class of resources: Dagster makes it for each object, also for each run's copies."""
+    """Return the cached schema of a resource class, which Dagster would derive again for each object and each run."""
     if default is not None:
         return _make_schema(model_cls, fields_to_omit=fields_to_omit, default=default)
     return _schema_of(model_cls, frozenset(fields_to_omit))
 
 
 @pytest.fixture(autouse=True)
-def _dagster_makes_once_what_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster's own code runs on its own databases, which are opened once, and on its own schemas.
+def _cached_dagster_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run Dagster's own code on prepared databases with cached engines, migrations and schemas.
 
-    Dagster captures what runs print into files, but starts no processes that copy these files to the terminal: to start
-    four of them takes as long as a small run.
+    Dagster captures the output of runs in files, but starts no processes that copy these files to the terminal, because
+    starting four of them takes as long as a small run.
     """
     if not _empty_databases:
         _read_empty_databases()
@@ -152,5 +152,5 @@ def _dagster_makes_once_what_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(module, "create_engine", _engine)
     monkeypatch.setattr(SqliteEventLogStorage, "_initdb", _copy_log)
     monkeypatch.setattr(DagsterSqliteStorage, "__init__", _copy_storage)
-    monkeypatch.setattr(ScriptDirectory, "from_config", _kept_migrations)
+    monkeypatch.setattr(ScriptDirectory, "from_config", _cached_migrations)
     monkeypatch.setattr(resource, "infer_schema_from_config_class", _schema)

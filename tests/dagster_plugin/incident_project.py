@@ -1,4 +1,4 @@
-"""A code location with one published table, whose check says when amounts are wrong."""
+"""A code location with one published table, and a check that fails on negative amounts."""
 
 import os
 from pathlib import Path
@@ -13,19 +13,19 @@ from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLak
 from trinitylake_ops.dagster_plugin.table_settings import stored_as
 
 ROOT = "INCIDENT_PROJECT_ROOT"
-#: The variable with the address of the UI, where it has a path prefix.
+#: Environment variable with the URL of the UI, if it has a path prefix.
 URL = "INCIDENT_PROJECT_URL"
-#: The variable that is set where a failed check keeps its run from publishing.
+#: Environment variable that makes the check blocking.
 BLOCKING = "INCIDENT_PROJECT_BLOCKING"
 NAMES = LakehouseNames("shop")
 ORDERS = NAMES.table_key("sales", "orders")
 LOAD = "shop_load"
-#: Beside the lakehouse's folder: what the next load finds, a number a line.
+#: File next to the lakehouse's folder with the amounts that the next load reads, one on each line.
 SOURCE = "shop-amounts.txt"
 
 
 def shop_definitions(root: str) -> dg.Definitions:
-    """Return the lakehouse ``shop`` in a folder, with the table, its check, and the job that loads it."""
+    """Return the definitions of the lakehouse ``shop`` in a folder, with the table, its check and the load job."""
     lakehouse = TrinityLakeResource(
         root=root, storage_options=StorageSettings(fsync="false"), webserver_url=os.environ.get(URL, "")
     )
@@ -63,5 +63,5 @@ def location() -> dg.Definitions:
 
 
 def load_job() -> dg.JobDefinition:
-    """The job that loads the table, by which it is executed again from a failure."""
+    """Return the job that loads the table, for re-executions from failure."""
     return location().resolve_job_def(LOAD)

@@ -1,4 +1,4 @@
-"""The operations on a lakehouse as jobs, as tests run them: in this process."""
+"""Run the jobs of operations on a lakehouse in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import dagster as dg
 
-from tests.dagster_plugin.plain import plain
+from tests.dagster_plugin.metadata_values import plain
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.operations.changes import alter, content, create
 from trinitylake_ops import Lakehouse, operations
@@ -21,19 +21,19 @@ APPROVER = "Ada Lovelace"
 
 
 def approved(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration that applies a plan, approved, of what the run that planned shows."""
+    """Return the run configuration that applies a plan with approval, from the metadata of the planning run."""
     config: dict[str, Any] = plan["configuration"]
     return {**config, "approval": {**config["approval"], "approved_by": APPROVER}}
 
 
 def approved_rollback(lake: Lakehouse, version: int) -> dict[str, Any]:
-    """Return the configuration that rolls a lakehouse back to a version, approved."""
+    """Return the run configuration that rolls a lakehouse back to a version with approval."""
     digest = operations.plan_rollback(lake, str(version)).digest
     return {"to": {"version": version}, "approval": {"digest": digest, "approved_by": APPROVER}}
 
 
-class Ran:
-    """A run of a job with one op: its metadata, or why it failed."""
+class JobOutcome:
+    """A run of a job with one op: its metadata, or its error."""
 
     def __init__(self, result: dg.ExecuteInProcessResult, names: LakehouseNames = ONLY):
         self.run_id = result.run_id
@@ -61,7 +61,7 @@ def _values(metadata: Mapping[str, dg.MetadataValue]) -> dict[str, Any]:
 
 
 def old_lake(folder: Path, clock: LocalClock) -> Lakehouse:
-    """Return a local lakehouse of three commits, on which an hour passed since: all but the latest may expire."""
+    """Return a local lakehouse of three commits, one hour later: all versions but the latest may expire."""
     lake = Lakehouse.create(
         str(folder / "lake"),
         {"fsync": "false"},
@@ -77,7 +77,7 @@ def old_lake(folder: Path, clock: LocalClock) -> Lakehouse:
 
 
 class Jobs:
-    """The operations on one local lakehouse, on which an hour passed since its last commit."""
+    """The operations on one local lakehouse, one hour after its last commit."""
 
     def __init__(
         self,
@@ -89,15 +89,16 @@ class Jobs:
         self.clock = clock
         self.instance = instance
         self._engine = engine
-        self._bind(old_lake(folder, clock))
+        self.bind(old_lake(folder, clock))
 
     def at(self, root: str) -> Jobs:
         """Return the operations on a copy of the lakehouse at another root."""
         jobs = copy.copy(self)
-        jobs._bind(Lakehouse.open(root, self.lake.storage_options))
+        jobs.bind(Lakehouse.open(root, self.lake.storage_options))
         return jobs
 
-    def _bind(self, lake: Lakehouse) -> None:
+    def bind(self, lake: Lakehouse) -> None:
+        """Define the jobs on a lakehouse."""
         self.lake = lake
         settings = StorageSettings(fsync="false")
         resource = TrinityLakeResource(root=lake.root, storage_options=settings, engine=self._engine)
@@ -105,37 +106,39 @@ class Jobs:
             jobs=build_jobs(operations="all"), resources={"lakehouse": resource}, executor=dg.in_process_executor
         )
 
-    def run(self, job: str, **config: Any) -> Ran:
+    def run(self, job: str, **config: Any) -> JobOutcome:
         definition = self._definitions.resolve_job_def(job)
-        return Ran(definition.execute_in_process(run_config=config, instance=self.instance, raise_on_error=False))
+        return JobOutcome(
+            definition.execute_in_process(run_config=config, instance=self.instance, raise_on_error=False)
+        )
 
-    def must_run(self, job: str, **config: Any) -> Ran:
-        ran = self.run(job, **config)
-        assert ran.success, ran.error
-        return ran
+    def must_run(self, job: str, **config: Any) -> JobOutcome:
+        outcome = self.run(job, **config)
+        assert outcome.success, outcome.error
+        return outcome
 
     def expired(self) -> None:
-        """Let all versions but the latest expire, and their grace pass."""
+        """Expire all versions but the latest, and let their grace period pass."""
         operations.plan_expiration(self.lake).execute()
         self.clock.forward()
 
     def plan(self, name: str, /, **options: Any) -> dict[str, Any]:
-        """Return what a run that only plans shows; it must change nothing."""
+        """Return the metadata of a planning run, and assert that it changes nothing."""
         before = content(self.lake)
-        ran = self.must_run(name, **options)
+        outcome = self.must_run(name, **options)
         assert content(self.lake) == before
-        assert ran.materialized == []
-        return ran.metadata
+        assert outcome.materialized == []
+        return outcome.metadata
 
-    def apply(self, plan: Mapping[str, Any], name: str) -> Ran:
-        """Run a job with the configuration that its plan shows, approved."""
+    def apply(self, plan: Mapping[str, Any], name: str) -> JobOutcome:
+        """Run a job with the configuration from its plan, approved."""
         return self.run(name, **approved(plan))
 
-    def apply_digest(self, name: str, digest: str, /, **options: Any) -> Ran:
-        """Run a job with the approval of a digest, whatever plan it is of."""
+    def apply_digest(self, name: str, digest: str, /, **options: Any) -> JobOutcome:
+        """Run a job with an approved digest, which may belong to any plan."""
         return self.run(name, approval={"digest": digest, "approved_by": APPROVER}, **options)
 
-    def must_apply(self, name: str, /, **options: Any) -> Ran:
-        ran = self.apply(self.plan(name, **options), name)
-        assert ran.success, ran.error
-        return ran
+    def must_apply(self, name: str, /, **options: Any) -> JobOutcome:
+        outcome = self.apply(self.plan(name, **options), name)
+        assert outcome.success, outcome.error
+        return outcome

@@ -1,4 +1,4 @@
-"""A Dagster project of months, which several workers publish at the same time."""
+"""A Dagster project with monthly partitions, which several workers publish concurrently."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ MONTHS = dg.MonthlyPartitionsDefinition(start_date="2020-01-01", end_date="2021-
 ORDERS = dg.AssetKey(["sales", "orders"])
 EVENTS = dg.AssetKey(["sales", "events"])
 PUBLISHED = dg.AssetKey(["publish", "month"])
-#: What other runs do between the staging of one run and its publication, once.
+#: Called once between the staging and the publication of a run, to simulate other runs.
 MEANWHILE: list[Callable[[], object]] = []
 
 
@@ -52,5 +52,5 @@ def definitions(folder: str, executor: dg.ExecutorDefinition = dg.in_process_exe
 
 
 def month_job(folder: str) -> dg.JobDefinition:
-    """Return the job for one process, the run's worker."""
+    """Return the job for a run worker in a single process."""
     return definitions(folder).resolve_job_def("month")

@@ -1,4 +1,4 @@
-"""The flights pipeline with its operations, as tests run it: on one lakehouse, from a sample of the data."""
+"""The flights pipeline and its operations on one lakehouse, with a sample of the data as its source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MONTHLY_TABLES = ("weather", "flights", "delay_by_carrier_month", "route_perform
 
 
 class Pipeline:
-    """The definitions on one lakehouse, the sample as source, one Dagster instance."""
+    """The definitions on one lakehouse, with the sample as source and one Dagster instance."""
 
     def __init__(self, lakehouse: TrinityLakeResource, source_folder: Path, instance: dg.DagsterInstance):
         self.lakehouse = lakehouse
@@ -69,7 +69,7 @@ class Pipeline:
         return catalog_at(self.lake(), version).load_table((NAMESPACES[name], name))
 
     def data_files(self, table: str, version: int | None = None) -> dict[str, int]:
-        """Path to rows of a table's data files."""
+        """Return the row counts of a table's data files by path."""
         tasks = self.table(table, version).scan().plan_files()
         return {task.file.file_path: task.file.record_count for task in tasks}
 

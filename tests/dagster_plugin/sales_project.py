@@ -1,4 +1,4 @@
-"""A Dagster project of five tables, as tests run it, also in other processes."""
+"""A Dagster project of five tables, which tests also run in other processes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from trinitylake_ops.dagster_plugin.table_settings import stored_as
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.file_names import root_path
 
-BAD = "SALES_BAD"  # a variable: the orders are wrong where it is set
+BAD = "SALES_BAD"  # an environment variable: if it is set, the orders are invalid
 NAMES = ("customers", "items", "orders", "regions", "days")
 TABLES = {name: dg.AssetKey(["sales", name]) for name in NAMES}
 PUBLISHED = dg.AssetKey(["publish", "sales"])
 
 
 class FaultyLakehouse(TrinityLakeResource):
-    """A lakehouse whose next commit meets the fault that a file names; the first to open it takes the file away."""
+    """A lakehouse whose next commit has the fault that a file names. The first process to open it removes the file."""
 
     fault_file: str
 
@@ -35,16 +35,16 @@ class FaultyLakehouse(TrinityLakeResource):
         return Lakehouse(FaultyStorage(lake.storage, _faults(lake, Path(self.fault_file))), lake.storage_options)
 
 
-def _faults(lake: Lakehouse, order: Path) -> Sequence[Fault]:
-    if not order.exists():
+def _faults(lake: Lakehouse, fault_file: Path) -> Sequence[Fault]:
+    if not fault_file.exists():
         return []
-    what, root = order.read_text(), root_path(lake.latest_version() + 1)
-    order.unlink()
-    if what == "unknown":
+    fault_kind, root = fault_file.read_text(), root_path(lake.latest_version() + 1)
+    fault_file.unlink()
+    if fault_kind == "unknown":
         unreadable = fail(2, StorageError, kind="read", path_part=root, times=1000)
         return [lose_response(1, kind="create", path_part=root), unreadable]
-    assert what in ("before", "after")
-    return [kill(1, what, kind="create", path_part=root)]  # type: ignore[arg-type]
+    assert fault_kind in ("before", "after")
+    return [kill(1, fault_kind, kind="create", path_part=root)]  # type: ignore[arg-type]
 
 
 @dg.asset(key=TABLES["customers"], metadata=stored_as(), code_version="7")
@@ -90,7 +90,7 @@ def definitions(folder: str, executor: dg.ExecutorDefinition = dg.in_process_exe
         asset_checks=[positive_items],
         jobs=[dg.define_asset_job("sales")],
         resources={
-            "lakehouse": FaultyLakehouse(**settings, fault_file=f"{folder}/fault"),  # the publish asset's
+            "lakehouse": FaultyLakehouse(**settings, fault_file=f"{folder}/fault"),  # of the publish asset
             "io_manager": TrinityLakeIOManager(lakehouse=TrinityLakeResource(**settings)),
         },
         executor=executor,
@@ -98,12 +98,12 @@ def definitions(folder: str, executor: dg.ExecutorDefinition = dg.in_process_exe
 
 
 def sales_job(folder: str) -> dg.JobDefinition:
-    """Return the job for processes of their own."""
+    """Return the job for runs in separate processes."""
     preloaded = {"forkserver": {"preload_modules": ["tests.dagster_plugin.sales_project"]}}
     executor = dg.multiprocess_executor.configured({"max_concurrent": 2, "start_method": preloaded})
     return definitions(folder, executor).resolve_job_def("sales")
 
 
 def sales_job_in_process(folder: str) -> dg.JobDefinition:
-    """Return the job for one process, the run's worker."""
+    """Return the job for a run worker in a single process."""
     return definitions(folder).resolve_job_def("sales")

@@ -1,4 +1,4 @@
-"""The head of a lakehouse, its tables and its exports, as Dagster shows them."""
+"""Test the metadata of the lakehouse asset, its tables and its exports in Dagster."""
 
 import json
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from tests.dagster_plugin.plain import plain
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.metadata_values import plain
+from tests.dagster_plugin.run_config import QUIET
 from tests.iceberg.hostile import without_seals
 from tests.lakes import Lakes
 from tests.local_clock import HOUR_MS, LocalClock
@@ -72,7 +72,7 @@ def values(observation: dg.AssetObservation) -> Mapping[str, Any]:
     return plain(observation.metadata)
 
 
-def test_the_head_shows_its_version_and_what_changed_since(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_lakehouse_observation_has_version_and_changes(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     head = observe(lake, instance)[ONLY.lakehouse_key]
     assert (head.tags or {})["dagster/data_version"] == "2"
     shown = values(head)
@@ -98,7 +98,7 @@ def test_the_head_shows_its_version_and_what_changed_since(lake: Lakehouse, inst
     assert values(observe(lake, instance)[ONLY.lakehouse_key])["changed_tables"] == 0
 
 
-def test_buffers_are_filled_by_changes(lakes: Lakes) -> None:
+def test_buffer_metrics_increase_with_changes(lakes: Lakes) -> None:
     lake = lakes.local(order=4, **small_sizes(4))
     create(lake, "ns", *(f"t{number}" for number in range(12)))
     alter(lake, "ns", "t3")
@@ -108,7 +108,7 @@ def test_buffers_are_filled_by_changes(lakes: Lakes) -> None:
     assert shown["buffer_fill_percent"] == round(100 * root.message_bytes / DEFAULT_BUFFER_TARGET_BYTES, 2) > 0
 
 
-def test_the_head_shows_what_can_be_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lakehouse_observation_has_reclaimable_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = LocalClock(monkeypatch)
     settings = {"maximum_version_age_millis": HOUR_MS, "minimum_versions_to_keep": 1, "txn_ttl_millis": 60_000}
     lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"}, **settings)
@@ -118,8 +118,8 @@ def test_the_head_shows_what_can_be_freed(tmp_path: Path, monkeypatch: pytest.Mo
 
     def shown(seconds: float = 60) -> dict[str, Any]:
         status = lake_status(lake, plan_seconds=seconds)
-        figures = head_metadata(lake, lake.snapshot(), status, is_planned=seconds > 0)
-        return {name: value for name, value in figures.items() if name.endswith(("able_bytes", "since_expiry"))}
+        metadata = head_metadata(lake, lake.snapshot(), status, is_planned=seconds > 0)
+        return {name: value for name, value in metadata.items() if name.endswith(("able_bytes", "since_expiry"))}
 
     nothing = {"expirable_bytes": 0, "purgeable_bytes": 0, "reclaimable_bytes": 0}
     assert shown() == {**nothing, "hours_since_expiry": "none"}
@@ -140,14 +140,14 @@ def test_the_head_shows_what_can_be_freed(tmp_path: Path, monkeypatch: pytest.Mo
     assert "not counted: " in shown()["reclaimable_bytes"]
 
 
-def test_a_table_shows_columns_rows_and_place(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    seen = observe(lake, instance)[ORDERS]
-    shown = values(seen)
+def test_table_observation_has_columns_rows_and_location(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    observation = observe(lake, instance)[ORDERS]
+    shown = values(observation)
     assert (shown["dagster/row_count"], shown["data_files"], shown["lakehouse_version"]) == (3, 1, 2)
     assert shown["dagster/table_name"] == "sales.orders"
     assert shown["dagster/uri"].startswith(lake.root)
     assert [column.name for column in shown["dagster/column_schema"].columns] == ["n"]
-    data_version = (seen.tags or {})["dagster/data_version"]
+    data_version = (observation.tags or {})["dagster/data_version"]
     append(lake, "customers", 1)
     unchanged = observe(lake, instance)[ORDERS]
     assert (unchanged.tags or {})["dagster/data_version"] == data_version
@@ -158,14 +158,14 @@ def test_a_table_shows_columns_rows_and_place(lake: Lakehouse, instance: dg.Dags
     assert values(changed)["dagster/row_count"] == 5
 
 
-def test_a_table_that_is_not_there(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_observation_of_missing_table(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     with pytest.raises(TableNotFoundError, match=r"sales\.none"):
         observe(lake, instance, "sales.none")
     with pytest.raises(InvalidInputError, match=r"NAMESPACE\.TABLE"):
         build_table_asset("orders")
 
 
-def test_exports_are_partitions_until_they_are_dropped(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_exports_are_partitions_until_dropped(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     for name in ("first", "second"):
         operations.plan_export(lake, name, "minimal").execute()
     observe(lake, instance)
@@ -181,14 +181,14 @@ def test_exports_are_partitions_until_they_are_dropped(lake: Lakehouse, instance
 
 
 def described(instance: dg.DagsterInstance, partition: str) -> Mapping[str, Any]:
-    """What Dagster shows of an export."""
+    """Return the metadata of the latest materialization of an export."""
     event = instance.get_latest_materialization_event(ONLY.exports_key)
     assert event is not None and event.asset_materialization is not None
     assert event.asset_materialization.partition == partition
     return plain(event.asset_materialization.metadata)
 
 
-def test_an_export_made_again_under_its_name_is_told(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_recreated_export_is_materialized_again(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     operations.plan_export(lake, "daily", "minimal").execute()
     observe(lake, instance)
     first = described(instance, "daily")
@@ -199,10 +199,12 @@ def test_an_export_made_again_under_its_name_is_told(lake: Lakehouse, instance: 
         observe(lake, instance)
     assert described(instance, "daily")["lakehouse_version"] == lake.snapshot("daily").version
     assert described(instance, "daily")["lakehouse_version"] > first["lakehouse_version"]
-    assert len(instance.fetch_materializations(ONLY.exports_key, limit=9).records) == 2, "once each"
+    assert len(instance.fetch_materializations(ONLY.exports_key, limit=9).records) == 2, (
+        "one materialization for each export"
+    )
 
 
-def test_an_export_whose_name_is_no_partition_of_dagster(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_export_with_name_that_dagster_rejects(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     for name in ("v1...v2", "a%2Eb", "été/1"):
         operations.plan_export(lake, name, "minimal").execute()
     observe(lake, instance)
@@ -215,7 +217,7 @@ def test_an_export_whose_name_is_no_partition_of_dagster(lake: Lakehouse, instan
     assert set(instance.get_dynamic_partitions(PARTITIONS)) == {"a%2Eb", "été/1"}
 
 
-def test_a_version_to_compare_with_that_another_program_deleted(tmp_path: Path) -> None:
+def test_observation_after_previous_version_was_deleted(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
     create(lake, "ns", "t")
     alter(lake, "ns", "t")
@@ -225,7 +227,7 @@ def test_a_version_to_compare_with_that_another_program_deleted(tmp_path: Path) 
     assert shown["changes"] == "unknown: the previously observed version 1 does not exist"
 
 
-def test_what_a_sensor_notes_is_no_observation_of_the_head(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_sensor_observation_is_not_used_as_previous_version(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     observe(lake, instance)
     append(lake, "orders", 1)
     context = dg.build_sensor_context(
@@ -241,9 +243,7 @@ def test_what_a_sensor_notes_is_no_observation_of_the_head(lake: Lakehouse, inst
     assert (shown["changed_since"], shown["changed_tables"]) == (2, 1)
 
 
-def test_a_table_of_another_format_has_its_definition_as_data_version(
-    lake: Lakehouse, instance: dg.DagsterInstance
-) -> None:
+def test_data_version_of_other_format_is_derived_from_definition(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     def define(**properties: str) -> TableDef:
         columns = Schema(columns=(Column(id=1, name="n", type=DataType.INT8),))
         return TableDef(table_format="DELTA", schema=columns, properties=properties)
@@ -261,8 +261,8 @@ def test_a_table_of_another_format_has_its_definition_as_data_version(
     assert versions[0] == versions[1] != versions[2]
 
 
-def test_rows_that_a_writer_does_not_count_are_not_none(lake: Lakehouse) -> None:
-    """The Iceberg specification lets writers leave the totals out of a snapshot's summary."""
+def test_table_without_totals_has_unknown_row_count(lake: Lakehouse) -> None:
+    """The Iceberg specification allows snapshot summaries without totals."""
     head = lake.snapshot()
     definition = head.table("sales", "orders")
     path = definition.format_properties[METADATA_LOCATION]

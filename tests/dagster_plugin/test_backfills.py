@@ -1,4 +1,4 @@
-"""Backfills by Dagster's own daemon: tables that several runs stage are published by the runs of the publish asset."""
+"""Test backfills by Dagster's own daemon: runs of the publish asset publish the tables that several runs staged."""
 
 import logging
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from dagster._time import get_current_timestamp
 
 from tests.dagster_plugin.backfill_project import DAYS as PROJECT_DAYS
 from tests.dagster_plugin.backfill_project import IO, LAKE, defs, orders, share, summary, two_days
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.run_config import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import TrinityLakeIOManager, TrinityLakeResource, build_publish_asset
@@ -41,7 +41,7 @@ DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 
 
 def backfill(instance: dg.DagsterInstance, keys: list[str]) -> tuple[BulkActionStatus, list[dg.DagsterRun]]:
-    """Backfill assets over three days as the daemon does, until it is done."""
+    """Backfill assets over three days like the daemon, until the backfill is finished."""
     with create_test_daemon_workspace_context(
         ModuleTarget(
             module_name="tests.dagster_plugin.backfill_project",
@@ -79,12 +79,12 @@ def backfill(instance: dg.DagsterInstance, keys: list[str]) -> tuple[BulkActionS
 
 
 def rows(lake: Lakehouse, table: str) -> list[tuple[Any, ...]]:
-    found = catalog_at(lake).load_table(("shop", table)).scan().to_arrow().to_pylist()
-    return sorted(tuple(row.values()) for row in found)
+    rows = catalog_at(lake).load_table(("shop", table)).scan().to_arrow().to_pylist()
+    return sorted(tuple(row.values()) for row in rows)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::dagster.BetaWarning")
-def test_a_backfill_that_dagster_splits_publishes_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backfill_with_split_runs_publishes_all_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
     monkeypatch.setenv("BACKFILL_LAKE", lake.root)
     with dg.instance_for_test(temp_dir=str(tmp_path), overrides=LAUNCHER) as instance:
@@ -95,12 +95,12 @@ def test_a_backfill_that_dagster_splits_publishes_all(tmp_path: Path, monkeypatc
         assert rows(lake, "daily_totals") == [(day, 3.0) for day in DAYS]
         assert rows(lake, "two_days") == list(zip(DAYS, (2, 4, 4), strict=True))
         without = [run for run in runs if PUBLISH not in (run.asset_selection or ())]
-        assert without, "Dagster split the backfill"
+        assert without, "Dagster must split the backfill"
         assert rows(lake, "summary") == [(6,)]
 
 
-def test_what_a_run_of_a_backfill_stages_is_not_visible_and_says_so(lakes: Lakes) -> None:
-    """A backfill that makes the table for two days, and its publish asset for the first of them only."""
+def test_staged_rows_of_backfill_are_not_visible(lakes: Lakes) -> None:
+    """Backfill the table for two days, but its publish asset for the first day only."""
 
     @dg.asset(ins={"orders": dg.AssetIn(orders.key, input_manager_key=IO)}, partitions_def=PROJECT_DAYS)
     def report(orders: pd.DataFrame) -> None:
@@ -148,17 +148,17 @@ def test_what_a_run_of_a_backfill_stages_is_not_visible_and_says_so(lakes: Lakes
             ).success
 
         def event(key: dg.AssetKey) -> dg.AssetMaterialization | None:
-            found = instance.get_latest_materialization_event(key)
-            return None if found is None else found.asset_materialization
+            entry = instance.get_latest_materialization_event(key)
+            return None if entry is None else entry.asset_materialization
 
-        assert not run(DAYS[1], orders.key), "nothing would publish it"
+        assert not run(DAYS[1], orders.key), "no run of the backfill would publish it"
         assert event(orders.key) is None
         assert run(DAYS[0], orders.key)
         staged = event(orders.key)
         assert staged is not None and staged.metadata["trinitylake/staged_by_backfill"].value == "two_days"
         assert "lakehouse_version" not in staged.metadata
         assert lake.latest_version() == 0
-        assert not run(DAYS[0], report.key), "it would be made of rows that are not visible"
+        assert not run(DAYS[0], report.key), "it would be made from unpublished rows"
         assert event(report.key) is None
         assert run(DAYS[0], PUBLISH)
         published = event(orders.key)
@@ -168,12 +168,12 @@ def test_what_a_run_of_a_backfill_stages_is_not_visible_and_says_so(lakes: Lakes
         assert run(DAYS[0], report.key)
 
 
-def everything() -> dg.JobDefinition:
+def all_assets_job() -> dg.JobDefinition:
     return defs.resolve_job_def("all_days")
 
 
 class SplitBackfill:
-    """A backfill of three days whose runs the test starts itself, in the order that it wants."""
+    """A backfill of three days whose runs the test starts itself, in any order."""
 
     def __init__(self, instance: dg.DagsterInstance, lake: Lakehouse):
         self.instance, self.lake = instance, lake
@@ -200,8 +200,8 @@ class SplitBackfill:
     def run(self, day: str | None, *keys: dg.AssetKey) -> dg.DagsterRun:
         return self._execute(self._tags(day), asset_selection=[*keys])
 
-    def again(self, run: dg.DagsterRun, *, is_resumed: bool) -> dg.DagsterRun:
-        """Re-execute a run after the end of the backfill, when Dagster leaves out its tag."""
+    def re_execute(self, run: dg.DagsterRun, *, is_resumed: bool) -> dg.DagsterRun:
+        """Re-execute a run after the end of the backfill, which Dagster does without the backfill's tag."""
         tags = {name: text for name, text in run.tags.items() if name == "dagster/partition"}
         tags |= {"dagster/parent_run_id": run.run_id, "dagster/root_run_id": run.run_id}
         options = dg.ReexecutionOptions(parent_run_id=run.run_id)
@@ -211,9 +211,9 @@ class SplitBackfill:
         return self._execute(tags, reexecution_options=options)
 
     def create(self, day: str, *keys: dg.AssetKey) -> dg.DagsterRun:
-        """Create a run that does not start."""
+        """Create a run without starting it."""
         return self.instance.create_run_for_job(
-            everything().get_subset(asset_selection=set(keys)),
+            all_assets_job().get_subset(asset_selection=set(keys)),
             run_config=QUIET,
             tags=self._tags(day),
             asset_selection=frozenset(keys),
@@ -249,9 +249,7 @@ def split(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[SplitBackfi
         yield SplitBackfill(instance, lake)
 
 
-def test_a_publication_waits_for_the_partition_that_it_was_made_from(
-    split: SplitBackfill, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publication_waits_for_its_source_partition(split: SplitBackfill, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(split.run(day, orders.key).is_success for day in DAYS[:2])
     earlier: list[dg.DagsterRun] = []
 
@@ -259,57 +257,59 @@ def test_a_publication_waits_for_the_partition_that_it_was_made_from(
         earlier.append(split.run(DAYS[0], two_days.key, PUBLISH))
         return False
 
-    monkeypatch.setattr(backfills, "_is_stuck", publish_the_first_day)
-    later = split.run(DAYS[1], two_days.key, PUBLISH)
+    monkeypatch.setattr(backfills, "is_stuck", publish_the_first_day)
+    second_run = split.run(DAYS[1], two_days.key, PUBLISH)
     assert [run.is_success for run in earlier] == [True]
-    assert later.is_success
-    assert split.waits(later) == 1
+    assert second_run.is_success
+    assert split.waits(second_run) == 1
     assert rows(split.lake, "two_days") == [(DAYS[0], 2), (DAYS[1], 4)]
 
 
-def test_a_publication_that_occupies_the_only_slot_ends(split: SplitBackfill, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for a run that has not started. Both are re-executed after the end of the backfill."""
-    monkeypatch.setattr(backfills, "_IDLE_SECONDS", 0)
+def test_publication_fails_when_it_occupies_the_only_slot(
+    split: SplitBackfill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publication waits for a run that has not started. Both are re-executed after the end of the backfill."""
+    monkeypatch.setattr(backfills, "IDLE_SECONDS", 0)
     assert all(split.run(day, orders.key).is_success for day in DAYS[:2])
     created = split.create(DAYS[0], two_days.key, PUBLISH)
-    later = split.run(DAYS[1], two_days.key, PUBLISH)
-    assert not later.is_success
-    assert created.run_id in split.error(later)
+    second_run = split.run(DAYS[1], two_days.key, PUBLISH)
+    assert not second_run.is_success
+    assert created.run_id in split.error(second_run)
     split.instance.report_run_canceled(created)
     split.end()
-    later = split.again(later, is_resumed=True)
-    assert not later.is_success, "what it was made from was canceled"
-    assert created.run_id in split.error(later)
+    second_run = split.re_execute(second_run, is_resumed=True)
+    assert not second_run.is_success, "its source was canceled"
+    assert created.run_id in split.error(second_run)
     assert split.lake.latest_version() == 0
-    assert split.again(created, is_resumed=False).is_success
+    assert split.re_execute(created, is_resumed=False).is_success
     assert rows(split.lake, "two_days") == [(DAYS[0], 2)]
-    assert split.again(later, is_resumed=True).is_success
+    assert split.re_execute(second_run, is_resumed=True).is_success
     assert rows(split.lake, "two_days") == [(DAYS[0], 2), (DAYS[1], 4)]
     assert rows(split.lake, "orders") == [(day, amount) for day in DAYS[:2] for amount in (1.0, 2.0)]
 
 
-def test_what_was_made_from_replaced_rows_is_not_published(split: SplitBackfill) -> None:
+def test_table_made_from_replaced_rows_is_not_published(split: SplitBackfill) -> None:
     assert all(split.run(day, orders.key).is_success for day in DAYS[:2])
     assert split.run(DAYS[1], two_days.key).is_success
-    assert split.run(DAYS[0], orders.key).is_success, "other rows of the first day"
+    assert split.run(DAYS[0], orders.key).is_success, "the first day gets other rows"
     assert split.run(DAYS[0], two_days.key, PUBLISH).is_success
-    later = split.run(DAYS[1], PUBLISH)
-    assert not later.is_success
+    second_run = split.run(DAYS[1], PUBLISH)
+    assert not second_run.is_success
     assert rows(split.lake, "two_days") == [(DAYS[0], 2)]
 
 
 @pytest.mark.parametrize(("changed", "is_published"), [(DAYS[0], False), (DAYS[2], True)])
-def test_a_serializable_publication_requires_the_partitions_that_it_was_made_from(
+def test_serializable_publication_requires_unchanged_source_partitions(
     split: SplitBackfill, changed: str, is_published: bool
 ) -> None:
-    """Another writer replaces a partition between the publication that it was made from and its own."""
+    """Another writer replaces a partition after the source was published and before this publication."""
     split.lake.alter_definition(isolation_level=IsolationLevel.SERIALIZABLE)
     assert all(split.run(day, orders.key).is_success for day in DAYS[:2])
     assert split.run(DAYS[1], two_days.key).is_success
     assert split.run(DAYS[0], two_days.key, PUBLISH).is_success
-    others = pa.table({"day": [changed], "amount": [5.0]})
+    replaced_rows = pa.table({"day": [changed], "amount": [5.0]})
     staged = stage_arrow(
-        split.lake, others, "shop", "orders", mode="replace_partitions", partition_by=["day"],
+        split.lake, replaced_rows, "shop", "orders", mode="replace_partitions", partition_by=["day"],
         partitions=[{"day": changed}],
     )  # fmt: skip
     publish_once(split.lake, [staged], publication_id("another writer"))
@@ -317,7 +317,7 @@ def test_a_serializable_publication_requires_the_partitions_that_it_was_made_fro
     assert rows(split.lake, "two_days") == [(DAYS[0], 2), (DAYS[1], 4)][: 1 + is_published]
 
 
-def test_partitions_that_are_made_from_a_summary_of_all_of_them_are_refused_at_once(split: SplitBackfill) -> None:
+def test_partition_made_from_unpartitioned_summary_fails_without_waiting(split: SplitBackfill) -> None:
     assert all(split.run(day, orders.key).is_success for day in DAYS)
     assert split.run(None, summary.key).is_success
     runs = [split.run(day, share.key, PUBLISH) for day in DAYS]
@@ -325,10 +325,10 @@ def test_partitions_that_are_made_from_a_summary_of_all_of_them_are_refused_at_o
     assert split.lake.latest_version() == 0
 
 
-def test_what_was_made_from_a_refused_partition_is_not_published(
+def test_table_made_from_rejected_partition_is_not_published(
     split: SplitBackfill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A blocking check refuses the publication of the second day, and the table of the third day reads that day."""
+    """A blocking check fails for the second day, and the table of the third day reads that day."""
     monkeypatch.setenv("BACKFILL_BAD_DAY", DAYS[1])
     assert all(split.run(day, orders.key).is_success for day in DAYS)
     runs = [split.run(day, two_days.key, PUBLISH) for day in DAYS]
@@ -338,7 +338,7 @@ def test_what_was_made_from_a_refused_partition_is_not_published(
     assert rows(split.lake, "two_days") == [(DAYS[0], 2)]
 
 
-def test_what_a_run_staged_whose_check_failed_is_neither_read_nor_published(
+def test_staged_rows_with_failed_check_are_neither_read_nor_published(
     split: SplitBackfill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BACKFILL_BAD_ORDERS", DAYS[0])

@@ -1,4 +1,4 @@
-"""Production and branches, deployed from one code location: each branch works on a clone, until it is closed."""
+"""Test production and branch deployments of one code location: each branch works on a clone until it is closed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXAMPLE = "branch_deployments/definitions.py"
 BRANCH = "feature/Mean of orders"
 VARIABLES = ("TRINITYLAKE_BRANCH", "DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT", "DAGSTER_CLOUD_GIT_BRANCH",
              "DAGSTER_CLOUD_DEPLOYMENT_NAME")  # fmt: skip
-#: What the branch changes in the code of production.
+#: The change that the branch makes to the code of production.
 BEFORE, AFTER = '[("euros", "sum")]', '[("euros", "sum"), ("euros", "mean")]'
 
 
@@ -37,7 +37,7 @@ def _production(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def repository_with(folder: Path, *branches: str) -> Path:
-    """Return a git repository that has these branches."""
+    """Return a git repository with these branches."""
 
     def git(*arguments: str) -> None:
         command = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments]
@@ -56,7 +56,7 @@ def columns(lake: Lakehouse) -> list[str]:
 
 
 def changed_code(folder: Path) -> Path:
-    """Return the code of the branch: that of production, with one line changed."""
+    """Return the code of the branch, which differs from production in one line."""
     text = (EXAMPLES / EXAMPLE).read_text()
     assert text.count(BEFORE) == 1
     path = folder / "branch_definitions.py"
@@ -64,7 +64,7 @@ def changed_code(folder: Path) -> Path:
     return path
 
 
-def test_the_environment_tells_the_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branch_is_read_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert current_branch() is None
     monkeypatch.setenv("DAGSTER_CLOUD_DEPLOYMENT_NAME", "prod")
     monkeypatch.setenv("DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT", "0")
@@ -85,7 +85,7 @@ def test_the_environment_tells_the_branch(monkeypatch: pytest.MonkeyPatch) -> No
         current_branch()
 
 
-def test_branches_have_names_of_their_own() -> None:
+def test_branches_have_separate_names() -> None:
     names = {branch_clone(branch) for branch in ("a/b", "a-b", "A/b", "ä", "/", "x" * 900)}
     assert len(names) == 6
     assert branch_clone(BRANCH).startswith("branch-feature-mean-of-orders-")
@@ -93,7 +93,7 @@ def test_branches_have_names_of_their_own() -> None:
 
 
 @pytest.mark.local_only("the resource opens the lakehouse by its folder")
-def test_the_first_run_makes_the_clone_and_later_ones_find_it(
+def test_first_run_creates_clone_and_later_runs_open_it(
     lakes: Lakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = lakes.local()
@@ -115,15 +115,15 @@ def test_the_first_run_makes_the_clone_and_later_ones_find_it(
     assert (record.name, (record.retain_until_millis or 0) - record.created_at_millis) == (
         branch_clone(BRANCH), 3 * 24 * 3_600_000,
     )  # fmt: skip
-    # Somebody took its files away without a word: it says so, and is not made anew under the same name.
+    # If the clone's files were deleted, the run fails and does not create the clone again under the same name.
     for path in [*clone.storage.list()]:
         clone.storage.delete(path.path)
     with pytest.raises(ExportExistsError):
         branch.open()
-    other = Lakehouse.create(clone.root)
+    recreated = Lakehouse.create(clone.root)
     with pytest.raises(InvalidInputError):
         branch.open()
-    assert other.latest_version() == 0
+    assert recreated.latest_version() == 0
     monkeypatch.setenv("TRINITYLAKE_BRANCH", "another")
     with pytest.raises(LakehouseNotFoundError):
         TrinityLakeResource.for_branch_deployment(f"{tmp_path}/nothing", clones).open_or_create()
@@ -132,7 +132,7 @@ def test_the_first_run_makes_the_clone_and_later_ones_find_it(
 
 
 @pytest.mark.local_only("the example opens the lakehouse by its folder")
-def test_a_branch_works_on_a_clone_until_it_is_closed(
+def test_branch_works_on_clone_until_it_is_closed(
     lakes: Lakes, tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = lakes.local()
@@ -175,7 +175,7 @@ def test_a_branch_works_on_a_clone_until_it_is_closed(
     (request,) = requests()
     assert request.run_config == {"name": name}
     run(production.defs, instance, "drop_closed_branch", **request.run_config)
-    assert [one.name for one in operations.list_clones(lake)] == ["by-hand"]
+    assert [clone_info.name for clone_info in operations.list_clones(lake)] == ["by-hand"]
     assert list(clone.storage.list()) == []
     monkeypatch.setenv("REPOSITORY", f"{tmp_path}/no-such-repository")
     with pytest.raises(subprocess.CalledProcessError):
@@ -185,7 +185,7 @@ def test_a_branch_works_on_a_clone_until_it_is_closed(
 @pytest.mark.soak
 @pytest.mark.debian_packages
 @pytest.mark.timeout(600)
-def test_two_deployments_as_processes_on_one_server(radosgw: Any, tmp_path: Path) -> None:
+def test_deployments_in_separate_processes(radosgw: Any, tmp_path: Path) -> None:
     root, clones = radosgw.fresh_root("production"), radosgw.fresh_root("clones")
     lake = Lakehouse.create(root, radosgw.storage_options)
     put_orders(lake)
@@ -199,16 +199,16 @@ def test_two_deployments_as_processes_on_one_server(radosgw: Any, tmp_path: Path
     }  # fmt: skip
 
     def job(deployment: str, file: Path, name: str, config: str = "{}", **environment: str) -> None:
-        home, given = tmp_path / deployment, tmp_path / "config.yaml"
+        home, config_file = tmp_path / deployment, tmp_path / "config.yaml"
         home.mkdir(exist_ok=True)
-        given.write_text(config)  # JSON is YAML
+        config_file.write_text(config)  # JSON is YAML
         command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(file), "-j", name]
-        done = subprocess.run(
-            [*command, "-c", str(given)],
+        completed = subprocess.run(
+            [*command, "-c", str(config_file)],
             env={**common, **environment, "DAGSTER_HOME": str(home)},
             capture_output=True, text=True, timeout=200,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        assert completed.returncode == 0, completed.stderr
 
     production, branch = EXAMPLES / EXAMPLE, changed_code(tmp_path)
     dagster_plus = {"DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT": "1", "DAGSTER_CLOUD_GIT_BRANCH": BRANCH}

@@ -1,4 +1,4 @@
-"""The checks of a lakehouse: each passes on a sound one, fails on real damage, and its mending job mends it."""
+"""Test that each check passes on a sound lakehouse, fails on real damage, and passes again after its repair job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.plain import plain
+from tests.dagster_plugin.metadata_values import plain
 from tests.lakes import table
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.operations.aging import with_least_requests
@@ -34,13 +34,13 @@ ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
+    with dg.instance_for_test() as instance:
+        yield instance
 
 
 @dataclass
-class Checked:
-    """What one check said."""
+class CheckOutcome:
+    """The result of one check."""
 
     passed: bool
     severity: dg.AssetCheckSeverity
@@ -67,8 +67,8 @@ class Lake:
         alter(self.lake, "ns", "t")
         operations.plan_export(self.lake, "weekly-1", "full").execute()
 
-    def check(self, limits: CheckLimits | None = None, **options: Any) -> dict[str, Checked]:
-        """Run the job of all checks; it must change nothing."""
+    def check(self, limits: CheckLimits | None = None, **options: Any) -> dict[str, CheckOutcome]:
+        """Run the job of all checks, and assert that it changes nothing."""
         before = content(self.lake)
         checks = build_lakehouse_checks(checks="all", limits=limits, **options)
         resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
@@ -81,23 +81,23 @@ class Lake:
         job = definitions.resolve_job_def("check")
         result = job.execute_in_process(instance=self.instance)
         assert content(self.lake) == before
-        found = result.get_asset_check_evaluations()
-        assert {one.asset_key for one in found} == {ONLY.lakehouse_key}
+        evaluations = result.get_asset_check_evaluations()
+        assert {evaluation.asset_key for evaluation in evaluations} == {ONLY.lakehouse_key}
         return {
-            one.check_name: Checked(
-                one.passed,
-                one.severity,
-                one.description or "",
-                plain(one.metadata),
+            evaluation.check_name: CheckOutcome(
+                evaluation.passed,
+                evaluation.severity,
+                evaluation.description or "",
+                plain(evaluation.metadata),
             )
-            for one in found
+            for evaluation in evaluations
         }
 
-    def failed(self, limits: CheckLimits | None = None, **options: Any) -> dict[str, Checked]:
-        """Return the checks that failed; all must have run."""
-        found = self.check(limits, **options)
-        assert set(found) == ALL
-        return {name: one for name, one in found.items() if not one.passed}
+    def failed(self, limits: CheckLimits | None = None, **options: Any) -> dict[str, CheckOutcome]:
+        """Return the failed checks, and assert that all checks ran."""
+        evaluations = self.check(limits, **options)
+        assert set(evaluations) == ALL
+        return {name: evaluation for name, evaluation in evaluations.items() if not evaluation.passed}
 
 
 @pytest.fixture
@@ -105,86 +105,95 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterIn
     return Lake(tmp_path, LocalClock(monkeypatch), instance)
 
 
-def test_all_pass_on_a_sound_lakehouse(lake: Lake) -> None:
-    found = lake.check()
-    assert {name for name, one in found.items() if one.passed} == ALL
-    assert all("repaired_by" not in one.metadata for one in found.values())
-    assert found["hint_right"].metadata["latest"] == lake.lake.latest_version()
-    assert found["verify_clean"].metadata["errors"] == 0
-    assert found["exports_fresh"].metadata["verified"] == "weekly-1"
-    assert found["tree_in_shape"].metadata["nodes"] == lake.lake.snapshot().tree_shape().nodes
+def test_checks_pass_on_sound_lakehouse(lake: Lake) -> None:
+    evaluations = lake.check()
+    assert {name for name, evaluation in evaluations.items() if evaluation.passed} == ALL
+    assert all("repaired_by" not in evaluation.metadata for evaluation in evaluations.values())
+    assert evaluations["hint_right"].metadata["latest"] == lake.lake.latest_version()
+    assert evaluations["verify_clean"].metadata["errors"] == 0
+    assert evaluations["exports_fresh"].metadata["verified"] == "weekly-1"
+    assert evaluations["tree_in_shape"].metadata["nodes"] == lake.lake.snapshot().tree_shape().nodes
 
 
-def test_a_wrong_hint(lake: Lake) -> None:
+def test_hint_check_fails_when_hint_is_behind(lake: Lake) -> None:
     lake.lake.close()
     lake.lake.storage.write(HINT_PATH, b"1")
-    (name, one), *others = lake.failed().items()
-    assert (name, others, one.severity) == ("hint_right", [], WARN)
-    assert one.description == f"the hint is behind, the latest version is {lake.lake.latest_version()}"
-    assert one.metadata["repaired_by"] == "repair_hint"
+    (name, evaluation), *others = lake.failed().items()
+    assert (name, others, evaluation.severity) == ("hint_right", [], WARN)
+    assert evaluation.description == f"the hint is behind, the latest version is {lake.lake.latest_version()}"
+    assert evaluation.metadata["repaired_by"] == "repair_hint"
     linked = lake.failed(location_name="ops")["hint_right"].metadata["repaired_by"]
     assert (linked.job_name, linked.location_name) == ("repair_hint", "ops")
     operations.repair_hint(lake.lake)
     assert lake.failed() == {}
 
 
-def test_a_damaged_version(lake: Lake) -> None:
+def test_verify_check_fails_on_damaged_version(lake: Lake) -> None:
     truncate(lake.lake.storage, root_path(1))
     failed = lake.failed()
-    one = failed["verify_clean"]
-    assert (one.severity, one.metadata["repaired_by"], one.metadata["damaged_versions"]) == (ERROR, "repair", "1")
-    assert one.metadata["errors"] == 1
-    assert root_path(1) in one.metadata["findings"]
-    # What is kept cannot be told while a root cannot be read: that is said, too.
+    evaluation = failed["verify_clean"]
+    assert (evaluation.severity, evaluation.metadata["repaired_by"], evaluation.metadata["damaged_versions"]) == (
+        ERROR,
+        "repair",
+        "1",
+    )
+    assert evaluation.metadata["errors"] == 1
+    assert root_path(1) in evaluation.metadata["findings"]
+    # Which files are live cannot be determined while a root is unreadable, and other checks report that as well.
     for name in ("retention_kept", "orphans_bounded"):
         assert (failed[name].severity, failed[name].metadata["error_code"]) == (ERROR, "corrupt-file")
     assert set(failed) == {"verify_clean", "retention_kept", "orphans_bounded"}
 
 
-def test_a_budget_of_verify_says_what_was_not_looked_at(lake: Lake) -> None:
-    found = lake.check(CheckLimits(verify_budget=Budget(max_requests=1)))["verify_clean"]
-    assert found.passed
-    assert found.description.startswith("not finished because ")
-    assert "orphans" in found.metadata["not_looked_at"]
+def test_verify_check_lists_what_the_budget_left_unchecked(lake: Lake) -> None:
+    evaluations = lake.check(CheckLimits(verify_budget=Budget(max_requests=1)))["verify_clean"]
+    assert evaluations.passed
+    assert evaluations.description.startswith("not finished because ")
+    assert "orphans" in evaluations.metadata["not_looked_at"]
 
 
-def test_retention_that_nobody_keeps(lake: Lake) -> None:
+def test_retention_check_fails_when_expiry_and_purge_are_overdue(lake: Lake) -> None:
     lake.clock.forward(24 + 71)
     limits = CheckLimits(export_max_age=None)
     assert lake.failed(limits) == {}
     lake.clock.forward(2)
-    one = lake.failed(limits)["retention_kept"]
+    evaluation = lake.failed(limits)["retention_kept"]
     latest = lake.lake.latest_version()
-    assert (one.severity, one.metadata["repaired_by"]) == (WARN, "expire")
-    assert one.description == (f"{latest} versions should have expired more than 3 d ago: 0-{latest - 1}")
+    assert (evaluation.severity, evaluation.metadata["repaired_by"]) == (WARN, "expire")
+    assert evaluation.description == (f"{latest} versions should have expired more than 3 d ago: 0-{latest - 1}")
     operations.plan_expiration(lake.lake).execute()
     assert lake.failed(limits) == {}
     lake.clock.forward(73)
-    one = lake.failed(limits)["retention_kept"]
-    assert one.metadata["repaired_by"] == "purge"
-    assert f"{latest} versions could have been purged more than 3 d ago: " in one.description
+    evaluation = lake.failed(limits)["retention_kept"]
+    assert evaluation.metadata["repaired_by"] == "purge"
+    assert f"{latest} versions could have been purged more than 3 d ago: " in evaluation.description
     operations.plan_purge(lake.lake).execute()
     assert lake.failed(limits) == {}
 
 
-def test_exports_that_are_old_damaged_or_missing(lake: Lake) -> None:
+def test_exports_check_fails_on_old_damaged_or_missing_exports(lake: Lake) -> None:
     lake.clock.forward(8 * 24 + 1)
     limits = CheckLimits(overdue=timedelta(days=99))
-    (name, one), *others = lake.failed(limits).items()
-    assert (name, others, one.severity, one.metadata["repaired_by"]) == ("exports_fresh", [], WARN, "export")
-    assert "'weekly-1'" in one.description
+    (name, evaluation), *others = lake.failed(limits).items()
+    assert (name, others, evaluation.severity, evaluation.metadata["repaired_by"]) == (
+        "exports_fresh",
+        [],
+        WARN,
+        "export",
+    )
+    assert "'weekly-1'" in evaluation.description
     assert "daily-*" in lake.failed(CheckLimits(export_pattern="daily-*"))["exports_fresh"].description
     operations.plan_export(lake.lake, "weekly-2", "full").execute()
     assert lake.failed(limits) == {}
     (info,) = [info for info in operations.list_exports(lake.lake) if info.name == "weekly-2"]
     lake.lake.storage.delete(info.location)
-    one = lake.failed(limits)["exports_fresh"]
-    assert one.severity == ERROR
-    assert one.description.startswith("export 'weekly-2': 1 of ")
-    assert info.location in one.description
+    evaluation = lake.failed(limits)["exports_fresh"]
+    assert evaluation.severity == ERROR
+    assert evaluation.description.startswith("export 'weekly-2': 1 of ")
+    assert info.location in evaluation.description
 
 
-def test_too_many_orphans(lake: Lake) -> None:
+def test_orphans_check_fails_above_limit(lake: Lake) -> None:
     for _ in range(5):
         lake.lake.stage_definition("ns", "t", table())
     lake.clock.forward(25)
@@ -192,18 +201,23 @@ def test_too_many_orphans(lake: Lake) -> None:
     n_orphans = lake.check(limits)["orphans_bounded"].metadata["files"]
     assert n_orphans == 5
     assert lake.failed(limits) == {}
-    for beyond in (
+    for exceeded_limits in (
         CheckLimits(export_max_age=None, orphan_files=n_orphans - 1),
         CheckLimits(export_max_age=None, orphan_bytes=99),
     ):
-        (name, one), *others = lake.failed(beyond).items()
-        assert (name, others, one.severity, one.metadata["repaired_by"]) == ("orphans_bounded", [], WARN, "orphans")
-        assert one.metadata["files"] == n_orphans
+        (name, evaluation), *others = lake.failed(exceeded_limits).items()
+        assert (name, others, evaluation.severity, evaluation.metadata["repaired_by"]) == (
+            "orphans_bounded",
+            [],
+            WARN,
+            "orphans",
+        )
+        assert evaluation.metadata["files"] == n_orphans
     operations.plan_orphan_removal(lake.lake).execute()
-    assert lake.check(beyond)["orphans_bounded"].metadata["files"] == 0
+    assert lake.check(exceeded_limits)["orphans_bounded"].metadata["files"] == 0
 
 
-def test_an_unfinished_purge_is_said_where_orphans_cannot_be_told(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orphans_check_reports_unfinished_purge(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         alter(lake.lake, "ns", "t")
     lake.clock.forward(30)
@@ -214,76 +228,79 @@ def test_an_unfinished_purge_is_said_where_orphans_cannot_be_told(lake: Lake, mo
         opened = Lakehouse.open(lake.lake.root, {"fsync": "false"})
         _, report = with_least_requests(lambda budget: operations.plan_purge(opened).execute(budget=budget))
     assert report.stopped is not None
-    one = lake.failed()["orphans_bounded"]
-    assert "is unfinished; run purge first" in one.description
+    evaluation = lake.failed()["orphans_bounded"]
+    assert "is unfinished; run purge first" in evaluation.description
 
 
-def test_a_tree_out_of_shape(lake: Lake) -> None:
+def test_tree_check_fails_on_full_buffers_and_thin_leaves(lake: Lake) -> None:
     make_untidy(lake.lake)
     shape = lake.lake.snapshot().tree_shape()
     assert shape.messages > 0
-    one = lake.failed(CheckLimits(max_buffer_fill=0.0, min_leaf_fill=1.0))["tree_in_shape"]
-    assert (one.severity, one.metadata["repaired_by"]) == (WARN, "compact")
-    assert f"leaves are {shape.leaf_fill:.0%} full" in one.description
-    assert "buffers of a level" in one.description
+    evaluation = lake.failed(CheckLimits(max_buffer_fill=0.0, min_leaf_fill=1.0))["tree_in_shape"]
+    assert (evaluation.severity, evaluation.metadata["repaired_by"]) == (WARN, "compact")
+    assert f"leaves are {shape.leaf_fill:.0%} full" in evaluation.description
+    assert "buffers of a level" in evaluation.description
     assert operations.compact(lake.lake).has_changed
     assert lake.failed(CheckLimits(max_buffer_fill=0.0)) == {}
 
 
-def test_tables_with_many_small_data_files(lake: Lake) -> None:
-    """A table of another format, one without rows and one with few files are none of them."""
+def test_data_files_check_fails_on_many_small_files(lake: Lake) -> None:
+    """Ignore a table of another format, a table without rows and a table with few files."""
     for _ in range(5):
         append_rows(lake.lake, "sales.orders")
     append_rows(lake.lake, "sales.few")
     with catalog_at(lake.lake) as catalog:
         catalog.create_table("sales.empty", ROWS.schema)
-    (one,) = lake.failed(CheckLimits(small_files=2, export_max_age=None)).values()
-    assert (one.severity, one.metadata["repaired_by"]) == (WARN, "compact_tables")
-    assert one.description.startswith("1 tables have many small data files; most in sales.orders: 5 files of ")
+    (evaluation,) = lake.failed(CheckLimits(small_files=2, export_max_age=None)).values()
+    assert (evaluation.severity, evaluation.metadata["repaired_by"]) == (WARN, "compact_tables")
+    assert evaluation.description.startswith("1 tables have many small data files; most in sales.orders: 5 files of ")
     data = [info.size_bytes for info in lake.lake.storage.list("tables/") if info.path.endswith(".parquet")]
     assert len(data) == 6
-    figures = ("tables", "tables_with_small_files", "data_files", "bytes", "uncounted_tables", "not_looked_at")
-    assert [one.metadata[name] for name in figures] == [3, 1, 6, sum(data), 0, 0]
+    metric_names = ("tables", "tables_with_small_files", "data_files", "bytes", "uncounted_tables", "not_looked_at")
+    assert [evaluation.metadata[name] for name in metric_names] == [3, 1, 6, sum(data), 0, 0]
     assert lake.failed(CheckLimits(small_files=2, small_file_bytes=min(data) - 1)) == {}
     assert lake.failed(CheckLimits(small_files=6)) == {}
     operations.plan_compact_tables(lake.lake).execute()
     assert lake.failed(CheckLimits(small_files=1)) == {}
 
 
-def test_small_data_files_that_no_compaction_would_merge_are_fine(lake: Lake) -> None:
-    for _ in range(2):  # a compaction merges no fewer than five
+def test_data_files_check_ignores_files_that_compaction_would_not_merge(lake: Lake) -> None:
+    for _ in range(2):  # compaction requires at least five files
         append_rows(lake.lake, "sales.orders")
-    one = lake.check(CheckLimits(small_files=2))["data_files_in_shape"]
-    assert one.passed
-    assert (one.metadata["data_files"], one.metadata["tables_with_small_files"]) == (2, 0)
+    evaluation = lake.check(CheckLimits(small_files=2))["data_files_in_shape"]
+    assert evaluation.passed
+    assert (evaluation.metadata["data_files"], evaluation.metadata["tables_with_small_files"]) == (2, 0)
 
 
-def test_metadata_that_nobody_can_read_is_told_and_the_rest_is_counted(lake: Lake) -> None:
+def test_data_files_check_reports_unreadable_metadata_and_counts_other_tables(lake: Lake) -> None:
     append_rows(lake.lake, "sales.orders")
     append_rows(lake.lake, "sales.gone")
     location = lake.lake.snapshot().table("sales", "gone").format_properties["metadata_location"]
     lake.lake.storage.delete(location)
-    one = lake.failed()["data_files_in_shape"]
-    assert one.description == "cannot read the metadata of 1 tables, for example sales.gone"
-    assert (one.metadata["tables"], one.metadata["repaired_by"]) == (1, "repair")
+    evaluation = lake.failed()["data_files_in_shape"]
+    assert evaluation.description == "cannot read the metadata of 1 tables, for example sales.gone"
+    assert (evaluation.metadata["tables"], evaluation.metadata["repaired_by"]) == (1, "repair")
 
 
-def test_data_files_are_counted_within_a_time(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_files_check_respects_time_limit(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinitylake_ops.operations.gc.tables._BATCH", 1)
     append_rows(lake.lake, "sales.orders")
-    one = lake.check(CheckLimits(data_files_seconds=0))["data_files_in_shape"]
-    assert one.passed
-    assert one.metadata["not_looked_at"] == 2
-    assert "2 tables were not checked" in one.description
+    evaluation = lake.check(CheckLimits(data_files_seconds=0))["data_files_in_shape"]
+    assert evaluation.passed
+    assert evaluation.metadata["not_looked_at"] == 2
+    assert "2 tables were not checked" in evaluation.description
 
 
-def test_no_lakehouse(lake: Lake, instance: dg.DagsterInstance) -> None:
+def test_checks_fail_without_lakehouse(lake: Lake, instance: dg.DagsterInstance) -> None:
     checks = build_lakehouse_checks(checks="all")
     resource = TrinityLakeResource(root="memory://never-made/")
     definitions = dg.Definitions(
         asset_checks=checks, jobs=[build_checks_job(checks)], resources={"lakehouse": resource}
     )
     result = definitions.resolve_job_def("check").execute_in_process(instance=instance)
-    found = result.get_asset_check_evaluations()
-    assert len(found) == len(ALL)
-    assert all("there is no lakehouse" in (one.description or "") and not one.passed for one in found)
+    evaluations = result.get_asset_check_evaluations()
+    assert len(evaluations) == len(ALL)
+    assert all(
+        "there is no lakehouse" in (evaluation.description or "") and not evaluation.passed
+        for evaluation in evaluations
+    )

@@ -1,4 +1,4 @@
-"""Clones as jobs, the check of their time, and the schedule that drops them."""
+"""Test the clone jobs, the check of overdue clones, and the schedule that drops them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.maintenance_jobs import APPROVER, Ran, approved
+from tests.dagster_plugin.maintenance_jobs import APPROVER, JobOutcome, approved
 from tests.lakes import Lakes
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.operations.changes import append_rows, create, overwrite_rows
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.local_only("the jobs open the lakehouse by its folder")
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
+    with dg.instance_for_test() as instance:
+        yield instance
 
 
 class CloneJobs:
-    """A lakehouse with one table, and the jobs of clones on it."""
+    """A lakehouse with one table, and its clone jobs."""
 
     def __init__(self, lake: Lakehouse, folder: Path, instance: dg.DagsterInstance):
         self.lake = lake
@@ -65,20 +65,22 @@ class CloneJobs:
     def clone(self) -> Lakehouse:
         return Lakehouse.open(self.target, {"fsync": "false"})
 
-    def run(self, job: str, **config: Any) -> Ran:
+    def run(self, job: str, **config: Any) -> JobOutcome:
         definition = self.definitions.resolve_job_def(job)
-        return Ran(definition.execute_in_process(run_config=config, instance=self.instance, raise_on_error=False))
+        return JobOutcome(
+            definition.execute_in_process(run_config=config, instance=self.instance, raise_on_error=False)
+        )
 
-    def must_run(self, job: str, **config: Any) -> Ran:
-        ran = self.run(job, **config)
-        assert ran.success, ran.error
-        return ran
+    def must_run(self, job: str, **config: Any) -> JobOutcome:
+        outcome = self.run(job, **config)
+        assert outcome.success, outcome.error
+        return outcome
 
-    def must_apply(self, operation: str, **options: Any) -> Ran:
+    def must_apply(self, operation: str, **options: Any) -> JobOutcome:
         return self.must_run(operation, **approved(self.must_run(operation, **options).metadata))
 
     def check(self) -> tuple[bool, str]:
-        (check,) = [one for one in self.checks if next(iter(one.check_specs)).name == "clones_in_time"]
+        (check,) = [check for check in self.checks if next(iter(check.check_specs)).name == "clones_in_time"]
         result = (
             dg.Definitions(
                 asset_checks=[check],
@@ -89,8 +91,8 @@ class CloneJobs:
             .resolve_job_def("checks")
             .execute_in_process(instance=self.instance)
         )
-        (found,) = result.get_asset_check_evaluations()
-        return found.passed, found.description or ""
+        (evaluation,) = result.get_asset_check_evaluations()
+        return evaluation.passed, evaluation.description or ""
 
 
 @pytest.fixture
@@ -98,30 +100,30 @@ def jobs(lakes: Lakes, tmp_path: Path, instance: dg.DagsterInstance) -> CloneJob
     return CloneJobs(lakes.local(), tmp_path, instance)
 
 
-def test_a_clone_is_made_compared_promoted_refreshed_and_dropped(jobs: CloneJobs) -> None:
-    ran = jobs.must_run("clone", name="feature", target=jobs.target, retain_for="1d")
-    assert ran.materialized[0]["operation"] == "clone"
+def test_clone_jobs_cover_whole_life_cycle(jobs: CloneJobs) -> None:
+    outcome = jobs.must_run("clone", name="feature", target=jobs.target, retain_for="1d")
+    assert outcome.materialized[0]["operation"] == "clone"
     append_rows(jobs.clone)
     append_rows(jobs.lake)
     create(jobs.lake, "later")
     compared = jobs.must_run("compare_clone", name="feature")
     assert (compared.metadata["changed_in_both"], compared.metadata["changed_in_parent"]) == (1, 1)
     assert "ns.t" in compared.metadata["objects"]
-    ran = jobs.must_apply("promote", name="feature")
-    assert ran.materialized[0]["operation"] == "promote"
+    outcome = jobs.must_apply("promote", name="feature")
+    assert outcome.materialized[0]["operation"] == "promote"
     assert rows(jobs.lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     info = next(jobs.lake.history(1))
-    assert (info.operation, info.approved_by, info.run_id) == ("promote", APPROVER, ran.run_id)
+    assert (info.operation, info.approved_by, info.run_id) == ("promote", APPROVER, outcome.run_id)
     jobs.must_apply("refresh_clone", name="feature")
     assert rows(jobs.clone) == rows(jobs.lake)
     assert jobs.must_run("promote", name="feature").metadata["is_empty"]
-    ran = jobs.must_apply("drop_clone", name="feature", delete_files=True)
-    assert ran.metadata["files"] > 5
+    outcome = jobs.must_apply("drop_clone", name="feature", delete_files=True)
+    assert outcome.metadata["files"] > 5
     assert not [path for path in Path(jobs.target).rglob("*") if path.is_file()]
     assert operations.list_clones(jobs.lake) == []
 
 
-def test_conflicts_are_shown_and_decided(jobs: CloneJobs) -> None:
+def test_promotion_reports_conflicts_and_applies_choices(jobs: CloneJobs) -> None:
     jobs.must_run("clone", name="feature", target=jobs.target)
     overwrite_rows(jobs.clone, "ns.t")
     append_rows(jobs.lake)
@@ -138,7 +140,7 @@ def test_conflicts_are_shown_and_decided(jobs: CloneJobs) -> None:
     assert "is not that of a branch" in jobs.run("drop_closed_branch", name="feature").error
 
 
-def test_a_clone_past_its_time_is_told_and_dropped_within_limits(
+def test_overdue_clone_fails_check_and_is_dropped_within_limits(
     jobs: CloneJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = LocalClock(monkeypatch)
@@ -148,9 +150,9 @@ def test_a_clone_past_its_time_is_told_and_dropped_within_limits(
     append_rows(jobs.clone)
     assert jobs.check() == (True, "none of 2 clones is overdue")
     clock.forward(25)
-    passed, said = jobs.check()
+    passed, message = jobs.check()
     assert not passed
-    assert "clone 'feature' is overdue since" in said
+    assert "clone 'feature' is overdue since" in message
     (request,) = (
         jobs.definitions.resolve_schedule_def("drop_overdue_clones_schedule")
         .evaluate_tick(dg.build_schedule_context(instance=jobs.instance, scheduled_execution_time=AT))
@@ -163,15 +165,15 @@ def test_a_clone_past_its_time_is_told_and_dropped_within_limits(
     assert "exceeds the limits of an unattended run" in refused.error
     assert rows(jobs.clone) == [1, 1, 2, 2, 3, 3]
     jobs.set(ApplyLimits(max_files=1000, max_bytes=10**9, min_age=timedelta(days=30)))
-    ran = jobs.must_run("drop_overdue_clones")
-    assert ran.metadata["dropped"] == "feature"
-    assert ran.materialized[0]["approved_by"] == "the limits of schedules"
-    assert [one.name for one in operations.list_clones(jobs.lake)] == ["feature-kept"]
+    outcome = jobs.must_run("drop_overdue_clones")
+    assert outcome.metadata["dropped"] == "feature"
+    assert outcome.materialized[0]["approved_by"] == "the limits of schedules"
+    assert [clone_info.name for clone_info in operations.list_clones(jobs.lake)] == ["feature-kept"]
     assert not [path for path in Path(jobs.target).rglob("*") if path.is_file()]
     assert jobs.must_run("drop_overdue_clones").materialized == []
 
 
-def test_what_cannot_be_dropped_fails_the_run_and_stops_no_other(
+def test_undroppable_clone_fails_run_but_other_clones_are_dropped(
     jobs: CloneJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = LocalClock(monkeypatch)
@@ -180,6 +182,6 @@ def test_what_cannot_be_dropped_fails_the_run_and_stops_no_other(
     read = Lakehouse.open(f"{jobs.target}-read", {"fsync": "false"})
     operations.plan_export(read, "more", target=f"{tmp_path}/more").execute()
     clock.forward(25)
-    ran = jobs.run("drop_overdue_clones")
-    assert "1 clones were not dropped, such as feature-read: the lakehouse at " in ran.error
+    outcome = jobs.run("drop_overdue_clones")
+    assert "1 clones were not dropped, such as feature-read: the lakehouse at " in outcome.error
     assert [record.name for record in jobs.lake.snapshot().definition.exports] == ["feature-read"]

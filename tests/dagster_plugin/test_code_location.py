@@ -1,4 +1,4 @@
-"""One call gives all definitions of a lakehouse, or of several in one code location."""
+"""Test the definitions that are built for one lakehouse, or for several lakehouses of one code location."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def runnable(*lakehouses: LakehouseSettings) -> dg.Definitions:
     return dg.Definitions.merge(build_trinitylake_definitions(*lakehouses), in_process)
 
 
-def put(lake: Lakehouse, name: str, n_rows: int) -> None:
+def write_rows(lake: Lakehouse, name: str, n_rows: int) -> None:
     namespace, _, table = name.partition(".")
     staged = stage_arrow(lake, pa.table({"n": list(range(n_rows))}), namespace, table, mode="append")
     publish_once(lake, [staged], publication_id(name, str(lake.latest_version())))
@@ -71,8 +71,8 @@ def jobs_of(definitions: dg.Definitions) -> set[str]:
     return {job.name for job in definitions.resolve_all_job_defs() if not job.name.startswith("__")}
 
 
-def test_definitions_of_tables_and_publish_assets_load_without_what_steps_import() -> None:
-    """Each run has a process that loads the definitions, and stores and publishes no table."""
+def test_definitions_load_without_importing_modules_for_steps() -> None:
+    """Each run starts a process that loads the definitions, even if it stores and publishes no table."""
     program = """
 import sys
 import dagster as dg
@@ -96,11 +96,11 @@ loaded = {"pyiceberg", "trinitylake_ops.operations.status"} & sys.modules.keys()
 loaded -= {"trinitylake_ops.iceberg.write", "trinitylake_ops.iceberg.write.staged_table"}
 assert not loaded, loaded
 """
-    ran = run_without((), program)
-    assert ran.returncode == 0, ran.stderr
+    completed = run_without((), program)
+    assert completed.returncode == 0, completed.stderr
 
 
-def test_one_call_gives_all_of_a_lakehouse() -> None:
+def test_definitions_contain_all_parts_of_lakehouse() -> None:
     def alert(_failed: FailedRun) -> None:
         raise AssertionError
 
@@ -128,25 +128,25 @@ def test_one_call_gives_all_of_a_lakehouse() -> None:
     ("operations", "added"),
     [
         ("orphans", {"orphans"}),
-        (["clones", "diff"], {"diff", *(one.job for one in GROUPS["clones"])}),
-        ("all", {one.job for one in ALL} - COMMON),
+        (["clones", "diff"], {"diff", *(operation.job for operation in GROUPS["clones"])}),
+        ("all", {operation.job for operation in ALL} - COMMON),
     ],
     ids=["one", "group", "all"],
 )
-def test_operations_are_chosen_by_name_or_by_group(operations: Any, added: set[str]) -> None:
+def test_operations_are_selected_by_name_or_group(operations: Any, added: set[str]) -> None:
     definitions = build_trinitylake_definitions(settings("memory://m/", operations=operations, limits=LIMITS))
     assert jobs_of(definitions) == COMMON | added
 
 
-def test_what_needs_limits_is_no_job_without_them() -> None:
+def test_jobs_that_need_limits_are_omitted_without_limits() -> None:
     definitions = build_trinitylake_definitions(settings("memory://m/", operations="all"))
-    assert jobs_of(definitions) == COMMON | {one.job for one in ALL if not one.needs_limits}
+    assert jobs_of(definitions) == COMMON | {operation.job for operation in ALL if not operation.needs_limits}
 
 
-def test_checks_are_chosen_and_bring_the_jobs_that_repair_what_they_find() -> None:
+def test_selected_checks_include_their_repair_jobs() -> None:
     definitions = build_trinitylake_definitions(settings("memory://m/", checks=["tree_in_shape", "hint_right"]))
-    found = {check.name for check in definitions.resolve_asset_graph().asset_check_keys}
-    assert found == {"tree_in_shape", "hint_right"}
+    evaluations = {check.name for check in definitions.resolve_asset_graph().asset_check_keys}
+    assert evaluations == {"tree_in_shape", "hint_right"}
     assert jobs_of(definitions) == {*COMMON, "compact", "repair_hint"}
     every = build_trinitylake_definitions(settings("memory://m/", checks="all"))
     names = {check.name for check in every.resolve_asset_graph().asset_check_keys}
@@ -156,25 +156,27 @@ def test_checks_are_chosen_and_bring_the_jobs_that_repair_what_they_find() -> No
         assert spec.description is not None and "Protects " in spec.description and "Costs: " in spec.description
 
 
-@pytest.mark.parametrize("wrong", [{"operations": "vacuum"}, {"operations": ["all", "vacuum"]}, {"checks": ["vacuum"]}])
-def test_unknown_operations_and_checks_are_rejected(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "invalid_options", [{"operations": "vacuum"}, {"operations": ["all", "vacuum"]}, {"checks": ["vacuum"]}]
+)
+def test_unknown_operations_and_checks_are_rejected(invalid_options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError, match="'vacuum'"):
-        build_trinitylake_definitions(settings("memory://m/", **wrong))
+        build_trinitylake_definitions(settings("memory://m/", **invalid_options))
 
 
-def test_failed_runs_of_all_its_jobs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+def test_alert_covers_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    alerts: list[str] = []
 
     def building(alert: Any, names: LakehouseNames, *, jobs: Sequence[Any], **options: Any) -> dg.SensorDefinition:
-        told.extend(job.name for job in jobs)
+        alerts.extend(job.name for job in jobs)
         return build_failed_run_sensor(alert, names, jobs=jobs, **options)
 
     monkeypatch.setattr(code_location, "build_failed_run_sensor", building)
     definitions = build_trinitylake_definitions(
         settings("memory://m/", "sales", operations="all", limits=LIMITS, alert=print)
     )
-    assert set(told) == jobs_of(definitions)
-    assert {f"sales_{name}" for name in LIMITED} <= set(told)
+    assert set(alerts) == jobs_of(definitions)
+    assert {f"sales_{name}" for name in LIMITED} <= set(alerts)
 
 
 def test_settings_reach_schedules_and_sensors() -> None:
@@ -193,7 +195,7 @@ def test_settings_reach_schedules_and_sensors() -> None:
     repository = definitions.get_repository_def()
     schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
     assert set(schedules) == {"repair_hint_schedule", "check_schedule"}
-    assert jobs_of(definitions) == {*COMMON, "repair_hint", "check"}, "what is scheduled is there"
+    assert jobs_of(definitions) == {*COMMON, "repair_hint", "check"}, "jobs of schedules must exist"
     assert schedules["repair_hint_schedule"].cron_schedule == "1 * * * *"
     assert {schedule.execution_timezone for schedule in schedules.values()} == {"Asia/Tokyo"}
     assert {schedule.default_status for schedule in schedules.values()} == {dg.DefaultScheduleStatus.RUNNING}
@@ -206,11 +208,11 @@ def test_settings_reach_schedules_and_sensors() -> None:
     assert [target.job_name for target in sensor.targets] == ["observe"]
 
 
-def test_two_lakehouses_are_apart(lakes: Lakes, instance: dg.DagsterInstance) -> None:
+def test_two_lakehouses_have_separate_definitions(lakes: Lakes, instance: dg.DagsterInstance) -> None:
     sales, hr = lakes.local("sales"), lakes.local("hr")
-    put(sales, "shop.orders", 3)
-    put(hr, "shop.orders", 1)
-    put(hr, "shop.orders", 1)
+    write_rows(sales, "shop.orders", 3)
+    write_rows(hr, "shop.orders", 1)
+    write_rows(hr, "shop.orders", 1)
     definitions = runnable(
         settings(sales.root, "sales", tables=["shop.orders"], limits=LIMITS),
         settings(hr.root, "hr", tables=["shop.orders"], limits=LIMITS),
@@ -219,54 +221,56 @@ def test_two_lakehouses_are_apart(lakes: Lakes, instance: dg.DagsterInstance) ->
     assert {name.removeprefix("sales_") for name in names if name.startswith("sales_")} == {
         name.removeprefix("hr_") for name in names if not name.startswith("sales_")
     }
-    seen = {}
-    for one in (SALES, HR):
-        config = {"name": f"of-{one.name}", "level": "minimal"}
-        exported = run(definitions, instance, one.of("export"), **config)
+    versions = {}
+    for lake_names in (SALES, HR):
+        config = {"name": f"of-{lake_names.name}", "level": "minimal"}
+        exported = run(definitions, instance, lake_names.of("export"), **config)
         (event,) = exported.get_asset_materialization_events()
-        assert event.asset_key == one.lakehouse_key
-        observed = run(definitions, instance, one.of("observe"))
+        assert event.asset_key == lake_names.lakehouse_key
+        observed = run(definitions, instance, lake_names.of("observe"))
         for event in observed.all_events:
             if event.is_asset_observation:
                 observation = event.asset_observation_data.asset_observation
-                seen[observation.asset_key] = values(observation)
-        assert list(instance.get_dynamic_partitions(one.exports_partitions)) == [f"of-{one.name}"]
-    assert seen[SALES.lakehouse_key]["lakehouse_version"] == sales.latest_version()
-    assert seen[HR.lakehouse_key]["lakehouse_version"] == hr.latest_version() != sales.latest_version()
-    assert seen[SALES.table_key("shop", "orders")]["dagster/row_count"] == 3
-    assert seen[HR.table_key("shop", "orders")]["dagster/row_count"] == 2
+                versions[observation.asset_key] = values(observation)
+        assert list(instance.get_dynamic_partitions(lake_names.exports_partitions)) == [f"of-{lake_names.name}"]
+    assert versions[SALES.lakehouse_key]["lakehouse_version"] == sales.latest_version()
+    assert versions[HR.lakehouse_key]["lakehouse_version"] == hr.latest_version() != sales.latest_version()
+    assert versions[SALES.table_key("shop", "orders")]["dagster/row_count"] == 3
+    assert versions[HR.table_key("shop", "orders")]["dagster/row_count"] == 2
     pools = {node.pool for name in names for node in definitions.resolve_job_def(name).all_node_defs if node.pool}
     assert pools == {SALES.pool, HR.pool}
 
 
-def test_a_failed_check_names_the_job_of_its_lakehouse(lakes: Lakes, instance: dg.DagsterInstance) -> None:
+def test_failed_check_names_repair_job_of_its_lakehouse(lakes: Lakes, instance: dg.DagsterInstance) -> None:
     sales, hr = lakes.local("sales"), lakes.local("hr")
-    put(hr, "shop.orders", 1)
+    write_rows(hr, "shop.orders", 1)
     hr.close()
     hr.storage.write("_latest_hint.txt", b"0")
-    ours = settings(
+    hr_settings = settings(
         hr.root, "hr", location_name="lakes", checks=["hint_right", "verify_clean"], crons={"check": "0 6 * * *"}
     )
-    definitions = runnable(settings(sales.root, "sales"), ours)
+    definitions = runnable(settings(sales.root, "sales"), hr_settings)
     assert "sales_check" not in jobs_of(definitions)
-    found = run(definitions, instance, "hr_check").get_asset_check_evaluations()
-    assert {one.asset_key for one in found} == {HR.lakehouse_key}
-    (hint,) = [one for one in found if one.check_name == "hint_right"]
+    evaluations = run(definitions, instance, "hr_check").get_asset_check_evaluations()
+    assert {evaluation.asset_key for evaluation in evaluations} == {HR.lakehouse_key}
+    (hint,) = [evaluation for evaluation in evaluations if evaluation.check_name == "hint_right"]
     assert not hint.passed
     assert hint.metadata["repaired_by"] == dg.MetadataValue.job("hr_repair_hint", "lakes")
     run(definitions, instance, "hr_repair_hint")
-    found = run(definitions, instance, "hr_check").get_asset_check_evaluations()
-    assert [one.passed for one in found if one.check_name == "hint_right"] == [True]
+    evaluations = run(definitions, instance, "hr_check").get_asset_check_evaluations()
+    assert [evaluation.passed for evaluation in evaluations if evaluation.check_name == "hint_right"] == [True]
 
 
-def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.DagsterInstance) -> None:
+def test_commit_sensor_reports_only_its_lakehouse(lakes: Lakes, instance: dg.DagsterInstance) -> None:
     sales, hr = lakes.local("sales"), lakes.local("hr")
-    both = (
+    lakehouses = (
         settings(sales.root, "sales"),
         settings(hr.root, "hr", tables=["shop.orders"], on_commit="hr_check"),
     )
-    repository = build_trinitylake_definitions(*both).get_repository_def()
-    resources = {one.names.resource_key: one.lakehouse for one in both}
+    repository = build_trinitylake_definitions(*lakehouses).get_repository_def()
+    resources = {
+        lakehouse_settings.names.resource_key: lakehouse_settings.lakehouse for lakehouse_settings in lakehouses
+    }
     sensors = {name: repository.get_sensor_def(f"{name}_commits") for name in ("sales", "hr")}
 
     def tick(name: str, cursor: str | None) -> dg.SensorResult:
@@ -277,7 +281,7 @@ def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.Da
         return evaluated
 
     cursors = {name: tick(name, None).cursor for name in sensors}
-    put(hr, "shop.orders", 1)
+    write_rows(hr, "shop.orders", 1)
     assert tick("sales", cursors["sales"]).asset_events == []
     commit_batch = tick("hr", cursors["hr"])
     assert {event.asset_key for event in commit_batch.asset_events} == {
@@ -289,7 +293,7 @@ def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.Da
 
 
 @pytest.mark.parametrize(
-    ("lakehouses", "said"),
+    ("lakehouses", "message"),
     [
         ([("file:///a/b/", "a"), ("memory://b/", "a")], "name='a'"),
         ([("file:///a/b/", "a"), ("/a/b", "b")], "'a', 'b'"),
@@ -298,46 +302,48 @@ def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.Da
     ],
     ids=["name", "root", "no-name", "what-is-no-name"],
 )
-def test_lakehouses_that_cannot_be_told_apart(lakehouses: list[tuple[str, str]], said: str) -> None:
-    with pytest.raises(InvalidInputError, match=said):
+def test_ambiguous_lakehouses_are_rejected(lakehouses: list[tuple[str, str]], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
         build_trinitylake_definitions(*(settings(root, name) for root, name in lakehouses))
 
 
-def test_a_lakehouse_takes_plain_names_only_if_told_so() -> None:
+def test_names_without_prefix_require_empty_name() -> None:
     lakehouse = TrinityLakeResource(root="memory://m/")
     with pytest.raises(InvalidInputError, match="name="):
         build_trinitylake_definitions(LakehouseSettings(lakehouse=lakehouse))
     plain = build_trinitylake_definitions(LakehouseSettings(name="", lakehouse=lakehouse))
     assert jobs_of(plain) == COMMON
-    named = build_trinitylake_definitions(LakehouseSettings(name="sales", lakehouse=lakehouse))
-    assert not jobs_of(plain) & jobs_of(named)
+    definitions = build_trinitylake_definitions(LakehouseSettings(name="sales", lakehouse=lakehouse))
+    assert not jobs_of(plain) & jobs_of(definitions)
 
 
 @pytest.mark.parametrize("value", [None, "memory://shared/"], ids=["unset", "set"])
-def test_roots_of_the_environment_are_compared(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+def test_roots_from_environment_are_compared(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     first, second = dg.EnvVar("FIRST_ROOT"), dg.EnvVar("SECOND_ROOT")
     for variable in ("FIRST_ROOT", "SECOND_ROOT"):
         monkeypatch.delenv(variable, raising=False)
         if value is not None:
             monkeypatch.setenv(variable, value)
-    other = second if value is not None else first
+    second_or_first = second if value is not None else first
     with pytest.raises(InvalidInputError, match="'a'"):
-        build_trinitylake_definitions(settings(first, "a"), settings(other, "b"))
+        build_trinitylake_definitions(settings(first, "a"), settings(second_or_first, "b"))
 
 
 @pytest.mark.parametrize("root", ["s3://bucket/lake", "dynamodb://table/lake"])
-def test_one_root_on_two_servers_is_two_lakehouses(root: str) -> None:
+def test_same_root_on_two_servers_is_two_lakehouses(root: str) -> None:
     def on(endpoint: str, name: str) -> LakehouseSettings:
         options = StorageSettings(endpoint=endpoint)
         return LakehouseSettings(lakehouse=TrinityLakeResource(root=root, storage_options=options), name=name)
 
-    one, other = "https://one.example.com", "https://other.example.com"
-    assert "b_lakehouse" in (build_trinitylake_definitions(on(one, "a"), on(other, "b")).resources or {})
+    first_server, second_server = "https://one.example.com", "https://other.example.com"
+    assert "b_lakehouse" in (
+        build_trinitylake_definitions(on(first_server, "a"), on(second_server, "b")).resources or {}
+    )
     with pytest.raises(InvalidInputError, match="'a'"):
-        build_trinitylake_definitions(on(one, "a"), on(f"{one}/", "b"))
+        build_trinitylake_definitions(on(first_server, "a"), on(f"{first_server}/", "b"))
 
 
-def test_the_public_names_load_what_they_need_alone() -> None:
+def test_public_names_import_only_what_they_need() -> None:
     assert all(getattr(dagster_plugin, name) is not None for name in dagster_plugin.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         dagster_plugin.nothing  # noqa: B018
@@ -345,11 +351,13 @@ def test_the_public_names_load_what_they_need_alone() -> None:
         "import sys; from trinitylake_ops.dagster_plugin import LakehouseNames;"
         " print([m for m in ('pyspark', 'pyarrow', 'pyiceberg') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd())
-    assert done.stdout == "[]\n"
+    completed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd()
+    )
+    assert completed.stdout == "[]\n"
 
 
-def test_the_docs_list_what_a_new_user_with_two_assets_sees() -> None:
+def test_docs_list_definitions_of_new_project() -> None:
     @dg.asset(key=["shop", "orders"], io_manager_key="lake_lakehouse_io_manager")
     def orders() -> pa.Table:
         return pa.table({"n": [1]})
@@ -368,11 +376,11 @@ def test_the_docs_list_what_a_new_user_with_two_assets_sees() -> None:
         "schedules": {schedule.name for schedule in repository.schedule_defs},
         "sensors": {sensor.name for sensor in repository.sensor_defs},
     }
-    rows = [f"| {kind} | {len(of)} | {', '.join(f'`{one}`' for one in sorted(of))} |" for kind, of in names.items()]
+    rows = [f"| {kind} | {len(of)} | {', '.join(f'`{name}`' for name in sorted(of))} |" for kind, of in names.items()]
     assert "\n".join(["| | number | names |", "|---|---|---|", *rows]) in PAGE.read_text()
 
 
-def _made(**options: Any) -> dg.AssetsDefinition:
+def _stored_asset(**options: Any) -> dg.AssetsDefinition:
     @dg.asset(key=["shop", "orders"], io_manager_key=SOLE_IO_MANAGER, **options)
     def orders() -> pa.Table:
         return pa.table({"n": [1]})
@@ -381,7 +389,7 @@ def _made(**options: Any) -> dg.AssetsDefinition:
 
 
 def _both(**stored: Any) -> dg.AssetsDefinition:
-    """Return two assets of one step that write one table."""
+    """Return an asset with two outputs that write the same table."""
     out: dict[str, Any] = {"io_manager_key": SOLE_IO_MANAGER, "metadata": stored_as(table="shop.orders", **stored)}
 
     @dg.multi_asset(outs={name: dg.AssetOut(key=["shop", name], **out) for name in "ab"})
@@ -398,19 +406,19 @@ TEXTS = dg.StaticPartitionsDefinition(["a"])
 @pytest.mark.parametrize(
     "asset",
     [
-        _made(partitions_def=DAYS, metadata=stored_as(partition_by=["m"], partition_format={"m": "%Y-%m"})),
-        _made(partitions_def=TEXTS, metadata=stored_as(partition_by=["d"], partition_format={"d": "%Y"})),
-        _made(partitions_def=TEXTS, metadata=stored_as(partition_by=["a", "b"])),
-        _made(partitions_def=TEXTS, metadata=stored_as(table="shop.orders")),
+        _stored_asset(partitions_def=DAYS, metadata=stored_as(partition_by=["m"], partition_format={"m": "%Y-%m"})),
+        _stored_asset(partitions_def=TEXTS, metadata=stored_as(partition_by=["d"], partition_format={"d": "%Y"})),
+        _stored_asset(partitions_def=TEXTS, metadata=stored_as(partition_by=["a", "b"])),
+        _stored_asset(partitions_def=TEXTS, metadata=stored_as(table="shop.orders")),
         _both(),
     ],
     ids=["coarse format", "format of text", "two columns of one key", "no column", "two assets of one table"],
 )
-def test_definitions_with_a_table_that_no_run_can_store_do_not_load(tmp_path: Path, asset: dg.AssetsDefinition) -> None:
-    """Tables that no publish asset publishes are checked as those that one does."""
-    own = runnable(settings(f"file://{tmp_path}/lake"))
+def test_definitions_with_unstorable_table_are_rejected(tmp_path: Path, asset: dg.AssetsDefinition) -> None:
+    """Tables without a publish asset are checked like published ones."""
+    definitions = runnable(settings(f"file://{tmp_path}/lake"))
     with pytest.raises(dg.DagsterInvalidDefinitionError) as failed:
-        dg.Definitions.validate_loadable(dg.Definitions.merge(own, dg.Definitions(assets=[asset])))
+        dg.Definitions.validate_loadable(dg.Definitions.merge(definitions, dg.Definitions(assets=[asset])))
     assert isinstance(failed.value.__cause__, InvalidInputError)
 
 
@@ -422,33 +430,34 @@ WEEKS = dg.WeeklyPartitionsDefinition("2026-01-01")
     ("table", "partitions"),
     [
         (dg.AssetSpec(["shop", "orders"]), None),
-        (_made(partitions_def=DAYS, metadata=stored_as(partition_by=["day"])), WEEKS),
-        (_made(partitions_def=DAYS, metadata=stored_as(partition_by=["day"]), automation_condition=EAGER), None),
-        (_made(automation_condition=EAGER), DAYS),
+        (_stored_asset(partitions_def=DAYS, metadata=stored_as(partition_by=["day"])), WEEKS),
+        (
+            _stored_asset(partitions_def=DAYS, metadata=stored_as(partition_by=["day"]), automation_condition=EAGER),
+            None,
+        ),
+        (_stored_asset(automation_condition=EAGER), DAYS),
     ],
     ids=["another code location", "other partitions", "automation without partitions", "automation with partitions"],
 )
-def test_definitions_of_a_publish_asset_that_cannot_publish_a_table_that_it_knows_by_its_key_do_not_load(
-    tmp_path: Path, table: Any, partitions: Any
-) -> None:
-    own = runnable(settings(f"file://{tmp_path}/lake"))
+def test_publish_asset_of_unpublishable_key_is_rejected(tmp_path: Path, table: Any, partitions: Any) -> None:
+    definitions = runnable(settings(f"file://{tmp_path}/lake"))
     publisher = build_publish_asset(
         key=["publish", "shop"], tables={"orders": dg.AssetKey(["shop", "orders"])}, partitions_def=partitions
     )
     with pytest.raises(dg.DagsterInvalidDefinitionError) as failed:
-        dg.Definitions.validate_loadable(dg.Definitions.merge(own, dg.Definitions(assets=[table, publisher])))
+        dg.Definitions.validate_loadable(dg.Definitions.merge(definitions, dg.Definitions(assets=[table, publisher])))
     assert isinstance(failed.value.__cause__, InvalidInputError)
 
 
-def test_definitions_with_assets_that_are_no_tables_load(tmp_path: Path) -> None:
+def test_definitions_with_assets_without_tables_load(tmp_path: Path) -> None:
     @dg.asset(partitions_def=TEXTS, io_manager_key=SOLE_IO_MANAGER)
     def returns_nothing() -> None: ...
 
     @dg.asset(partitions_def=TEXTS, io_manager_key="files", metadata=stored_as(partition_by=["a", "b"]))
     def file() -> pa.Table: ...
 
-    others = dg.Definitions(
+    definitions = dg.Definitions(
         assets=[returns_nothing, file, _both(mode="append"), dg.AssetSpec("elsewhere", partitions_def=TEXTS)],
         resources={"files": dg.mem_io_manager},
     )
-    dg.Definitions.validate_loadable(dg.Definitions.merge(runnable(settings(f"file://{tmp_path}/lake")), others))
+    dg.Definitions.validate_loadable(dg.Definitions.merge(runnable(settings(f"file://{tmp_path}/lake")), definitions))

@@ -1,4 +1,4 @@
-"""The jobs that merge small data files of tables."""
+"""Test the job that merges small data files of tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.dagster_plugin.maintenance_jobs import Ran, approved
+from tests.dagster_plugin.maintenance_jobs import JobOutcome, approved
 from tests.lakes import Lakes
 from tests.operations.changes import append_rows
 from trinitylake_ops.dagster_plugin.jobs import build_jobs
@@ -18,8 +18,8 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 
 
 @pytest.mark.local_only("the job opens the lakehouse by its folder")
-def test_small_files_are_shown_and_merged(spark: SparkSession, lakes: Lakes, tmp_path: Path) -> None:
-    assert spark.sparkContext is not None, "the job takes the session that runs"
+def test_compact_tables_job_merges_small_files(spark: SparkSession, lakes: Lakes, tmp_path: Path) -> None:
+    assert spark.sparkContext is not None, "the job uses the running session"
     lake = lakes.local()
     for _ in range(5):
         append_rows(lake)
@@ -29,24 +29,24 @@ def test_small_files_are_shown_and_merged(spark: SparkSession, lakes: Lakes, tmp
         jobs=build_jobs(operations="tables"), resources={"lakehouse": resource}, executor=dg.in_process_executor
     )
 
-    def run(job: str, **config: Any) -> Ran:
+    def run(job: str, **config: Any) -> JobOutcome:
         definition = definitions.resolve_job_def(job)
-        ran = Ran(definition.execute_in_process(run_config=config, raise_on_error=False))
-        assert ran.success, ran.error
-        return ran
+        outcome = JobOutcome(definition.execute_in_process(run_config=config, raise_on_error=False))
+        assert outcome.success, outcome.error
+        return outcome
 
-    shown = run("compact_tables")
-    assert (shown.metadata["files"], shown.metadata["tables"], shown.materialized) == (5, 1, [])
-    assert "ns.t" in shown.metadata["plan"]
+    planned = run("compact_tables")
+    assert (planned.metadata["files"], planned.metadata["tables"], planned.materialized) == (5, 1, [])
+    assert "ns.t" in planned.metadata["plan"]
     assert run("compact_tables", tables=["ns.t"], min_input_files=6).metadata["is_empty"]
     assert lake.latest_version() == version
 
-    ran = run("compact_tables", **approved(shown.metadata))
-    assert (ran.metadata["files_before"], ran.metadata["files_after"]) == (5, 1)
-    assert ran.materialized[0]["operation"] == "compact-tables"
+    outcome = run("compact_tables", **approved(planned.metadata))
+    assert (outcome.metadata["files_before"], outcome.metadata["files_after"]) == (5, 1)
+    assert outcome.materialized[0]["operation"] == "compact-tables"
     info = next(iter(lake.history(limit=1)))
-    assert (info.version, info.operation, info.run_id) == (version + 1, "compact-tables", ran.run_id)
+    assert (info.version, info.operation, info.run_id) == (version + 1, "compact-tables", outcome.run_id)
     table = catalog_at(lake).load_table("ns.t")
     assert (len(list(table.scan().plan_files())), table.scan().to_arrow().num_rows) == (1, 15)
-    again = run("compact_tables", unattended=True)
-    assert (again.metadata["is_empty"], again.materialized, lake.latest_version()) == (True, [], version + 1)
+    repeated = run("compact_tables", unattended=True)
+    assert (repeated.metadata["is_empty"], repeated.materialized, lake.latest_version()) == (True, [], version + 1)

@@ -1,4 +1,4 @@
-"""The component, as Dagster's dg finds, scaffolds and checks it in a project of its own."""
+"""Test that Dagster's dg finds, scaffolds and checks the component in a separate project."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ WRONG = [
 
 @dataclass
 class Project:
-    """A new project in an environment where the package is installed."""
+    """A new project in an environment with the installed package."""
 
     folder: Path
     environment: dict[str, str]
@@ -72,10 +72,10 @@ class Project:
         return self.folder / "src" / "my_lakes" / "defs"
 
     def dg(self, *arguments: str) -> str:
-        """Return what dg says; it must succeed."""
-        done = self.run("dg", *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        """Return the output of dg, and assert that it succeeds."""
+        completed = self.run("dg", *arguments)
+        assert completed.returncode == 0, completed.stdout + completed.stderr
+        return completed.stdout + completed.stderr
 
     def run(self, *command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         program = Path(sys.executable).with_name(command[0])
@@ -105,7 +105,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def install(source: Path, target: Path) -> None:
-    """Install the package as it is here, with its entry points: building writes beside what it builds from."""
+    """Install a copy of the package with its entry points, because a build writes next to its sources."""
     shutil.copytree(REPOSITORY / "trinitylake_ops", source / "trinitylake_ops")
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / name, source)
@@ -114,7 +114,7 @@ def install(source: Path, target: Path) -> None:
 
 
 @pytest.mark.soak
-def test_dg_lists_scaffolds_and_checks_it(project: Project) -> None:
+def test_dg_lists_scaffolds_and_checks_component(project: Project) -> None:
     assert TYPE in project.dg("list", "components")
     project.dg("scaffold", "defs", TYPE, "sales")
     file = project.defs / "sales" / "defs.yaml"
@@ -122,36 +122,36 @@ def test_dg_lists_scaffolds_and_checks_it(project: Project) -> None:
     assert (example["type"], example["attributes"]["name"]) == (TYPE, "sales")
     assert "$" not in file.read_text()
     file.write_text(file.read_text().replace("min_age_days: 7", "min_age_days: -7"))
-    done = project.run("dg", "check", "defs")
-    assert done.returncode != 0
-    (said,) = {line for line in (done.stdout + done.stderr).splitlines() if "min_age_days" in line}
-    assert said.endswith(
+    completed = project.run("dg", "check", "defs")
+    assert completed.returncode != 0
+    (message,) = {line for line in (completed.stdout + completed.stderr).splitlines() if "min_age_days" in line}
+    assert message.endswith(
         f"DagsterInvalidDefinitionError: {file.parent}: min_age_days is -7; it must be between 0 and 1,000,000"
     )
 
 
 @pytest.mark.soak
-def test_dg_and_dagster_find_nothing_wrong_in_what_was_scaffolded(project: Project) -> None:
+def test_dg_and_dagster_accept_scaffolded_project(project: Project) -> None:
     project.dg("scaffold", "defs", TYPE, "sales")
     project.dg("check", "yaml")
     project.dg("check", "defs")
-    done = project.run("dagster", "definitions", "validate", "-m", "my_lakes.definitions")
-    assert done.returncode == 0, done.stderr
+    completed = project.run("dagster", "definitions", "validate", "-m", "my_lakes.definitions")
+    assert completed.returncode == 0, completed.stderr
 
 
 @pytest.mark.soak
-def test_dg_checks_definitions_py(project: Project) -> None:
-    done = project.run("dg", "check", "defs", cwd=REPOSITORY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "All definitions loaded successfully." in done.stdout + done.stderr
+def test_dg_accepts_definitions_py(project: Project) -> None:
+    completed = project.run("dg", "check", "defs", cwd=REPOSITORY)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "All definitions loaded successfully." in completed.stdout + completed.stderr
 
 
-def test_all_that_the_example_shows_can_be_set() -> None:
-    """Lines that are commented out are read, too, and have the default values where they have one."""
+def test_options_of_example_are_valid() -> None:
+    """Commented lines are parsed as well. Options with a default have that value in the example."""
     text = (REPOSITORY / "trinitylake_ops" / "dagster_plugin" / "component_example.yaml").read_text()
     text = text.replace("$type", TYPE).replace("$name", "sales")
-    shown = re.sub(r"^  # (?=[a-z_]+:|  )", "  ", text, flags=re.MULTILINE)
-    attributes = yaml.safe_load(shown)["attributes"]
+    uncommented = re.sub(r"^  # (?=[a-z_]+:|  )", "  ", text, flags=re.MULTILINE)
+    attributes = yaml.safe_load(uncommented)["attributes"]
     fields = set(TrinityLakeMaintenanceComponent.model_fields)
     assert fields - set(attributes) == {
         "isolation",
@@ -173,18 +173,18 @@ def test_all_that_the_example_shows_can_be_set() -> None:
     )
 
 
-def test_checks_have_the_same_limits_as_in_code() -> None:
+def test_check_limits_are_equal_in_code_and_yaml() -> None:
     assert ChecksModel().limits() == CheckLimits()
 
 
-@pytest.mark.parametrize(("attributes", "said"), WRONG, ids=[text.split(":")[0] for text, _ in WRONG])
-def test_a_wrong_value_is_one_clear_message(attributes: str, said: str) -> None:
-    given = {"name": "lake", "root": "memory://m/", **yaml.safe_load(attributes)}
-    component = TrinityLakeMaintenanceComponent.resolve_from_yaml(yaml.safe_dump(given))
+@pytest.mark.parametrize(("attributes", "message"), WRONG, ids=[text.split(":")[0] for text, _ in WRONG])
+def test_invalid_value_is_rejected_with_clear_message(attributes: str, message: str) -> None:
+    fields = {"name": "lake", "root": "memory://m/", **yaml.safe_load(attributes)}
+    component = TrinityLakeMaintenanceComponent.resolve_from_yaml(yaml.safe_dump(fields))
     with pytest.raises(dg.DagsterInvalidDefinitionError) as caught:
         component.build_defs(dg.ComponentTree.for_test().load_context)
     text = str(caught.value)
-    assert said in text
+    assert message in text
     assert "\n" not in text
     assert caught.value.__cause__ is None and caught.value.__context__ is None
     assert leaks(text) == []

@@ -1,4 +1,4 @@
-"""Runs of different partitions publish to the same tables at the same time, and nothing of any is lost."""
+"""Test that concurrent runs of different partitions publish to the same tables without losing rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 
 from tests.dagster_plugin.monthly_project import MEANWHILE, MONTHS, definitions
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.run_config import QUIET
 from tests.lakes import check_lake
 from tests.processes import fork
 from trinitylake_ops import Lakehouse, operations
@@ -36,13 +36,20 @@ class Sales:
         job = definitions(str(self._folder)).resolve_job_def("month")
         return job.execute_in_process(instance=self.instance, run_config=QUIET, partition_key=key, raise_on_error=False)
 
-    def execute(self, key: str, again: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
-        """Run the job as a run's worker does."""
-        made = dg.build_reconstructable_job("tests.dagster_plugin.monthly_project", "month_job", (str(self._folder),))
+    def execute(self, key: str, reexecution: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
+        """Execute the job like a run worker."""
+        reconstructable = dg.build_reconstructable_job(
+            "tests.dagster_plugin.monthly_project", "month_job", (str(self._folder),)
+        )
         with dg.DagsterInstance.from_ref(self.instance.get_ref()) as instance:
             tags = {"dagster/partition": key}
             with dg.execute_job(
-                made, instance, run_config=QUIET, reexecution_options=again, tags=tags, raise_on_error=False
+                reconstructable,
+                instance,
+                run_config=QUIET,
+                reexecution_options=reexecution,
+                tags=tags,
+                raise_on_error=False,
             ) as result:
                 run = instance.get_run_by_id(result.run_id)
         assert run is not None
@@ -52,19 +59,19 @@ class Sales:
         return self.execute(key, dg.ReexecutionOptions.from_failure(run_id, self.instance))
 
     def has_left_steps(self, run_id: str) -> bool:
-        """Say whether a run died before its last step succeeded. Dagster retries no run that has none left."""
+        """Return whether a run died before its last step succeeded. Dagster does not retry other runs."""
         records = self.instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.STEP_SUCCESS).records
         succeeded = [record.event_log_entry.step_key for record in records]
         assert len(succeeded) == len(set(succeeded))
         return len(succeeded) < len(("orders", "events", "publish"))
 
     def months(self, table: str) -> dict[int, int]:
-        """Rows of each month, and no file twice."""
+        """Return the rows of each month, and assert that no file is listed twice."""
         loaded = catalog_at(self.lake).load_table(("sales", table))
         files = [task.file.file_path for task in loaded.scan().plan_files()]
         assert len(files) == len(set(files))
-        found = loaded.scan().to_arrow()["month"].to_pylist()
-        return {month: found.count(month) for month in sorted(set(found))}
+        months = loaded.scan().to_arrow()["month"].to_pylist()
+        return {month: months.count(month) for month in sorted(set(months))}
 
     def published(self) -> list[str]:
         return [info.properties["partition"] for info in self.lake.history() if info.operation == "publish"]
@@ -73,14 +80,14 @@ class Sales:
 @pytest.fixture
 def sales(tmp_path: Path) -> Iterator[Sales]:
     with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
-        made = Sales(tmp_path, instance)
-        yield made
+        project = Sales(tmp_path, instance)
+        yield project
         MEANWHILE.clear()
-        check_lake(made.lake)
+        check_lake(project.lake)
 
 
-def test_runs_of_other_partitions_publish_in_between(sales: Sales) -> None:
-    """The first of all, too, when each run has made the tables."""
+def test_runs_of_other_partitions_publish_concurrently(sales: Sales) -> None:
+    """Including the very first publication, when each run creates the tables."""
     MEANWHILE.extend([lambda: sales.run(KEYS[2]), lambda: sales.run(KEYS[1])])
     first = sales.run(KEYS[0])
     assert first.success
@@ -94,7 +101,7 @@ def test_runs_of_other_partitions_publish_in_between(sales: Sales) -> None:
     assert operations.verify(sales.lake).is_clean
 
 
-def test_a_retry_from_failure_replaces_what_is_there_by_then(sales: Sales) -> None:
+def test_retry_from_failure_replaces_current_rows(sales: Sales) -> None:
     assert sales.run(KEYS[0]).success
     MEANWHILE.append(lambda: sales.run(KEYS[1]))
     failed = sales.execute(KEYS[1])
@@ -113,8 +120,8 @@ def test_a_retry_from_failure_replaces_what_is_there_by_then(sales: Sales) -> No
     assert f"{conflict} (month=2)" in failure.description
     staged_by = set(catalog_at(sales.lake).load_table(("sales", "orders")).scan().to_arrow()["run"].to_pylist())
     assert failed.run_id not in staged_by
-    again = sales.retry(failed.run_id, KEYS[1])
-    assert again.is_success
+    reexecution = sales.retry(failed.run_id, KEYS[1])
+    assert reexecution.is_success
     assert sales.published() == [KEYS[1], KEYS[1], KEYS[0]]
     assert (sales.months("orders"), sales.months("events")) == ({1: 1, 2: 2}, {1: 1, 2: 2})
     staged_by = set(catalog_at(sales.lake).load_table(("sales", "orders")).scan().to_arrow()["run"].to_pylist())
@@ -122,13 +129,12 @@ def test_a_retry_from_failure_replaces_what_is_there_by_then(sales: Sales) -> No
 
 
 def _backfill(sales: Sales, keys: list[str], seed: int) -> int:
-    """Run partitions, four workers at a time, and kill one of them at random, as often as one dies before its end.
+    """Run partitions on four workers, and kill one of them at random until one of them dies before its end.
 
-    What a killed worker leaves is run again from where it failed, as Dagster's daemon does by itself. Returns how many
-    were killed.
+    Runs of killed workers are retried from failure, like Dagster's daemon does. Return the number of killed workers.
     """
-    chance = random.Random(seed)
-    doomed = {key: chance.uniform(*_KILLED_AFTER_S) for key in chance.sample(keys, max(1, len(keys) // 6))}
+    rng = random.Random(seed)
+    doomed = {key: rng.uniform(*_KILLED_AFTER_S) for key in rng.sample(keys, max(1, len(keys) // 6))}
 
     def work(key: str) -> bool:
         child = fork(lambda report: report(sales.execute(key).run_id), time_limit_seconds=180)
@@ -143,13 +149,13 @@ def _backfill(sales: Sales, keys: list[str], seed: int) -> int:
         killed = [key for key, was_killed in zip(keys, pool.map(work, keys), strict=True) if was_killed]
     for run in sales.instance.get_runs():
         if not run.is_finished:
-            sales.instance.report_run_failed(run)  # as Dagster's run monitoring does
+            sales.instance.report_run_failed(run)  # like Dagster's run monitoring
     runs = sales.instance.get_runs()
     retried = {run.parent_run_id for run in runs}
     for run in runs:
         key = run.tags["dagster/partition"]
         if run.is_failure and run.run_id not in retried:
-            assert key in killed, "nothing fails but what was killed"
+            assert key in killed, "only killed runs may fail"
             if sales.has_left_steps(run.run_id):
                 assert sales.retry(run.run_id, key).is_success
     for key in set(keys) - {run.tags["dagster/partition"] for run in runs}:  # killed before there was a run
@@ -165,14 +171,14 @@ def _check_all(sales: Sales, months: int, times: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_killed_among_others(sales: Sales) -> None:
+def test_killed_worker_does_not_affect_other_runs(sales: Sales) -> None:
     _backfill(sales, KEYS[:4], seed=random.SystemRandom().randrange(1 << 32))
     _check_all(sales, 4, 1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_twelve_partitions_three_times_with_workers_killed(sales: Sales) -> None:
+def test_repeated_backfills_with_killed_workers(sales: Sales) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
     killed = 0

@@ -1,4 +1,4 @@
-"""definitions.py, as Dagster's code server loads it, and the launchpad of its jobs."""
+"""Test that Dagster's code server loads definitions.py, and the launchpad of its jobs."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def load(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def load_in_fork(folder: Path, **variables: str) -> tuple[int, str]:
-    """Do what :func:`load` does in a forked process, which imports only the definitions; return status and output."""
+    """Like :func:`load`, but in a forked process that imports only the definitions. Return its status and output."""
     output = folder / "output"
 
     def work(_report: Callable[[str], None]) -> None:
@@ -54,23 +54,25 @@ def load_in_fork(folder: Path, **variables: str) -> tuple[int, str]:
     return status, output.read_text()
 
 
-def test_a_code_server_can_load_it(tmp_path: Path) -> None:
-    done = load(tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_code_server_loads_definitions(tmp_path: Path) -> None:
+    completed = load(tmp_path)
+    assert completed.returncode == 0, completed.stderr
     assert not (tmp_path / "lake").exists()
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [
         (ROOT_VARIABLE, f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake", "'root' is invalid"),
         (OPTIONS_VARIABLE, f"endpoint=https://user:{SECRET_ACCESS_KEY}@host", "'endpoint' must be"),
     ],
 )
-def test_credentials_are_refused_unseen_when_it_is_loaded(tmp_path: Path, variable: str, value: str, said: str) -> None:
+def test_credentials_in_environment_are_rejected_without_their_values(
+    tmp_path: Path, variable: str, value: str, message: str
+) -> None:
     status, output = load_in_fork(tmp_path, **{variable: value})
     assert status != 0
-    assert said in output
+    assert message in output
     assert leaks(output) == []
     assert leaks_in_files(tmp_path) == []
 
@@ -93,7 +95,7 @@ def maintenance_jobs() -> dg.Definitions:
     return dg.Definitions(jobs=build_jobs(operations="all", limits=LIMITS), resources={"lakehouse": lakehouse})
 
 
-def test_operations_are_jobs_that_nothing_repeats(maintenance_jobs: dg.Definitions) -> None:
+def test_operation_jobs_are_not_retried(maintenance_jobs: dg.Definitions) -> None:
     names = {job.name for job in maintenance_jobs.resolve_all_job_defs() if not job.name.startswith("__")}
     assert names == {operation.job for operation in ALL}
     assert all(maintenance_jobs.resolve_job_def(name).tags["dagster/max_retries"] == "0" for name in names)
@@ -101,12 +103,12 @@ def test_operations_are_jobs_that_nothing_repeats(maintenance_jobs: dg.Definitio
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
+    with dg.instance_for_test() as created:
+        yield created
 
 
 @pytest.mark.parametrize(
-    ("job", "config", "said"),
+    ("job", "config", "message"),
     [
         ("restore", {"name": " "}, "name must not be empty"),
         ("rollback", {"to": {"version": -1}}, "version: Input should be greater than or equal to 0, but it is -1"),
@@ -148,12 +150,12 @@ def instance() -> Iterator[dg.DagsterInstance]:
         ("verify", {"max_seconds": -1.0}, "max_seconds: "),
     ],
 )
-def test_wrong_values_are_refused_in_one_line_before_a_run_exists(
-    maintenance_jobs: dg.Definitions, instance: dg.DagsterInstance, job: str, config: dict[str, object], said: str
+def test_invalid_values_are_rejected_before_run_is_created(
+    maintenance_jobs: dg.Definitions, instance: dg.DagsterInstance, job: str, config: dict[str, object], message: str
 ) -> None:
     with pytest.raises(dg.DagsterInvalidConfigError) as refused:
         maintenance_jobs.resolve_job_def(job).execute_in_process(run_config=config, instance=instance)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert "secret" not in str(refused.value)
     assert "A" * 65 not in str(refused.value)
@@ -177,18 +179,16 @@ def test_wrong_values_are_refused_in_one_line_before_a_run_exists(
         ("verify", {"deep": "very"}),
     ],
 )
-def test_what_the_schema_does_not_have_is_refused(
-    maintenance_jobs: dg.Definitions, job: str, config: dict[str, object]
-) -> None:
+def test_unknown_options_are_rejected(maintenance_jobs: dg.Definitions, job: str, config: dict[str, object]) -> None:
     with pytest.raises(dg.DagsterInvalidConfigError):
         maintenance_jobs.resolve_job_def(job).execute_in_process(run_config=config)
 
 
 @pytest.mark.parametrize("only_required", [True, False])
-def test_what_dagster_scaffolds_is_taken_or_refused_in_a_line(
+def test_scaffolded_configuration_is_accepted_or_clearly_rejected(
     maintenance_jobs: dg.Definitions, only_required: bool
 ) -> None:
-    """``dagster job scaffold_config`` prints it. Nobody means a flag that is set there, or a zero."""
+    """Test the output of ``dagster job scaffold_config``, except the flags and zeros that it sets."""
     for job in maintenance_jobs.resolve_all_job_defs():
         config = scaffold_job_config(job, skip_non_required=only_required)
         assert not any(value for name, value in config.items() if name not in ("to", "before", "after", "level"))
@@ -199,14 +199,14 @@ def test_what_dagster_scaffolds_is_taken_or_refused_in_a_line(
             assert re.search("must not be empty|You can only specify a single field", str(error))
 
 
-def test_null_is_the_default(maintenance_jobs: dg.Definitions) -> None:
+def test_null_selects_default(maintenance_jobs: dg.Definitions) -> None:
     ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("expire"), {"max_age": None, "keep_last": None})
     ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("verify"), {"deep": None, "max_seconds": None})
     with pytest.raises(dg.DagsterInvalidConfigError, match='Missing required config entry "to"'):
         ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("rollback"), {})
 
 
-def test_no_lakehouse_is_one_clear_failure(maintenance_jobs: dg.Definitions) -> None:
+def test_missing_lakehouse_fails_with_clear_message(maintenance_jobs: dg.Definitions) -> None:
     result = maintenance_jobs.resolve_job_def("verify").execute_in_process(raise_on_error=False)
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert failure.step_failure_data.user_failure_data is not None

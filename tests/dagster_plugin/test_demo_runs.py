@@ -1,4 +1,4 @@
-"""The UI shows runs of the demo on its home page and at their jobs: asked as its pages ask, by GraphQL."""
+"""Test with the UI's GraphQL queries that its home page and job pages list the runs of the demo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinitylake_ops.dagster_plugin import TrinityLakeResource, build_jobs
 from trinitylake_ops.demo.walkthrough import Demo
 from trinitylake_ops.storage.options import StorageOptions
 
-# The home page draws a row for each job with runs, and leaves out runs whose origin it does not know.
+# The home page has a row for each job with runs, and omits runs with an unknown origin.
 HOME = """
 query($filter: RunsFilter!) { runsOrError(filter: $filter) { ... on Runs { results {
   id pipelineName status startTime repositoryOrigin { repositoryName repositoryLocationName }
@@ -31,12 +31,12 @@ query($job: PipelineSelector!) { pipelineOrError(params: $job) { ... on Pipeline
 HERE = {"repositoryName": "__repository__", "repositoryLocationName": "definitions.py"}
 
 
-def test_runs_of_the_demo_stand_on_the_home_page_and_at_their_jobs(lakes: Lakes) -> None:
+def test_home_page_and_job_pages_list_demo_runs(lakes: Lakes) -> None:
     lake = lakes.local()
     definitions = dg.Definitions(
         jobs=build_jobs(), resources={"lakehouse": TrinityLakeResource(root=lake.root)}, executor=dg.in_process_executor
     )
-    # Where `make ui` finds the definitions, with their file as the name of the code location.
+    # The location from which `make ui` loads the definitions, with their file as the name of the code location.
     loaded = LoadableTargetOrigin(python_file=str(REPOSITORY / "definitions.py"), working_directory=str(REPOSITORY))
     target = InProcessWorkspaceLoadTarget(InProcessCodeLocationOrigin(loaded, location_name="definitions.py"))
     with dg.instance_for_test() as instance, WorkspaceProcessContext(instance, target) as workspace:
@@ -46,18 +46,18 @@ def test_runs_of_the_demo_stand_on_the_home_page_and_at_their_jobs(lakes: Lakes)
         demo.run("go back", "rollback", config={"to": {"version": 1}}, must_fail=True, outcome=lambda _: "done")
         failed, succeeded = instance.get_runs()
 
-        def ask(query: str, **variables: Any) -> Any:
-            answer: Any = execute_dagster_graphql(workspace.create_request_context(), query, variables)
-            assert not answer.errors
-            return next(iter(answer.data.values()))
+        def query_ui(query: str, **variables: Any) -> Any:
+            response: Any = execute_dagster_graphql(workspace.create_request_context(), query, variables)
+            assert not response.errors
+            return next(iter(response.data.values()))
 
-        shown = ask(HOME, filter={"statuses": ["SUCCESS", "FAILURE"], "updatedAfter": 0})["results"]
-        rows = [(run["id"], run["pipelineName"], run["status"], run["repositoryOrigin"]) for run in shown]
+        listed_runs = query_ui(HOME, filter={"statuses": ["SUCCESS", "FAILURE"], "updatedAfter": 0})["results"]
+        rows = [(run["id"], run["pipelineName"], run["status"], run["repositoryOrigin"]) for run in listed_runs]
         assert rows == [
             (failed.run_id, "rollback", "FAILURE", HERE),
             (succeeded.run_id, "expire", "SUCCESS", HERE),
         ]
-        assert all(run["startTime"] for run in shown)
+        assert all(run["startTime"] for run in listed_runs)
         for run in (failed, succeeded):
-            found = ask(AT_JOB, job={**HERE, "pipelineName": run.job_name})
-            assert found == {"runs": [{"runId": run.run_id}]}
+            job_runs = query_ui(AT_JOB, job={**HERE, "pipelineName": run.job_name})
+            assert job_runs == {"runs": [{"runId": run.run_id}]}

@@ -1,4 +1,4 @@
-"""A run of one partition never touches the rows of another: definitions that would do so are refused."""
+"""Test that runs never change rows of another partition, and that definitions that could do so are rejected."""
 
 import datetime as dt
 import random
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.run_config import QUIET
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.partition_checks import check_formats
@@ -31,12 +31,12 @@ HOURS = dg.TimeWindowPartitionsDefinition
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
+    with dg.instance_for_test() as instance:
+        yield instance
 
 
 class Orders:
-    """An asset with partitions, whose rows hold the key of the run that wrote them."""
+    """A partitioned asset whose rows contain the key of the run that wrote them."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Orders:
     ):
         self.lake, self.instance = lake, instance
         self.types = types or {}
-        self.wrote: str | None = None
+        self.partition_value: str | None = None
         formats = stored.get("partition_format") or {}
 
         def make(context: dg.AssetExecutionContext) -> pa.Table:
@@ -59,8 +59,8 @@ class Orders:
                 columns = {column: start.strftime(text) for column, text in formats.items()}
             if isinstance(key, dg.MultiPartitionKey):
                 columns = dict(key.keys_by_dimension)
-            if self.wrote is not None:
-                columns[next(iter(columns))] = self.wrote
+            if self.partition_value is not None:
+                columns[next(iter(columns))] = self.partition_value
             arrays = {name: pa.array([text]).cast(self.types.get(name, pa.string())) for name, text in columns.items()}
             return pa.table({**arrays, "of": [str(key)]})
 
@@ -86,8 +86,8 @@ class Orders:
 
     def keys(self) -> list[str]:
         """Return the keys of the runs whose rows are in the table."""
-        found = catalog_at(self.lake).load_table(TABLE).scan().to_arrow()["of"].to_pylist()
-        return sorted(found)
+        rows = catalog_at(self.lake).load_table(TABLE).scan().to_arrow()["of"].to_pylist()
+        return sorted(rows)
 
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01")
@@ -118,8 +118,8 @@ SHARED: list[tuple[dg.TimeWindowPartitionsDefinition, dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("partitions", "formats"), SHARED, ids=lambda one: str(one)[:60])
-def test_formats_that_give_two_partitions_one_value_are_refused(
+@pytest.mark.parametrize(("partitions", "formats"), SHARED, ids=lambda value: str(value)[:60])
+def test_ambiguous_partition_formats_are_rejected(
     partitions: dg.TimeWindowPartitionsDefinition, formats: dict[str, str]
 ) -> None:
     @dg.asset(
@@ -163,8 +163,8 @@ DISTINCT: list[tuple[dg.TimeWindowPartitionsDefinition, dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("partitions", "formats"), DISTINCT, ids=lambda one: str(one)[:60])
-def test_formats_that_give_each_partition_its_value_are_taken(
+@pytest.mark.parametrize(("partitions", "formats"), DISTINCT, ids=lambda value: str(value)[:60])
+def test_distinct_partition_formats_are_accepted(
     partitions: dg.TimeWindowPartitionsDefinition, formats: dict[str, str]
 ) -> None:
     check_formats("sales/orders", partitions, formats)
@@ -190,10 +190,10 @@ ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Tokyo"]
     texts=st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join), min_size=1, max_size=3),
     has_end=st.booleans(),
 )
-def test_no_format_that_is_taken_gives_two_partitions_one_value(
+def test_accepted_formats_are_distinct_for_all_partitions(
     cron: str, zone: str, texts: list[str], has_end: bool
 ) -> None:
-    """Compared with all partitions of some weeks with a change of clocks, and of the turns of many years."""
+    """Compare with all partitions of some weeks around clock changes, and around the turn of many years."""
     partitions = dg.TimeWindowPartitionsDefinition(
         start="2024-10-20-00:00",
         end="2024-11-20-00:00" if has_end else None,
@@ -208,22 +208,22 @@ def test_no_format_that_is_taken_gives_two_partitions_one_value(
         return
     years = [2024] if has_end else [2024, 2025, 2026, 2031]
     windows = [(year, month) for year in years for month in ((10,) if has_end else (10, 12))]
-    seen: dict[tuple[str, ...], dt.datetime] = {}
+    starts_by_values: dict[tuple[str, ...], dt.datetime] = {}
     for year, month in windows:
         begin = partitions.start.replace(year=year, month=month)
         end = begin + dt.timedelta(days=20)
         for key in partitions.get_partition_keys_in_time_window(dg.TimeWindow(begin, end)):
             start = partitions.time_window_for_partition_key(key).start
             values = tuple(start.strftime(text) for text in formats.values())
-            assert seen.setdefault(values, start) == start, (values, formats)
+            assert starts_by_values.setdefault(values, start) == start, (values, formats)
 
 
-def test_formats_of_several_dimensions_are_refused() -> None:
-    both = dg.MultiPartitionsDefinition({"day": DAYS, "kind": dg.StaticPartitionsDefinition(["a"])})
+def test_ambiguous_formats_of_multiple_dimensions_are_rejected() -> None:
+    dimensions = dg.MultiPartitionsDefinition({"day": DAYS, "kind": dg.StaticPartitionsDefinition(["a"])})
 
     @dg.asset(
         key=list(TABLE),
-        partitions_def=both,
+        partitions_def=dimensions,
         metadata=stored_as(partition_by=["day", "kind"], partition_format={"day": "%Y", "kind": "%m"}),
     )
     def orders() -> None: ...
@@ -232,14 +232,14 @@ def test_formats_of_several_dimensions_are_refused() -> None:
         check_stored(orders)
 
 
-def test_each_hour_is_stored_when_clocks_go_back(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_repeated_hour_is_stored_when_clocks_go_back(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     hours = dg.HourlyPartitionsDefinition("2026-10-25-00:00", timezone="Europe/Berlin", end_date="2026-10-26-00:00")
     keys = [key for key in hours.get_partition_keys(dt.datetime(2026, 11, 1, tzinfo=dt.UTC)) if "-25-02:" in key]
     assert len(keys) == 2
     formats = {"hour": "%Y-%m-%d %H%z"}
     orders = Orders(lake, instance, hours, partition_by=["hour"], partition_format=formats)
     for key in [*keys, *keys]:
-        hours.get_partition_keys_in_range(dg.PartitionKeyRange(keys[0], keys[1]))  # Dagster keeps its result
+        hours.get_partition_keys_in_range(dg.PartitionKeyRange(keys[0], keys[1]))  # Dagster caches its result
         orders.run(key)
     assert orders.keys() == sorted(keys)
     hours_of_table = catalog_at(lake).load_table(TABLE).scan().to_arrow()["hour"].to_pylist()
@@ -248,10 +248,10 @@ def test_each_hour_is_stored_when_clocks_go_back(lake: Lakehouse, instance: dg.D
 
 @pytest.mark.parametrize("is_multi", [False, True])
 @pytest.mark.parametrize(("first", "last", "cached"), [(2, 4, (3, 4)), (3, 4, (2, 4))])
-def test_a_range_with_one_of_two_hours_of_one_name(
+def test_range_with_one_of_two_repeated_hours(
     lake: Lakehouse, instance: dg.DagsterInstance, is_multi: bool, first: int, last: int, cached: tuple[int, int]
 ) -> None:
-    """Dagster keeps the keys of another range, whose local times are the same."""
+    """Dagster caches the keys of another range with the same local times."""
     start, end, zone = "2026-10-25-00:00", "2026-10-25-06:00", "Europe/Berlin"
     hours = dg.HourlyPartitionsDefinition(start, timezone=zone, end_date=end)
     names = dg.HourlyPartitionsDefinition(start, timezone=zone, end_date=end).get_partition_keys()
@@ -286,16 +286,16 @@ def test_a_range_with_one_of_two_hours_of_one_name(
     )
     assert result.success
     events = result.get_asset_materialization_events()
-    made = [str(event.partition) for event in events if event.asset_key == orders.key]
-    assert sorted(made) == sorted(f"{hour}|{shop}" if is_multi else hour for hour, shop in expected)
+    stored_keys = [str(event.partition) for event in events if event.asset_key == orders.key]
+    assert sorted(stored_keys) == sorted(f"{hour}|{shop}" if is_multi else hour for hour, shop in expected)
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "overwrite_partition", "append", "upsert"])
 @pytest.mark.parametrize("partitions", [None, dg.StaticPartitionsDefinition(["a"])])
-def test_rows_without_the_partition_column_are_refused(
+def test_rows_without_partition_column_are_rejected(
     lake: Lakehouse, instance: dg.DagsterInstance, mode: StoreMode, partitions: Any
 ) -> None:
-    """Only a frame with the columns can empty a partition."""
+    """Only a frame with the partition columns can empty a partition."""
     frames = [
         pa.table({"k": ["a"], "n": [1]}),
         pa.table({"n": [2]}),
@@ -336,14 +336,14 @@ ODD += ["A", "a", "e\u0301", "\u00e9", "\U0001f642", "a|b", "#?&+"]
 
 
 @pytest.mark.soak
-def test_each_key_of_text_is_a_partition(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_text_keys_are_partitions(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     orders = Orders(lake, instance, dg.StaticPartitionsDefinition(ODD), partition_by=["k"])
     for key in ODD * 2:
         orders.run(key)
     assert orders.keys() == sorted(ODD)
 
 
-def test_keys_with_special_characters(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_keys_with_special_characters_are_partitions(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     keys = ["a/b", "a%2Fb", "null", "..", "é", "ü" * 120, "x" * 1_000, "x" * 999 + "y"]
     orders = Orders(lake, instance, dg.StaticPartitionsDefinition(keys), partition_by=["k"])
     for key in [*keys, "null", "a/b"]:
@@ -362,7 +362,7 @@ def test_keys_with_special_characters(lake: Lakehouse, instance: dg.DagsterInsta
     ],
     ids=["zeros of dynamic keys", "sign", "boolean", "date", "decimal"],
 )
-def test_keys_that_are_one_value_of_the_column_are_refused(
+def test_keys_with_equal_column_value_are_rejected(
     lake: Lakehouse, keys: list[str], kind: pa.DataType, *, is_dynamic: bool
 ) -> None:
     with dg.instance_for_test() as instance:
@@ -373,33 +373,33 @@ def test_keys_that_are_one_value_of_the_column_are_refused(
         orders = Orders(lake, instance, partitions, {"k": kind}, partition_by=["k"])
         version = lake.latest_version()
         for key in keys[:1] if kind in (pa.bool_(), pa.date32()) else keys:
-            orders.wrote = keys[0].lstrip("+")
+            orders.partition_value = keys[0].lstrip("+")
             with pytest.raises(InvalidInputError, match="'k'"):
                 orders.run(key)
         assert lake.latest_version() == version
 
 
 @pytest.mark.parametrize("key", ["1.0", "1_0", "99999999999"])
-def test_keys_that_are_no_value_of_the_column_are_refused(
+def test_keys_that_do_not_match_column_type_are_rejected(
     lake: Lakehouse, instance: dg.DagsterInstance, key: str
 ) -> None:
     orders = Orders(lake, instance, dg.StaticPartitionsDefinition(["1", key]), {"k": pa.int32()}, partition_by=["k"])
     orders.run("1")
-    orders.wrote = "1"
+    orders.partition_value = "1"
     with pytest.raises(InvalidInputError, match="'k'"):
         orders.run(key)
     assert orders.keys() == ["1"]
 
 
 @pytest.mark.parametrize("mode", ["overwrite_partition", "append", "upsert"])
-def test_rows_of_other_partitions_are_refused(lake: Lakehouse, instance: dg.DagsterInstance, mode: StoreMode) -> None:
+def test_rows_of_other_partitions_are_rejected(lake: Lakehouse, instance: dg.DagsterInstance, mode: StoreMode) -> None:
     stored: dict[str, Any] = {"mode": mode, "partition_by": ["k"], **({"keys": ["of"]} if mode == "upsert" else {})}
     orders = Orders(lake, instance, dg.StaticPartitionsDefinition(["a", "b"]), **stored)
     orders.run("a")
-    orders.wrote = "a"
+    orders.partition_value = "a"
     with pytest.raises(InvalidInputError):
         orders.run("b")
-    orders.wrote = None
+    orders.partition_value = None
     orders.run("b")
     assert orders.keys() == ["a", "b"]
 
@@ -421,7 +421,7 @@ NUMBERS = {"year": pa.int32(), "month": pa.int32(), "week": pa.int64()}
 
 
 MODES: tuple[StoreMode, ...] = ("overwrite_partition", "append", "upsert")
-#: Each definition has one of the modes in the suite, and the others in its long variant.
+#: Each definition runs with one of the modes in the normal suite, and with all of them in soak tests.
 CASES = [
     pytest.param(mode, seed, marks=() if at == seed % len(MODES) else pytest.mark.soak)
     for seed in range(len(DEFINITIONS))
@@ -430,8 +430,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("mode", "seed"), CASES)
-def test_no_run_touches_rows_of_another_partition(lake: Lakehouse, mode: StoreMode, seed: int) -> None:
-    """Each run writes a row of its own, or is refused. Rows without a value in a partition column always stay."""
+def test_run_never_changes_rows_of_another_partition(lake: Lakehouse, mode: StoreMode, seed: int) -> None:
+    """Each run writes its own row or is rejected. Rows without a value in a partition column are never changed."""
     definition, formats, columns = DEFINITIONS[seed]
     columns, chance = columns or list(formats or {}), random.Random(seed)
     keys = list(definition.get_partition_keys(current_time=dt.datetime(2026, 11, 1, tzinfo=dt.UTC)))
@@ -461,16 +461,18 @@ def test_no_run_touches_rows_of_another_partition(lake: Lakehouse, mode: StoreMo
         arrays = {column: pa.array([text]).cast(types[column]) for column, text in values.items()}
         rows = pa.table({**arrays, "n": [number % 3], "of": [str(key)]})
         if stored.keys:
-            more: dict[str, Any] = {"keys": stored.keys}
-            publish(lake, stage_upsert(lake, rows, *TABLE, partition_by=columns, partitions=[values], **more))
+            options: dict[str, Any] = {"keys": stored.keys}
+            publish(lake, stage_upsert(lake, rows, *TABLE, partition_by=columns, partitions=[values], **options))
         else:
             publish(lake, stage_arrow(lake, rows, *TABLE, mode=stored.mode, partition_by=columns, partitions=[values]))
-        own = expected.setdefault(str(key), [])
-        own[:] = {"append": [*own, number % 3], "upsert": sorted({*own, number % 3})}.get(mode, [number % 3])
-        found: dict[str, list[int]] = {}
+        rows_of_key = expected.setdefault(str(key), [])
+        rows_of_key[:] = {"append": [*rows_of_key, number % 3], "upsert": sorted({*rows_of_key, number % 3})}.get(
+            mode, [number % 3]
+        )
+        actual: dict[str, list[int]] = {}
         for row in catalog_at(lake).load_table(TABLE).scan().to_arrow().to_pylist():
-            found.setdefault(row["of"], []).append(row["n"])
-        assert {of: sorted(found[of]) for of in found} == {of: sorted(expected[of]) for of in expected}
+            actual.setdefault(row["of"], []).append(row["n"])
+        assert {of: sorted(actual[of]) for of in actual} == {of: sorted(expected[of]) for of in expected}
 
 
 def publish(lake: Lakehouse, staged: StagedTable) -> None:

@@ -1,4 +1,4 @@
-"""The examples run: made as they are, on lakehouses of a test."""
+"""Run the examples unchanged on lakehouses of a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from tests.dagster_plugin.test_code_location import put, run
+from tests.dagster_plugin.test_code_location import run, write_rows
 from tests.lakes import Lakes
 from tests.spark_places.spark_processes import SPARK_HOME, environment
 from trinitylake_ops import Lakehouse
@@ -25,7 +25,7 @@ IN_PROCESS = dg.Definitions(executor=dg.in_process_executor)
 
 
 def load(monkeypatch: pytest.MonkeyPatch, file: str) -> Any:
-    """Return the module of a file below the examples, loaded from its folder."""
+    """Load a module below the examples from its folder."""
     path = EXAMPLES / file
     monkeypatch.syspath_prepend(str(path.parent))
     spec = importlib.util.spec_from_file_location(f"example_{path.parent.name}", path)
@@ -42,7 +42,7 @@ def put_orders(lake: Lakehouse) -> None:
 
 
 def code_lines(file: Path) -> set[int]:
-    """Return the lines that have code: no blank ones, no comments, no docstring of the module."""
+    """Return the lines with code, without blank lines, comments and the module docstring."""
     text = file.read_text()
     first = ast.parse(text).body[0]
     assert isinstance(first, ast.Expr)
@@ -50,29 +50,29 @@ def code_lines(file: Path) -> set[int]:
     return {number for number, line in lines if line.strip() and not line.strip().startswith("#")}
 
 
-def test_a_project_gets_a_lakehouse_in_under_20_lines(
+def test_existing_project_adds_lakehouse_in_under_20_lines(
     lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 10 < len(code_lines(EXAMPLES / "existing_project/definitions.py")) < 20
     lake = lakes.local()
-    put(lake, "sales.customers", 1)
+    write_rows(lake, "sales.customers", 1)
     monkeypatch.setenv("LAKE_ROOT", lake.root)
     definitions = dg.Definitions.merge(load(monkeypatch, "existing_project/definitions.py").defs, IN_PROCESS)
-    everything = definitions.resolve_implicit_global_asset_job_def()
-    result = everything.execute_in_process(instance=instance)
+    asset_job = definitions.resolve_implicit_global_asset_job_def()
+    result = asset_job.execute_in_process(instance=instance)
     assert result.success
     published = [info.version for info in lake.history() if info.operation == "publish"]
     assert published == [2, 1], "three tables, one version"
     changes = [(change.kind, change.table) for change in lake.diff(1, 2)]
     assert sorted(changes) == [("added", "orders"), ("added", "revenue"), ("changed", "customers")]
-    assert "orders_are_paid" in {one.check_name for one in result.get_asset_check_evaluations()}
+    assert "orders_are_paid" in {event.check_name for event in result.get_asset_check_evaluations()}
     observed = run(definitions, instance, "observe").all_events
     assert {event.asset_key for event in observed if event.is_asset_observation} == {dg.AssetKey("lakehouse")}
     assert run(definitions, instance, "expire").success
     assert run(definitions, instance, "export", name="first").success
 
 
-def test_an_asset_reads_one_lakehouse_and_publishes_into_the_other(
+def test_asset_reads_one_lakehouse_and_publishes_into_another(
     lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sales, marts = lakes.local("sales"), lakes.local("marts")
@@ -92,7 +92,9 @@ def test_an_asset_reads_one_lakehouse_and_publishes_into_the_other(
         assert run(definitions, instance, f"{name}_observe").success
 
 
-def test_a_lakehouse_by_yaml(lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_project_defines_lakehouse(
+    lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake = lakes.local()
     put_orders(lake)
     monkeypatch.setenv("SALES_ROOT", lake.root)
@@ -103,8 +105,8 @@ def test_a_lakehouse_by_yaml(lakes: Lakes, instance: dg.DagsterInstance, monkeyp
         assert run(definitions, instance, "sales_expire").success
         assert run(definitions, instance, "sales_check").success
         observed = run(definitions, instance, "sales_observe")
-        seen = {event.asset_key for event in observed.all_events if event.is_asset_observation}
-        assert seen == {dg.AssetKey(["sales", "lakehouse"]), dg.AssetKey(["sales", "shop", "orders"])}
+        observed_keys = {event.asset_key for event in observed.all_events if event.is_asset_observation}
+        assert observed_keys == {dg.AssetKey(["sales", "lakehouse"]), dg.AssetKey(["sales", "shop", "orders"])}
         schedules = {schedule.name: schedule for schedule in definitions.get_repository_def().schedule_defs}
         assert set(schedules) == {f"sales_{name}_schedule" for name in ("check", "expire", "observe")}
         assert schedules["sales_expire_schedule"].cron_schedule == "0 4 * * *"
@@ -129,7 +131,7 @@ assert "dagster" not in sys.modules
 """
 
 
-# What Dagster's own client of Pipes warns of by itself.
+# Dagster's own Pipes client emits this warning itself.
 OF_PIPES = pytest.mark.filterwarnings(
     "ignore:AssetExecutionContext.run_id is deprecated:DeprecationWarning", "ignore::dagster.PreviewWarning"
 )
@@ -148,7 +150,7 @@ def piped(
 
 
 @OF_PIPES
-def test_what_another_program_stages_is_published_with_the_run(
+def test_tables_staged_by_external_program_are_published_with_run(
     lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lake, program = lakes.local(), tmp_path / "stages.py"
@@ -161,14 +163,14 @@ def test_what_another_program_stages_is_published_with_the_run(
     assert event.asset_materialization.metadata["dagster/row_count"].value == 2
     program.write_text(STAGES_ARROW.replace("NAME", '"items"'))
     failed = piped(monkeypatch, lake, instance, f"{sys.executable} {program}")
-    (failure,) = [one for one in failed.all_events if one.is_step_failure]
+    (failure,) = [event for event in failed.all_events if event.is_step_failure]
     assert "'shop.orders'; it reported: shop.items" in str(failure.step_failure_data.error)
     assert lake.latest_version() == 1
 
 
 @OF_PIPES
 @pytest.mark.soak
-def test_spark_submit_reports_what_it_staged(
+def test_spark_submit_reports_staged_tables(
     lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = lakes.local()

@@ -1,4 +1,4 @@
-"""The jobs that free space: plan, copy the digest, apply."""
+"""Test the jobs that reclaim space: create a plan, then apply it by its digest."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from trinitylake_ops.operations.lease import lease
 from trinitylake_ops.storage import LocalStorage
 
 
-def shown_picture(markdown: str) -> str:
-    """Return the text of a drawing in metadata."""
+def chart_text(markdown: str) -> str:
+    """Return the text of a chart in metadata."""
     encoded = re.fullmatch(r"!\[[\w ]+\]\(data:image/svg\+xml;base64,([\w+/=]+)\)", markdown, re.ASCII)
     assert encoded is not None
     return "".join(ET.fromstring(base64.b64decode(encoded[1])).itertext())
 
 
-def test_verify_shows_a_picture_whatever_it_finds(jobs: Jobs) -> None:
-    ran = jobs.must_run("verify")
-    assert "4 versions; the latest is 3; no findings" in shown_picture(ran.metadata["timeline"])
+def test_verify_job_has_timeline_chart(jobs: Jobs) -> None:
+    outcome = jobs.must_run("verify")
+    assert "4 versions; the latest is 3; no findings" in chart_text(outcome.metadata["timeline"])
     jobs.lake.storage.write(root_path(1), b"garbage")
-    ran = jobs.run("verify")
-    assert not ran.success
-    assert "1 error; 4 versions, of which 1 unreadable" in shown_picture(ran.metadata["timeline"])
+    outcome = jobs.run("verify")
+    assert not outcome.success
+    assert "1 error; 4 versions, of which 1 unreadable" in chart_text(outcome.metadata["timeline"])
 
 
 @pytest.fixture
@@ -47,42 +47,44 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return Jobs(tmp_path, LocalClock(monkeypatch))
 
 
-def test_a_plan_logs_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line shows the log of a run, and nothing else."""
+def test_planning_run_logs_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line displays only the log of a run."""
     with dg.instance_for_test() as instance:
         jobs = Jobs(tmp_path, LocalClock(monkeypatch), instance)
 
         def logged(job: str, **config: Any) -> str:
-            ran = jobs.must_run(job, **config)
-            return "\n".join(entry.user_message for entry in instance.all_logs(ran.run_id))
+            outcome = jobs.must_run(job, **config)
+            return "\n".join(entry.user_message for entry in instance.all_logs(outcome.run_id))
 
-        said = logged("expire")
-        assert "versions: 0-2\nversions_expired: 3\n" in said
+        log_text = logged("expire")
+        assert "versions: 0-2\nversions_expired: 3\n" in log_text
         assert re.search(
-            r"^version +verdict +why *\n0 +expires +superseded .* ago, the maximum age is 30 min", said, re.MULTILINE
+            r"^version +verdict +why *\n0 +expires +superseded .* ago, the maximum age is 30 min",
+            log_text,
+            re.MULTILINE,
         )
-        (config,) = re.findall(r"^configuration: (.*)$", said, flags=re.MULTILINE)
+        (config,) = re.findall(r"^configuration: (.*)$", log_text, flags=re.MULTILINE)
         assert set(json.loads(config)["approval"]) == {"digest", "approved_by"}
-        assert said.rindex("to apply it, run expire") > said.index("configuration")
+        assert log_text.rindex("to apply it, run expire") > log_text.index("configuration")
         assert re.search(r"^3 .*\n2 .* alter-table +", logged("log"), re.MULTILINE)
-        said = logged("expire", max_age="30d")
+        log_text = logged("expire", max_age="30d")
         assert re.search(
             r"0 of 4 versions expire, with 0 files of 0 bytes: the oldest one, version 0, is kept: superseded .* ago,"
             r" within the maximum age of 30 d; there is nothing to do",
-            said,
+            log_text,
         )
 
 
-def test_plan_copy_the_digest_apply(jobs: Jobs) -> None:
+def test_space_is_reclaimed_by_plan_and_digest(jobs: Jobs) -> None:
     overwrite_rows(jobs.lake, "ns.a")
     jobs.clock.forward()
     plan = jobs.plan("trim", tables=["ns.a"])
     assert (plan["tables"], plan["snapshots_dropped"], plan["is_empty"]) == (1, 4, False)
     assert "| ns.a | 4 | 1 |" in plan["plan"]
-    ran = jobs.apply(plan, "trim")
+    outcome = jobs.apply(plan, "trim")
     latest = jobs.lake.latest_version()
-    assert (ran.metadata["snapshots_dropped"], ran.metadata["version"]) == (4, latest)
-    assert [(event["lakehouse_version"], event["operation"]) for event in ran.materialized] == [(latest, "trim")]
+    assert (outcome.metadata["snapshots_dropped"], outcome.metadata["version"]) == (4, latest)
+    assert [(event["lakehouse_version"], event["operation"]) for event in outcome.materialized] == [(latest, "trim")]
     assert jobs.plan("trim")["is_empty"] is True
 
     jobs.clock.forward()
@@ -91,24 +93,24 @@ def test_plan_copy_the_digest_apply(jobs: Jobs) -> None:
     assert plan["bytes"] > 0
     assert re.search(r"\| 0 \| expires \| superseded 2 h .*ago, the maximum age is 30 min \|", plan["plan"])
     assert "it is the latest" in plan["plan"]
-    assert f"{latest} would expire and reclaim" in shown_picture(plan["timeline"])
-    ran = jobs.apply_digest("expire", plan["digest"])
-    assert (ran.metadata["files"], ran.metadata["bytes"]) == (plan["files"], plan["bytes"])
-    assert (ran.materialized[0]["operation"], ran.materialized[0]["approved_by"]) == ("expire", APPROVER)
-    assert ran.metadata["approved_by"] == APPROVER
+    assert f"{latest} would expire and reclaim" in chart_text(plan["timeline"])
+    outcome = jobs.apply_digest("expire", plan["digest"])
+    assert (outcome.metadata["files"], outcome.metadata["bytes"]) == (plan["files"], plan["bytes"])
+    assert (outcome.materialized[0]["operation"], outcome.materialized[0]["approved_by"]) == ("expire", APPROVER)
+    assert outcome.metadata["approved_by"] == APPROVER
     expiry = next(iter(jobs.lake.history(1)))
-    assert (expiry.run_id, expiry.approved_by) == (ran.run_id, APPROVER)
-    again = jobs.apply_digest("expire", plan["digest"])
-    assert (again.metadata["version"], again.materialized) == ("none", [])
+    assert (expiry.run_id, expiry.approved_by) == (outcome.run_id, APPROVER)
+    repeated = jobs.apply_digest("expire", plan["digest"])
+    assert (repeated.metadata["version"], repeated.materialized) == ("none", [])
 
     assert jobs.plan("purge")["is_empty"] is True
     jobs.clock.forward()
     purge = jobs.plan("purge")
     assert (purge["files"], purge["bytes"]) == (plan["files"], plan["bytes"])
     assert f"| 0-{latest - 1} | expired | now |" in purge["plan"]
-    ran = jobs.apply(purge, "purge")
-    assert (ran.success, ran.metadata["bytes"], ran.metadata["failed_files"]) == (True, plan["bytes"], 0)
-    assert ran.materialized[0]["lakehouse_version"] == ran.metadata["version"] == jobs.lake.latest_version()
+    outcome = jobs.apply(purge, "purge")
+    assert (outcome.success, outcome.metadata["bytes"], outcome.metadata["failed_files"]) == (True, plan["bytes"], 0)
+    assert outcome.materialized[0]["lakehouse_version"] == outcome.metadata["version"] == jobs.lake.latest_version()
 
     table_id = jobs.lake.snapshot().table("ns", "a").id
     stray = f"tables/{table_id}/data/left-behind.parquet"
@@ -117,8 +119,12 @@ def test_plan_copy_the_digest_apply(jobs: Jobs) -> None:
     plan = jobs.plan("orphans")
     assert f"| {stray} |" in plan["plan"]
     assert "| table file | 1 |" in plan["files_by_kind"]
-    ran = jobs.apply(plan, "orphans")
-    assert (ran.success, ran.metadata["files"], ran.metadata["bytes"]) == (True, plan["files"], plan["bytes"])
+    outcome = jobs.apply(plan, "orphans")
+    assert (outcome.success, outcome.metadata["files"], outcome.metadata["bytes"]) == (
+        True,
+        plan["files"],
+        plan["bytes"],
+    )
     assert not jobs.lake.storage.exists(stray)
     assert jobs.plan("orphans")["is_empty"] is True
     assert jobs.must_run("verify").success
@@ -126,7 +132,7 @@ def test_plan_copy_the_digest_apply(jobs: Jobs) -> None:
     assert jobs.lake.snapshot().tables("ns") == ["a", "t"]
 
 
-def test_a_lakehouse_that_was_moved_is_relocated(jobs: Jobs, tmp_path: Path) -> None:
+def test_relocate_job_rewrites_moved_lakehouse(jobs: Jobs, tmp_path: Path) -> None:
     overwrite_rows(jobs.lake, "ns.a")
     former = jobs.lake.root
     shutil.move(former.removeprefix("file://"), tmp_path / "after")
@@ -134,15 +140,21 @@ def test_a_lakehouse_that_was_moved_is_relocated(jobs: Jobs, tmp_path: Path) -> 
     plan = moved.plan("relocate")
     assert (plan["tables"], plan["is_empty"], plan["refused"]) == (1, False, "")
     assert "| ns.a | relocated |" in plan["plan"]
-    ran = moved.apply(plan, "relocate")
+    outcome = moved.apply(plan, "relocate")
     latest = moved.lake.latest_version()
-    assert (ran.metadata["tables"], ran.metadata["version"], ran.metadata["files"]) == (1, latest, plan["files"])
-    assert [(event["lakehouse_version"], event["operation"]) for event in ran.materialized] == [(latest, "relocate")]
+    assert (outcome.metadata["tables"], outcome.metadata["version"], outcome.metadata["files"]) == (
+        1,
+        latest,
+        plan["files"],
+    )
+    assert [(event["lakehouse_version"], event["operation"]) for event in outcome.materialized] == [
+        (latest, "relocate")
+    ]
     assert moved.plan("relocate")["is_empty"] is True
     assert former not in catalog_at(moved.lake).load_table("ns.a").metadata.model_dump_json()
 
 
-def test_a_table_root_that_was_moved_is_taken(jobs: Jobs, tmp_path: Path) -> None:
+def test_relocate_job_accepts_moved_table_root(jobs: Jobs, tmp_path: Path) -> None:
     former, new = tmp_path / "tables", tmp_path / "elsewhere"
     Lakehouse.create(str(tmp_path / "apart"), jobs.lake.storage_options, table_root=f"file://{former}/")
     apart = jobs.at(str(tmp_path / "apart"))
@@ -151,9 +163,9 @@ def test_a_table_root_that_was_moved_is_taken(jobs: Jobs, tmp_path: Path) -> Non
     shutil.move(former, new)
     plan = apart.plan("relocate", table_root=f"file://{new}/")
     assert (plan["tables"], plan["table_root"], plan["is_empty"]) == (1, f"file://{new}/", False)
-    ran = apart.apply(plan, "relocate")
-    assert ran.success, ran.error
-    assert [event["operation"] for event in ran.materialized] == ["relocate"]
+    outcome = apart.apply(plan, "relocate")
+    assert outcome.success, outcome.error
+    assert [event["operation"] for event in outcome.materialized] == ["relocate"]
     assert apart.lake.snapshot().definition.table_root == f"file://{new}/"
     assert catalog_at(apart.lake).load_table("ns.a").scan().to_arrow() == expected
     assert apart.plan("relocate", table_root=f"file://{new}/")["is_empty"] is True
@@ -162,7 +174,7 @@ def test_a_table_root_that_was_moved_is_taken(jobs: Jobs, tmp_path: Path) -> Non
     assert "secret" not in str(refused.value)
 
 
-def test_a_stale_digest_is_refused_in_one_line(jobs: Jobs) -> None:
+def test_stale_digest_is_rejected(jobs: Jobs) -> None:
     overwrite_rows(jobs.lake, "ns.a")
     jobs.clock.forward()
     trim, expire = (jobs.plan(name)["digest"] for name in ("trim", "expire"))
@@ -173,28 +185,28 @@ def test_a_stale_digest_is_refused_in_one_line(jobs: Jobs) -> None:
     operations.plan_purge(jobs.lake).execute()
     before = content(jobs.lake)
     for name, digest in (("trim", trim), ("expire", expire), ("purge", purge), ("orphans", expire)):
-        ran = jobs.apply_digest(name, digest)
-        assert not ran.success
-        assert ran.error.endswith("review the new plan")
-        assert "\n" not in ran.error
-        assert (ran.metadata["error_code"], ran.materialized) == ("plan-changed", [])
+        outcome = jobs.apply_digest(name, digest)
+        assert not outcome.success
+        assert outcome.error.endswith("review the new plan")
+        assert "\n" not in outcome.error
+        assert (outcome.metadata["error_code"], outcome.materialized) == ("plan-changed", [])
     assert content(jobs.lake) == before
 
 
-def test_rules_of_the_configuration(jobs: Jobs) -> None:
+def test_digest_requires_options_of_plan(jobs: Jobs) -> None:
     assert jobs.plan("expire", max_age="1d")["is_empty"] is True
     assert jobs.plan("expire", keep_last=3)["versions"] == "0"
     plan = jobs.plan("expire", min_versions=2)
     assert plan["versions"] == "0-1"
-    other = jobs.apply_digest("expire", plan["digest"])
-    assert "review the new plan" in other.error, "without the options of the plan"
+    without_options = jobs.apply_digest("expire", plan["digest"])
+    assert "review the new plan" in without_options.error, "without the options of the plan"
     assert jobs.apply(plan, "expire").metadata["versions"] == "0-1"
     empty = jobs.run("expire", max_age="0d", min_versions=0)
     assert empty.error.startswith("the retention policy is empty")
 
 
 @pytest.mark.parametrize(
-    ("job", "config", "said"),
+    ("job", "config", "message"),
     [
         ("undelete", {"versions": "3"}, "versions 3 are not expired"),
         ("trim", {"tables": ["ns.nowhere"]}, "ns.nowhere"),
@@ -203,21 +215,21 @@ def test_rules_of_the_configuration(jobs: Jobs) -> None:
         ("drop_export", {"name": "nowhere"}, "there is no export 'nowhere'"),
     ],
 )
-def test_what_the_lakehouse_does_not_have_changes_nothing(
-    jobs: Jobs, job: str, config: dict[str, Any], said: str
+def test_operation_on_missing_object_fails_and_changes_nothing(
+    jobs: Jobs, job: str, config: dict[str, Any], message: str
 ) -> None:
     before = content(jobs.lake)
-    ran = jobs.run(job, **config)
-    assert not ran.success
-    assert said in ran.error
+    outcome = jobs.run(job, **config)
+    assert not outcome.success
+    assert message in outcome.error
     assert content(jobs.lake) == before
 
 
-def test_undelete_until_the_purge_begins(jobs: Jobs) -> None:
+def test_undelete_fails_once_purge_has_begun(jobs: Jobs) -> None:
     jobs.expired()
-    ran = jobs.must_run("undelete", versions="2")
-    (event,) = ran.materialized
-    assert (event["lakehouse_version"], event["operation"], ran.metadata["versions"]) == (5, "undelete", "2")
+    outcome = jobs.must_run("undelete", versions="2")
+    (event,) = outcome.materialized
+    assert (event["lakehouse_version"], event["operation"], outcome.metadata["versions"]) == (5, "undelete", "2")
     assert event["last_versions"].startswith("- **[5](/runs/")
     assert jobs.lake.snapshot(2).tables("ns") == ["t"]
     operations.plan_purge(jobs.lake).execute()
@@ -226,7 +238,7 @@ def test_undelete_until_the_purge_begins(jobs: Jobs) -> None:
         jobs.lake.snapshot(1)
 
 
-def test_a_spent_budget_is_a_success_that_says_so(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_budget_is_reported_as_success(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalStorage, "delete_batch_size", 1)
     jobs.expired()
     plan = jobs.plan("purge")
@@ -236,18 +248,18 @@ def test_a_spent_budget_is_a_success_that_says_so(jobs: Jobs, monkeypatch: pytes
     assert "the budget of 3 requests is spent while planning" in too_few.error
     needed, _ = with_least_requests(lambda budget: operations.plan_purge(jobs.lake, budget=budget))
     most = 2 * needed
-    while (ran := jobs.apply_digest("purge", jobs.plan("purge")["digest"], max_requests=most)).error:
-        assert f"the budget of {most} requests is spent while planning" in ran.error
+    while (outcome := jobs.apply_digest("purge", jobs.plan("purge")["digest"], max_requests=most)).error:
+        assert f"the budget of {most} requests is spent while planning" in outcome.error
         most += 3
-    deleted = ran.metadata["files"]
-    assert "requests is spent" in ran.metadata["stopped"]
-    assert len(ran.materialized) == 1, "a version says that the purge has begun"
+    deleted = outcome.metadata["files"]
+    assert "requests is spent" in outcome.metadata["stopped"]
+    assert len(outcome.materialized) == 1, "one version records that the purge has begun"
     assert "unfinished" in jobs.run("orphans").error
-    ran = jobs.must_apply("purge")
-    assert (ran.metadata["stopped"], ran.metadata["files"]) == ("none", n_files - deleted)
+    outcome = jobs.must_apply("purge")
+    assert (outcome.metadata["stopped"], outcome.metadata["files"]) == ("none", n_files - deleted)
 
 
-def test_files_that_were_refused_fail_the_run_with_its_report(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undeletable_files_fail_run_with_report(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.expired()
     plan = jobs.plan("purge")
 
@@ -256,21 +268,25 @@ def test_files_that_were_refused_fail_the_run_with_its_report(jobs: Jobs, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "delete", refuse)
-        ran = jobs.apply(plan, "purge")
-    assert not ran.success
-    assert ran.error.startswith(f"{plan['files']} files were not deleted; run purge")
-    assert ran.error.endswith("not allowed")
-    assert (ran.metadata["failed_files"], ran.metadata["files"], ran.metadata["version"]) == (plan["files"], 0, "none")
-    assert ran.metadata["failures"].count("not allowed") == plan["files"]
+        outcome = jobs.apply(plan, "purge")
+    assert not outcome.success
+    assert outcome.error.startswith(f"{plan['files']} files were not deleted; run purge")
+    assert outcome.error.endswith("not allowed")
+    assert (outcome.metadata["failed_files"], outcome.metadata["files"], outcome.metadata["version"]) == (
+        plan["files"],
+        0,
+        "none",
+    )
+    assert outcome.metadata["failures"].count("not allowed") == plan["files"]
     assert jobs.must_apply("purge").metadata["files"] == plan["files"]
 
 
-def test_operations_wait_for_each_other(jobs: Jobs) -> None:
+def test_concurrent_operations_are_rejected(jobs: Jobs) -> None:
     jobs.expired()
     with lease(jobs.lake.storage, "orphans"):
         plan = jobs.plan("purge")
         assert jobs.apply(plan, "purge").error.startswith("orphans is running; wait until it ends")
         assert jobs.run("reconcile", unattended=True).error.startswith("orphans is running")
     assert jobs.apply(plan, "purge").success
-    ran = jobs.must_run("reconcile", unattended=True)
-    assert (ran.metadata["version"], ran.materialized) == ("none", [])
+    outcome = jobs.must_run("reconcile", unattended=True)
+    assert (outcome.metadata["version"], outcome.materialized) == ("none", [])

@@ -1,4 +1,4 @@
-"""The pipeline's jobs on a small sample of the real data: staged, audited, published together or not at all."""
+"""Run the flights pipeline on a small sample of the real data: tables are published together or not at all."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,25 +16,25 @@ from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB, NAMESPACES
 
-#: What the demo does; in a test run `tests/e2e/test_demo.py` runs it as a user does.
+#: The jobs of the demo. `tests/e2e/test_demo.py` runs them like a user.
 pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
 def pipeline(spark: SparkSession, sample_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     """A lakehouse with the reference tables and January."""
-    with dg.DagsterInstance.ephemeral() as instance:  # what Dagster keeps on disk, the tests on S3 look at
+    with dg.DagsterInstance.ephemeral() as instance:  # test_pipeline_on_s3.py covers instances on disk
         root = str(tmp_path_factory.mktemp("pipeline") / "lake")
         lakehouse = TrinityLakeResource(root=root, storage_options=StorageSettings(fsync="false"))
-        made = Pipeline(lakehouse, sample_folder, instance)
-        made.initial_load()
-        made.monthly_load("2013-01-01")
-        yield made
-        check_lake(made.lake())
-        assert operations.verify(made.lake()).is_clean
+        loaded = Pipeline(lakehouse, sample_folder, instance)
+        loaded.initial_load()
+        loaded.monthly_load("2013-01-01")
+        yield loaded
+        check_lake(loaded.lake())
+        assert operations.verify(loaded.lake()).is_clean
 
 
-def test_each_run_is_one_version_with_its_run_id(pipeline: Pipeline) -> None:
+def test_run_commits_one_version_with_its_run_id(pipeline: Pipeline) -> None:
     history = list(pipeline.lake().history())
     assert [(info.version, info.operation) for info in history[-3:]] == [(2, "publish"), (1, "publish"), (0, "init")]
     runs = {run.run_id: run.job_name for run in pipeline.instance.get_runs()}
@@ -45,11 +45,11 @@ def test_each_run_is_one_version_with_its_run_id(pipeline: Pipeline) -> None:
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each query brings to the driver; by other ways there come none."""
+    """Return a list that records the row count of each query that collects rows. Other ways to collect rows fail."""
     counts: list[int] = []
     collect = DataFrame.collect
 
-    def counted(frame: DataFrame) -> list[Row]:
+    def counting_collect(frame: DataFrame) -> list[Row]:
         rows = collect(frame)
         counts.append(len(rows))
         return rows
@@ -57,19 +57,19 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("rows were brought to the driver")
 
-    monkeypatch.setattr(DataFrame, "collect", counted)
+    monkeypatch.setattr(DataFrame, "collect", counting_collect)
     for name in ("toPandas", "toArrow", "toLocalIterator", "foreach", "foreachPartition"):
         monkeypatch.setattr(DataFrame, name, refused)
     return counts
 
 
-def test_a_month_writes_only_its_partitions_and_no_fact_rows_reach_the_driver(
+def test_monthly_run_writes_only_its_partitions_without_collecting_rows(
     pipeline: Pipeline, collected: list[int]
 ) -> None:
     before = {name: pipeline.data_files(name) for name in MONTHLY_TABLES}
     version = pipeline.lake().latest_version()
     result = pipeline.monthly_load("2013-02-01")
-    assert collected, "the checks bring one row of aggregates"
+    assert collected, "the checks collect one row of aggregates"
     assert max(collected) <= 1
     assert pipeline.lake().latest_version() == version + 1
     for name in MONTHLY_TABLES:
@@ -88,13 +88,13 @@ def test_a_month_writes_only_its_partitions_and_no_fact_rows_reach_the_driver(
     assert (metadata["rows_added"].value, metadata["bytes_added"].value) == (1000, written)
 
 
-def test_a_month_published_again_replaces_itself(pipeline: Pipeline) -> None:
+def test_republished_month_replaces_itself(pipeline: Pipeline) -> None:
     rows = pipeline.query("flights", "SELECT count(*), sum(distance) FROM t")
     pipeline.monthly_load("2013-01-01")
     assert pipeline.query("flights", "SELECT count(*), sum(distance) FROM t") == rows
 
 
-def test_a_failed_check_publishes_nothing(pipeline: Pipeline) -> None:
+def test_failed_check_publishes_nothing(pipeline: Pipeline) -> None:
     before = pipeline.lake().snapshot()
     result = pipeline.monthly_load("2013-01-01", fault="blocked")
     assert not result.success
@@ -105,7 +105,7 @@ def test_a_failed_check_publishes_nothing(pipeline: Pipeline) -> None:
     assert pipeline.lake().latest_version() == before.version
 
 
-def test_a_bad_month_that_gets_through_is_rolled_back(pipeline: Pipeline) -> None:
+def test_bad_month_is_rolled_back(pipeline: Pipeline) -> None:
     good = pipeline.lake().latest_version()
     delays = "SELECT carrier, avg(dep_delay) FROM t GROUP BY 1 ORDER BY 1"
     before = pipeline.query("flights", delays)
@@ -118,7 +118,7 @@ def test_a_bad_month_that_gets_through_is_rolled_back(pipeline: Pipeline) -> Non
     assert pipeline.lake().diff(good, head.version) == []
 
 
-def test_operations_report_to_the_lakehouse_asset(pipeline: Pipeline) -> None:
+def test_operations_report_events_of_lakehouse_asset(pipeline: Pipeline) -> None:
     result = pipeline.must_run("export", name="kept", level="minimal")
     exported = pipeline.lake().snapshot("kept").version
     (record,) = operations.list_exports(pipeline.lake())
@@ -129,7 +129,7 @@ def test_operations_report_to_the_lakehouse_asset(pipeline: Pipeline) -> None:
     assert event.asset_materialization.metadata["lakehouse_version"].value == pipeline.lake().latest_version()
 
 
-def test_hint_and_verify_jobs(pipeline: Pipeline) -> None:
+def test_repair_hint_and_verify_jobs(pipeline: Pipeline) -> None:
     pipeline.lake().close()
     pipeline.lake().storage.write("_latest_hint.txt", b"garbage")
     pipeline.must_run("repair_hint")
@@ -147,17 +147,17 @@ def test_compact_job(pipeline: Pipeline) -> None:
     metadata = event.asset_materialization.metadata
     if latest.run_id == result.run_id:
         assert latest.operation == "compact"
-        (seen, *_) = pipeline.instance.fetch_observations(ONLY.lakehouse_key, limit=1).records
-        assert seen.asset_observation is not None
-        assert seen.asset_observation.metadata["compact_messages_after"].value == 0
+        (observation_record, *_) = pipeline.instance.fetch_observations(ONLY.lakehouse_key, limit=1).records
+        assert observation_record.asset_observation is not None
+        assert observation_record.asset_observation.metadata["compact_messages_after"].value == 0
         assert metadata["lakehouse_version"].value == latest.version
     version = pipeline.lake().latest_version()
     pipeline.must_run("compact", unattended=True)
-    assert pipeline.lake().latest_version() == version, "a tree in order is left alone"
+    assert pipeline.lake().latest_version() == version, "a compact tree must not change"
     pipeline.must_run("verify")
 
 
-def test_a_wrong_target_is_one_clear_failure(pipeline: Pipeline) -> None:
+def test_missing_rollback_target_fails_with_clear_message(pipeline: Pipeline) -> None:
     before = pipeline.lake().latest_version()
     result = pipeline.run("rollback", to={"version": 999})
     assert not result.success

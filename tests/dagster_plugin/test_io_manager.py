@@ -1,4 +1,4 @@
-"""What assets return becomes staged tables, and what they ask for comes from one version in the whole run."""
+"""Test that asset outputs become staged tables, and that all inputs of a run are read from one version."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.run_config import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
@@ -34,13 +34,13 @@ UPSTREAM = dg.AssetKey(["ref", "rates"])
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
-    made = lakes.local()
-    put_rates(made, 1)
-    return made
+    lakehouse = lakes.local()
+    put_rates(lakehouse, 1)
+    return lakehouse
 
 
 def put_rates(lake: Lakehouse, rate: int) -> None:
-    """Publish the upstream table anew, as somebody else would."""
+    """Publish the upstream table again, like another writer."""
     staged = stage_arrow(lake, pa.table({"rate": [rate]}), "ref", "rates", mode="replace_table")
     publish_once(lake, [staged], publication_id("rates", str(rate)))
 
@@ -55,8 +55,8 @@ def run(
     spark: SparkResource | None = None,
 ) -> dg.ExecuteInProcessResult:
     lakehouse = TrinityLakeResource(root=lake.root)
-    given = {} if spark is None else {"spark": spark}
-    tables = TrinityLakeIOManager(lakehouse=lakehouse, version=version, **given)
+    spark_resource = {} if spark is None else {"spark": spark}
+    tables = TrinityLakeIOManager(lakehouse=lakehouse, version=version, **spark_resource)
     staged = {key.path[-1]: key for asset in assets for key in asset.keys}
     publish = build_publish_asset(
         key=["publish", "all"], tables=staged, description="All.", partitions_def=assets[0].partitions_def
@@ -73,11 +73,11 @@ def run(
 
 
 def rows(lake: Lakehouse, namespace: str, table: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = catalog_at(lake).load_table((namespace, table)).scan().to_arrow().to_pylist()
-    return found
+    rows: list[dict[str, Any]] = catalog_at(lake).load_table((namespace, table)).scan().to_arrow().to_pylist()
+    return rows
 
 
-def test_all_steps_read_one_version_while_others_commit(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_all_steps_read_one_version_despite_external_commits(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     @dg.asset(key=["marts", "first"], ins={"rates": dg.AssetIn(UPSTREAM)})
     def first(rates: pa.Table) -> pa.Table:
         put_rates(lake, rates["rate"][0].as_py() + 1)
@@ -96,40 +96,40 @@ def test_all_steps_read_one_version_while_others_commit(lake: Lakehouse, instanc
     assert rows(lake, "marts", "first") == rows(lake, "marts", "second") == [{"rate": 1}]
 
 
-def test_whoever_asks_first_pins_for_all(lake: Lakehouse) -> None:
+def test_first_read_pins_version_for_all_processes(lake: Lakehouse) -> None:
     for number in range(20):
         pin_id = publication_id("pin", str(number))
 
-        def ask(rate: int, pin_id: str = pin_id) -> int:
-            own = Lakehouse(LocalStorage(lake.root))
-            with own.transaction() as txn:
+        def read_first(rate: int, pin_id: str = pin_id) -> int:
+            second_lakehouse = Lakehouse(LocalStorage(lake.root))
+            with second_lakehouse.transaction() as txn:
                 txn.create_namespace(f"{pin_id[:8]}-{rate}")
-            return pinned_version(own.snapshot(), pin_id)
+            return pinned_version(second_lakehouse.snapshot(), pin_id)
 
         with ThreadPoolExecutor(4) as pool:
-            assert len(set(pool.map(ask, range(4)))) == 1
+            assert len(set(pool.map(read_first, range(4)))) == 1
     assert pinned_version(lake.snapshot(), pin_id) < lake.latest_version()
 
 
 @pytest.mark.parametrize(
     "kind", [pa.Table, pa.RecordBatchReader, pd.DataFrame, Table], ids=["table", "reader", "pandas", "iceberg"]
 )
-def test_inputs_come_as_annotated(lake: Lakehouse, instance: dg.DagsterInstance, kind: type) -> None:
-    seen: list[Any] = []
+def test_inputs_have_annotated_type(lake: Lakehouse, instance: dg.DagsterInstance, kind: type) -> None:
+    inputs: list[Any] = []
 
     def make(rates: Any) -> pd.DataFrame:
-        seen.append(rates)
+        inputs.append(rates)
         return pd.DataFrame({"day": [date(2030, 1, 2)], "at": pd.to_datetime(["2030-01-02T03:04:05Z"]), "n": [1.5]})
 
     make.__annotations__["rates"] = kind
     asset = dg.asset(key=["marts", "made"], ins={"rates": dg.AssetIn(UPSTREAM)})(make)
     run(lake, instance, [asset])
-    assert isinstance(seen[0], kind)
+    assert isinstance(inputs[0], kind)
     (row,) = rows(lake, "marts", "made")
     assert (row["day"], row["n"], row["at"].isoformat()) == (date(2030, 1, 2), 1.5, "2030-01-02T03:04:05+00:00")
 
 
-def test_what_cannot_be_stored_or_read_is_refused(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_unsupported_types_are_rejected(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     @dg.asset(key=["marts", "number"])
     def number() -> int:
         return 3
@@ -153,7 +153,7 @@ def test_what_cannot_be_stored_or_read_is_refused(lake: Lakehouse, instance: dg.
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("metadata", "message"),
     [
         ({"mode": "merge"}, "'merge'"),
         ({"mode": "overwrite_partition"}, "partition_by"),
@@ -162,9 +162,9 @@ def test_what_cannot_be_stored_or_read_is_refused(lake: Lakehouse, instance: dg.
     ],
     ids=["mode", "columns", "table", "format"],
 )
-def test_wrong_metadata_is_refused_when_definitions_load(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInputError, match=said):
-        stored_as(**given)
+def test_invalid_metadata_is_rejected_when_definitions_load(metadata: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        stored_as(**metadata)
 
 
 MONTHS = dg.MonthlyPartitionsDefinition(start_date="2020-01-01", end_date="2020-04-01")
@@ -173,7 +173,7 @@ BY_MONTH = stored_as(
 )
 
 
-def test_a_partition_is_replaced_and_read_alone(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_run_replaces_and_reads_only_its_partition(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     amount, read = 1, []
 
     @dg.asset(key=["facts", "sales"], partitions_def=MONTHS, metadata=BY_MONTH)
@@ -194,8 +194,8 @@ def test_a_partition_is_replaced_and_read_alone(lake: Lakehouse, instance: dg.Da
     run(lake, instance, [sales, total], partition_key="2020-01-01")
     assert read == [1, 1, 1]
     for table in ("sales", "total"):
-        found = sorted((row["month"], row["amount"]) for row in rows(lake, "facts", table))
-        assert found == [(1, 5), (2, 1)]
+        amounts = sorted((row["month"], row["amount"]) for row in rows(lake, "facts", table))
+        assert amounts == [(1, 5), (2, 1)]
     (latest,) = lake.history(1)
     assert (latest.message, latest.properties["partition"]) == ("publish all 2020-01-01", "2020-01-01")
 
@@ -203,15 +203,15 @@ def test_a_partition_is_replaced_and_read_alone(lake: Lakehouse, instance: dg.Da
 COUNTRIES = dg.StaticPartitionsDefinition(["eu", "us"])
 
 
-def by_country(**given: Any) -> dg.AssetsDefinition:
-    @dg.asset(key=["facts", "orders"], partitions_def=COUNTRIES, metadata=stored_as(**given))
+def by_country(**options: Any) -> dg.AssetsDefinition:
+    @dg.asset(key=["facts", "orders"], partitions_def=COUNTRIES, metadata=stored_as(**options))
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
         return pa.table({"country": [context.partition_key], "n": [1]})
 
     return orders
 
 
-def test_a_partitioned_asset_replaces_its_partition_alone(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_partitioned_asset_replaces_only_its_partition(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     for key in ("eu", "us", "us"):
         run(lake, instance, [by_country(partition_by=["country"])], partition_key=key)
     assert sorted(row["country"] for row in rows(lake, "facts", "orders")) == ["eu", "us"]
@@ -220,10 +220,10 @@ def test_a_partitioned_asset_replaces_its_partition_alone(lake: Lakehouse, insta
     assert rows(lake, "facts", "orders") == [{"country": "eu", "n": 1}]
 
 
-def test_the_dimensions_of_its_partitions_are_the_columns(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    both = dg.MultiPartitionsDefinition({"country": COUNTRIES, "kind": dg.StaticPartitionsDefinition(["a", "b"])})
+def test_partition_dimensions_are_columns_by_default(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    dimensions = dg.MultiPartitionsDefinition({"country": COUNTRIES, "kind": dg.StaticPartitionsDefinition(["a", "b"])})
 
-    @dg.asset(key=["facts", "orders"], partitions_def=both)
+    @dg.asset(key=["facts", "orders"], partitions_def=dimensions)
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
         key = context.partition_key
         assert isinstance(key, dg.MultiPartitionKey)
@@ -232,18 +232,18 @@ def test_the_dimensions_of_its_partitions_are_the_columns(lake: Lakehouse, insta
     for country, kind in [("eu", "a"), ("us", "a"), ("eu", "a"), ("eu", "b")]:
         key = dg.MultiPartitionKey({"country": country, "kind": kind})
         run(lake, instance, [orders], partition_key=key)
-    found = sorted((row["country"], row["kind"]) for row in rows(lake, "facts", "orders"))
-    assert found == [("eu", "a"), ("eu", "b"), ("us", "a")]
+    pairs = sorted((row["country"], row["kind"]) for row in rows(lake, "facts", "orders"))
+    assert pairs == [("eu", "a"), ("eu", "b"), ("us", "a")]
 
 
-def test_partitions_of_an_unknown_column_are_refused(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    """Each partition would replace the whole table: definitions do not load, and no run stores it."""
+def test_partitions_of_unknown_column_are_rejected(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    """Each partition would replace the whole table, so definitions do not load, and no run stores it."""
     orders = by_country()
-    said = r"facts\.orders .*stored_as\(partition_by="
-    with pytest.raises(InvalidInputError, match=said):
+    message = r"facts\.orders .*stored_as\(partition_by="
+    with pytest.raises(InvalidInputError, match=message):
         build_publish_asset(key=["publish"], tables={"orders": orders}, description="All.", partitions_def=COUNTRIES)
     version = lake.latest_version()
-    with pytest.raises(InvalidInputError, match=said):
+    with pytest.raises(InvalidInputError, match=message):
         run(lake, instance, [orders], partition_key="eu")
     assert lake.latest_version() == version
     two = by_country(mode="overwrite_partition", partition_by=["country", "kind"])
@@ -251,67 +251,67 @@ def test_partitions_of_an_unknown_column_are_refused(lake: Lakehouse, instance: 
         build_publish_asset(key=["publish"], tables={"orders": two}, description="All.", partitions_def=COUNTRIES)
 
 
-def test_a_table_that_moved_since_is_a_clear_failure(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_table_changed_since_staging_fails_with_clear_message(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     @dg.asset(key=["ref", "rates"])
     def rates() -> pa.Table:
         return pa.table({"rate": [9]})
 
     @dg.asset(key=["marts", "late"], deps=[rates])
-    def late() -> pa.Table:
+    def late_reader() -> pa.Table:
         put_rates(lake, 7)
         return pa.table({"n": [1]})
 
     version = lake.latest_version()
     with pytest.raises(dg.Failure, match=r"ref\.rates was staged") as caught:
-        run(lake, instance, [rates, late])
+        run(lake, instance, [rates, late_reader])
     assert isinstance(caught.value.__cause__, CommitConflictError)
     assert caught.value.allow_retries is False
     assert lake.latest_version() == version + 1
 
 
-def test_frames_of_spark(lake: Lakehouse, instance: dg.DagsterInstance, spark: SparkSession) -> None:
+def test_spark_frames_are_stored_and_loaded(lake: Lakehouse, instance: dg.DagsterInstance, spark: SparkSession) -> None:
     @dg.asset(key=["marts", "doubled"], ins={"rates": dg.AssetIn(UPSTREAM)})
     def doubled(rates: DataFrame) -> DataFrame:
         return rates.selectExpr("rate * 2 AS rate")
 
     @dg.asset(key=["marts", "again"], ins={"doubled": dg.AssetIn(["marts", "doubled"])})
-    def again(doubled: DataFrame) -> DataFrame:
+    def doubled_again(doubled: DataFrame) -> DataFrame:
         return doubled.selectExpr("rate * 2 AS rate")
 
-    run(lake, instance, [doubled, again])
+    run(lake, instance, [doubled, doubled_again])
     assert rows(lake, "marts", "doubled") == [{"rate": 2}]
     assert rows(lake, "marts", "again") == [{"rate": 4}]
 
     @dg.asset(key=["marts", "again"])
-    def named() -> DataFrame:
+    def named_frame() -> DataFrame:
         return spark.sql("SELECT 'four' AS rate, 1 AS more")
 
-    run(lake, instance, [named])
+    run(lake, instance, [named_frame])
     assert rows(lake, "marts", "again") == [{"rate": "four", "more": 1}]
 
 
 def stored(lake: Lakehouse, instance: dg.DagsterInstance, frame: pd.DataFrame) -> list[dict[str, Any]]:
     @dg.asset(key=["marts", "framed"])
-    def framed() -> pd.DataFrame:
+    def frame_asset() -> pd.DataFrame:
         return frame
 
-    run(lake, instance, [framed])
+    run(lake, instance, [frame_asset])
     return rows(lake, "marts", "framed")
 
 
-def stored_frame(lake: Lakehouse, instance: dg.DagsterInstance, frame: Any, **given: Any) -> None:
-    @dg.asset(key=["marts", "framed"], metadata=stored_as(**given))
-    def framed() -> Any:
+def stored_frame(lake: Lakehouse, instance: dg.DagsterInstance, frame: Any, **metadata: Any) -> None:
+    @dg.asset(key=["marts", "framed"], metadata=stored_as(**metadata))
+    def frame_asset() -> Any:
         return frame
 
-    run(lake, instance, [framed])
+    run(lake, instance, [frame_asset])
 
 
 def schema_of(lake: Lakehouse) -> Schema:
     return catalog_at(lake).load_table(("marts", "framed")).schema()
 
 
-def test_an_index_of_pandas_that_has_a_name_is_a_column(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_named_pandas_index_becomes_column(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     sales = pd.DataFrame({"country": ["NZ", "AU", "NZ"], "year": [2030, 2030, 2031], "n": [1, 2, 3]})
     totals = sales.groupby(["country", "year"]).sum()
     assert stored(lake, instance, totals)[0] == {"country": "AU", "year": 2030, "n": 2}
@@ -319,27 +319,27 @@ def test_an_index_of_pandas_that_has_a_name_is_a_column(lake: Lakehouse, instanc
     assert stored(lake, instance, filtered)[0] == {"country": "AU", "year": 2030, "n": 2}
 
 
-def test_a_frame_of_pandas_that_would_lose_values_is_refused(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    for frame, said in [
+def test_lossy_pandas_frame_is_rejected(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    for frame, message in [
         (pd.DataFrame({"n": [1]}, index=["NZ"]), "has no name"),
         (pd.DataFrame({"n": [1, "a"]}), "the pandas DataFrame cannot be stored"),
     ]:
-        with pytest.raises(InvalidInputError, match=said):
+        with pytest.raises(InvalidInputError, match=message):
             stored(lake, instance, frame)
 
 
 @pytest.mark.parametrize(
     "columns", [["n", "n"], pd.MultiIndex.from_tuples([("n", "min"), ("n", "max")])], ids=["duplicates", "levels"]
 )
-def test_columns_of_pandas_that_are_no_names_of_a_table_are_refused(columns: Any) -> None:
+def test_invalid_pandas_column_names_are_rejected(columns: Any) -> None:
     with pytest.raises(InvalidInputError) as refused:
         arrow_of(pd.DataFrame([[1, 2]], columns=columns))
-    assert "df." in str(refused.value), "the fix in the words of pandas"
+    assert "df." in str(refused.value), "the message must name a fix in pandas"
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_overwrite_replaces_the_columns_too(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    """Types change, columns go; older versions are read as they were, and numbers that fit keep their column."""
+def test_overwrite_replaces_columns(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    """Types can change and columns can be removed. Older versions stay readable, and compatible numbers keep theirs."""
     for frame in (
         pa.table({"n": pa.array([1, None]), "note": ["a", "b"]}),
         pd.DataFrame({"n": [1.0, None], "note": ["a", "b"]}),
@@ -361,7 +361,7 @@ def test_overwrite_replaces_the_columns_too(lake: Lakehouse, instance: dg.Dagste
         assert [str(field.field_type) for field in schema_of(lake).fields] == [name]
 
 
-def test_partitions_and_appended_rows_are_widened_or_refused_by_name(
+def test_partition_and_append_columns_are_widened_or_rejected_by_name(
     lake: Lakehouse, instance: dg.DagsterInstance
 ) -> None:
     stored_frame(lake, instance, pa.table({"n": pa.array([1], pa.int32())}), mode="append")
@@ -375,32 +375,32 @@ def test_partitions_and_appended_rows_are_widened_or_refused_by_name(
 
 
 @pytest.mark.parametrize("mode", ["append", "overwrite_partition"])
-def test_integers_stay_integers_when_pandas_makes_floats_of_them(
+def test_integer_columns_stay_integers_when_pandas_converts_to_floats(
     lake: Lakehouse, instance: dg.DagsterInstance, mode: str
 ) -> None:
-    given: dict[str, Any] = {"mode": mode, **({} if mode == "append" else {"partition_by": ["day"]})}
+    options: dict[str, Any] = {"mode": mode, **({} if mode == "append" else {"partition_by": ["day"]})}
     expected: list[Any] = []
 
-    def put(numbers: list[Any], dtype: str | None = None) -> None:
+    def store_numbers(numbers: list[Any], dtype: str | None = None) -> None:
         frame = pd.DataFrame({"day": ["mon"] * len(numbers), "n": pd.array(numbers, dtype) if dtype else numbers})
-        stored_frame(lake, instance, frame, **given)
+        stored_frame(lake, instance, frame, **options)
         expected[:] = [*(expected if mode == "append" else []), *numbers]
         assert str(schema_of(lake).find_type("n")) == "long"
-        found = [row["n"] for row in rows(lake, "marts", "framed")]
-        assert sorted(found, key=repr) == sorted(expected, key=repr)
+        numbers_read = [row["n"] for row in rows(lake, "marts", "framed")]
+        assert sorted(numbers_read, key=repr) == sorted(expected, key=repr)
 
-    put([1, 2])
-    assert str(pd.DataFrame({"n": [3, None]}).n.dtype) == "float64", "pandas itself makes floats"
-    put([3, None])
+    store_numbers([1, 2])
+    assert str(pd.DataFrame({"n": [3, None]}).n.dtype) == "float64", "pandas itself converts to floats"
+    store_numbers([3, None])
     if mode == "append":
-        put([None, 4], "Int64")
+        store_numbers([None, 4], "Int64")
     before = lake.latest_version()
     with pytest.raises(InvalidInputError, match=r"marts\.framed"):
-        put([1.5, None])
+        store_numbers([1.5, None])
     assert lake.latest_version() == before
 
 
-def test_times_of_other_zones_are_stored_in_utc(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_timestamps_with_time_zone_are_stored_in_utc(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     moment = datetime(2030, 1, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
     rows_of_berlin = pa.table({"at": pa.array([moment], pa.timestamp("us", "Europe/Berlin"))})
     for _ in range(2):
@@ -408,7 +408,7 @@ def test_times_of_other_zones_are_stored_in_utc(lake: Lakehouse, instance: dg.Da
         assert [row["at"].isoformat() for row in rows(lake, "marts", "framed")] == ["2030-01-01T00:00:00+00:00"]
 
 
-def test_frames_of_polars_come_and_go(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_polars_frames_are_stored_and_loaded(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     def eager(rates):  # type: ignore[no-untyped-def]
         assert type(rates) is pl.DataFrame
         return rates.with_columns(name=pl.lit("a"))
@@ -425,9 +425,7 @@ def test_frames_of_polars_come_and_go(lake: Lakehouse, instance: dg.DagsterInsta
     assert rows(lake, "marts", "lazy") == [{"rate": 2, "name": "a"}]
 
 
-def test_unsigned_integers_are_stored_as_the_signed_ones_that_hold_them(
-    lake: Lakehouse, instance: dg.DagsterInstance
-) -> None:
+def test_unsigned_integers_are_stored_as_wider_signed_integers(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     frame = pl.DataFrame(
         {"a": [2**8 - 1], "b": [2**16 - 1], "c": [2**32 - 1], "d": [[2**32 - 1]], "e": [{"f": 2**32 - 1}]},
         schema={
@@ -449,7 +447,7 @@ def test_unsigned_integers_are_stored_as_the_signed_ones_that_hold_them(
         stored_frame(lake, instance, pl.DataFrame({"g": [1]}, schema={"g": pl.UInt64}), mode="append")
 
 
-def test_days_of_moments_and_inner_steps_are_refused_in_a_line(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_timestamp_partitions_and_inner_steps_are_rejected(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     days = dg.DailyPartitionsDefinition("2020-01-01", end_date="2020-01-03")
 
     @dg.asset(key=["facts", "events"], partitions_def=days, metadata=stored_as(partition_by=["at"]))
@@ -475,34 +473,34 @@ def test_days_of_moments_and_inner_steps_are_refused_in_a_line(lake: Lakehouse, 
         run(lake, instance, [made])
 
 
-def test_rows_of_the_same_keys_are_updated(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    given: list[pa.Table] = []
+def test_upsert_updates_rows_with_equal_keys(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    frames: list[pa.Table] = []
 
     @dg.asset(key=["shop", "prices"], metadata=stored_as(mode="upsert", keys=["sku"]))
     def prices() -> pa.Table:
-        return given.pop()
+        return frames.pop()
 
-    def put(*new: tuple[str, float]) -> list[tuple[str, float]]:
-        given.append(pa.table({"sku": [sku for sku, _ in new], "euros": [euros for _, euros in new]}))
+    def store_prices(*new: tuple[str, float]) -> list[tuple[str, float]]:
+        frames.append(pa.table({"sku": [sku for sku, _ in new], "euros": [euros for _, euros in new]}))
         assert run(lake, instance, [prices]).success
         return sorted((row["sku"], row["euros"]) for row in rows(lake, "shop", "prices"))
 
-    assert put(("a", 1.0), ("b", 2.0)) == [("a", 1.0), ("b", 2.0)]
-    assert put(("b", 2.5), ("c", 3.0)) == [("a", 1.0), ("b", 2.5), ("c", 3.0)]
-    assert put(("b", 2.5)) == [("a", 1.0), ("b", 2.5), ("c", 3.0)], "nothing changes"
+    assert store_prices(("a", 1.0), ("b", 2.0)) == [("a", 1.0), ("b", 2.0)]
+    assert store_prices(("b", 2.5), ("c", 3.0)) == [("a", 1.0), ("b", 2.5), ("c", 3.0)]
+    assert store_prices(("b", 2.5)) == [("a", 1.0), ("b", 2.5), ("c", 3.0)], "an equal row changes nothing"
     with pytest.raises(InvalidInputError, match=r"shop\.prices"):
-        put(("d", 1.0), ("d", 2.0))
-    given.append(pa.table({"sku": ["a"], "euros": ["many"]}))
+        store_prices(("d", 1.0), ("d", 2.0))
+    frames.append(pa.table({"sku": ["a"], "euros": ["many"]}))
     with pytest.raises(InvalidInputError, match=r"shop\.prices"):
         run(lake, instance, [prices])
-    given.append(pa.table({"n": [1]}))
+    frames.append(pa.table({"n": [1]}))
     with pytest.raises(InvalidInputError, match="'sku'"):
         run(lake, instance, [prices])
     with pytest.raises(InvalidInputError):
         stored_as(mode="upsert")
 
 
-def test_what_a_commit_says_of_long_names_has_room_in_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_long_names_are_shortened_in_commit_message(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     partition = "\N{GRINNING FACE}" * 200  # four bytes each
 
     @dg.asset(
@@ -511,10 +509,10 @@ def test_what_a_commit_says_of_long_names_has_room_in_it(lake: Lakehouse, instan
         partitions_def=dg.StaticPartitionsDefinition([partition]),
         metadata=stored_as(mode="overwrite"),
     )
-    def named() -> pa.Table:
+    def named_frame() -> pa.Table:
         return pa.table({"n": [1]})
 
-    run(lake, instance, [named], partition_key=partition)
+    run(lake, instance, [named_frame], partition_key=partition)
     (latest,) = lake.history(1)
     assert partition.startswith(latest.properties["partition"])
     assert len(latest.properties["partition"]) == 95

@@ -1,6 +1,6 @@
-"""What the launchpad shows of each job of operations, and refuses: asked of Dagster as its pages ask, by GraphQL.
+"""Test what the launchpad of each operation job shows and rejects, with the UI's GraphQL queries.
 
-``python -m tests.dagster_plugin.test_launchpad`` writes the files in tests/golden/launchpad anew.
+``python -m tests.dagster_plugin.test_launchpad`` rewrites the files in tests/golden/launchpad.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class Launchpad:
         self._workspace = workspace
         self.instance = workspace.instance
 
-    def ask(self, query: str, **variables: Any) -> Any:
-        answer = execute_dagster_graphql(self._workspace.create_request_context(), query, variables)
-        assert not answer.errors, answer.errors
-        return next(iter(answer.data.values()))
+    def query(self, query: str, **variables: Any) -> Any:
+        response = execute_dagster_graphql(self._workspace.create_request_context(), query, variables)
+        assert not response.errors, response.errors
+        return next(iter(response.data.values()))
 
     def schema(self, job: str) -> Any:
-        return self.ask(SCHEMA, job=selector(job))
+        return self.query(SCHEMA, job=selector(job))
 
     def launch(self, job: str, config: dict[str, Any]) -> Any:
-        return self.ask(LAUNCH, run={"selector": selector(job), "runConfigData": config})
+        return self.query(LAUNCH, run={"selector": selector(job), "runConfigData": config})
 
 
 def selector(job: str) -> dict[str, str]:
@@ -92,21 +92,21 @@ def launchpad() -> Iterator[Launchpad]:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_the_launchpad_shows_each_option_that_has_a_default(launchpad: Launchpad, job: str) -> None:
+def test_launchpad_shows_options_with_defaults(launchpad: Launchpad, job: str) -> None:
     schema = launchpad.schema(job)
-    fields, shown = schema["rootConfigType"]["fields"], schema["rootDefaultYaml"]
-    assert shown == (GOLDEN / f"{job}.yaml").read_text()
-    assert {*yaml.safe_load(shown)} <= {option["name"] for option in fields if not option["isRequired"]}
+    fields, default_yaml = schema["rootConfigType"]["fields"], schema["rootDefaultYaml"]
+    assert default_yaml == (GOLDEN / f"{job}.yaml").read_text()
+    assert {*yaml.safe_load(default_yaml)} <= {option["name"] for option in fields if not option["isRequired"]}
     for option in fields:
         assert option["description"] and option["description"].endswith(".")
 
 
-def test_there_is_a_file_for_each_job() -> None:
+def test_each_job_has_golden_file() -> None:
     assert sorted(path.stem for path in GOLDEN.iterdir()) == JOBS
 
 
 @pytest.mark.parametrize(
-    ("job", "config", "said"),
+    ("job", "config", "message"),
     [
         ("export", {"name": " "}, "name must not be empty"),
         ("export", {"name": "x", "retain_for": "0d"}, "retain_for: '0d' must be longer than 0"),
@@ -121,18 +121,18 @@ def test_there_is_a_file_for_each_job() -> None:
     ],
     ids=["empty", "range", "name", "moment", "level", "long", "table", "digest", "approver", "unattended"],
 )
-def test_a_wrong_value_is_one_line_without_a_traceback_before_there_is_a_run(
-    launchpad: Launchpad, job: str, config: dict[str, Any], said: str
+def test_invalid_value_is_rejected_in_one_line_before_run_is_created(
+    launchpad: Launchpad, job: str, config: dict[str, Any], message: str
 ) -> None:
-    answer = launchpad.launch(job, config)
-    assert (answer["__typename"], answer["className"]) == ("PythonError", "DagsterInvalidConfigError")
-    assert said in answer["message"]
-    assert ("\n" in answer["message"], answer["stack"], answer["cause"]) == (False, [], None)
+    response = launchpad.launch(job, config)
+    assert (response["__typename"], response["className"]) == ("PythonError", "DagsterInvalidConfigError")
+    assert message in response["message"]
+    assert ("\n" in response["message"], response["stack"], response["cause"]) == (False, [], None)
     assert launchpad.instance.get_runs() == []
 
 
 @pytest.mark.parametrize(
-    ("job", "config", "said"),
+    ("job", "config", "message"),
     [
         ("rollback", {}, 'Missing required config entry "to"'),
         ("rollback", {"to": {}}, "Must specify a field at path root:to"),
@@ -147,33 +147,33 @@ def test_a_wrong_value_is_one_line_without_a_traceback_before_there_is_a_run(
         ("expire", {"approval": {"digest": f"3-{'0' * 64}", "approved_by": None}}, "approved_by must not be None"),
     ],
 )
-def test_the_schema_rejects_what_is_missing_or_of_another_kind(
-    launchpad: Launchpad, job: str, config: dict[str, Any], said: str
+def test_schema_rejects_missing_values_and_wrong_types(
+    launchpad: Launchpad, job: str, config: dict[str, Any], message: str
 ) -> None:
-    answer = launchpad.launch(job, config)
-    assert answer["__typename"] == "RunConfigValidationInvalid"
-    assert said in answer["errors"][0]["message"]
-    assert "\n" not in answer["errors"][0]["message"]
+    response = launchpad.launch(job, config)
+    assert response["__typename"] == "RunConfigValidationInvalid"
+    assert message in response["errors"][0]["message"]
+    assert "\n" not in response["errors"][0]["message"]
     assert launchpad.instance.get_runs() == []
 
 
-def test_what_is_no_option_is_refused_before_there_is_a_run(launchpad: Launchpad) -> None:
-    answer = launchpad.launch("restore", {"name": "x", "definitions": True})
-    assert answer["__typename"] == "RunConfigValidationInvalid"
-    assert 'unexpected config entry "definitions"' in answer["errors"][0]["message"]
+def test_unknown_option_is_rejected_before_run_is_created(launchpad: Launchpad) -> None:
+    response = launchpad.launch("restore", {"name": "x", "definitions": True})
+    assert response["__typename"] == "RunConfigValidationInvalid"
+    assert 'unexpected config entry "definitions"' in response["errors"][0]["message"]
     assert launchpad.instance.get_runs() == []
 
 
 @pytest.mark.parametrize("job", ["rollback", "compact", "check", "observe"])
-def test_nobody_points_a_job_at_another_lakehouse(launchpad: Launchpad, job: str) -> None:
-    answer = launchpad.launch(job, {"resources": {"lakehouse": {"config": {"root": "memory://other/"}}}})
-    assert answer["__typename"] == "RunConfigValidationInvalid"
-    assert 'unexpected config entry "resources"' in answer["errors"][0]["message"]
+def test_run_cannot_select_another_lakehouse(launchpad: Launchpad, job: str) -> None:
+    response = launchpad.launch(job, {"resources": {"lakehouse": {"config": {"root": "memory://other/"}}}})
+    assert response["__typename"] == "RunConfigValidationInvalid"
+    assert 'unexpected config entry "resources"' in response["errors"][0]["message"]
     assert launchpad.instance.get_runs() == []
 
 
 @pytest.mark.parametrize(
-    ("job", "option", "given"),
+    ("job", "option", "value"),
     [
         ("export", "name", {"env": "LAKE_KEY"}),
         ("rollback", "tables", [{"env": "LAKE_KEY"}]),
@@ -182,13 +182,13 @@ def test_nobody_points_a_job_at_another_lakehouse(launchpad: Launchpad, job: str
     ],
     ids=["text", "list", "number", "flag"],
 )
-def test_an_option_does_not_read_the_environment(
-    launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch, job: str, option: str, given: Any
+def test_option_cannot_read_environment(
+    launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch, job: str, option: str, value: Any
 ) -> None:
     monkeypatch.setenv("LAKE_KEY", "nobody-may-see-this")
-    answer = launchpad.launch(job, {option: given})
-    assert answer["__typename"] == "RunConfigValidationInvalid"
-    assert "nobody-may-see-this" not in str(answer)
+    response = launchpad.launch(job, {option: value})
+    assert response["__typename"] == "RunConfigValidationInvalid"
+    assert "nobody-may-see-this" not in str(response)
     assert launchpad.instance.get_runs() == []
 
 

@@ -1,4 +1,4 @@
-"""What others wrote is text in what the plugin shows."""
+"""Test that text of other writers stays text in the plugin's Markdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def row_of(value: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("written", "shown"),
+    ("written", "rendered"),
     [
         ("![a](https://example.com/seen.png)", "| `![a](https://example.com/seen.png)` |"),
         ("see https://example.com/a?b=c|d now", "| see `https://example.com/a?b=c`\\|d now |"),
@@ -37,24 +37,24 @@ def row_of(value: object) -> str:
     ],
     ids=["picture", "address", "without a scheme", "html", "lines", "marks", "emphasis", "invisible", "long"],
 )
-def test_a_cell_is_text(written: str, shown: str) -> None:
-    assert row_of(written) == shown
+def test_table_cell_is_escaped(written: str, rendered: str) -> None:
+    assert row_of(written) == rendered
 
 
-def test_a_long_table_is_cut_off() -> None:
+def test_long_table_is_truncated() -> None:
     text = markdown_table(("n",), [(n,) for n in range(100_000)]).value or ""
     assert text.count("\n") == MAX_DETAIL_ROWS + 3
     assert text.endswith(f"\n{100_000 - MAX_DETAIL_ROWS} more rows")
 
 
 _READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
-#: GitHub's Markdown links these in text, whatever backslashes are before them.
+#: GitHub's Markdown creates links from this text, even after backslashes.
 _LINKED = re.compile(r"https?://|www\.|\w@\w", re.IGNORECASE)
 _MEANING = "ab1 @w_*~`[](){}!<>&;#|\\\\:/.-=\n\"'"
 
 
-def drawn(text: str) -> list[list[tuple[str, str]]]:
-    """Return what a reader of Markdown draws in each cell of a table: kinds of things, and their text."""
+def rendered_cells(text: str) -> list[list[tuple[str, str]]]:
+    """Return the kinds and texts of the elements that a Markdown renderer finds in each cell of a table."""
     tokens = _READER.parse(text)
     rows = [token for token in tokens if token.level > 0 and token.type == "inline"]
     return [[(child.type, child.content) for child in token.children or []] for token in rows]
@@ -66,21 +66,23 @@ def drawn(text: str) -> list[list[tuple[str, str]]]:
 @example(["`https://a.b\\|c`d", "www.a.b|", "\\`\\a@b.c\\|"])
 @example(["``", "`", "&#60;b&#62;"])
 @example(["_a_", "__a__b", "*a*"])
-def test_any_text_is_drawn_as_it_is(texts: list[str]) -> None:
-    """No link, picture or tag comes of it, it leaves no cell, and nothing of it is swallowed."""
-    shown = drawn(markdown_table(("n", "n", "n"), [texts]).md_str)[3:]
-    assert {kind for cell in shown for kind, _ in cell} <= {"text", "code_inline"}
-    assert not [text for cell in shown for kind, text in cell if kind == "text" and _LINKED.search(text)]
-    wanted = [visible(" ".join(text.splitlines())).strip() for text in texts]
-    assert ["".join(text for _, text in cell) for cell in shown] == wanted
+def test_any_text_is_rendered_literally(texts: list[str]) -> None:
+    """No link, image or tag is created from the text, it stays in its cell, and none of it is lost."""
+    rendered = rendered_cells(markdown_table(("n", "n", "n"), [texts]).md_str)[3:]
+    assert {kind for cell in rendered for kind, _ in cell} <= {"text", "code_inline"}
+    assert not [text for cell in rendered for kind, text in cell if kind == "text" and _LINKED.search(text)]
+    expected = [visible(" ".join(text.splitlines())).strip() for text in texts]
+    assert ["".join(text for _, text in cell) for cell in rendered] == expected
 
 
-def test_the_text_of_a_link_does_not_end_it() -> None:
-    ((opened, text, closed),) = drawn(markdown_table(("n",), [(Link("a](http://evil) *b*", "/runs/1"),)]).md_str)[1:]
+def test_link_text_is_escaped() -> None:
+    ((opened, text, closed),) = rendered_cells(
+        markdown_table(("n",), [(Link("a](http://evil) *b*", "/runs/1"),)]).md_str
+    )[1:]
     assert (opened[0], text, closed[0]) == ("link_open", ("text", "a](http://evil) *b*"), "link_close")
 
 
-def test_a_description_of_a_column_is_cut() -> None:
+def test_column_description_is_truncated() -> None:
     column = Column(id=1, name="n", type=DataType.INT8, properties={DOC: "x" * 1_000_000})
-    (shown,) = column_schema(TableDef(id="t", schema=Schema(columns=(column,)))).columns
-    assert shown.description == "x" * MAX_CELL_CHARS + "..."
+    (rendered,) = column_schema(TableDef(id="t", schema=Schema(columns=(column,)))).columns
+    assert rendered.description == "x" * MAX_CELL_CHARS + "..."

@@ -1,4 +1,4 @@
-"""What a commit sensor finds, over random histories: each change is reported, or is in a gap that was told."""
+"""Test commit sensors on random histories: each change is reported, or is part of a reported gap."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fresh_lake() -> Iterator[Lakehouse]:
 
 @dataclass
 class Watched:
-    """A lakehouse, the cursor on it, and what was reported."""
+    """A lakehouse, the sensor's cursor, and what was reported."""
 
     lake: Lakehouse
     cursor: str | None = None
@@ -63,8 +63,8 @@ class Watched:
         else:
             self.foreign += [(version, name) for name in names]
 
-    def expire(self, first: int, more: int) -> None:
-        last = min(first + more, self.lake.latest_version() - 1)
+    def expire(self, first: int, n_versions: int) -> None:
+        last = min(first + n_versions, self.lake.latest_version() - 1)
         if first <= last:
             expire(self.lake, f"{first}-{last}")
 
@@ -86,7 +86,7 @@ class Watched:
 
 @settings(max_examples=100)
 @given(steps)
-def test_each_change_of_others_is_reported_or_in_a_gap_that_is_told(history: list[tuple[object, ...]]) -> None:
+def test_external_changes_are_reported_or_part_of_reported_gap(history: list[tuple[object, ...]]) -> None:
     with fresh_lake() as lake:
         create(lake, "ns", *TABLES)
         watched = Watched(lake)
@@ -100,7 +100,7 @@ def test_each_change_of_others_is_reported_or_in_a_gap_that_is_told(history: lis
                 versions, changes, seconds, is_killed = arguments
                 watched.tick(Limits(versions=versions, changes=changes, seconds=seconds), is_killed)  # type: ignore[arg-type]
         latest = lake.latest_version()
-        for _ in range(4 * latest + 4):  # each tick comes at least one change further
+        for _ in range(4 * latest + 4):  # each tick reports at least one more change
             if watched.tick(Limits(versions=3, changes=2, seconds=60)).versions_left == 0:
                 break
         assert watched.cursor is not None
@@ -116,12 +116,12 @@ def test_each_change_of_others_is_reported_or_in_a_gap_that_is_told(history: lis
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.sets(st.sampled_from(TABLES), min_size=1), st.booleans()), max_size=12))
-def test_without_expiry_no_version_of_our_own_is_reported(made: list[tuple[set[str], bool]]) -> None:
+def test_own_versions_are_never_reported_without_expiry(commits: list[tuple[set[str], bool]]) -> None:
     with fresh_lake() as lake:
         create(lake, "ns", *TABLES)
         watched = Watched(lake)
         watched.tick(Limits(versions=5, changes=5, seconds=60))
-        for names, is_own in made:
+        for names, is_own in commits:
             watched.commit(names, is_own)
         while watched.tick(Limits(versions=4, changes=3, seconds=60)).versions_left:
             continue
@@ -129,86 +129,87 @@ def test_without_expiry_no_version_of_our_own_is_reported(made: list[tuple[set[s
         assert set(watched.foreign) <= watched.reported
 
 
-def test_an_expired_version_of_our_own_is_part_of_the_next_readable_one() -> None:
+def test_expired_own_version_is_reported_with_next_readable_version() -> None:
     with fresh_lake() as lake:
         create(lake, "ns", *TABLES)
         watched = Watched(lake)
-        plenty = Limits(versions=50, changes=50, seconds=60)
-        watched.tick(plenty)
+        generous = Limits(versions=50, changes=50, seconds=60)
+        watched.tick(generous)
         watched.commit({"a"}, is_own=True)
         watched.commit({"b"}, is_own=False)
         watched.commit({"c"}, is_own=True)
         expire(lake, "2")
-        (commit_range, settings_stretch) = watched.tick(plenty).commit_ranges
+        (commit_range, settings_stretch) = watched.tick(generous).commit_ranges
         assert (commit_range.versions, [change.table for change in commit_range.changes]) == ("2-3", ["a", "b"])
         assert (settings_stretch.versions, settings_stretch.changes) == ("5", ())
 
 
-def test_a_list_that_goes_on_begins_anew_where_its_version_expired() -> None:
+def test_split_commit_restarts_when_its_version_expired() -> None:
     with fresh_lake() as lake:
         create(lake, "ns", *TABLES)
         watched = Watched(lake)
-        few = Limits(versions=50, changes=2, seconds=60)
-        watched.tick(few)
+        small = Limits(versions=50, changes=2, seconds=60)
+        watched.tick(small)
         watched.commit({"b", "c", "d"}, is_own=False)
-        watched.tick(few)
+        watched.tick(small)
         assert watched.reported == {(2, "b"), (2, "c")}
         watched.commit({"a"}, is_own=False)
         expire(lake, "2")
         for _ in range(3):
-            watched.tick(few)
+            watched.tick(small)
         assert watched.reported >= {(3, name) for name in TABLES}
         assert watched.requested == [2, 4]
 
 
-def test_a_list_goes_on_though_its_version_is_beyond_those_that_a_tick_looks_at() -> None:
+def test_split_commit_continues_when_its_version_is_beyond_tick_limit() -> None:
     with fresh_lake() as lake:
         create(lake, "ns", *TABLES)
         watched = Watched(lake)
-        few = Limits(versions=1, changes=1, seconds=60)
-        watched.tick(few)
+        small = Limits(versions=1, changes=1, seconds=60)
+        watched.tick(small)
         watched.commit({"a"}, is_own=False)
         watched.commit({"b"}, is_own=False)
         expire(lake, "2")
         reported = [
-            [change.table for one in watched.tick(few).commit_ranges for change in one.changes] for _ in range(4)
+            [change.table for commit_range in watched.tick(small).commit_ranges for change in commit_range.changes]
+            for _ in range(4)
         ]
         assert reported == [["a"], ["b"], [], []]
         assert watched.requested == [4]
 
 
 @pytest.mark.parametrize("keeps_unknown", [False, True])
-def test_a_version_of_another_program_is_reported_also_where_it_carries_the_rows_of_our_run_on(
+def test_external_version_with_carried_over_own_record_is_reported(
     keeps_unknown: bool,
 ) -> None:
     with fresh_lake() as lake:
         create(lake, "ns", *TABLES)
         watched = Watched(lake)
-        plenty = Limits(versions=50, changes=50, seconds=60)
-        watched.tick(plenty)
+        generous = Limits(versions=50, changes=50, seconds=60)
+        watched.tick(generous)
         watched.commit({"a"}, is_own=True)
         ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=keeps_unknown)
         watched.lake = Lakehouse(lake.storage)
-        (commit_range,) = watched.tick(plenty).commit_ranges
+        (commit_range,) = watched.tick(generous).commit_ranges
         assert [(change.kind, change.table) for change in commit_range.changes] == [("added", "foreign")]
         assert commit_range.versions == "3"
 
 
-def test_a_version_of_another_program_after_the_cursor_is_told_by_the_one_at_it() -> None:
-    """Where stamps name no version: what the cursor's own version says is not said again."""
+def test_external_version_after_cursor_is_detected_by_record_at_cursor() -> None:
+    """Without version numbers in the records, the carried-over record of the cursor's version is not reported twice."""
     with fresh_lake() as lake:
         create(lake, "ns", *TABLES)
         watched = Watched(lake)
-        plenty = Limits(versions=50, changes=50, seconds=60)
+        generous = Limits(versions=50, changes=50, seconds=60)
         watched.commit({"a"}, is_own=True)
         path = lake.files.roots.path(2)
         node = decode_node(lake.storage.read(path), path)
-        info = {name: said for name, said in decode_commit_info(node.system).items() if name != "version"}
+        info = {name: value for name, value in decode_commit_info(node.system).items() if name != "version"}
         system = {**node.system, COMMIT_INFO: encode_commit_info(info)}
         lake.storage.write(path, encode_node(replace(node, system=system), 128))
         watched.lake = Lakehouse(lake.storage)
-        watched.tick(plenty)
+        watched.tick(generous)
         ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
         watched.lake = Lakehouse(lake.storage)
-        (commit_range,) = watched.tick(plenty).commit_ranges
+        (commit_range,) = watched.tick(generous).commit_ranges
         assert commit_range.versions == "3"

@@ -1,4 +1,4 @@
-"""The jobs that go back, export, restore and mend, and their jobs on several lakehouses of one code location."""
+"""Test the rollback, export, restore and repair jobs, also of several lakehouses in one code location."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.maintenance_jobs import Jobs, Ran, approved
+from tests.dagster_plugin.maintenance_jobs import JobOutcome, Jobs, approved
 from tests.lakes import check_lake
 from tests.local_clock import LocalClock
 from tests.operations.changes import alter, content, create
@@ -31,22 +31,24 @@ def partitions(instance: dg.DagsterInstance) -> list[str]:
     return sorted(instance.get_dynamic_partitions(ONLY.exports_partitions))
 
 
-def test_exports_of_each_level_and_their_partitions(jobs: Jobs, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_export_job_adds_partition_for_each_level(jobs: Jobs, instance: dg.DagsterInstance, tmp_path: Path) -> None:
     minimal = jobs.must_run("export", name="root", level="minimal", version=1, retain_for="1d")
     partial = jobs.must_run("export", name="tree", level="partial", namespaces=["ns"], definitions=True)
-    away = jobs.must_run("export", name="all", target=str(tmp_path / "backup"))
-    found = {info.name: info for info in operations.list_exports(jobs.lake)}
-    assert [(name, found[name].level, found[name].version) for name in ("root", "tree", "all")] == [
+    external = jobs.must_run("export", name="all", target=str(tmp_path / "backup"))
+    exports = {info.name: info for info in operations.list_exports(jobs.lake)}
+    assert [(name, exports[name].level, exports[name].version) for name in ("root", "tree", "all")] == [
         ("root", "minimal", 1),
-        ("tree", "partial", 5),  # after the two commits of the first
+        ("tree", "partial", 5),  # the first export made two commits
         ("all", "full", 7),
     ]
-    assert found["root"].retain_until is not None
-    assert found["tree"].namespaces == ("ns",)
-    for ran in (minimal, partial, away):
-        assert all(type(ran.metadata[name]) is int for name in ("files", "copied_files", "copied_bytes", "requests"))
-        assert ran.metadata["duration_ms"] >= 0
-        assert ran.materialized[0]["operation"] == "export"
+    assert exports["root"].retain_until is not None
+    assert exports["tree"].namespaces == ("ns",)
+    for outcome in (minimal, partial, external):
+        assert all(
+            type(outcome.metadata[name]) is int for name in ("files", "copied_files", "copied_bytes", "requests")
+        )
+        assert outcome.metadata["duration_ms"] >= 0
+        assert outcome.materialized[0]["operation"] == "export"
     assert partitions(instance) == ["all", "root", "tree"]
 
     dropped = jobs.must_apply("drop_export", name="root")
@@ -55,19 +57,19 @@ def test_exports_of_each_level_and_their_partitions(jobs: Jobs, instance: dg.Dag
     check_lake(jobs.lake)
 
 
-def test_an_export_is_restored_from_here_and_from_elsewhere(jobs: Jobs, tmp_path: Path) -> None:
+def test_restore_job_restores_internal_and_external_exports(jobs: Jobs, tmp_path: Path) -> None:
     jobs.must_run("export", name="here", level="minimal", version=1)
     jobs.must_run("export", name="away", target=str(tmp_path / "backup"))
-    ran = jobs.must_apply("restore", name="here", tables=["ns.t"])
-    assert (ran.metadata["objects"], ran.metadata["restored_from"]) == (1, "here")
+    outcome = jobs.must_apply("restore", name="here", tables=["ns.t"])
+    assert (outcome.metadata["objects"], outcome.metadata["restored_from"]) == (1, "here")
     assert jobs.lake.snapshot().table("ns", "t").properties == jobs.lake.snapshot(1).table("ns", "t").properties
-    ran = jobs.must_apply("restore", name="away")
-    assert ran.metadata["files"] >= 1
+    outcome = jobs.must_apply("restore", name="away")
+    assert outcome.metadata["files"] >= 1
     assert jobs.lake.snapshot().table("ns", "t").properties == jobs.lake.snapshot(3).table("ns", "t").properties
     check_lake(jobs.lake)
 
 
-def test_an_expiry_that_ends_an_export_deletes_its_partition(jobs: Jobs, instance: dg.DagsterInstance) -> None:
+def test_expire_job_deletes_partitions_of_expired_exports(jobs: Jobs, instance: dg.DagsterInstance) -> None:
     jobs.must_run("export", name="short", level="minimal", version=1, retain_for="30m")
     assert partitions(instance) == ["short"]
     jobs.clock.forward()
@@ -75,7 +77,7 @@ def test_an_expiry_that_ends_an_export_deletes_its_partition(jobs: Jobs, instanc
     assert partitions(instance) == []
 
 
-def test_an_unattended_repair_never_rolls_back(jobs: Jobs) -> None:
+def test_unattended_repair_never_rolls_back(jobs: Jobs) -> None:
     create(jobs.lake, "more", "t")
     alter(jobs.lake, "more", "t")
     damaged = jobs.lake.snapshot().entry(jobs.lake.snapshot().keys.table_key("more", "t"))
@@ -84,9 +86,9 @@ def test_an_unattended_repair_never_rolls_back(jobs: Jobs) -> None:
     jobs.lake.close()
     jobs.lake.storage.write(HINT_PATH, b"0")
     latest = jobs.lake.latest_version()
-    ran = jobs.must_run("repair", unattended=True)
-    assert (ran.metadata["n_steps"], ran.metadata["version"], ran.materialized) == (1, latest, [])
-    assert f"| definition-unreadable | {damaged} |" in ran.metadata["left"]
+    outcome = jobs.must_run("repair", unattended=True)
+    assert (outcome.metadata["n_steps"], outcome.metadata["version"], outcome.materialized) == (1, latest, [])
+    assert f"| definition-unreadable | {damaged} |" in outcome.metadata["left"]
     assert jobs.lake.storage.read(HINT_PATH) == str(latest).encode()
     assert jobs.must_run("repair", unattended=True).metadata["n_steps"] == 0
 
@@ -94,14 +96,16 @@ def test_an_unattended_repair_never_rolls_back(jobs: Jobs) -> None:
 EU, US = LakehouseNames("eu"), LakehouseNames("us")
 
 
-def test_several_lakehouses_in_one_code_location(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+def test_jobs_of_several_lakehouses_in_one_code_location(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     lakes = {names: Lakehouse.create(str(tmp_path / names.name), {"fsync": "false"}) for names in (EU, US)}
     limits = ApplyLimits(max_files=1, max_bytes=1, min_age=timedelta(0))
     settings = StorageSettings(fsync="false")
     definitions = dg.Definitions(
         jobs=[job for names in lakes for job in build_jobs(names, operations="all", limits=limits)],
         schedules=[
-            one for names in lakes for one in build_maintenance_schedules(names, crons={"repair_hint": "7 * * * *"})
+            schedule
+            for names in lakes
+            for schedule in build_maintenance_schedules(names, crons={"repair_hint": "7 * * * *"})
         ],
         resources={
             names.resource_key: TrinityLakeResource(root=lake.root, storage_options=settings)
@@ -113,17 +117,17 @@ def test_several_lakehouses_in_one_code_location(tmp_path: Path, instance: dg.Da
     for lake in lakes.values():
         create(lake, "ns", "t")
         alter(lake, "ns", "t")
-    other = content(lakes[US])
+    content_of_us = content(lakes[US])
 
-    def run(job: str, **config: Any) -> Ran:
+    def run(job: str, **config: Any) -> JobOutcome:
         result = definitions.resolve_job_def(job).execute_in_process(run_config=config, instance=instance)
-        return Ran(result, EU)
+        return JobOutcome(result, EU)
 
     plan = run("eu_rollback", to={"version": 1}).metadata
     assert run("eu_rollback", **approved(plan)).materialized[0]["lakehouse_version"] == 3
     assert run("eu_expire", min_versions=1, max_age="0d").metadata["is_empty"]
     schedule = definitions.resolve_schedule_def("eu_repair_hint_schedule")
     assert run(schedule.job_name).metadata["state"] == "right"
-    assert content(lakes[US]) == other
+    assert content(lakes[US]) == content_of_us
     purges = [definitions.resolve_job_def(names.of("purge")).nodes[0].definition for names in lakes]
     assert [op.pool for op in purges if isinstance(op, dg.OpDefinition)] == [EU.pool, US.pool]

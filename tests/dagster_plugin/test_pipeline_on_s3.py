@@ -1,4 +1,4 @@
-"""The pipeline and the operations on a real S3 server, and what Dagster keeps of its credentials: nothing."""
+"""Test the pipeline and the operations on a real S3 server, and that Dagster stores none of its credentials."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def environment() -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.fixture(scope="module")
 def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster"))) as made:
-        yield made
+    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster"))) as instance:
+        yield instance
 
 
 def lakehouse_at(root: str, canaries: CanaryServer) -> TrinityLakeResource:
@@ -67,13 +67,13 @@ def pipeline(
     instance: dg.DagsterInstance,
 ) -> Pipeline:
     """A lakehouse with the reference tables and January."""
-    made = Pipeline(lakehouse_at(canaries.root, canaries), sample_folder, instance)
-    made.initial_load()
-    made.monthly_load("2013-01-01")
-    return made
+    loaded = Pipeline(lakehouse_at(canaries.root, canaries), sample_folder, instance)
+    loaded.initial_load()
+    loaded.monthly_load("2013-01-01")
+    return loaded
 
 
-def test_tables_are_published_month_by_month(pipeline: Pipeline) -> None:
+def test_monthly_runs_publish_tables_on_s3(pipeline: Pipeline) -> None:
     pipeline.monthly_load("2013-02-01")
     assert [info.operation for info in pipeline.lake().history()] == ["publish", "publish", "publish", "init"]
     for version, rows in ((2, 1000), (3, 2000)):
@@ -84,7 +84,7 @@ def test_tables_are_published_month_by_month(pipeline: Pipeline) -> None:
         assert all(path.startswith(pipeline.lake().root) for path in files)
 
 
-def test_duckdb_and_polars_read_two_versions(pipeline: Pipeline) -> None:
+def test_duckdb_and_polars_read_two_versions_on_s3(pipeline: Pipeline) -> None:
     for version, rows in ((2, 1000), (3, 2000)):
         scan = pipeline.table("flights", version).scan()
         connection: duckdb.DuckDBPyConnection = scan.to_duckdb("flights")
@@ -94,7 +94,7 @@ def test_duckdb_and_polars_read_two_versions(pipeline: Pipeline) -> None:
         assert len(polars) == rows
 
 
-def test_rollback_export_hint_and_verify_are_jobs(pipeline: Pipeline) -> None:
+def test_operation_jobs_run_on_s3(pipeline: Pipeline) -> None:
     pipeline.must_run("rollback", **approved_rollback(pipeline.lake(), 2))
     assert pipeline.query("flights", "SELECT count(*) FROM t") == [(1000,)]
     assert pipeline.lake().diff(2, 4) == []
@@ -108,14 +108,14 @@ def test_rollback_export_hint_and_verify_are_jobs(pipeline: Pipeline) -> None:
     check_lake(pipeline.lake())
 
 
-def test_a_run_in_a_process_of_its_own(pipeline: Pipeline, canaries: CanaryServer, tmp_path: Path) -> None:
-    """definitions.py, all of it set by the environment."""
+def test_run_in_separate_process(pipeline: Pipeline, canaries: CanaryServer, tmp_path: Path) -> None:
+    """Run definitions.py in a process that is configured by the environment only."""
     command = [sys.executable, "-m", "dagster", "job", "execute", "--python-file", "definitions.py", "--job", "verify"]
     environment = {**os.environ, **canaries.environment, "DAGSTER_HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "RUN_SUCCESS" in done.stderr
-    assert leaks(done.stdout + done.stderr) == []
+    completed = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+    assert completed.returncode == 0, completed.stderr
+    assert "RUN_SUCCESS" in completed.stderr
+    assert leaks(completed.stdout + completed.stderr) == []
     assert any(tmp_path.rglob("*.db"))
     assert leaks_in_files(tmp_path) == []
 
@@ -124,9 +124,7 @@ def failures(result: dg.ExecuteInProcessResult) -> list[str]:
     return [str(event.step_failure_data.error) for event in result.all_events if event.is_step_failure]
 
 
-def test_credentials_that_stop_working_are_one_clear_failure(
-    pipeline: Pipeline, environment: pytest.MonkeyPatch
-) -> None:
+def test_revoked_credentials_fail_with_clear_message(pipeline: Pipeline, environment: pytest.MonkeyPatch) -> None:
     with environment.context() as patch:
         patch.setenv("CANARY_SECRET", WRONG_SECRET_ACCESS_KEY)
         for job in ("verify", "repair_hint"):
@@ -142,14 +140,14 @@ def test_credentials_that_stop_working_are_one_clear_failure(
     pipeline.must_run("verify")
 
 
-def test_a_wrong_bucket_is_one_clear_failure(pipeline: Pipeline, canaries: CanaryServer) -> None:
-    elsewhere = Pipeline(lakehouse_at("s3://no-such-bucket-of-the-tests/", canaries), Path(), pipeline.instance)
-    (failure,) = failures(elsewhere.run("verify"))
+def test_missing_bucket_fails_with_clear_message(pipeline: Pipeline, canaries: CanaryServer) -> None:
+    missing_bucket = Pipeline(lakehouse_at("s3://no-such-bucket-of-the-tests/", canaries), Path(), pipeline.instance)
+    (failure,) = failures(missing_bucket.run("verify"))
     assert "the bucket 'no-such-bucket-of-the-tests' does not exist" in failure
 
 
-def test_nothing_that_is_kept_shows_credentials(pipeline: Pipeline) -> None:
-    """Runs last: searches all that the runs of this file left behind, in Dagster and in the bucket."""
+def test_stored_files_and_events_contain_no_credentials(pipeline: Pipeline) -> None:
+    """Search everything that the runs of this module stored in Dagster and in the bucket. Must run last."""
     runs = pipeline.instance.get_run_records()
     assert len(runs) >= 10
     n_events = 0

@@ -1,4 +1,4 @@
-"""A run publishes exactly the tables that it staged or took over, exactly once, whatever happened before."""
+"""Test that a run publishes exactly the tables that it staged or took over, exactly once, despite interruptions."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.run_config import QUIET
 from tests.lakes import Lakes, check_lake
 from tests.processes import fork
 from trinitylake_ops import Lakehouse, operations
@@ -29,12 +29,12 @@ _JOBS: dict[str, dg.JobDefinition] = {}
 
 
 def current_job(name: str) -> dg.JobDefinition:
-    """Return a job that a test of this process made, for runs that Dagster executes again."""
+    """Return a job that a test of this process defined, for re-executions."""
     return _JOBS[name]
 
 
 class Shop:
-    """A project on one lakehouse, whose runs may be interrupted at their commit."""
+    """A project on one lakehouse whose runs may be interrupted at their commit."""
 
     def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance, patch: pytest.MonkeyPatch):
         self.lake, self.instance, self._patch = lake, instance, patch
@@ -44,13 +44,13 @@ class Shop:
     def define(self, *assets: Any, isolation: str = "lakehouse") -> None:
         lakehouse = TrinityLakeResource(root=self.lake.root, isolation=isolation)  # type: ignore[arg-type]
         definitions = dg.Definitions(
-            assets=[one for one in assets if isinstance(one, dg.AssetsDefinition) and not _is_check(one)],
-            asset_checks=[one for one in assets if _is_check(one)],
+            assets=[asset for asset in assets if isinstance(asset, dg.AssetsDefinition) and not _is_check(asset)],
+            asset_checks=[asset for asset in assets if _is_check(asset)],
             resources={"lakehouse": lakehouse, "io_manager": TrinityLakeIOManager(lakehouse=lakehouse)},
             jobs=[dg.define_asset_job("shop", selection="*")],
             executor=dg.in_process_executor,
         )
-        self._job = f"shop {len(_JOBS)}"  # Dagster remembers what it loaded by a name
+        self._job = f"shop {len(_JOBS)}"  # Dagster caches definitions by name
         _JOBS[self._job] = definitions.resolve_job_def("shop")
 
     def orders(self, mode: StoreMode = "overwrite") -> dg.AssetsDefinition:
@@ -62,30 +62,30 @@ class Shop:
 
     def run(
         self,
-        again: dg.ReexecutionOptions | None = None,
+        reexecution: dg.ReexecutionOptions | None = None,
         *,
         partition: str | None = None,
         keys: Any = None,
         between: tuple[str, str] | None = None,
     ) -> dg.DagsterRun:
-        """Execute the job, or a part of it, for a partition or a range of them, with its own run in Dagster."""
+        """Execute the job, or part of it, for a partition or a range of partitions, in a separate Dagster run."""
         tags = {} if partition is None else {"dagster/partition": partition}
         if between is not None:
             start, end = between
             tags = {"dagster/asset_partition_range_start": start, "dagster/asset_partition_range_end": end}
-        if again is not None:
-            parent = self.instance.get_run_by_id(again.parent_run_id)
+        if reexecution is not None:
+            parent = self.instance.get_run_by_id(reexecution.parent_run_id)
             assert parent is not None
             tags |= {
                 "dagster/parent_run_id": parent.run_id,
                 "dagster/root_run_id": parent.root_run_id or parent.run_id,
             }
-        made = dg.build_reconstructable_job("tests.dagster_plugin.test_publications", "current_job", (self._job,))
+        job = dg.build_reconstructable_job("tests.dagster_plugin.test_publications", "current_job", (self._job,))
         with dg.execute_job(
-            made,
+            job,
             self.instance,
             run_config=QUIET,
-            reexecution_options=again,
+            reexecution_options=reexecution,
             asset_selection=keys,
             tags=tags,
         ) as result:
@@ -98,7 +98,7 @@ class Shop:
         before: Callable[[], object] = lambda: None,
         after: Callable[[], object] = lambda: None,
     ) -> None:
-        """Call functions before and after the next commit, by a publish asset or by a table's own step."""
+        """Call functions before and after the next commit of a publish asset or of a table's step."""
         publish_once = publish_step.publish_once
 
         def interrupted(*args: Any, **options: Any) -> Any:
@@ -115,15 +115,15 @@ class Shop:
         return code
 
     def failures(self, run: dg.DagsterRun) -> list[str]:
-        """Return the error codes of the steps of a run that failed."""
+        """Return the error codes of the failed steps of a run."""
         records = self.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records
         events = [record.event_log_entry.dagster_event for record in records]
         failed = [event.step_failure_data.user_failure_data for event in events if event is not None]
-        return [str(one.metadata["error_code"].value) for one in failed if one is not None]
+        return [str(failure.metadata["error_code"].value) for failure in failed if failure is not None]
 
     def values(self, table: str = "orders", column: str = "euros") -> list[Any]:
-        found: list[Any] = catalog_at(self.lake).load_table(("shop", table)).scan().to_arrow()[column].to_pylist()
-        return sorted(found)
+        values: list[Any] = catalog_at(self.lake).load_table(("shop", table)).scan().to_arrow()[column].to_pylist()
+        return sorted(values)
 
     def newest(self, key: dg.AssetKey = ORDERS) -> dg.AssetMaterialization:
         event = self.instance.fetch_materializations(key, limit=1).records[0].asset_materialization
@@ -131,38 +131,38 @@ class Shop:
         return event
 
 
-def _is_check(one: Any) -> bool:
-    return isinstance(one, dg.AssetChecksDefinition)
+def _is_check(asset: Any) -> bool:
+    return isinstance(asset, dg.AssetChecksDefinition)
 
 
-def die() -> None:
+def fail_after_commit() -> None:
     raise RuntimeError("killed after the commit")
 
 
-def all_of(run: dg.DagsterRun) -> dg.ReexecutionOptions:
+def re_execute_all(run: dg.DagsterRun) -> dg.ReexecutionOptions:
     return dg.ReexecutionOptions(parent_run_id=run.run_id)
 
 
-def publisher_of(run: dg.DagsterRun) -> dg.ReexecutionOptions:
+def re_execute_publisher(run: dg.DagsterRun) -> dg.ReexecutionOptions:
     return dg.ReexecutionOptions(parent_run_id=run.run_id, step_selection=["publish__shop"])
 
 
 @pytest.fixture
 def shop(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     with dg.instance_for_test() as instance:
-        made = Shop(lakes.local(), instance, monkeypatch)
-        yield made
-        check_lake(made.lake)
+        project = Shop(lakes.local(), instance, monkeypatch)
+        yield project
+        check_lake(project.lake)
 
 
 def published(*tables: dg.AssetsDefinition, key: str = "shop", **options: Any) -> dg.AssetsDefinition:
-    named = {table.key.path[-1]: table for table in tables}
-    return build_publish_asset(key=["publish", key], tables=named, description="Tables.", **options)
+    assets_by_name = {table.key.path[-1]: table for table in tables}
+    return build_publish_asset(key=["publish", key], tables=assets_by_name, description="Tables.", **options)
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "append"])
-def test_corrected_rows_take_the_place_of_those_of_an_interrupted_run(shop: Shop, mode: StoreMode) -> None:
-    """Each row once, although Dagster never learned of the commit of the first run."""
+def test_corrected_rows_replace_rows_of_interrupted_run(shop: Shop, mode: StoreMode) -> None:
+    """Each row must exist once, although Dagster has no record of the first run's commit."""
     orders = shop.orders(mode)
 
     @dg.asset(key=SUMMARY, ins={"orders": dg.AssetIn(ORDERS)})
@@ -170,20 +170,20 @@ def test_corrected_rows_take_the_place_of_those_of_an_interrupted_run(shop: Shop
         return pa.table({"euros": [sum(orders["euros"].to_pylist())]})
 
     shop.define(orders, summary, published(orders, summary), isolation="serializable")
-    shop.at_commit(after=die)
+    shop.at_commit(after=fail_after_commit)
     first = shop.run()
     assert (first.is_failure, shop.values()) == (True, [1.0])
     shop.euros = [100.0, 200.0]
-    second = shop.run(all_of(first))
+    second = shop.run(re_execute_all(first))
     assert (second.is_success, shop.values(), shop.values("summary")) == (True, [100.0, 200.0], [300.0])
     metadata = shop.newest().metadata
     assert (metadata["lakehouse_version"].value, metadata["staged_by"].value) == (2, second.run_id)
-    assert shop.run(all_of(second)).is_success
+    assert shop.run(re_execute_all(second)).is_success
     assert shop.values() == ([100.0, 200.0] if mode == "overwrite" else [100.0, 100.0, 200.0, 200.0])
 
 
-def test_an_append_of_a_step_that_failed_after_it_is_replaced(shop: Shop) -> None:
-    """A step reports its tables before it ends: what fails after that does not double their rows."""
+def test_re_execution_replaces_append_of_failed_step(shop: Shop) -> None:
+    """A step reports its tables before it ends. A failure after that does not duplicate their rows."""
     summaries: list[Any] = ["no frame"]
 
     @dg.multi_asset(
@@ -201,28 +201,28 @@ def test_an_append_of_a_step_that_failed_after_it_is_replaced(shop: Shop) -> Non
     shop.euros, summaries[0] = [3.0], pa.table({"euros": [2.0]})
     second = shop.run(dg.ReexecutionOptions.from_failure(first.run_id, shop.instance))
     assert (second.is_success, shop.values(), shop.values("summary")) == (True, [3.0], [2.0])
-    assert shop.run(all_of(second)).is_success
-    assert (shop.values(), shop.values("summary")) == ([3.0, 3.0], [2.0, 2.0]), "the user appends again"
+    assert shop.run(re_execute_all(second)).is_success
+    assert (shop.values(), shop.values("summary")) == ([3.0, 3.0], [2.0, 2.0]), "a new run appends again"
 
 
 @pytest.mark.parametrize("has_publisher", [False, True])
-def test_an_append_of_another_re_execution_of_the_same_run_is_replaced(shop: Shop, has_publisher: bool) -> None:
-    """The first run fails, its re-execution appends and dies, and the first run is executed again, not that one."""
+def test_re_execution_replaces_append_of_earlier_re_execution(shop: Shop, has_publisher: bool) -> None:
+    """The first run fails and its re-execution appends and dies. Then the first run is re-executed, not the second."""
     orders = shop.orders("append")
     shop.define(orders, *([published(orders)] if has_publisher else []))
-    shop.at_commit(before=die)
+    shop.at_commit(before=fail_after_commit)
     first = shop.run()
     assert (first.is_failure, shop.lake.latest_version()) == (True, 0)
-    shop.at_commit(after=die)
-    second = shop.run(all_of(first))
+    shop.at_commit(after=fail_after_commit)
+    second = shop.run(re_execute_all(first))
     assert (second.is_failure, shop.values()) == (True, [1.0])
-    third = shop.run(all_of(first))
+    third = shop.run(re_execute_all(first))
     assert (third.is_success, shop.values()) == (True, [1.0])
-    assert shop.run(all_of(first)).is_success
-    assert shop.values() == [1.0, 1.0], "the user appends again"
+    assert shop.run(re_execute_all(first)).is_success
+    assert shop.values() == [1.0, 1.0], "a new run appends again"
 
 
-def test_a_step_publishes_no_partition_that_was_deleted(shop: Shop) -> None:
+def test_deleted_partition_is_not_published(shop: Shop) -> None:
     days = dg.DynamicPartitionsDefinition(name="deleted")
 
     @dg.asset(key=ORDERS, partitions_def=days, metadata=stored_as(partition_by=["day"]))
@@ -237,8 +237,8 @@ def test_a_step_publishes_no_partition_that_was_deleted(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("publisher", ["none", "partitioned", "unpartitioned"])
-def test_a_range_without_one_of_its_partitions_is_not_published(shop: Shop, publisher: str) -> None:
-    """A partition in the middle of the range was deleted, and the ends of the range still exist."""
+def test_range_with_deleted_partition_is_not_published(shop: Shop, publisher: str) -> None:
+    """A partition in the middle of the range was deleted, but the ends of the range exist."""
     days = dg.DynamicPartitionsDefinition(name="range")
 
     names = ("orders", "summary")
@@ -262,60 +262,60 @@ def test_a_range_without_one_of_its_partitions_is_not_published(shop: Shop, publ
     run = shop.run(between=("a", "c"))
     assert (run.is_failure, shop.failure(run), shop.lake.latest_version()) == (True, "invalid-input", 0)
     shop.instance.add_dynamic_partitions("range", ["b"])
-    assert shop.run(between=("a", "b")).is_success, "the partition that was added again is the last one"
+    assert shop.run(between=("a", "b")).is_success, "the recreated partition is the last one"
     assert shop.values(column="day") == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("is_published", [False, True])
-def test_a_range_that_is_interrupted_between_its_events_is_appended_once(
+def test_range_interrupted_between_events_is_appended_once(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, is_published: bool
 ) -> None:
-    """Dagster has the event of the first partition only, so the step did not succeed."""
+    """Dagster has an event of the first partition only, so the step did not succeed."""
 
     @dg.asset(key=ORDERS, partitions_def=PARTS, metadata=stored_as(mode="append", partition_by=["part"]))
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
         return pa.table({"part": context.partition_keys, "euros": [1.0] * len(context.partition_keys)})
 
     shop.define(orders, *([published(orders, partitions_def=PARTS)] if is_published else []))
-    shown = PublishedPages.__call__
+    publish_pages = PublishedPages.__call__
     calls: list[object] = []
 
     def interrupted(self: PublishedPages, *args: Any) -> Any:
         calls.append(args)
-        return shown(self, *args) if len(calls) == 1 else die()
+        return publish_pages(self, *args) if len(calls) == 1 else fail_after_commit()
 
     with monkeypatch.context() as patch:
         patch.setattr(PublishedPages, "__call__", interrupted)
         first = shop.run(between=("a", "b"))
     assert (first.is_failure, len(calls), shop.values(column="part")) == (True, 2, ["a", "b"])
-    again = shop.run(all_of(first), between=("a", "b"))
-    assert (again.is_success, shop.values(column="part")) == (True, ["a", "b"])
+    reexecution = shop.run(re_execute_all(first), between=("a", "b"))
+    assert (reexecution.is_success, shop.values(column="part")) == (True, ["a", "b"])
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "append"])
-def test_an_attempt_of_a_step_takes_the_place_of_an_interrupted_one(shop: Shop, mode: StoreMode) -> None:
-    """A table that its own step publishes has the rows of the last attempt, each once."""
+def test_retry_replaces_rows_of_interrupted_attempt(shop: Shop, mode: StoreMode) -> None:
+    """A table that its own step publishes contains the rows of the last attempt, each once."""
 
     @dg.asset(key=ORDERS, metadata=stored_as(mode=mode), retry_policy=dg.RetryPolicy(max_retries=1))
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
         return pa.table({"euros": [*shop.euros, float(context.retry_number)]})
 
     shop.define(orders)
-    shop.at_commit(after=die)
+    shop.at_commit(after=fail_after_commit)
     first = shop.run()
     assert (first.is_success, shop.values()) == (True, [1.0, 1.0])
     assert shop.newest().metadata["lakehouse_version"].value == 2
-    shop.at_commit(after=lambda: shop.at_commit(after=die) or die())
+    shop.at_commit(after=lambda: shop.at_commit(after=fail_after_commit) or fail_after_commit())
     second = shop.run()
     assert second.is_failure
     shop.euros = [7.0]
-    assert shop.run(all_of(second)).is_success
+    assert shop.run(re_execute_all(second)).is_success
     assert shop.values() == ([0.0, 7.0] if mode == "overwrite" else [0.0, 1.0, 1.0, 7.0])
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "append"])
-def test_a_step_that_is_killed_between_its_commit_and_its_event_is_repeated_once(shop: Shop, mode: StoreMode) -> None:
-    """The process gets SIGKILL, so Dagster has neither an event of the table nor a failure of the step."""
+def test_step_killed_between_commit_and_event_is_repeated_once(shop: Shop, mode: StoreMode) -> None:
+    """The process is killed by SIGKILL, so Dagster has no event of the table and no failure of the step."""
     shop.define(shop.orders(mode))
 
     def run(_report: Callable[[str], None]) -> None:
@@ -329,58 +329,58 @@ def test_a_step_that_is_killed_between_its_commit_and_its_event_is_repeated_once
     assert shop.instance.fetch_materializations(ORDERS, limit=1).records == []
     shop.instance.report_run_failed(killed)
     shop.euros = [2.0]
-    assert shop.run(all_of(killed)).is_success
+    assert shop.run(re_execute_all(killed)).is_success
     assert (shop.values(), shop.newest().metadata["lakehouse_version"].value) == ([2.0], 2)
 
 
-def test_a_re_execution_without_the_step_that_publishes_stores_nothing(shop: Shop) -> None:
+def test_re_execution_without_publish_step_stores_nothing(shop: Shop) -> None:
     orders = shop.orders("append")
     shop.define(orders, published(orders))
-    shop.at_commit(after=die)
+    shop.at_commit(after=fail_after_commit)
     first = shop.run()
-    again = shop.run(dg.ReexecutionOptions(first.run_id, step_selection=["shop__orders"]))
-    assert (again.is_failure, shop.values(), shop.lake.latest_version()) == (True, [1.0], 1)
-    assert shop.run(publisher_of(first)).is_success
+    reexecution = shop.run(dg.ReexecutionOptions(first.run_id, step_selection=["shop__orders"]))
+    assert (reexecution.is_failure, shop.values(), shop.lake.latest_version()) == (True, [1.0], 1)
+    assert shop.run(re_execute_publisher(first)).is_success
     assert (shop.values(), shop.newest().metadata["lakehouse_version"].value) == ([1.0], 1)
 
 
-def test_rows_that_cannot_be_replaced_are_a_conflict(shop: Shop) -> None:
-    """Another engine rewrote the appended rows of an interrupted run, so they cannot be found again."""
+def test_unidentifiable_rows_of_interrupted_run_are_a_conflict(shop: Shop) -> None:
+    """Another engine rewrote the appended rows of an interrupted run, so they cannot be identified."""
     orders = shop.orders("append")
     shop.define(orders, published(orders))
-    shop.at_commit(after=die)
+    shop.at_commit(after=fail_after_commit)
     first = shop.run()
     table = catalog_at(shop.lake).load_table(("shop", "orders"))
     table.overwrite(table.scan().to_arrow())
-    again = shop.run(all_of(first))
-    assert (again.is_failure, shop.failure(again), shop.values()) == (True, "commit-conflict", [1.0])
-    assert shop.run(publisher_of(first)).is_success
+    reexecution = shop.run(re_execute_all(first))
+    assert (reexecution.is_failure, shop.failure(reexecution), shop.values()) == (True, "commit-conflict", [1.0])
+    assert shop.run(re_execute_publisher(first)).is_success
     assert shop.newest().metadata["lakehouse_version"].value == 1
 
 
-def test_what_is_staged_again_after_a_conflict_conflicts_like_any_other(shop: Shop) -> None:
+def test_table_staged_again_after_conflict_can_conflict_again(shop: Shop) -> None:
     orders = shop.orders()
     shop.define(orders, published(orders))
     assert shop.run().is_success
 
-    def other(euros: float) -> Callable[[], object]:
-        def put() -> None:
+    def writer(euros: float) -> Callable[[], object]:
+        def write() -> None:
             catalog_at(shop.lake).load_table(("shop", "orders")).overwrite(pa.table({"euros": [euros]}))
 
-        return put
+        return write
 
-    shop.at_commit(before=other(2.0))
+    shop.at_commit(before=writer(2.0))
     first = shop.run()
-    shop.at_commit(before=other(4.0))
-    second = shop.run(all_of(first))
+    shop.at_commit(before=writer(4.0))
+    second = shop.run(re_execute_all(first))
     assert [shop.failure(run) for run in (first, second)] == ["commit-conflict"] * 2
     assert shop.values() == [4.0]
-    third = shop.run(publisher_of(second))
-    assert (third.is_success, shop.values()) == (True, [1.0]), "what a user expressly takes over replaces it"
+    third = shop.run(re_execute_publisher(second))
+    assert (third.is_success, shop.values()) == (True, [1.0]), "an explicit re-execution replaces the rows"
     assert shop.newest().metadata["staged_by"].value == second.run_id
 
 
-def test_an_append_is_known_when_its_snapshots_were_trimmed(shop: Shop) -> None:
+def test_append_is_recognized_after_its_snapshots_were_trimmed(shop: Shop) -> None:
     orders = shop.orders("append")
     shop.define(orders, published(orders))
     first = shop.run()
@@ -389,13 +389,13 @@ def test_an_append_is_known_when_its_snapshots_were_trimmed(shop: Shop) -> None:
     policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
     operations.plan_trim_tables(shop.lake, policy).execute()
     assert len(catalog_at(shop.lake).load_table(("shop", "orders")).metadata.snapshots) == 1
-    assert shop.run(publisher_of(first)).is_success
+    assert shop.run(re_execute_publisher(first)).is_success
     assert shop.values() == [1.0]
     assert "undone_by_version" not in shop.newest(PUBLISHED).metadata
     assert shop.newest().metadata["lakehouse_version"].value == 1
 
 
-def test_a_publication_that_was_undone_is_reported_as_undone(shop: Shop) -> None:
+def test_undone_publication_is_reported_as_undone(shop: Shop) -> None:
     orders = shop.orders()
 
     @dg.asset(key=SUMMARY, ins={"orders": dg.AssetIn(ORDERS)})
@@ -405,25 +405,25 @@ def test_a_publication_that_was_undone_is_reported_as_undone(shop: Shop) -> None
     shop.define(orders, summary, published(orders, summary))
     assert shop.run().is_success
     shop.euros = [2.0]
-    shop.at_commit(after=die)
+    shop.at_commit(after=fail_after_commit)
     second = shop.run()
     operations.rollback(shop.lake, 1)
-    assert shop.run(publisher_of(second)).is_success
+    assert shop.run(re_execute_publisher(second)).is_success
     assert (shop.values(), shop.lake.latest_version()) == ([1.0], 3)
     assert shop.newest(PUBLISHED).metadata["undone_by_version"].value == 3
-    assert shop.newest().metadata["lakehouse_version"].value == 1, "no materialization of what is not there"
+    assert shop.newest().metadata["lakehouse_version"].value == 1, "an undone publication must not be materialized"
     note = shop.instance.fetch_observations(ORDERS, limit=1).records[0].asset_observation
     assert note is not None and note.metadata["undone_by_version"].value == 3
     rest = dg.ReexecutionOptions(second.run_id, step_selection=["shop__summary", "publish__shop"])
     part = shop.run(rest)
-    assert shop.failure(part) == "commit-conflict", "a summary of orders that no version has"
+    assert shop.failure(part) == "commit-conflict", "the summary was made from unpublished orders"
     operations.rollback(shop.lake, 2)
-    assert shop.run(publisher_of(second)).is_success
+    assert shop.run(re_execute_publisher(second)).is_success
     assert shop.newest().metadata["lakehouse_version"].value == 2
 
 
 @pytest.mark.parametrize("is_undone", [False, True])
-def test_a_second_re_execution_knows_what_the_first_one_published(shop: Shop, is_undone: bool) -> None:
+def test_second_re_execution_recognizes_publication_of_first(shop: Shop, is_undone: bool) -> None:
     orders, fails = shop.orders("append"), [True]
 
     @dg.asset(key=SUMMARY, ins={"orders": dg.AssetIn(ORDERS)})
@@ -447,7 +447,7 @@ def test_a_second_re_execution_knows_what_the_first_one_published(shop: Shop, is
     assert (shop.values(), shop.values("summary")) == ([1.0], [1.0])
 
 
-def test_a_table_is_not_made_of_one_that_was_staged_again_since(shop: Shop) -> None:
+def test_table_made_from_superseded_staged_table_is_not_published(shop: Shop) -> None:
     orders = shop.orders()
 
     @dg.asset(key=SUMMARY, ins={"orders": dg.AssetIn(ORDERS)})
@@ -455,18 +455,18 @@ def test_a_table_is_not_made_of_one_that_was_staged_again_since(shop: Shop) -> N
         return pa.table({"euros": [sum(orders["euros"].to_pylist())]})
 
     shop.define(orders, summary, published(orders, summary))
-    shop.at_commit(before=die)
+    shop.at_commit(before=fail_after_commit)
     first = shop.run()
     shop.euros = [5.0]
     part = shop.run(dg.ReexecutionOptions(first.run_id, step_selection=["shop__orders", "publish__shop"]))
     assert shop.failure(part) == "commit-conflict"
     assert shop.lake.latest_version() == 0
-    resumed = shop.run(publisher_of(first))
+    resumed = shop.run(re_execute_publisher(first))
     assert (resumed.is_success, shop.values("summary")) == (True, [1.0])
     assert {shop.newest(key).metadata["staged_by"].value for key in (ORDERS, SUMMARY)} == {first.run_id}
 
 
-def test_two_assets_of_one_table_are_no_publication(shop: Shop) -> None:
+def test_publish_asset_rejects_two_assets_of_one_table(shop: Shop) -> None:
     def rows(name: str) -> dg.AssetsDefinition:
         @dg.asset(key=["shop", name], metadata=stored_as(table="shop.orders", mode="append"))
         def made() -> pa.Table:
@@ -498,9 +498,7 @@ def _writer(name: str, **options: Any) -> dg.AssetsDefinition:
 
 @pytest.mark.parametrize("is_published", [False, True])
 @pytest.mark.parametrize("other", ["overwrite", "append", "partitions"])
-def test_one_run_writes_no_table_by_two_assets_that_replace_rows_of_each_other(
-    shop: Shop, is_published: bool, other: str
-) -> None:
+def test_run_with_two_assets_that_replace_each_others_rows_fails(shop: Shop, is_published: bool, other: str) -> None:
     options: dict[str, Any] = {"mode": other}
     partition = None
     if other == "partitions":
@@ -517,16 +515,16 @@ def test_one_run_writes_no_table_by_two_assets_that_replace_rows_of_each_other(
     assert shop.run(partition=partition).is_success
 
 
-def test_one_run_writes_a_table_by_two_assets_that_add_to_each_other(shop: Shop) -> None:
+def test_run_with_two_assets_that_append_to_one_table_succeeds(shop: Shop) -> None:
     shop.define(*(_writer(name, mode="append") for name in "ab"))
     assert (shop.run().is_success, shop.values()) == (True, [1.0, 1.0])
     shop.define(_writer("a", mode="append"), _writer("b", mode="overwrite"))
-    assert shop.run(keys=[dg.AssetKey(["shop", "b"])]).is_success, "only one of them is in the run"
+    assert shop.run(keys=[dg.AssetKey(["shop", "b"])]).is_success, "the run contains only one of them"
     assert shop.values() == [1.0]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_partition_that_is_deleted_meanwhile(shop: Shop, moment: str) -> None:
+def test_partition_deleted_during_run(shop: Shop, moment: str) -> None:
     shop.instance.add_dynamic_partitions("days", ["mon", "tue"])
     days = dg.DynamicPartitionsDefinition(name="days")
 
@@ -543,9 +541,9 @@ def test_a_partition_that_is_deleted_meanwhile(shop: Shop, moment: str) -> None:
         assert (run.is_success, shop.values()) == (True, [1.0])
 
 
-def test_a_step_does_not_wait_for_a_publication_that_ended_without_its_partition(shop: Shop) -> None:
+def test_step_does_not_wait_for_publication_that_ended_without_its_partition(shop: Shop) -> None:
     shop.instance.add_dynamic_partitions("days", ["mon", "tue"])
-    days, seen = dg.DynamicPartitionsDefinition(name="days"), []
+    days, keys_read = dg.DynamicPartitionsDefinition(name="days"), []
 
     @dg.asset(key=ORDERS, partitions_def=days, metadata=stored_as(partition_by=["day"]))
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
@@ -553,17 +551,17 @@ def test_a_step_does_not_wait_for_a_publication_that_ended_without_its_partition
 
     @dg.asset(ins={"orders": dg.AssetIn(ORDERS)})
     def report(orders: pa.Table) -> None:
-        seen.append(orders["day"].to_pylist())
+        keys_read.append(orders["day"].to_pylist())
 
     shop.define(orders, published(orders, partitions_def=days), report)
     assert shop.run(partition="tue").is_success
     shop.at_commit(after=lambda: shop.instance.delete_dynamic_partition("days", "mon"))
     assert shop.run(partition="mon").is_success
-    assert seen == [["tue"], ["tue"]], "the deleted partition is none of those that it reads"
+    assert keys_read == [["tue"], ["tue"]], "the deleted partition must not be read"
 
 
-def test_a_check_reads_the_partition_of_its_run(shop: Shop) -> None:
-    seen: list[list[str]] = []
+def test_check_reads_partition_of_its_run(shop: Shop) -> None:
+    keys_read: list[list[str]] = []
 
     @dg.asset(key=ORDERS, partitions_def=PARTS, metadata=stored_as(partition_by=["part"]))
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
@@ -571,7 +569,7 @@ def test_a_check_reads_the_partition_of_its_run(shop: Shop) -> None:
 
     @dg.asset_check(asset=orders, blocking=True)
     def positive(orders: pa.Table) -> dg.AssetCheckResult:
-        seen.append(orders["part"].to_pylist())
+        keys_read.append(orders["part"].to_pylist())
         return dg.AssetCheckResult(passed=min(orders["euros"].to_pylist()) > 0)
 
     shop.define(orders, positive, published(orders, partitions_def=PARTS))
@@ -580,4 +578,4 @@ def test_a_check_reads_the_partition_of_its_run(shop: Shop) -> None:
     assert shop.run(partition="a").is_failure
     shop.euros = [2.0]
     assert shop.run(partition="b").is_success
-    assert (seen, shop.values()) == ([["a"], ["a"], ["b"]], [1.0, 2.0])
+    assert (keys_read, shop.values()) == ([["a"], ["a"], ["b"]], [1.0, 2.0])

@@ -1,4 +1,4 @@
-"""Five tables, one version: whatever stops a run, and however often it is started again."""
+"""Test that a run publishes five tables as one version, despite interruptions and restarts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.run_config import QUIET
 from tests.dagster_plugin.sales_project import (
     BAD,
     NAMES,
@@ -26,7 +26,7 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 
 
 def failures(result: dg.ExecuteInProcessResult) -> list[str]:
-    """Return what is said of failed steps and, at last, of a failed run."""
+    """Return the messages of failed steps, followed by that of a failed run."""
     return [f"{event.message} {event.event_specific_data}" for event in result.all_events if event.is_failure]
 
 
@@ -51,15 +51,15 @@ class Sales:
     def next_commit(self, fault: str) -> None:
         self._fault.write_text(fault)
 
-    def fault_is_taken(self) -> bool:
+    def fault_was_injected(self) -> bool:
         return not self._fault.exists()
 
-    def execute(self, job: str, again: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
-        """Run the job as a run's worker does: "sales_job" with a process for each step."""
-        made = dg.build_reconstructable_job("tests.dagster_plugin.sales_project", job, (str(self._folder),))
+    def execute(self, job: str, reexecution: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
+        """Execute the job like a run worker. "sales_job" starts a process for each step."""
+        reconstructable = dg.build_reconstructable_job("tests.dagster_plugin.sales_project", job, (str(self._folder),))
         with (
             dg.DagsterInstance.from_ref(self.instance.get_ref()) as instance,
-            dg.execute_job(made, instance, run_config=QUIET, reexecution_options=again) as result,
+            dg.execute_job(reconstructable, instance, run_config=QUIET, reexecution_options=reexecution) as result,
         ):
             run = instance.get_run_by_id(result.run_id)
         assert run is not None
@@ -76,13 +76,15 @@ class Sales:
 @pytest.fixture
 def sales(tmp_path: Path) -> Iterator[Sales]:
     with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
-        made = Sales(tmp_path, instance)
-        yield made
-        check_lake(made.lake)
-        assert operations.verify(made.lake).is_clean
+        project = Sales(tmp_path, instance)
+        yield project
+        check_lake(project.lake)
+        assert operations.verify(project.lake).is_clean
 
 
-def test_five_tables_are_one_version(sales: Sales, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_tables_are_published_as_one_version(
+    sales: Sales, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         lineage = to_file(patch, tmp_path)
         result = sales.must_run()
@@ -92,7 +94,7 @@ def test_five_tables_are_one_version(sales: Sales, tmp_path: Path, monkeypatch: 
         "publish/sales",
         "DAGSTER",
     )
-    assert {one["name"] for one in complete["outputs"]} == {f"sales.{name}" for name in NAMES}
+    assert {output["name"] for output in complete["outputs"]} == {f"sales.{name}" for name in NAMES}
     assert sales.published() == [1]
     assert {(change.kind, change.table) for change in sales.lake.diff(0, 1)} == {
         ("added", None),
@@ -120,13 +122,13 @@ def test_five_tables_are_one_version(sales: Sales, tmp_path: Path, monkeypatch: 
     assert [sales.rows(name) for name in ("orders", "customers", "regions")] == [4, 2, 2]
 
 
-def test_a_failed_blocking_check_publishes_nothing_and_is_named(sales: Sales, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_blocking_check_publishes_nothing_and_is_named(sales: Sales, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BAD, "yes")
     result = sales.run()
     assert not result.success
     step, run = failures(result)
-    for said in (step, run):
-        assert "1 blocking asset check failed with ERROR severity:\\nsales/orders: positive_items" in said
+    for message in (step, run):
+        assert "1 blocking asset check failed with ERROR severity:\\nsales/orders: positive_items" in message
     assert PUBLISHED not in {event.asset_key for event in result.get_asset_materialization_events()}
     assert sales.lake.latest_version() == 0
     monkeypatch.delenv(BAD)
@@ -136,20 +138,20 @@ def test_a_failed_blocking_check_publishes_nothing_and_is_named(sales: Sales, mo
     assert {change.table for change in sales.lake.diff(0, 1)} == {None, *NAMES}, "five tables, one version"
 
 
-def test_a_retried_step_publishes_once(sales: Sales) -> None:
+def test_retried_step_publishes_once(sales: Sales) -> None:
     sales.next_commit("unknown")
     result = sales.must_run()
-    assert sales.fault_is_taken()
+    assert sales.fault_was_injected()
     assert any(event.is_step_up_for_retry for event in result.all_events)
     assert sales.published() == [1]
     assert sales.rows("orders") == 2
 
 
 @pytest.mark.soak
-def test_a_step_killed_after_its_commit_is_retried(sales: Sales) -> None:
+def test_step_killed_after_commit_publishes_once(sales: Sales) -> None:
     sales.next_commit("after")
     run = sales.execute("sales_job")
-    assert sales.fault_is_taken()
+    assert sales.fault_was_injected()
     assert run.is_success
     assert sales.published() == [1]
     assert sales.rows("orders") == 2
@@ -161,23 +163,23 @@ def test_a_step_killed_after_its_commit_is_retried(sales: Sales) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("steps", [pytest.param("those-left", marks=pytest.mark.soak), "all"])
-def test_a_run_worker_killed_at_its_commit(sales: Sales, moment: str, steps: str) -> None:
+def test_run_worker_killed_at_commit_publishes_once(sales: Sales, moment: str, steps: str) -> None:
     sales.next_commit(moment)
     status, _ = fork(lambda _: sales.execute("sales_job_in_process") and None).finish()
     assert status == -signal.SIGKILL
     assert sales.published() == ([1] if moment == "after" else [])
     (killed,) = sales.instance.get_runs()
-    sales.instance.report_run_failed(killed)  # as Dagster's run monitoring does
+    sales.instance.report_run_failed(killed)  # like Dagster's run monitoring
     with sales.lake.transaction() as txn:
         txn.create_namespace("others")
-    again = dg.ReexecutionOptions(parent_run_id=killed.run_id)
+    reexecution = dg.ReexecutionOptions(parent_run_id=killed.run_id)
     if steps == "those-left":
-        again = dg.ReexecutionOptions.from_failure(killed.run_id, sales.instance)
-    run = sales.execute("sales_job_in_process", again)
+        reexecution = dg.ReexecutionOptions.from_failure(killed.run_id, sales.instance)
+    run = sales.execute("sales_job_in_process", reexecution)
     assert run.is_success
     publications = 2 if (moment, steps) == ("after", "all") else 1
-    assert len(sales.published()) == publications, "what a run stages again is published again"
-    assert sales.rows("orders") == 2, "rows that were staged again are not appended a second time"
+    assert len(sales.published()) == publications, "staging again must publish again"
+    assert sales.rows("orders") == 2, "rows that are staged again must not be appended twice"
     deliberate = sales.execute("sales_job_in_process", dg.ReexecutionOptions(parent_run_id=run.run_id))
     assert deliberate.is_success
     assert len(sales.published()) == publications + 1

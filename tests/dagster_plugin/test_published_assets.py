@@ -1,4 +1,4 @@
-"""Assets follow what is published: what is staged makes nothing green, and nothing downstream starts on it."""
+"""Test that assets follow publications: a staged table materializes no asset and triggers no downstream asset."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.run_config import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
@@ -25,7 +25,7 @@ REPORT, LATER = dg.AssetKey(["report"]), dg.AssetKey(["later"])
 
 
 class Project:
-    """Two tables that one run stages and publishes, and two assets that automation runs after them."""
+    """Two tables that one run stages and publishes, and two assets that automation runs afterwards."""
 
     def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance):
         self.lake = lake
@@ -57,7 +57,7 @@ class Project:
         @dg.asset(key=TOTALS, code_version="1")
         def totals(context: dg.AssetExecutionContext, orders: pa.Table) -> pa.Table:
             if self.conflict:
-                publish_from_elsewhere(self.lake, "orders")
+                publish_externally(self.lake, "orders")
             context.add_output_metadata({"checked": 1})
             return pa.table({"n": [sum(orders["n"].to_pylist())]})
 
@@ -79,7 +79,7 @@ class Project:
         return resolved.execute_in_process(instance=self.instance, run_config=QUIET, raise_on_error=False)
 
     def tick(self) -> set[dg.AssetKey]:
-        """Let automation look once, and return what it asks for."""
+        """Evaluate automation once, and return the requested assets."""
         result = dg.evaluate_automation_conditions(
             self.definitions, self.instance, dg.AssetSelection.assets(REPORT, LATER), cursor=self.cursor
         )
@@ -88,8 +88,8 @@ class Project:
 
     def versions(self, key: dg.AssetKey) -> list[int]:
         records = self.instance.fetch_materializations(key, limit=100).records
-        found = [record.asset_materialization for record in records]
-        return [event.metadata["lakehouse_version"].value for event in found if event is not None]  # type: ignore[misc]
+        events = [record.asset_materialization for record in records]
+        return [event.metadata["lakehouse_version"].value for event in events if event is not None]  # type: ignore[misc]
 
     def stale(self, key: dg.AssetKey) -> StaleStatus:
         graph = self.definitions.resolve_asset_graph()
@@ -97,7 +97,7 @@ class Project:
         return resolver.get_status(key)
 
 
-def publish_from_elsewhere(lake: Lakehouse, table: str) -> None:
+def publish_externally(lake: Lakehouse, table: str) -> None:
     staged = stage_arrow(lake, pa.table({"n": [7]}), "sales", table, mode="append")
     publish_once(lake, [staged], publication_id("elsewhere", staged.metadata_location))
 
@@ -108,7 +108,7 @@ def project(lakes: Lakes) -> Iterator[Project]:
         yield Project(lakes.local(), instance)
 
 
-def test_a_good_publication_reports_its_tables(project: Project) -> None:
+def test_publication_materializes_its_tables(project: Project) -> None:
     result = project.run()
     assert result.success
     assert (project.versions(ORDERS), project.versions(TOTALS)) == ([1], [1])
@@ -125,13 +125,13 @@ def test_a_good_publication_reports_its_tables(project: Project) -> None:
     assert note.asset_observation is not None and note.asset_observation.description == "Staged, not yet published."
 
 
-def test_a_run_without_its_publication_fails_and_reports_nothing(project: Project) -> None:
+def test_run_without_publish_asset_fails_and_materializes_nothing(project: Project) -> None:
     assert not project.run("stage").success
     assert (project.versions(ORDERS), project.versions(TOTALS)) == ([], [])
     assert project.tick() == set()
 
 
-def test_a_failed_publication_leaves_its_tables_as_they_were(project: Project) -> None:
+def test_failed_publication_does_not_change_tables(project: Project) -> None:
     assert project.run().success
     assert project.tick() == {REPORT, LATER}
     project.conflict = True
@@ -140,20 +140,20 @@ def test_a_failed_publication_leaves_its_tables_as_they_were(project: Project) -
     assert project.tick() == set()
 
 
-def test_tables_of_one_run_are_made_of_each_other(project: Project) -> None:
-    """Dagster takes none for stale: what a run staged of a staged table was made of the published one."""
+def test_tables_of_one_run_are_not_stale(project: Project) -> None:
+    """Dagster does not consider them stale, although a staged table was made from another staged table."""
     for _ in range(2):
         assert project.run().success
         assert [project.stale(key) for key in (ORDERS, TOTALS)] == [StaleStatus.FRESH] * 2
     tags = project.instance.get_latest_materialization_event(TOTALS)
     assert tags is not None and tags.asset_materialization is not None
-    found = tags.asset_materialization.tags or {}
+    events = tags.asset_materialization.tags or {}
     (orders,) = project.instance.fetch_materializations(ORDERS, limit=1).records
-    assert found["dagster/input_event_pointer/sales/orders"] == str(orders.storage_id)
-    assert found["dagster/code_version"] == "1"
+    assert events["dagster/input_event_pointer/sales/orders"] == str(orders.storage_id)
+    assert events["dagster/code_version"] == "1"
 
 
-def test_automation_publishes_a_table_downstream(lakes: Lakes) -> None:
+def test_automation_publishes_downstream_table(lakes: Lakes) -> None:
     lake = lakes.local()
     lakehouse = TrinityLakeResource(root=lake.root)
 
@@ -181,11 +181,11 @@ def test_automation_publishes_a_table_downstream(lakes: Lakes) -> None:
 
         def requested() -> set[dg.AssetKey]:
             nonlocal cursor
-            found = dg.evaluate_automation_conditions(
+            events = dg.evaluate_automation_conditions(
                 definitions, instance, dg.AssetSelection.assets(totals, second), cursor=cursor
             )
-            cursor = found.cursor
-            return {key for key in (totals.key, second.key) if found.get_num_requested(key)}
+            cursor = events.cursor
+            return {key for key in (totals.key, second.key) if events.get_num_requested(key)}
 
         def run(*assets: dg.AssetsDefinition) -> None:
             job = definitions.resolve_implicit_global_asset_job_def()

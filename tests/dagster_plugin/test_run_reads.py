@@ -1,4 +1,4 @@
-"""What a run read at its pinned version counts when it publishes with serializable isolation, and only then."""
+"""Test that reads at a run's pinned version are verified if it publishes with serializable isolation, and only then."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.run_config import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
@@ -27,31 +27,31 @@ PARTS = dg.StaticPartitionsDefinition(["x", "y"])
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
-    made = lakes.local()
-    made.alter_definition(isolation_level=IsolationLevel.SERIALIZABLE)
-    put(made, "other", 1)
-    return made
+    lakehouse = lakes.local()
+    lakehouse.alter_definition(isolation_level=IsolationLevel.SERIALIZABLE)
+    write_value(lakehouse, "other", 1)
+    return lakehouse
 
 
-def put(lake: Lakehouse, table: str, value: int) -> None:
+def write_value(lake: Lakehouse, table: str, value: int) -> None:
     staged = stage_arrow(lake, pa.table({"n": [value]}), "ref", table, mode="replace_table")
     publish_once(lake, [staged], publication_id(table, str(value)))
 
 
 def asset(key: str, then: Callable[[], object] = lambda: None, **options: Any) -> dg.AssetsDefinition:
     @dg.asset(key=["marts", key], ins={"other": dg.AssetIn(OTHER)}, **options)
-    def made(other: pa.Table) -> pa.Table:
+    def stored(other: pa.Table) -> pa.Table:
         then()
         return other
 
-    return made
+    return stored
 
 
 def job(
     lake: Lakehouse, *assets: Any, published: list[dg.AssetKey] | None = None, version: str = "", **fields: Any
 ) -> dg.JobDefinition:
     lakehouse = TrinityLakeResource(root=lake.root, **fields)
-    keys = published or [key for one in assets for key in one.keys]
+    keys = published or [key for asset in assets for key in asset.keys]
     publish = build_publish_asset(
         key=["publish"], tables={key.path[-1]: key for key in keys}, description="All.",
         partitions_def=assets[0].partitions_def,
@@ -73,27 +73,25 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
     return str(failed.error)
 
 
-def test_a_run_whose_input_changed_publishes_nothing(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    result = run(job(lake, asset("a", lambda: put(lake, "other", 2))), instance)
+def test_run_with_changed_input_publishes_nothing(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    result = run(job(lake, asset("a", lambda: write_value(lake, "other", 2))), instance)
     assert not result.success
     assert "table ref.other: read at version" in failure(result)
     assert not lake.snapshot().has_namespace("marts")
     assert run(job(lake, asset("a")), instance).success
 
 
-def test_the_level_is_that_of_the_lakehouse_unless_it_is_chosen(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    moved = job(lake, asset("a", lambda: put(lake, "other", lake.latest_version())), isolation="snapshot")
+def test_isolation_level_defaults_to_lakehouse(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    moved = job(lake, asset("a", lambda: write_value(lake, "other", lake.latest_version())), isolation="snapshot")
     assert run(moved, instance).success
     lake.alter_definition(isolation_level=IsolationLevel.SNAPSHOT)
     values = iter((100, 101))
-    assert run(job(lake, asset("a", lambda: put(lake, "other", next(values)))), instance).success
-    chosen = job(lake, asset("a", lambda: put(lake, "other", next(values))), isolation="serializable")
+    assert run(job(lake, asset("a", lambda: write_value(lake, "other", next(values)))), instance).success
+    chosen = job(lake, asset("a", lambda: write_value(lake, "other", next(values))), isolation="serializable")
     assert not run(chosen, instance).success
 
 
-def test_two_runs_that_read_what_the_other_writes_do_not_both_publish(
-    lake: Lakehouse, instance: dg.DagsterInstance
-) -> None:
+def test_only_one_of_two_runs_with_write_skew_publishes(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     def flip(name: str, other: str, then: Callable[[], object] = lambda: None) -> dg.JobDefinition:
         @dg.asset(key=["ref", name], ins={"given": dg.AssetIn(["ref", other])})
         def flipped(given: pa.Table) -> pa.Table:
@@ -108,20 +106,20 @@ def test_two_runs_that_read_what_the_other_writes_do_not_both_publish(
             executor=dg.in_process_executor,
         ).resolve_implicit_global_asset_job_def()
 
-    put(lake, "on", 1)
+    write_value(lake, "on", 1)
     second: list[bool] = []
     inner = flip("on", "other")
     outer = flip("other", "on", lambda: second.append(run(inner, instance).success))
     assert not run(outer, instance).success
     assert second == [True]
-    found = {
+    values = {
         name: catalog_at(lake).load_table(("ref", name)).scan().to_arrow()["n"][0].as_py() for name in ("other", "on")
     }
-    assert found == {"other": 1, "on": 0}
+    assert values == {"other": 1, "on": 0}
 
 
-def test_what_an_unpublished_step_read_counts_too(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    first = asset("first", lambda: put(lake, "other", 2))
+def test_reads_of_unpublished_step_are_verified(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    first = asset("first", lambda: write_value(lake, "other", 2))
 
     @dg.asset(key=["marts", "second"], ins={"given": dg.AssetIn(first.key)})
     def second(given: pa.Table) -> pa.Table:
@@ -130,29 +128,29 @@ def test_what_an_unpublished_step_read_counts_too(lake: Lakehouse, instance: dg.
     assert not run(job(lake, first, second, published=[dg.AssetKey(["marts", "second"])]), instance).success
 
 
-def test_a_version_that_was_asked_for_is_no_dependence(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_read_of_configured_version_is_not_verified(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     version = str(lake.latest_version())
-    assert run(job(lake, asset("a", lambda: put(lake, "other", 2)), version=version), instance).success
+    assert run(job(lake, asset("a", lambda: write_value(lake, "other", 2)), version=version), instance).success
 
 
-def test_another_lakehouse_is_no_dependence(lakes: Lakes, lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    elsewhere = lakes.local("elsewhere")
-    put(elsewhere, "other", 1)
+def test_read_of_another_lakehouse_is_not_verified(lakes: Lakes, lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    other_lake = lakes.local("elsewhere")
+    write_value(other_lake, "other", 1)
 
     @dg.asset(
         key=["marts", "a"], ins={"other": dg.AssetIn(OTHER, input_manager_key="elsewhere")}, io_manager_key="here"
     )
     def a(other: pa.Table) -> pa.Table:
-        put(elsewhere, "other", 2)
+        write_value(other_lake, "other", 2)
         return other
 
-    there, here = (TrinityLakeResource(root=one.root) for one in (elsewhere, lake))
+    external, local = (TrinityLakeResource(root=one.root) for one in (other_lake, lake))
     definitions = dg.Definitions(
         assets=[a, build_publish_asset(key=["publish"], tables={"a": a.key}, description="One."), dg.AssetSpec(OTHER)],
         resources={
-            "lakehouse": here,
-            "elsewhere": TrinityLakeIOManager(lakehouse=there),
-            "here": TrinityLakeIOManager(lakehouse=here),
+            "lakehouse": local,
+            "elsewhere": TrinityLakeIOManager(lakehouse=external),
+            "here": TrinityLakeIOManager(lakehouse=local),
         },
         executor=dg.in_process_executor,
     )
@@ -160,7 +158,7 @@ def test_another_lakehouse_is_no_dependence(lakes: Lakes, lake: Lakehouse, insta
 
 
 def two_steps(root: str) -> dg.JobDefinition:
-    """A job whose second step fails in a run that goes on from no other."""
+    """A job whose second step fails unless the run is a re-execution."""
     first = asset("first")
 
     @dg.asset(key=["marts", "second"], ins={"given": dg.AssetIn(["marts", "first"])})
@@ -172,39 +170,37 @@ def two_steps(root: str) -> dg.JobDefinition:
     return job(Lakehouse.open(root), first, second)
 
 
-def test_what_is_taken_over_from_another_run_comes_with_its_reads(
-    lake: Lakehouse, instance: dg.DagsterInstance
-) -> None:
+def test_reads_of_taken_over_tables_are_verified(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     made = dg.build_reconstructable_job("tests.dagster_plugin.test_run_reads", "two_steps", (lake.root,))
 
-    def execute(again: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
-        with dg.execute_job(made, instance, run_config=QUIET, reexecution_options=again) as result:
+    def execute(reexecution: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
+        with dg.execute_job(made, instance, run_config=QUIET, reexecution_options=reexecution) as result:
             run = instance.get_run_by_id(result.run_id)
         assert run is not None
         return run
 
     failed = execute()
-    put(lake, "other", 2)
+    write_value(lake, "other", 2)
     rest = ["marts__second", "publish"]
     assert not execute(dg.ReexecutionOptions(failed.run_id, rest)).is_success
     assert not execute(dg.ReexecutionOptions.from_failure(failed.run_id, instance)).is_success
     assert execute(dg.ReexecutionOptions(failed.run_id)).is_success
 
 
-def test_partitions_that_were_read_count(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    moved = job(lake, asset("a", lambda: put(lake, "other", 2), partitions_def=PARTS))
+def test_reads_of_partitions_are_verified(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    moved = job(lake, asset("a", lambda: write_value(lake, "other", 2), partitions_def=PARTS))
     assert not run(moved, instance, partition_key="x").success
 
 
 @pytest.mark.parametrize("is_published", [False, True])
 @pytest.mark.parametrize("isolation", ["serializable", "snapshot"])
-def test_a_missing_table_that_was_read_counts(
+def test_read_of_missing_table_is_verified(
     lake: Lakehouse, instance: dg.DagsterInstance, is_published: bool, isolation: Any
 ) -> None:
     """Another run creates the table after this run read that it does not exist."""
     key, days = dg.AssetKey(["marts", "total"]), dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-03")
     previous = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
-    others = [lambda: put_total(7)]
+    pending_writes = [lambda: put_total(7)]
 
     def put_total(value: int) -> None:
         rows = pa.table({"day": ["2026-01-01"], "n": [value]})
@@ -218,8 +214,8 @@ def test_a_missing_table_that_was_read_counts(
         metadata=stored_as(partition_by=["day"]),
     )
     def total(context: dg.AssetExecutionContext, total: pa.Table | None) -> pa.Table:
-        while others:
-            others.pop()()
+        while pending_writes:
+            pending_writes.pop()()
         before = 0 if total is None else sum(total["n"].to_pylist())
         return pa.table({"day": [context.partition_key], "n": [1 + before]})
 
@@ -243,40 +239,40 @@ def test_a_missing_table_that_was_read_counts(
     assert values() == [7, 8]
 
 
-def test_own_creations_of_a_table_that_was_read_as_missing_count_as_unchanged(lake: Lakehouse) -> None:
+def test_own_creation_of_missing_table_is_no_conflict(lake: Lakehouse) -> None:
     read = TableRead.of_missing(lake.snapshot(), "marts", "new")
-    own, more = (
+    own_table, other_table = (
         stage_arrow(lake, pa.table({"n": [1]}), "marts", name, mode="replace_table") for name in ("new", "more")
     )
-    publish_once(lake, [own], publication_id("first"), reads=[read])
+    publish_once(lake, [own_table], publication_id("first"), reads=[read])
     with pytest.raises(CommitConflictError):
-        publish_once(lake, [more], publication_id("second"), reads=[read])
-    publish_once(lake, [more], publication_id("second"), reads=[read], own=[own])
+        publish_once(lake, [other_table], publication_id("second"), reads=[read])
+    publish_once(lake, [other_table], publication_id("second"), reads=[read], own=[own_table])
     added = stage_arrow(lake, pa.table({"n": [2]}), "marts", "new", mode="append")
-    publish_once(lake, [added], publication_id("third"), reads=[read], own=[own, added])
-    later = stage_arrow(lake, pa.table({"n": [2]}), "marts", "later", mode="append")
+    publish_once(lake, [added], publication_id("third"), reads=[read], own=[own_table, added])
+    later_table = stage_arrow(lake, pa.table({"n": [2]}), "marts", "later", mode="append")
     with pytest.raises(CommitConflictError):
-        publish_once(lake, [later], publication_id("fourth"), reads=[read], own=[added])
-    publish_once(lake, [later], publication_id("fourth"), reads=[read], own=[own, added])
+        publish_once(lake, [later_table], publication_id("fourth"), reads=[read], own=[added])
+    publish_once(lake, [later_table], publication_id("fourth"), reads=[read], own=[own_table, added])
 
 
-def test_own_changes_do_not_stand_in_the_way(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    """Two publications of one run: the second one read, before, what the first one wrote."""
+def test_own_changes_of_read_table_are_no_conflict(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    """In a run with two publications, the second one read a table before the first one wrote it."""
     snapshot = lake.snapshot()
     read = TableRead.of(snapshot, "ref", "other")
-    own = stage_arrow(lake, pa.table({"n": [2]}), "ref", "other", mode="replace_table")
-    publish_once(lake, [own], publication_id("first"), reads=[read])
-    more = stage_arrow(lake, pa.table({"n": [2]}), "marts", "more", mode="replace_table")
+    own_table = stage_arrow(lake, pa.table({"n": [2]}), "ref", "other", mode="replace_table")
+    publish_once(lake, [own_table], publication_id("first"), reads=[read])
+    other_table = stage_arrow(lake, pa.table({"n": [2]}), "marts", "more", mode="replace_table")
     with pytest.raises(CommitConflictError, match=r"ref\.other"):
-        publish_once(lake, [more], publication_id("second"), reads=[read])
-    version = publish_once(lake, [more], publication_id("second"), reads=[read], own=[own]).version
-    assert publish_once(lake, [more], publication_id("second"), reads=[read]).version == version
+        publish_once(lake, [other_table], publication_id("second"), reads=[read])
+    version = publish_once(lake, [other_table], publication_id("second"), reads=[read], own=[own_table]).version
+    assert publish_once(lake, [other_table], publication_id("second"), reads=[read]).version == version
 
 
-def test_reads_are_text_between_processes(lake: Lakehouse) -> None:
+def test_reads_are_serializable(lake: Lakehouse) -> None:
     read = TableRead.of(lake.snapshot(), "ref", "other")
     missing = TableRead.of_missing(lake.snapshot(), "ref", "missing")
-    assert [TableRead.from_json(one.to_json()) for one in (read, missing)] == [read, missing]
+    assert [TableRead.from_json(table_read.to_json()) for table_read in (read, missing)] == [read, missing]
     for text in ("", "[]", "{}", '{"root": 1, "extra": 2}'):
         with pytest.raises(InvalidInputError):
             TableRead.from_json(text)

@@ -1,4 +1,4 @@
-"""The schedules of maintenance: their ticks, blackouts, limits, and that two deletions never run at once."""
+"""Test the maintenance schedules: their ticks, blackouts and limits, and that two deletions never run concurrently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.maintenance_jobs import Ran, old_lake
+from tests.dagster_plugin.maintenance_jobs import JobOutcome, old_lake
 from tests.lakes import check_lake
 from tests.local_clock import LocalClock
 from tests.operations.changes import content, overwrite_rows
@@ -31,19 +31,19 @@ SUNDAY = datetime(2026, 11, 22, tzinfo=UTC)
 NIGHT = BlackoutWindow(start=time(22), end=time(6), reason="the nightly load")
 
 
-# Two runs in threads of this process: Dagster's capture of what a process prints waits a minute where two overlap.
+# Two runs in threads of this process: Dagster's capture of their output would wait a minute when they overlap.
 NOTHING_CAPTURED = {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
 
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
     overrides = {"concurrency": {"pools": {"default_limit": 1}}, "compute_logs": NOTHING_CAPTURED}
-    with dg.instance_for_test(overrides=overrides) as made:
-        yield made
+    with dg.instance_for_test(overrides=overrides) as instance:
+        yield instance
 
 
 class Scheduled:
-    """A local lakehouse whose maintenance is scheduled, an hour after its last commit."""
+    """A local lakehouse with scheduled maintenance, one hour after its last commit."""
 
     def __init__(self, folder: Path, clock: LocalClock, instance: dg.DagsterInstance):
         self.clock = clock
@@ -67,11 +67,11 @@ class Scheduled:
         context = dg.build_schedule_context(instance=self.instance, scheduled_execution_time=at)
         return schedule.evaluate_tick(context)
 
-    def run(self, name: str, instance: dg.DagsterInstance | None = None) -> Ran:
-        """Run what a tick requests."""
+    def run(self, name: str, instance: dg.DagsterInstance | None = None) -> JobOutcome:
+        """Execute the run that a tick requests."""
         (request,) = self.tick(name).run_requests or []
         job = self.definitions.resolve_schedule_def(f"{name}_schedule").job_name
-        return Ran(
+        return JobOutcome(
             self.definitions.resolve_job_def(job).execute_in_process(
                 instance=instance or self.instance,
                 run_config=request.run_config,
@@ -80,12 +80,12 @@ class Scheduled:
             )
         )
 
-    def must_run(self, name: str) -> Ran:
-        ran = self.run(name)
-        assert ran.success, ran.error
-        return ran
+    def must_run(self, name: str) -> JobOutcome:
+        outcome = self.run(name)
+        assert outcome.success, outcome.error
+        return outcome
 
-    def expired(self) -> None:
+    def expire_all(self) -> None:
         operations.plan_expiration(self.lake).execute()
         self.clock.forward()
 
@@ -95,26 +95,26 @@ def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: dg.Dags
     return Scheduled(tmp_path, LocalClock(monkeypatch), instance)
 
 
-def test_each_schedule_does_its_work(scheduled: Scheduled) -> None:
+def test_each_schedule_launches_its_operation(scheduled: Scheduled) -> None:
     lake = scheduled.lake
     overwrite_rows(lake, "ns.a")
     scheduled.clock.forward()
     lake.close()
     lake.storage.write("_latest_hint.txt", b"garbage")
     assert scheduled.must_run("repair_hint").metadata["state"] == "garbage"
-    ran = scheduled.must_run("trim")
-    assert (ran.metadata["snapshots_dropped"], ran.materialized[0]["operation"]) == (4, "trim")
+    outcome = scheduled.must_run("trim")
+    assert (outcome.metadata["snapshots_dropped"], outcome.materialized[0]["operation"]) == (4, "trim")
     scheduled.clock.forward()
     latest = lake.latest_version()
-    ran = scheduled.must_run("expire")
-    assert ran.metadata["versions"] == f"0-{latest - 1}"
-    assert ran.materialized[0]["approved_by"] == "the limits of schedules"
+    outcome = scheduled.must_run("expire")
+    assert outcome.metadata["versions"] == f"0-{latest - 1}"
+    assert outcome.materialized[0]["approved_by"] == "the limits of schedules"
     assert next(iter(lake.history(1))).approved_by == "the limits of schedules"
     scheduled.clock.forward()
     planned = operations.plan_purge(lake)
-    ran = scheduled.must_run("purge")
-    assert (ran.metadata["files"], ran.metadata["bytes"]) == (planned.files, planned.bytes)
-    assert ran.metadata["digest"].startswith(f"{planned.base_version}-")
+    outcome = scheduled.must_run("purge")
+    assert (outcome.metadata["files"], outcome.metadata["bytes"]) == (planned.files, planned.bytes)
+    assert outcome.metadata["digest"].startswith(f"{planned.base_version}-")
     table_id = lake.snapshot().table("ns", "a").id
     stray = f"tables/{table_id}/data/left-behind.parquet"
     lake.storage.create(stray, b"x" * 99)
@@ -130,7 +130,7 @@ def test_each_schedule_does_its_work(scheduled: Scheduled) -> None:
     check_lake(lake)
 
 
-def test_nothing_to_do_is_a_success_that_commits_nothing(scheduled: Scheduled) -> None:
+def test_scheduled_run_with_nothing_to_do_succeeds_without_commit(scheduled: Scheduled) -> None:
     scheduled.set(ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(days=1)))
     before = content(scheduled.lake)
     for name in ("trim", "expire", "purge", "orphans", "drop_overdue_clones"):
@@ -138,7 +138,7 @@ def test_nothing_to_do_is_a_success_that_commits_nothing(scheduled: Scheduled) -
     assert content(scheduled.lake) == before
 
 
-def test_a_plan_beyond_the_limits_fails_and_deletes_nothing(scheduled: Scheduled) -> None:
+def test_scheduled_run_above_limits_fails_and_deletes_nothing(scheduled: Scheduled) -> None:
     lake = scheduled.lake
     files = sum(operations.plan_expiration(lake).files.values())
     for limits in (
@@ -147,24 +147,24 @@ def test_a_plan_beyond_the_limits_fails_and_deletes_nothing(scheduled: Scheduled
     ):
         scheduled.set(limits)
         before = content(lake)
-        ran = scheduled.run("expire")
-        assert not ran.success
-        assert ran.error.startswith(f"this expire releases {files} files with ")
-        assert "nothing was done; run expire to make a plan, then approve it" in ran.error
-        assert (ran.metadata["files"], ran.metadata["versions"], ran.materialized) == (files, "0-2", [])
+        outcome = scheduled.run("expire")
+        assert not outcome.success
+        assert outcome.error.startswith(f"this expire releases {files} files with ")
+        assert "nothing was done; run expire to make a plan, then approve it" in outcome.error
+        assert (outcome.metadata["files"], outcome.metadata["versions"], outcome.materialized) == (files, "0-2", [])
         assert content(lake) == before
-    scheduled.expired()
+    scheduled.expire_all()
     lake.storage.create("nodes-of-nobody", b"x")
     before = content(lake)
-    ran = scheduled.run("purge")
-    assert "this purge deletes" in ran.error
-    assert "| 0-2 | expired | now |" in ran.metadata["plan"]
+    outcome = scheduled.run("purge")
+    assert "this purge deletes" in outcome.error
+    assert "| 0-2 | expired | now |" in outcome.metadata["plan"]
     assert content(lake) == before
     scheduled.set(ApplyLimits(max_files=files, max_bytes=10**9, min_age=timedelta(0)))
     assert scheduled.must_run("purge").metadata["files"] == files
 
 
-def test_what_is_too_young_is_no_part_of_a_plan(scheduled: Scheduled) -> None:
+def test_scheduled_plan_excludes_files_younger_than_minimum_age(scheduled: Scheduled) -> None:
     limits = ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(hours=3))
     scheduled.set(limits)
     scheduled.lake.alter_definition(maximum_version_age_millis_overrides={1: 1})
@@ -182,17 +182,17 @@ def test_what_is_too_young_is_no_part_of_a_plan(scheduled: Scheduled) -> None:
     ("hour", "name", "is_skipped"),
     [(21, "purge", False), (22, "purge", True), (5, "purge", True), (6, "purge", False), (23, "repair_hint", True)],
 )
-def test_ticks_within_a_blackout_are_skipped_and_say_why(
+def test_tick_within_blackout_is_skipped_with_reason(
     scheduled: Scheduled, hour: int, name: str, is_skipped: bool
 ) -> None:
     scheduled.set(blackouts=[NIGHT], timezone="Europe/Berlin")
     ticked = scheduled.tick(name, datetime(2026, 11, 22, hour - 1, 30, tzinfo=UTC))
     assert bool(ticked.run_requests) is not is_skipped
-    said = f"Sunday {hour:02}:30 is within the blackout 22:00 to 06:00: the nightly load"
-    assert ticked.skip_message == (said if is_skipped else None)
+    messages = f"Sunday {hour:02}:30 is within the blackout 22:00 to 06:00: the nightly load"
+    assert ticked.skip_message == (messages if is_skipped else None)
 
 
-def test_blackouts_of_some_days_and_of_whole_ones() -> None:
+def test_blackouts_apply_to_selected_and_whole_days() -> None:
     weekend = BlackoutWindow(start=time(0), end=time(0), reason="nobody is there", days=("saturday", "sunday"))
     assert [weekend.covers(SUNDAY + timedelta(days=day, hours=23)) for day in range(-2, 2)] == [
         False,
@@ -210,15 +210,15 @@ def test_blackouts_of_some_days_and_of_whole_ones() -> None:
 
 
 @pytest.mark.parametrize("days", [-1, 2_000_000])
-def test_exports_that_could_not_be_made_are_refused(days: int) -> None:
+def test_export_schedule_rejects_age_shorter_than_its_interval(days: int) -> None:
     with pytest.raises(InvalidInputError, match="export_retain"):
         build_maintenance_schedules(export_retain=timedelta(days=days))
 
 
-def test_times_can_be_others() -> None:
-    (found,) = build_maintenance_schedules(LakehouseNames("eu"), crons={"purge": "0 4 1 * *"}, timezone="Asia/Tokyo")
-    assert (found.name, found.job_name) == ("eu_purge_schedule", "eu_purge")
-    assert (found.cron_schedule, found.execution_timezone) == ("0 4 1 * *", "Asia/Tokyo")
+def test_schedule_times_can_be_configured() -> None:
+    (schedule,) = build_maintenance_schedules(LakehouseNames("eu"), crons={"purge": "0 4 1 * *"}, timezone="Asia/Tokyo")
+    assert (schedule.name, schedule.job_name) == ("eu_purge_schedule", "eu_purge")
+    assert (schedule.cron_schedule, schedule.execution_timezone) == ("0 4 1 * *", "Asia/Tokyo")
     assert [schedule.job_name for schedule in build_maintenance_schedules()] == list(CRONS)
     with pytest.raises(InvalidInputError, match="repair_hint"):
         build_maintenance_schedules(crons={"vacuum": "0 4 1 * *"})
@@ -227,67 +227,67 @@ def test_times_can_be_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid_limits",
     [{"max_files": -1}, {"max_bytes": True}, {"min_age": timedelta(seconds=-1)}],
     ids=["files", "bytes", "age"],
 )
-def test_wrong_limits_are_refused(wrong: Mapping[str, Any]) -> None:
-    with pytest.raises(InvalidInputError, match=next(iter(wrong))):
-        ApplyLimits(**{"max_files": 1, "max_bytes": 1, "min_age": timedelta(0), **wrong})
+def test_invalid_limits_are_rejected(invalid_limits: Mapping[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=next(iter(invalid_limits))):
+        ApplyLimits(**{"max_files": 1, "max_bytes": 1, "min_age": timedelta(0), **invalid_limits})
 
 
-class Together:
-    """Two purges in threads; the first stands still in the middle until it is let go."""
+class ConcurrentPurges:
+    """Run two purges in threads. The first one pauses in the middle until it is released."""
 
     def __init__(self, scheduled: Scheduled, patch: pytest.MonkeyPatch):
         self.scheduled = scheduled
-        self.begun, self.may_go_on = threading.Event(), threading.Event()
+        self.has_paused, self.may_continue = threading.Event(), threading.Event()
         self.at_once, self.most_at_once = 0, 0
-        self.ran: dict[str, Ran] = {}
+        self.outcomes: dict[str, JobOutcome] = {}
         delete_unreached = purge.delete_unreached
 
-        def stand_still(*args: Any) -> Any:
+        def pause_first(*args: Any) -> Any:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
-            self.begun.set()
-            assert self.may_go_on.wait(60)
+            self.has_paused.set()
+            assert self.may_continue.wait(60)
             self.at_once -= 1
             return delete_unreached(*args)
 
-        patch.setattr(purge, "delete_unreached", stand_still)
+        patch.setattr(purge, "delete_unreached", pause_first)
 
     def start(self, name: str, instance: dg.DagsterInstance) -> threading.Thread:
         def run() -> None:
-            self.ran[name] = self.scheduled.run("purge", instance)
+            self.outcomes[name] = self.scheduled.run("purge", instance)
 
         thread = threading.Thread(target=run)
         thread.start()
         return thread
 
 
-def test_of_two_purges_one_waits_in_the_pool(scheduled: Scheduled, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduled.expired()
-    together = Together(scheduled, monkeypatch)
-    first = together.start("first", scheduled.instance)
-    assert together.begun.wait(60)
-    second = together.start("second", scheduled.instance)
+def test_second_purge_waits_in_pool(scheduled: Scheduled, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduled.expire_all()
+    purges = ConcurrentPurges(scheduled, monkeypatch)
+    first = purges.start("first", scheduled.instance)
+    assert purges.has_paused.wait(60)
+    second = purges.start("second", scheduled.instance)
     second.join(3)
-    assert second.is_alive(), "it waits for its place in the pool"
-    together.may_go_on.set()
+    assert second.is_alive(), "the second purge waits for the pool"
+    purges.may_continue.set()
     first.join(60)
     second.join(60)
-    assert [together.ran[name].error for name in ("first", "second")] == ["", ""]
-    assert together.ran["first"].metadata["files"] > 0
-    assert (together.ran["second"].metadata["files"], together.most_at_once) == (0, 1)
+    assert [purges.outcomes[name].error for name in ("first", "second")] == ["", ""]
+    assert purges.outcomes["first"].metadata["files"] > 0
+    assert (purges.outcomes["second"].metadata["files"], purges.most_at_once) == (0, 1)
     check_lake(scheduled.lake)
 
 
-def test_without_a_limit_of_the_pool_one_says_why_not(scheduled: Scheduled) -> None:
-    scheduled.expired()
+def test_concurrent_purge_fails_and_warns_when_pool_has_no_limit(scheduled: Scheduled) -> None:
+    scheduled.expire_all()
     with dg.instance_for_test() as unlimited:
         with lease(scheduled.lake.storage, "purge"):
-            ran = scheduled.run("purge", unlimited)
-        assert ran.error.startswith("purge is running; wait until it ends")
+            outcome = scheduled.run("purge", unlimited)
+        assert outcome.error.startswith("purge is running; wait until it ends")
         (run,) = unlimited.get_runs()
-        said = [entry.user_message for entry in unlimited.all_logs(run.run_id)]
-    assert any(f"dagster instance concurrency set {ONLY.pool} 1" in message for message in said)
+        messages = [entry.user_message for entry in unlimited.all_logs(run.run_id)]
+    assert any(f"dagster instance concurrency set {ONLY.pool} 1" in message for message in messages)

@@ -1,4 +1,4 @@
-"""The sensors: commits made outside of Dagster, on real lakehouses and instances, and runs that failed."""
+"""Test the sensors for external commits and for failed runs, on real lakehouses and instances."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import dagster as dg
 import pytest
 
 from tests.clock import ClockStorage
-from tests.dagster_plugin.plain import plain
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.metadata_values import plain
+from tests.dagster_plugin.run_config import QUIET
 from tests.lakes import Lakes, seal, table
 from tests.operations.changes import alter, create, drop, expire
 from trinitylake_ops import Lakehouse
@@ -31,25 +31,25 @@ from trinitylake_ops.versions.commit_info import acting_for_run
 
 
 @dg.op
-def look() -> None:
-    """Stands for whatever follows new data."""
+def consume() -> None:
+    """Represent a job that consumes new data."""
 
 
 @dg.job
 def consumer() -> None:
-    look()
+    consume()
 
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
+    with dg.instance_for_test() as ticks:
+        yield ticks
 
 
 class Ticks:
-    """A sensor's ticks on a lakehouse, with what the daemon does about them: events first, then runs, then the cursor.
+    """Run a sensor's ticks on a lakehouse and process the results like the daemon: events, then runs, then the cursor.
 
-    Of several requests with a run key one is launched.
+    Of several requests with the same run key, one run is launched.
     """
 
     def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance, **options: Any):
@@ -60,10 +60,10 @@ class Ticks:
         self.cursor: str | None = None
         self.events: list[dg.AssetMaterialization | dg.AssetObservation] = []
         self.launched: dict[str, dg.RunRequest] = {}
-        self.said: list[str] = []
+        self.log_messages: list[str] = []
 
     def tick(self, *, is_killed: bool = False) -> None:
-        """Run a tick; a killed daemon has sent all, and not saved the cursor."""
+        """Run a tick. A killed daemon has reported the events and launched the runs, but has not saved the cursor."""
         context = dg.build_sensor_context(
             instance=self.instance, cursor=self.cursor, resources={"lakehouse": self.resource}
         )
@@ -76,19 +76,21 @@ class Ticks:
             assert request.run_key is not None
             self.launched.setdefault(request.run_key, request)
         if result.skip_message is not None:
-            self.said.append(result.skip_message)
+            self.log_messages.append(result.skip_message)
         if not is_killed:
             self.cursor = result.cursor
 
     def tables(self) -> Counter[tuple[str, ...]]:
-        """How often each table was reported as materialized."""
+        """Return how often each table was reported as materialized."""
         keys = [event.asset_key for event in self.events if isinstance(event, dg.AssetMaterialization)]
         return Counter(tuple(key.path) for key in keys if key != ONLY.lakehouse_key)
 
     def metrics(self) -> list[dg.AssetObservation]:
-        """The observations of the lakehouse that hold metrics."""
-        seen = [event for event in self.events if isinstance(event, dg.AssetObservation)]
-        return [event for event in seen if event.asset_key == ONLY.lakehouse_key and "gap" not in event.metadata]
+        """Return the observations of the lakehouse that contain metrics."""
+        observations = [event for event in self.events if isinstance(event, dg.AssetObservation)]
+        return [
+            event for event in observations if event.asset_key == ONLY.lakehouse_key and "gap" not in event.metadata
+        ]
 
     def versions_run(self) -> list[str]:
         return [request.tags["trinitylake/version"] for request in self.launched.values()]
@@ -99,20 +101,20 @@ class Ticks:
 
 @pytest.fixture
 def ticks(lakes: Lakes, instance: dg.DagsterInstance) -> Ticks:
-    made = Ticks(lakes.local(), instance)
-    create(made.lake, "ns", "a", "b")
-    made.tick()
-    assert (made.events, made.launched) == ([], {})
-    return made
+    ticks = Ticks(lakes.local(), instance)
+    create(ticks.lake, "ns", "a", "b")
+    ticks.tick()
+    assert (ticks.events, ticks.launched) == ([], {})
+    return ticks
 
 
-def test_a_commit_made_outside_is_reported_once_with_one_run(ticks: Ticks) -> None:
+def test_external_commit_is_reported_once_with_one_run(ticks: Ticks) -> None:
     version = alter(ticks.lake, "ns", "a")
     ticks.tick()
     ticks.tick()
     assert ticks.tables() == {("ns", "a"): 1}
     assert ticks.versions_run() == [str(version)]
-    assert ticks.said[-1] == f"latest version: {version}; 0 versions remain"
+    assert ticks.log_messages[-1] == f"latest version: {version}; 0 versions remain"
     lakehouse = ticks.instance.get_latest_materialization_event(ONLY.lakehouse_key)
     assert lakehouse is not None
     assert lakehouse.asset_materialization is not None
@@ -126,7 +128,7 @@ def test_a_commit_made_outside_is_reported_once_with_one_run(ticks: Ticks) -> No
     assert result.success
 
 
-def test_commits_around_a_clock_ten_years_ahead_are_reported_once(ticks: Ticks) -> None:
+def test_commits_are_reported_once_when_a_clock_is_ten_years_ahead(ticks: Ticks) -> None:
     ahead_ms = ticks.lake.storage.now_ms() + 10 * 365 * 86_400_000
     alter(Lakehouse(ClockStorage(ticks.lake.storage, ahead_ms)), "ns", "a")
     ticks.tick()
@@ -138,17 +140,17 @@ def test_commits_around_a_clock_ten_years_ahead_are_reported_once(ticks: Ticks) 
     assert 0 <= plain(ticks.metrics()[-1].metadata)["lag_seconds"] < 600
 
 
-def test_added_and_removed_tables(ticks: Ticks) -> None:
+def test_sensor_reports_added_and_removed_tables(ticks: Ticks) -> None:
     create(ticks.lake, "more", "x")
     drop(ticks.lake, "ns", "b")
     ticks.tick()
     assert ticks.tables() == {("more", "x"): 1}
-    seen = [event for event in ticks.events if isinstance(event, dg.AssetObservation)]
-    (gone,) = [event for event in seen if event.asset_key != ONLY.lakehouse_key]
-    assert (gone.asset_key.path, gone.metadata["change"].value) == (["ns", "b"], "removed")
+    observations = [event for event in ticks.events if isinstance(event, dg.AssetObservation)]
+    (removed,) = [event for event in observations if event.asset_key != ONLY.lakehouse_key]
+    assert (removed.asset_key.path, removed.metadata["change"].value) == (["ns", "b"], "removed")
 
 
-def test_a_killed_daemon_repeats_events_and_no_run(ticks: Ticks) -> None:
+def test_killed_daemon_repeats_events_but_no_run(ticks: Ticks) -> None:
     alter(ticks.lake, "ns", "a")
     ticks.tick(is_killed=True)
     ticks.tick()
@@ -156,13 +158,13 @@ def test_a_killed_daemon_repeats_events_and_no_run(ticks: Ticks) -> None:
     assert len(ticks.launched) == 1
 
 
-def test_commits_of_own_runs_are_ignored(ticks: Ticks) -> None:
+def test_sensor_ignores_commits_of_own_runs(ticks: Ticks) -> None:
     own = consumer.execute_in_process(instance=ticks.instance, run_config=QUIET).run_id
     with acting_for_run(own):
         alter(ticks.lake, "ns", "a")
     ticks.tick()
     assert (ticks.events, ticks.launched) == ([], {})
-    assert "1 versions since the last tick" in ticks.said[-1]
+    assert "1 versions since the last tick" in ticks.log_messages[-1]
     alter(ticks.lake, "ns", "b")
     with acting_for_run(own):
         alter(ticks.lake, "ns", "a")
@@ -174,7 +176,7 @@ def test_commits_of_own_runs_are_ignored(ticks: Ticks) -> None:
 
 
 @pytest.mark.parametrize("max_versions", [1000, 120])
-def test_a_burst_of_500_commits(lakes: Lakes, instance: dg.DagsterInstance, max_versions: int) -> None:
+def test_sensor_reports_burst_of_500_commits(lakes: Lakes, instance: dg.DagsterInstance, max_versions: int) -> None:
     lake = lakes.local(is_watched=False)
     create(lake, "ns", *(f"t{number}" for number in range(7)))
     ticks = Ticks(lake, instance, max_versions_per_tick=max_versions)
@@ -186,11 +188,11 @@ def test_a_burst_of_500_commits(lakes: Lakes, instance: dg.DagsterInstance, max_
         ticks.tick()
     assert ticks.tables() == {("ns", f"t{number}"): n_ticks for number in range(7)}
     assert ticks.versions_run() == [str(lake.latest_version())]
-    seen = [event.metadata["lag_versions"].value for event in ticks.metrics()]
-    assert seen == list(range(500, 0, -max_versions))
+    observations = [event.metadata["lag_versions"].value for event in ticks.metrics()]
+    assert observations == list(range(500, 0, -max_versions))
 
 
-def test_no_time_left_still_goes_on(ticks: Ticks) -> None:
+def test_tick_without_time_left_makes_progress(ticks: Ticks) -> None:
     for _ in range(3):
         alter(ticks.lake, "ns", "a")
     slow = Ticks(ticks.lake, ticks.instance, max_seconds_per_tick=1e-9)
@@ -203,29 +205,29 @@ def test_no_time_left_still_goes_on(ticks: Ticks) -> None:
     assert len(slow.launched) == 1
 
 
-def test_many_tables_of_one_commit_are_spread_over_ticks(ticks: Ticks) -> None:
-    few = Ticks(ticks.lake, ticks.instance, max_tables_per_tick=10)
-    few.cursor = ticks.cursor
+def test_large_commit_is_split_over_several_ticks(ticks: Ticks) -> None:
+    small_ticks = Ticks(ticks.lake, ticks.instance, max_tables_per_tick=10)
+    small_ticks.cursor = ticks.cursor
     create(ticks.lake, "many", *(f"t{number:02}" for number in range(24)))
     alter(ticks.lake, "ns", "a")
     for _ in range(4):
-        few.tick()
-    assert few.tables() == {("ns", "a"): 1} | {("many", f"t{number:02}"): 1 for number in range(24)}
-    assert few.versions_run() == [str(ticks.lake.latest_version())]
-    assert few.cursor is not None
-    assert Cursor.decode(few.cursor).until is None
+        small_ticks.tick()
+    assert small_ticks.tables() == {("ns", "a"): 1} | {("many", f"t{number:02}"): 1 for number in range(24)}
+    assert small_ticks.versions_run() == [str(ticks.lake.latest_version())]
+    assert small_ticks.cursor is not None
+    assert Cursor.decode(small_ticks.cursor).until is None
 
 
-def test_expiry_past_the_cursor_is_told_and_jumped(ticks: Ticks) -> None:
+def test_sensor_reports_gap_and_continues_when_cursor_expired(ticks: Ticks) -> None:
     for _ in range(4):
         alter(ticks.lake, "ns", "a")
-    kept = alter(ticks.lake, "ns", "b")
+    latest = alter(ticks.lake, "ns", "b")
     last = alter(ticks.lake, "ns", "a")
-    expire(ticks.lake, f"0-{kept - 1}")
+    expire(ticks.lake, f"0-{latest - 1}")
     seal(ticks.lake, 1)
     ticks.tick()
     assert ticks.notes() == [
-        f"version 1 can no longer be read; the changes of versions 2-{kept} are not reported",
+        f"version 1 can no longer be read; the changes of versions 2-{latest} are not reported",
     ]
     assert ticks.tables() == {("ns", "a"): 1}
     assert ticks.versions_run() == [str(last + 1)]
@@ -234,7 +236,7 @@ def test_expiry_past_the_cursor_is_told_and_jumped(ticks: Ticks) -> None:
     assert len(ticks.notes()) == 1
 
 
-def test_versions_that_expired_between_readable_ones_are_part_of_the_next(ticks: Ticks) -> None:
+def test_changes_of_expired_versions_are_reported_with_the_next_readable_version(ticks: Ticks) -> None:
     own = consumer.execute_in_process(instance=ticks.instance, run_config=QUIET).run_id
     alter(ticks.lake, "ns", "a")
     with acting_for_run(own):
@@ -258,7 +260,7 @@ def test_versions_that_expired_between_readable_ones_are_part_of_the_next(ticks:
     ],
     ids=["text", "list", "empty", "no fields", "wrong kinds", "number", "nested"],
 )
-def test_a_cursor_of_garbage_goes_on_at_the_latest_version(ticks: Ticks, cursor: str) -> None:
+def test_sensor_continues_at_latest_version_when_cursor_is_unreadable(ticks: Ticks, cursor: str) -> None:
     latest = alter(ticks.lake, "ns", "a")
     ticks.cursor = cursor
     ticks.tick()
@@ -270,10 +272,14 @@ def test_a_cursor_of_garbage_goes_on_at_the_latest_version(ticks: Ticks, cursor:
     assert ticks.tables() == {("ns", "b"): 1}
 
 
-@pytest.mark.parametrize("wrong", [{"version": -1}, {"until": False}, {"until": ""}, {"reported": -1}], ids=str)
-def test_a_cursor_of_this_lakehouse_with_wrong_values(ticks: Ticks, wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "invalid_fields", [{"version": -1}, {"until": False}, {"until": ""}, {"reported": -1}], ids=str
+)
+def test_sensor_continues_at_latest_version_when_cursor_has_invalid_values(
+    ticks: Ticks, invalid_fields: dict[str, Any]
+) -> None:
     assert ticks.cursor is not None
-    ticks.cursor = json.dumps({**json.loads(ticks.cursor), **wrong})
+    ticks.cursor = json.dumps({**json.loads(ticks.cursor), **invalid_fields})
     latest = alter(ticks.lake, "ns", "a")
     ticks.tick()
     assert ticks.notes() == [
@@ -286,10 +292,8 @@ def test_a_cursor_of_this_lakehouse_with_wrong_values(ticks: Ticks, wrong: dict[
 
 
 @pytest.mark.parametrize("run_id", ["a\x00b", "x" * 2900, "run\n"], ids=["nul", "long", "line"])
-def test_run_ids_that_no_instance_gives_are_not_asked_for(
-    ticks: Ticks, monkeypatch: pytest.MonkeyPatch, run_id: str
-) -> None:
-    """Another program may write anything there; Postgres refuses to look for some of it."""
+def test_sensor_does_not_query_malformed_run_ids(ticks: Ticks, monkeypatch: pytest.MonkeyPatch, run_id: str) -> None:
+    """Another program may write any text as a run id, and Postgres rejects queries with some of it."""
 
     def refuse(_instance: dg.DagsterInstance, run_id: str) -> None:
         raise ValueError("A string literal cannot contain NUL (0x00) characters.")
@@ -301,7 +305,7 @@ def test_run_ids_that_no_instance_gives_are_not_asked_for(
     assert ticks.tables() == {("ns", "a"): 1}
 
 
-def test_names_that_are_no_names_of_dagster(ticks: Ticks) -> None:
+def test_sensor_reports_tables_with_names_that_dagster_rejects(ticks: Ticks) -> None:
     names = ["été", "a/b", "a.b", "x" * 100, '"[]"', "日本", "%2F"]
     create(ticks.lake, "n/s.1", *names)
     ticks.tick()
@@ -311,11 +315,15 @@ def test_names_that_are_no_names_of_dagster(ticks: Ticks) -> None:
     assert all(ticks.instance.get_latest_materialization_event(key) is not None for key in keys)
 
 
-def test_a_lakehouse_in_the_place_of_another(ticks: Ticks) -> None:
+def test_sensor_reports_replaced_lakehouse(ticks: Ticks) -> None:
     assert ticks.cursor is not None
-    known = Cursor.decode(ticks.cursor)
-    beyond = (replace(known, version=9), replace(known, version=0, until=9, reported=1), replace(known, requested=9))
-    for cursor in (*beyond, replace(known, lakehouse_id="another")):
+    decoded = Cursor.decode(ticks.cursor)
+    invalid_cursors = (
+        replace(decoded, version=9),
+        replace(decoded, version=0, until=9, reported=1),
+        replace(decoded, requested=9),
+    )
+    for cursor in (*invalid_cursors, replace(decoded, lakehouse_id="another")):
         ticks.cursor = cursor.encode()
         ticks.tick()
         assert ticks.notes()[-1].startswith("the lakehouse was replaced: version ")
@@ -324,14 +332,14 @@ def test_a_lakehouse_in_the_place_of_another(ticks: Ticks) -> None:
     assert len(ticks.launched) == 1
 
 
-def test_before_there_is_a_lakehouse(instance: dg.DagsterInstance) -> None:
+def test_sensor_skips_when_lakehouse_does_not_exist(instance: dg.DagsterInstance) -> None:
     resource = TrinityLakeResource(root="memory://never-made/")
     context = dg.build_sensor_context(instance=instance, resources={"lakehouse": resource})
     result = build_commit_sensor(job=consumer).evaluate_tick(context)
     assert "there is no lakehouse" in str(result.skip_message)
 
 
-def test_without_a_job_events_alone(ticks: Ticks) -> None:
+def test_sensor_without_job_only_reports_events(ticks: Ticks) -> None:
     alter(ticks.lake, "ns", "a")
     context = dg.build_sensor_context(
         instance=ticks.instance, cursor=ticks.cursor, resources={"lakehouse": ticks.resource}
@@ -340,10 +348,12 @@ def test_without_a_job_events_alone(ticks: Ticks) -> None:
     result = sensor.evaluate_tick(context)
     assert not result.run_requests
     keys = [event.asset_key.path for event in result.asset_events]
-    assert keys == [["p", "ns", "a"], ONLY.lakehouse_key.path, ONLY.lakehouse_key.path], "the page, and metrics"
+    assert keys == [["p", "ns", "a"], ONLY.lakehouse_key.path, ONLY.lakehouse_key.path], (
+        "the versions page and the metrics"
+    )
 
 
-def test_the_time_of_a_tick_is_below_the_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tick_time_limit_is_below_daemon_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS", "DAGSTER_GRPC_TIMEOUT_SECONDS"):
         monkeypatch.delenv(name, raising=False)
     assert tick_budget_seconds() == 40
@@ -353,13 +363,13 @@ def test_the_time_of_a_tick_is_below_the_daemons(monkeypatch: pytest.MonkeyPatch
     assert tick_budget_seconds() == 5
 
 
-def test_a_failed_run_is_told_with_its_reason(instance: dg.DagsterInstance) -> None:
+def test_alert_receives_failed_run_with_its_error(instance: dg.DagsterInstance) -> None:
     resource = TrinityLakeResource(root="memory://never-made/")
     definitions = dg.Definitions(jobs=build_jobs(), resources={"lakehouse": resource})
     job = definitions.resolve_job_def("verify")
     result = job.execute_in_process(instance=instance, raise_on_error=False)
     (event,) = [event for event in result.all_events if event.event_type_value == "PIPELINE_FAILURE"]
-    told: list[FailedRun] = []
+    alerts: list[FailedRun] = []
     calls = 0
 
     def alert(failed: FailedRun) -> None:
@@ -367,18 +377,18 @@ def test_a_failed_run_is_told_with_its_reason(instance: dg.DagsterInstance) -> N
         calls += 1
         if calls == 1:
             raise ConnectionError("no answer")
-        told.append(failed)
+        alerts.append(failed)
 
     sensor = build_failed_run_sensor(alert)
     context = dg.build_run_status_sensor_context(sensor.name, event, instance, result.dagster_run)
     sensor(context.for_run_failure())
-    (failed,) = told
+    (failed,) = alerts
     assert (failed.run_id, failed.job, calls) == (result.run_id, "verify", 2)
     assert failed.steps == {"run_verify": "there is no lakehouse at memory://never-made/; create one with init"}
     assert json.loads(json.dumps(dict(failed.tags)))["dagster/max_retries"] == "0"
 
 
-def test_altered_tables_of_one_version(ticks: Ticks) -> None:
+def test_sensor_reports_altered_tables_of_one_version(ticks: Ticks) -> None:
     with ticks.lake.transaction() as txn:
         txn.alter_table("ns", "a", table(x="1"))
         txn.alter_table("ns", "b", table(x="1"))

@@ -1,4 +1,4 @@
-"""Who approves: in Dagster+ the user who launched the run, elsewhere who says so."""
+"""Test the approver: in Dagster+ the user who launched the run, otherwise the person named in the options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USER = {"user": "ada@example.com"}
 
 
 class Jobs:
-    """The jobs of a lakehouse whose hint is wrong: an approved plan mends it."""
+    """The jobs of a lakehouse with an outdated hint, which an approved plan repairs."""
 
     def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance):
         self.lake = lake
@@ -39,7 +39,7 @@ def jobs(lakes: Lakes) -> Iterator[Jobs]:
         yield Jobs(lake, instance)
 
 
-def said(result: dg.ExecuteInProcessResult) -> str:
+def failure_description(result: dg.ExecuteInProcessResult) -> str:
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert failure.step_failure_data.user_failure_data is not None
     return str(failure.step_failure_data.user_failure_data.description)
@@ -51,19 +51,21 @@ def approver(result: dg.ExecuteInProcessResult) -> object:
     return output.step_output_data.metadata["approved_by"].value
 
 
-def test_in_dagster_plus_it_is_the_user_who_launched_the_run(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_approver_is_signed_in_user_in_dagster_plus(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSTER_CLOUD_DEPLOYMENT_NAME", "prod")
     assert approver(jobs.apply("", **USER)) == "ada@example.com"
     assert approver(jobs.apply(None, **USER)) == "ada@example.com"
     assert approver(jobs.apply("ada@example.com", **USER)) == "ada@example.com"
-    assert said(jobs.apply("Bob", **USER)) == (
+    assert failure_description(jobs.apply("Bob", **USER)) == (
         "approved_by='Bob' does not match the signed-in user 'ada@example.com'; leave approved_by out"
     )
-    assert said(jobs.apply("")) == ("approved_by is required: no user launched this run; name the approver")
+    assert failure_description(jobs.apply("")) == (
+        "approved_by is required: no user launched this run; name the approver"
+    )
     assert approver(jobs.apply("Bob")) == "Bob"
 
 
-def test_elsewhere_a_tag_is_nobody(jobs: Jobs) -> None:
+def test_user_tag_is_ignored_outside_of_dagster_plus(jobs: Jobs) -> None:
     assert approver(jobs.apply("Bob", **USER)) == "Bob"
     with pytest.raises(dg.DagsterInvalidConfigError, match="approved_by is required"):
         jobs.apply("", **USER)

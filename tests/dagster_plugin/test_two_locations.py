@@ -1,4 +1,4 @@
-"""Two code locations of one Dagster instance publish into one lakehouse, to the same and to different tables."""
+"""Test that two code locations of one Dagster instance publish into one lakehouse, to shared and separate tables."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.run_config import QUIET
 from tests.lakes import Lakes, check_lake
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import (
@@ -28,27 +28,31 @@ REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
 
 
 class Location:
-    """A code location with a table of its own, and one by regions that both have, each as an asset of its own."""
+    """A code location with its own table, and with its own asset for a table partitioned by region that both share."""
 
     def __init__(self, name: str, lake: Lakehouse, instance: dg.DagsterInstance):
         self.name = name
         self.instance = instance
         self.names = LakehouseNames(name)
-        self.shared, self.own = dg.AssetKey([name, "sales", "orders"]), dg.AssetKey([name, "sales", name])
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.shared_key, self.own_key = dg.AssetKey([name, "sales", "orders"]), dg.AssetKey([name, "sales", name])
+        self.before_staging: Callable[[], object] = lambda: None
         self._cursor: str | None = None
         lakehouse = TrinityLakeResource(root=lake.root)
         self.definitions = dg.Definitions.merge(
             build_trinitylake_definitions(LakehouseSettings(name=name, lakehouse=lakehouse)),
             dg.Definitions(
                 assets=self._assets(),
-                jobs=[dg.define_asset_job("load", selection=[self.shared, self.own, dg.AssetKey([name, "publish"])])],
+                jobs=[
+                    dg.define_asset_job(
+                        "load", selection=[self.shared_key, self.own_key, dg.AssetKey([name, "publish"])]
+                    )
+                ],
                 executor=dg.in_process_executor,
             ),
         )
 
     def _assets(self) -> list[dg.AssetsDefinition]:
-        def made(key: dg.AssetKey, after: list[dg.AssetKey]) -> dg.AssetsDefinition:
+        def build_asset(key: dg.AssetKey, after: list[dg.AssetKey]) -> dg.AssetsDefinition:
             @dg.asset(
                 key=key,
                 deps=after,
@@ -58,13 +62,13 @@ class Location:
             )
             def table(context: dg.AssetExecutionContext) -> pa.Table:
                 if after:
-                    meanwhile, self.meanwhile = self.meanwhile, lambda: None
-                    meanwhile()
+                    hook, self.before_staging = self.before_staging, lambda: None
+                    hook()
                 return pa.table({"region": [context.partition_key], "by": [self.name]})
 
             return table
 
-        shared, own = made(self.shared, []), made(self.own, [self.shared])
+        shared, own = build_asset(self.shared_key, []), build_asset(self.own_key, [self.shared_key])
         publish = build_publish_asset(
             key=[self.name, "publish"],
             tables={"shared": shared, "own": own},
@@ -75,14 +79,14 @@ class Location:
         return [shared, own, publish]
 
     def load(self, region: str) -> bool:
-        """Load a region by a run that the location launched, as the UI does."""
+        """Load a region in a run that the code location launches, like the UI does."""
         tags = {"dagster/partition": region}
         return execute_as_launched(
             self.definitions, "load", self.instance, file=__file__, location_name=self.name, run_config=QUIET, tags=tags
         ).success
 
-    def look(self) -> set[tuple[dg.AssetKey, str | None]]:
-        """Let the sensor of commits look once, as the daemon lets it, and return what it reports."""
+    def tick_sensor(self) -> set[tuple[dg.AssetKey, str | None]]:
+        """Evaluate the commit sensor once, like the daemon, and return the reported assets with their partitions."""
         repository = self.definitions.get_repository_def()
         here = InProcessCodeLocationOrigin(LoadableTargetOrigin(python_file=__file__), location_name=self.name)
         resources = {self.names.resource_key: repository.get_top_level_resources()[self.names.resource_key]}
@@ -105,9 +109,9 @@ class Location:
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Iterator[Lakehouse]:
-    made = lakes.local()
-    yield made
-    check_lake(made)
+    build_asset = lakes.local()
+    yield build_asset
+    check_lake(build_asset)
 
 
 @pytest.fixture
@@ -117,27 +121,27 @@ def locations(lake: Lakehouse, tmp_path: Path) -> Iterator[tuple[Location, Locat
 
 
 def rows(lake: Lakehouse, table: str) -> list[tuple[str, str]]:
-    found = catalog_at(lake).load_table(("sales", table)).scan().to_arrow().to_pylist()
-    return sorted((row["region"], row["by"]) for row in found)
+    rows = catalog_at(lake).load_table(("sales", table)).scan().to_arrow().to_pylist()
+    return sorted((row["region"], row["by"]) for row in rows)
 
 
-def test_both_publish_at_the_same_time(lake: Lakehouse, locations: tuple[Location, Location]) -> None:
+def test_two_locations_publish_concurrently(lake: Lakehouse, locations: tuple[Location, Location]) -> None:
     north, south = locations
-    north.meanwhile = lambda: south.load("us")
+    north.before_staging = lambda: south.load("us")
     assert north.load("eu")
     assert rows(lake, "orders") == [("eu", "north"), ("us", "south")]
     assert (rows(lake, "north"), rows(lake, "south")) == ([("eu", "north")], [("us", "south")])
-    south.meanwhile = lambda: north.load("us")
+    south.before_staging = lambda: north.load("us")
     assert not south.load("us"), "the same partition of the same table"
     assert rows(lake, "orders") == [("eu", "north"), ("us", "north")]
-    assert rows(lake, "south") == [("us", "south")], "all of a run, or none"
+    assert rows(lake, "south") == [("us", "south")], "the failed run must not publish any of its tables"
 
 
-def test_each_tells_its_assets_of_the_others_commits(locations: tuple[Location, Location]) -> None:
+def test_sensor_of_each_location_reports_commits_of_the_other(locations: tuple[Location, Location]) -> None:
     north, south = locations
     assert north.load("eu")
-    assert (north.look(), south.look()) == (set(), set()), "a first look only remembers"
+    assert (north.tick_sensor(), south.tick_sensor()) == (set(), set()), "the first tick only initializes the cursor"
     assert north.load("us")
-    assert north.look() == set(), "its own run has told its assets"
-    assert south.look() == {(south.shared, "us")}
-    assert (north.look(), south.look()) == (set(), set())
+    assert north.tick_sensor() == set(), "its own run already reported its assets"
+    assert south.tick_sensor() == {(south.shared_key, "us")}
+    assert (north.tick_sensor(), south.tick_sensor()) == (set(), set())

@@ -1,4 +1,4 @@
-"""The jobs that check a lakehouse and put it right."""
+"""Test the verify and repair jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return Jobs(tmp_path, LocalClock(monkeypatch))
 
 
-def test_verify_with_a_record_and_limits(jobs: Jobs) -> None:
+def test_verify_job_uses_record_and_limits(jobs: Jobs) -> None:
     first = jobs.must_run("verify", incremental=True, deep=True).metadata
     assert first["known_files"] == 0
     assert len(list(jobs.lake.storage.list(VERIFIED_PREFIX))) == 1
@@ -30,17 +30,17 @@ def test_verify_with_a_record_and_limits(jobs: Jobs) -> None:
     assert jobs.must_run("verify").metadata["not_looked_at"] == ""
 
 
-def test_a_deep_verify_says_what_had_no_checksum(jobs: Jobs) -> None:
+def test_deep_verify_reports_files_without_checksum(jobs: Jobs) -> None:
     ForeignLake(jobs.lake.storage).commit_table("ns", "other")
-    said = jobs.must_run("verify", deep=True).metadata
+    metadata = jobs.must_run("verify", deep=True).metadata
     assert (
-        said["checksums"]
-        == f"{said['checked_files']} files checked by their checksums, 1 definition, 1 node without one"
+        metadata["checksums"]
+        == f"{metadata['checked_files']} files checked by their checksums, 1 definition, 1 node without one"
     )
     assert jobs.must_run("verify").metadata["checksums"] == ""
 
 
-def test_a_repair_is_planned_and_applied(jobs: Jobs) -> None:
+def test_repair_job_applies_plan(jobs: Jobs) -> None:
     assert jobs.plan("repair")["is_empty"] is True
     create(jobs.lake, "more", "t")
     alter(jobs.lake, "more", "t")
@@ -57,18 +57,18 @@ def test_a_repair_is_planned_and_applied(jobs: Jobs) -> None:
     assert "| hint |" in plan["steps"]
     assert f"| definition-unreadable | {damaged} |" in plan["left"]
     assert jobs.apply(plan, "repair").success
-    left = jobs.run("repair")
-    assert not left.success, "there is nothing to do, and it is not in order"
-    assert "1 error remains that repair cannot fix; the remaining findings say what you can do" in left.error
+    remaining = jobs.run("repair")
+    assert not remaining.success, "errors that repair cannot fix must fail the run"
+    assert "1 error remains that repair cannot fix; the remaining findings say what you can do" in remaining.error
     plan = jobs.plan("repair", to_last_good=True)
     assert "| rollback | more.t |" in plan["steps"]
-    ran = jobs.apply(plan, "repair")
-    assert ran.success, ran.error
+    outcome = jobs.apply(plan, "repair")
+    assert outcome.success, outcome.error
     latest = jobs.lake.latest_version()
-    assert [(event["lakehouse_version"], event["operation"]) for event in ran.materialized] == [(latest, "repair")]
-    left = jobs.run("repair", to_last_good=True)
-    assert not left.success, "version 5 stays damaged"
-    assert left.metadata["is_empty"] is True
+    assert [(event["lakehouse_version"], event["operation"]) for event in outcome.materialized] == [(latest, "repair")]
+    remaining = jobs.run("repair", to_last_good=True)
+    assert not remaining.success, "version 5 must stay damaged"
+    assert remaining.metadata["is_empty"] is True
     assert jobs.lake.snapshot().table("more", "t").properties == {}
     refused = jobs.apply_digest("repair", plan["digest"], to_last_good=True)
     assert not refused.success

@@ -44,7 +44,7 @@ RUN_BY = {
     "quickstart.md": "tests/docs/test_quickstart.py",
     "release.md": "tests/test_project.py",
     "rest-catalog/connect.md": "tests/clients/test_clients.py",
-    "rest-catalog/run.md": "tests/server/test_page.py",
+    "rest-catalog/run.md": "tests/server/test_serve_snippets.py",
     "spark/cluster.md": "tests/spark/test_spark_pages.py",
     "spark/data-source.md": "tests/spark/test_spark_pages.py",
     "spark/sql-catalog.md": "tests/spark/test_catalog.py",

@@ -21,7 +21,7 @@ from tests.clients.test_clients import python_of
 from tests.e2e import gestures_project
 from tests.e2e.gestures_project import SENSOR, STORES, catalog_properties, folder_of, lakehouse_root
 from tests.e2e.graphql import FINISHED, Webserver
-from tests.server.served import duckdb_with_iceberg
+from tests.server.live_server import duckdb_with_iceberg
 from tests.servers.daemons import ServerStartError, die_with_parent, free_port, listens, log_tail
 from trinitylake_ops import Lakehouse
 

@@ -11,8 +11,8 @@ from playwright.sync_api import expect
 from tests.e2e.browser import opened_page
 from tests.lakes import Lakes, lakes
 from tests.operations.changes import create
-from tests.server.served import serving, settings_for
-from tests.server.test_safety import READER, entry
+from tests.server.live_server import serving, settings_for
+from tests.server.test_access_control import READER, entry
 from trinitylake_ops.format.file_names import HINT_PATH
 
 __all__ = ["lakes"]

@@ -30,7 +30,7 @@ from tests.engine_tables import (
 from tests.lakes import Lakes, allowing, listed
 from tests.operations.aging import HOUR_MS, LONG_MS, Aging
 from tests.operations.later_tables import make_later, read_avro
-from tests.server.served import duckdb_with_iceberg
+from tests.server.live_server import duckdb_with_iceberg
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     CommitConflictError,

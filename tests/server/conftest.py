@@ -1,4 +1,4 @@
-"""A lakehouse in a folder, and a server of it in a thread."""
+"""A lakehouse on local disk, and a server of it in a thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lakes import Lakes, lakes
-from tests.server.served import Served, serving, settings_for
+from tests.server.live_server import LiveServer, serving, settings_for
 from trinitylake_ops import Lakehouse
 
 __all__ = ["lakes"]
@@ -19,6 +19,6 @@ def lake(lakes: Lakes) -> Lakehouse:
 
 
 @pytest.fixture
-def served(lake: Lakehouse) -> Iterator[Served]:
+def served(lake: Lakehouse) -> Iterator[LiveServer]:
     with serving(settings_for(lake)) as server:
         yield server

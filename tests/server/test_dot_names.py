@@ -1,4 +1,4 @@
-"""Names that clients remove from the path of a URL: nothing new gets one, existing objects are read and removed."""
+"""Test names that clients remove from URL paths: none are created, and existing objects can be read and removed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from tests.server.requests import SCHEMA, TABLES, commit_of, created
-from tests.server.served import Served
+from tests.server.live_server import LiveServer
+from tests.server.request_bodies import SCHEMA, TABLES, commit_of, created
 from tests.server.test_views import view
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
@@ -24,7 +24,7 @@ DOTS = (".", "..")
 BAD = (400, "BadRequestException")
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 NAMESPACES = "/v1/main/namespaces"
-#: Names that look like path segments, or like an encoding of one, and that every URL carries.
+#: Names that look like path segments or their encodings, but are valid in every URL.
 KEPT = ("...", ".a", "a.", "a..", "%2e", "%2E%2e", "%252e", "a/..", "../a", "a%2Fb", "a+b", "a\\b", "~", "null", "main")
 
 
@@ -38,7 +38,7 @@ def table(lake: Lakehouse) -> TableDef:
 
 
 def older(lake: Lakehouse, name: str) -> None:
-    """Move ``ns.t`` to this name in a namespace of this name, as a version that knew no such rule could."""
+    """Rename ``ns.t`` and its namespace to this name, as in a version that was written before the rule existed."""
     snapshot = lake.snapshot()
     locations = {
         key: snapshot.entry(key) for key in (snapshot.keys.namespace_key("ns"), snapshot.keys.table_key("ns", "t"))
@@ -50,7 +50,7 @@ def older(lake: Lakehouse, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DOTS)
-def test_the_engine_creates_nothing_of_such_a_name(lake: Lakehouse, table: TableDef, name: str) -> None:
+def test_engine_rejects_dot_names(lake: Lakehouse, table: TableDef, name: str) -> None:
     catalog, before = catalog_at(lake), lake.latest_version()
     staged = lake.stage_definition("ns", name, TableDef(schema=table.schema, id=""))
     attempts: tuple[Callable[[], Any], ...] = (
@@ -78,8 +78,8 @@ def _in(lake: Lakehouse, method: str, *arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("name", DOTS)
-def test_the_server_creates_nothing_of_such_a_name(served: Served, lake: Lakehouse, table: TableDef, name: str) -> None:
-    assert served.ask("POST", f"{NAMESPACES}/ns/views", view()).status == 200
+def test_server_rejects_dot_names(served: LiveServer, lake: Lakehouse, table: TableDef, name: str) -> None:
+    assert served.request("POST", f"{NAMESPACES}/ns/views", view()).status == 200
     before = lake.latest_version()
     identifiers = {"source": {"namespace": ["ns"], "name": "t"}, "destination": {"namespace": ["ns"], "name": name}}
     of_view = {**identifiers, "source": {"namespace": ["ns"], "name": "v"}}
@@ -100,53 +100,53 @@ def test_the_server_creates_nothing_of_such_a_name(served: Served, lake: Lakehou
         ("/v1/main/views/rename", of_view),
         ("/v1/main/transactions/commit", {"table-changes": [new]}),
     ):
-        assert served.ask("POST", path, body).error == BAD, (path, body)
+        assert served.request("POST", path, body).error == BAD, (path, body)
     assert lake.latest_version() == before
 
 
 @pytest.mark.parametrize("name", DOTS)
-def test_existing_objects_of_such_a_name_are_read_renamed_and_dropped(
-    served: Served, lake: Lakehouse, table: TableDef, name: str
+def test_existing_dot_names_can_be_read_renamed_and_dropped(
+    served: LiveServer, lake: Lakehouse, table: TableDef, name: str
 ) -> None:
     older(lake, name)
     catalog, path = catalog_at(lake), f"{NAMESPACES}/{name}/tables/{name}"
     assert catalog.load_table((name, name)).scan().to_arrow().num_rows == 2
     catalog.load_table((name, name)).append(ROWS)
     plan_write(lake, name, name, ROWS.schema)
-    loaded = served.ask("GET", path)  # a plain client sends the path as it is
+    loaded = served.request("GET", path)  # this client does not normalize the path
     assert loaded.document["metadata"]["table-uuid"] == table.format_properties["table_uuid"]
     commit = commit_of({"action": "set-properties", "updates": {"a": "1"}})
-    assert served.ask("POST", path, {**commit, "identifier": {"namespace": [name], "name": name}}).status == 200
+    assert served.request("POST", path, {**commit, "identifier": {"namespace": [name], "name": name}}).status == 200
     body = {"source": {"namespace": [name], "name": name}, "destination": {"namespace": [name], "name": "t"}}
-    assert served.ask("POST", "/v1/main/tables/rename", body).status == 204
-    assert served.ask("DELETE", f"{NAMESPACES}/{name}/tables/t").status == 204
-    assert served.ask("DELETE", f"{NAMESPACES}/{name}").status == 204
+    assert served.request("POST", "/v1/main/tables/rename", body).status == 204
+    assert served.request("DELETE", f"{NAMESPACES}/{name}/tables/t").status == 204
+    assert served.request("DELETE", f"{NAMESPACES}/{name}").status == 204
     assert lake.snapshot().namespaces() == []
 
 
-def test_other_names_reach_their_own_object(served: Served, lake: Lakehouse) -> None:
+def test_similar_names_reach_their_object(served: LiveServer, lake: Lakehouse) -> None:
     for name in KEPT:
         namespace = f"{NAMESPACES}/{quote(name, safe='')}"
         table = f"{namespace}/tables/{quote(name, safe='')}"
-        assert served.ask("POST", NAMESPACES, {"namespace": [name]}).status == 200, name
-        assert served.ask("POST", f"{namespace}/tables", created(name)).status == 200, name
-        assert served.ask("GET", table).status == 200, name
+        assert served.request("POST", NAMESPACES, {"namespace": [name]}).status == 200, name
+        assert served.request("POST", f"{namespace}/tables", created(name)).status == 200, name
+        assert served.request("GET", table).status == 200, name
         assert lake.snapshot().tables(name) == [name]
-        assert served.ask("DELETE", table).status == 204, name
-        assert served.ask("DELETE", namespace).status == 204, name
+        assert served.request("DELETE", table).status == 204, name
+        assert served.request("DELETE", namespace).status == 204, name
 
 
-def test_names_that_the_format_forbids_are_created_by_no_request(served: Served, lake: Lakehouse) -> None:
+def test_names_that_the_format_forbids_are_rejected(served: LiveServer, lake: Lakehouse) -> None:
     before = lake.latest_version()
     for name in ("", " ", "a b", "a\tb", "\x00", "\x1f", "a\x1fb", "\x7f", "\ud800"):
-        assert served.ask("POST", NAMESPACES, {"namespace": [name]}).error == BAD, name
+        assert served.request("POST", NAMESPACES, {"namespace": [name]}).error == BAD, name
     assert lake.latest_version() == before
 
 
-def test_an_empty_segment_is_no_name(served: Served, lake: Lakehouse, table: TableDef) -> None:
-    """A client that sends an empty name changes nothing, whatever the method."""
+def test_empty_path_segment_is_rejected(served: LiveServer, lake: Lakehouse, table: TableDef) -> None:
+    """A request with an empty name changes nothing, whatever the method."""
     before = lake.latest_version()
     for path in ("//", "/ns//", "/ns//tables", "//tables", "/ns/tables//", "/ns/tables//plan"):
         for method in ("POST", "DELETE"):
-            assert 400 <= served.ask(method, f"{NAMESPACES}{path}", {}).status < 500, (method, path)
+            assert 400 <= served.request(method, f"{NAMESPACES}{path}", {}).status < 500, (method, path)
     assert lake.latest_version() == before

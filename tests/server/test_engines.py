@@ -1,4 +1,4 @@
-"""Engines that others wrote read and write a lakehouse through the server: pyiceberg, DuckDB, Polars."""
+"""Test other engines that read and write a lakehouse through the server: pyiceberg, DuckDB, Polars."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pyiceberg.types import NestedField, StringType
 
 from tests.iceberg.test_totals import count_live_files, totals_in
 from tests.lakes import Lakes
-from tests.server.served import Served, attach, duckdb_with_iceberg
+from tests.server.live_server import LiveServer, attach, duckdb_with_iceberg
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
@@ -36,7 +36,7 @@ from trinitylake_ops.iceberg.write.data_files import write_data_files
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": ["a", "b", "c"]})
 
 
-def test_pyiceberg(served: Served, lake: Lakehouse) -> None:
+def test_pyiceberg(served: LiveServer, lake: Lakehouse) -> None:
     catalog = served.catalog()
     catalog.create_namespace("ns", {"owner": "me"})
     table = catalog.create_table("ns.t", ROWS.schema)
@@ -65,7 +65,7 @@ def test_pyiceberg(served: Served, lake: Lakehouse) -> None:
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_pyiceberg_is_told_in_its_own_terms(served: Served) -> None:
+def test_pyiceberg_raises_its_own_exceptions(served: LiveServer) -> None:
     catalog = served.catalog()
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
@@ -92,8 +92,8 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str) -> list[Any]:
     return connection.execute(query).fetchall()
 
 
-def test_duckdb(served: Served, lake: Lakehouse, lakes: Lakes) -> None:
-    """DDL and DML, a transaction over two tables as one version, time travel, and an error, all in SQL."""
+def test_duckdb(served: LiveServer, lake: Lakehouse, lakes: Lakes) -> None:
+    """Run DDL, DML, a transaction over two tables as one version, time travel, and an error, all in SQL."""
     catalog_at(lake).create_namespace("ns")
     catalog_at(lake).create_table("ns.t", ROWS.schema)
     with duckdb_with_iceberg() as connection:
@@ -126,19 +126,19 @@ def test_duckdb(served: Served, lake: Lakehouse, lakes: Lakes) -> None:
     assert lake.snapshot().tables("more") == []
     assert served.catalog().load_table("ns.t").scan().to_arrow().num_rows == 2
     assert operations.verify(lake, deep=True).findings == ()
-    check_deletes_are_carried_on_and_applied(lake, lakes.root("copy"))
+    check_delete_files_are_exported_and_applied(lake, lakes.root("copy"))
 
 
-def check_deletes_are_carried_on_and_applied(lake: Lakehouse, copy: str) -> None:
-    """DuckDB wrote files of position deletes: a full export has them with paths of its own, compaction applies them."""
+def check_delete_files_are_exported_and_applied(lake: Lakehouse, copy: str) -> None:
+    """DuckDB wrote position delete files: a full export copies them with new paths, and compaction applies them."""
     operations.plan_export(lake, "away", "full", target=copy).execute()
-    for place in (lake, Lakehouse.open(copy)):
-        assert int(total_delete_files(place)) > 0
-        operations.plan_compact_tables(place).execute()
-        assert total_delete_files(place) == "0"
-        read = catalog_at(place).load_table("ns.t").scan().to_arrow().sort_by("id").to_pylist()
+    for lakehouse in (lake, Lakehouse.open(copy)):
+        assert int(total_delete_files(lakehouse)) > 0
+        operations.plan_compact_tables(lakehouse).execute()
+        assert total_delete_files(lakehouse) == "0"
+        read = catalog_at(lakehouse).load_table("ns.t").scan().to_arrow().sort_by("id").to_pylist()
         assert [(row["id"], row["name"]) for row in read] == [(2, "z"), (3, "d")]
-        assert operations.verify(place, deep=True).findings == ()
+        assert operations.verify(lakehouse, deep=True).findings == ()
 
 
 def total_delete_files(lake: Lakehouse) -> str:
@@ -147,9 +147,9 @@ def total_delete_files(lake: Lakehouse) -> str:
     return snapshot.summary["total-delete-files"]
 
 
-def test_bounds_that_duckdb_cuts_within_a_character_are_repaired(served: Served, lake: Lakehouse) -> None:
-    """DuckDB cuts lower bounds of text at 16 bytes, and can itself not read what it wrote."""
-    catalog, cut = served.catalog(), "A" * 15 + "\u2022 bullet"
+def test_bounds_truncated_within_character_are_repaired(served: LiveServer, lake: Lakehouse) -> None:
+    """DuckDB truncates lower bounds of text at 16 bytes, and cannot read these bounds itself."""
+    catalog, truncated = served.catalog(), "A" * 15 + "\u2022 bullet"
     catalog.create_namespace("ns")
     columns = Schema(
         NestedField(1, "k", StringType(), required=False), NestedField(2, "text", StringType(), required=False)
@@ -161,22 +161,22 @@ def test_bounds_that_duckdb_cuts_within_a_character_are_repaired(served: Served,
     with duckdb_with_iceberg() as connection:
         attach(connection, served, "main", "l")
         for table in ("l.ns.t", "l.ns.p"):
-            connection.execute(f"INSERT INTO {table} VALUES ('k1', '{cut}'), ('k2', 'zzzz')")
+            connection.execute(f"INSERT INTO {table} VALUES ('k1', '{truncated}'), ('k2', 'zzzz')")
             connection.execute("BEGIN")
-            connection.execute(f"INSERT INTO {table} VALUES ('k3', '{cut}')")
-            connection.execute(f"INSERT INTO {table} VALUES ('k4', '{cut}')")
+            connection.execute(f"INSERT INTO {table} VALUES ('k3', '{truncated}')")
+            connection.execute(f"INSERT INTO {table} VALUES ('k4', '{truncated}')")
             connection.execute(f"DELETE FROM {table} WHERE k = 'k1'")
             connection.execute("COMMIT")
-            found = rows(connection, f"SELECT k FROM {table} WHERE text = '{cut}' ORDER BY k")
-            assert found == [("k3",), ("k4",)]
+            keys = rows(connection, f"SELECT k FROM {table} WHERE text = '{truncated}' ORDER BY k")
+            assert keys == [("k3",), ("k4",)]
     for name in ("ns.t", "ns.p"):
         assert totals_in(catalog_at(lake).load_table(name)) == count_live_files(catalog_at(lake).load_table(name))
-        read = catalog_at(lake).load_table(name).scan(EqualTo("text", cut)).to_arrow()["k"].to_pylist()
+        read = catalog_at(lake).load_table(name).scan(EqualTo("text", truncated)).to_arrow()["k"].to_pylist()
         assert sorted(read) == ["k3", "k4"]
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_a_commit_with_repaired_bounds_is_carried_out_once(served: Served, lake: Lakehouse) -> None:
+def test_commit_with_repaired_bounds_is_applied_once(served: LiveServer, lake: Lakehouse) -> None:
     served.catalog().create_namespace("ns")
     table = served.catalog().create_table("ns.t", ROWS.schema)
     io = catalog_at(lake).load_table("ns.t").io
@@ -194,8 +194,8 @@ def test_a_commit_with_repaired_bounds_is_carried_out_once(served: Served, lake:
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_duckdb_and_pyiceberg_write_at_once(served: Served, lake: Lakehouse) -> None:
-    """Each into a table of its own: nothing is lost, and nobody hears of a conflict."""
+def test_duckdb_and_pyiceberg_write_concurrently(served: LiveServer, lake: Lakehouse) -> None:
+    """Each engine writes to its own table: nothing is lost, and neither sees a conflict."""
     catalog = served.catalog()
     catalog.create_namespace("ns")
     for name in ("t", "u"):
@@ -229,7 +229,7 @@ def test_duckdb_and_pyiceberg_write_at_once(served: Served, lake: Lakehouse) -> 
     assert catalog.load_table("ns.u").scan().to_arrow().num_rows == 15
 
 
-def test_polars(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polars(served: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     catalog = served.catalog()
     catalog.create_namespace("ns")

@@ -1,4 +1,4 @@
-"""Commits and scans of a table whose snapshots name files of another table."""
+"""Test commits and scans of a table whose snapshots name files of another table."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.foreign_files import (
     written_manifest,
 )
 from tests.lakes import Lakes, allowing
-from tests.server.requests import TABLE, TABLES, commit_of
-from tests.server.served import Reply, Served, serving, settings_for
+from tests.server.live_server import LiveServer, Reply, serving, settings_for
+from tests.server.request_bodies import TABLE, TABLES, commit_of
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg import catalog_at, new_files
 from trinitylake_ops.iceberg.io.file_io import writing_io
@@ -51,12 +51,14 @@ def table_of(lake: Lakehouse, name: str = "ns.t") -> Table:
     return catalog_at(lake).load_table(name)
 
 
-def commit(served: Served, lake: Lakehouse, manifests: list[ManifestFile], snapshot_id: int = 11) -> Reply:
-    """Ask for a commit of a snapshot with manifests, whose parent is the current snapshot."""
+def commit(served: LiveServer, lake: Lakehouse, manifests: list[ManifestFile], snapshot_id: int = 11) -> Reply:
+    """Request a commit of a snapshot with manifests, whose parent is the current snapshot."""
     table = table_of(lake)
     manifest_list = written_list(writing_io(lake), table, manifests, snapshot_id)
     parent_id = table.metadata.current_snapshot_id
-    return served.ask("POST", TABLE, commit_of(*updates_of(snapshot_of(table, snapshot_id, manifest_list, parent_id))))
+    return served.request(
+        "POST", TABLE, commit_of(*updates_of(snapshot_of(table, snapshot_id, manifest_list, parent_id)))
+    )
 
 
 def renamed(file: DataFile, path: str) -> DataFile:
@@ -67,8 +69,8 @@ def renamed(file: DataFile, path: str) -> DataFile:
 
 @pytest.mark.parametrize("status", [ADDED, EXISTING, DELETED])
 @pytest.mark.parametrize("snapshot_id", [11, 12])
-def test_an_entry_names_no_file_of_another_table(
-    served: Served, lake: Lakehouse, status: ManifestEntryStatus, snapshot_id: int
+def test_entry_of_another_tables_file_is_rejected(
+    served: LiveServer, lake: Lakehouse, status: ManifestEntryStatus, snapshot_id: int
 ) -> None:
     before = lake.latest_version()
     manifest = written_manifest(lake, table_of(lake), data_files_of(lake, "secret.s"), status, snapshot_id)
@@ -76,77 +78,77 @@ def test_an_entry_names_no_file_of_another_table(
     assert lake.latest_version() == before
 
 
-def test_a_manifest_list_names_no_manifest_of_another_table(served: Served, lake: Lakehouse) -> None:
+def test_manifest_of_another_table_is_rejected(served: LiveServer, lake: Lakehouse) -> None:
     before = lake.latest_version()
     assert commit(served, lake, manifests_of(lake, "secret.s")).error == FORBIDDEN
     table, secret = table_of(lake), table_of(lake, "secret.s").current_snapshot()
     assert secret is not None
     body = commit_of(*updates_of(snapshot_of(table, secret.snapshot_id, secret.manifest_list)))
-    assert served.ask("POST", TABLE, body).error == FORBIDDEN
+    assert served.request("POST", TABLE, body).error == FORBIDDEN
     assert lake.latest_version() == before
 
 
 SPELLINGS: dict[str, Callable[[str, str, str, str], str]] = {
-    "dots": lambda root, own, other, name: f"{root}tables/{own}/data/../../{other}/data/{name}",
-    "slashes": lambda root, own, other, name: f"{root}tables//{other}/data/{name}",
-    "scheme": lambda root, own, other, name: f"{root.replace('file:', 'FILE:')}tables/{other}/data/{name}",
-    "hadoop": lambda root, own, other, name: f"{root.replace('file://', 'file:')}tables/{other}/data/{name}",
-    "plain path": lambda root, own, other, name: f"{root.removeprefix('file://')}tables/{other}/data/{name}",
-    "another lakehouse": lambda root, own, other, name: f"s3://bucket/lake/tables/{other}/data/{name}",
-    "longer id": lambda root, own, other, name: f"{root}tables/{own}1/data/{name}",
-    "no table": lambda root, own, other, name: f"{root}data/{name}",
-    "escapes": lambda root, own, other, name: f"{root}tables/{own}/%2e%2e/../{other}/data/{name}",
+    "dots": lambda root, own_id, other, name: f"{root}tables/{own_id}/data/../../{other}/data/{name}",
+    "slashes": lambda root, own_id, other, name: f"{root}tables//{other}/data/{name}",
+    "scheme": lambda root, own_id, other, name: f"{root.replace('file:', 'FILE:')}tables/{other}/data/{name}",
+    "hadoop": lambda root, own_id, other, name: f"{root.replace('file://', 'file:')}tables/{other}/data/{name}",
+    "plain path": lambda root, own_id, other, name: f"{root.removeprefix('file://')}tables/{other}/data/{name}",
+    "another lakehouse": lambda root, own_id, other, name: f"s3://bucket/lake/tables/{other}/data/{name}",
+    "longer id": lambda root, own_id, other, name: f"{root}tables/{own_id}1/data/{name}",
+    "no table": lambda root, own_id, other, name: f"{root}data/{name}",
+    "escapes": lambda root, own_id, other, name: f"{root}tables/{own_id}/%2e%2e/../{other}/data/{name}",
 }
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_another_spelling_leads_to_no_other_table(served: Served, lake: Lakehouse, spelling: str) -> None:
+def test_other_spellings_of_foreign_file_are_rejected(served: LiveServer, lake: Lakehouse, spelling: str) -> None:
     (file,) = data_files_of(lake, "secret.s")
-    own, other = (table_of(lake, name).location().rpartition("/")[2] for name in ("ns.t", "secret.s"))
-    path = SPELLINGS[spelling](lake.root, own, other, file.file_path.rpartition("/")[2])
+    own_id, other = (table_of(lake, name).location().rpartition("/")[2] for name in ("ns.t", "secret.s"))
+    path = SPELLINGS[spelling](lake.root, own_id, other, file.file_path.rpartition("/")[2])
     manifest = written_manifest(lake, table_of(lake), [renamed(file, path)], EXISTING, 11)
     assert commit(served, lake, [manifest]).error == FORBIDDEN
     commit_unchecked(lake, "ns.t", [manifest], 11)
-    assert served.ask("POST", f"{TABLE}/plan", {"stats-fields": ["id"]}).error == FORBIDDEN
+    assert served.request("POST", f"{TABLE}/plan", {"stats-fields": ["id"]}).error == FORBIDDEN
 
 
-def test_a_manifest_that_does_not_exist_is_not_committed(served: Served, lake: Lakehouse) -> None:
+def test_missing_manifest_is_rejected(served: LiveServer, lake: Lakehouse) -> None:
     table_of(lake).append(ROWS)
     before = lake.latest_version()
-    gone = written_manifest(lake, table_of(lake), data_files_of(lake, "ns.t"), EXISTING, 7)
-    lake.storage.delete(gone.manifest_path.removeprefix(lake.root))
-    assert commit(served, lake, [*manifests_of(lake, "ns.t"), gone]).error == (400, "BadRequestException")
+    deleted_manifest = written_manifest(lake, table_of(lake), data_files_of(lake, "ns.t"), EXISTING, 7)
+    lake.storage.delete(deleted_manifest.manifest_path.removeprefix(lake.root))
+    assert commit(served, lake, [*manifests_of(lake, "ns.t"), deleted_manifest]).error == (400, "BadRequestException")
     assert lake.latest_version() == before
 
 
 BAD_REQUEST = (400, "BadRequestException")
 
 
-def test_a_manifest_is_listed_once(served: Served, lake: Lakehouse) -> None:
-    """Readers return the rows of a manifest as often as a list has it."""
+def test_manifest_is_listed_once(served: LiveServer, lake: Lakehouse) -> None:
+    """Readers return the rows of a manifest as often as the list contains it."""
     table_of(lake).append(ROWS)
     before, parent = lake.latest_version(), manifests_of(lake, "ns.t")
-    own = [renamed(file, file.file_path.replace("/data/", "/data/own-")) for file in data_files_of(lake, "ns.t")]
-    lake.storage.create(own[0].file_path.removeprefix(lake.root), b"PAR1PAR1")
-    new = written_manifest(lake, table_of(lake), own, ADDED, 11)
+    own_files = [renamed(file, file.file_path.replace("/data/", "/data/own-")) for file in data_files_of(lake, "ns.t")]
+    lake.storage.create(own_files[0].file_path.removeprefix(lake.root), b"PAR1PAR1")
+    new = written_manifest(lake, table_of(lake), own_files, ADDED, 11)
     assert commit(served, lake, [new, new, *parent]).error == BAD_REQUEST
     assert commit(served, lake, [*parent, *parent]).error == BAD_REQUEST
     assert commit(served, lake, [new, *parent, *parent]).error == BAD_REQUEST
     (other,) = data_files_of(lake, "ns.t")
-    renamed(other, own[0].file_path.replace("file:///", "file:/"))
-    twice = written_manifest(lake, table_of(lake), [*own, other], ADDED, 11)
+    renamed(other, own_files[0].file_path.replace("file:///", "file:/"))
+    twice = written_manifest(lake, table_of(lake), [*own_files, other], ADDED, 11)
     assert commit(served, lake, [twice, *parent]).error == BAD_REQUEST
     assert lake.latest_version() == before
     assert commit(served, lake, [new, *parent]).status == 200
 
 
-def test_the_file_of_the_owner_is_no_data_file(served: Served, lake: Lakehouse) -> None:
-    """Otherwise a compaction would delete it, and the folder would belong to no lakehouse."""
+def test_owner_file_is_rejected_as_data_file(served: LiveServer, lake: Lakehouse) -> None:
+    """Otherwise a compaction would delete the owner file, and the folder would belong to no lakehouse."""
     table_of(lake).append(ROWS)
     before, parent = lake.latest_version(), manifests_of(lake, "ns.t")
     (file,) = data_files_of(lake, "ns.t")
-    named = renamed(file, f"{table_of(lake).location()}/_owner.json")
-    new = written_manifest(lake, table_of(lake), [named], ADDED, 11)
+    owner_file = renamed(file, f"{table_of(lake).location()}/_owner.json")
+    new = written_manifest(lake, table_of(lake), [owner_file], ADDED, 11)
     assert commit(served, lake, [new, *parent]).error == BAD_REQUEST
     assert lake.latest_version() == before
 
@@ -154,10 +156,10 @@ def test_the_file_of_the_owner_is_no_data_file(served: Served, lake: Lakehouse) 
 @pytest.mark.parametrize(
     ("bound", "value"), [("MAX_MANIFEST_ENTRIES", 2), ("MAX_COMMIT_ENTRIES", 5), ("MAX_COMMIT_BYTES", 6_000)]
 )
-def test_new_manifests_have_a_bound(
-    served: Served, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
+def test_new_manifests_are_bounded(
+    served: LiveServer, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:
-    """They are bounded before they are decoded, for each manifest and for all of a commit."""
+    """They are bounded before they are decoded, both each manifest and all manifests of a commit."""
     table_of(lake).append(ROWS)
     table, before = table_of(lake), lake.latest_version()
 
@@ -166,31 +168,31 @@ def test_new_manifests_have_a_bound(
         files = [renamed(file, f"{table.location()}/data/{number}-{at}.parquet") for at, file in enumerate(files)]
         return written_manifest(lake, table, files, EXISTING, 11)
 
-    one, other = manifest(1), manifest(2)
+    first_manifest, second_manifest = manifest(1), manifest(2)
     monkeypatch.setattr(new_files, bound, value)
-    assert commit(served, lake, [one, other]).error == BAD_REQUEST
+    assert commit(served, lake, [first_manifest, second_manifest]).error == BAD_REQUEST
     assert lake.latest_version() == before
-    monkeypatch.setattr(new_files, "_LARGE_ENTRIES", 2)  # one commit at a time, and the next one waits for no other
+    monkeypatch.setattr(new_files, "_LARGE_ENTRIES", 2)  # one commit at a time, and the next one must not have to wait
     monkeypatch.setattr(new_files, bound, 1_000_000)
-    assert commit(served, lake, [one, other]).status == 200
-    assert commit(served, lake, [manifest(3), one], 12).status == 200
+    assert commit(served, lake, [first_manifest, second_manifest]).status == 200
+    assert commit(served, lake, [manifest(3), first_manifest], 12).status == 200
 
 
-def test_a_manifest_of_another_size_than_listed_is_not_decoded(served: Served, lake: Lakehouse) -> None:
-    """Bounds of work are checked by the sizes in the manifest list."""
+def test_manifest_with_wrong_listed_size_is_not_decoded(served: LiveServer, lake: Lakehouse) -> None:
+    """Limits are checked against the sizes in the manifest list."""
     table_of(lake).append(ROWS)
     before = lake.latest_version()
     manifest = written_manifest(lake, table_of(lake), data_files_of(lake, "ns.t") * 3, EXISTING, 11)
     for at, value in ((1, 10), (8, 1)):  # its length, and its count of existing files
-        listed = copy.copy(manifest)
-        listed._data = list(manifest._data)
-        listed[at] = value
-        assert commit(served, lake, [listed]).error == BAD_REQUEST
+        mislisted = copy.copy(manifest)
+        mislisted._data = list(manifest._data)
+        mislisted[at] = value
+        assert commit(served, lake, [mislisted]).error == BAD_REQUEST
     assert lake.latest_version() == before
 
 
 @pytest.mark.parametrize("spec_id", [9, -1])
-def test_a_manifest_has_a_partition_spec_of_its_table(served: Served, lake: Lakehouse, spec_id: int) -> None:
+def test_manifest_requires_partition_spec_of_its_table(served: LiveServer, lake: Lakehouse, spec_id: int) -> None:
     table_of(lake).append(ROWS)
     before = lake.latest_version()
     manifest = written_manifest(lake, table_of(lake), data_files_of(lake, "ns.t"), EXISTING, 11)
@@ -201,21 +203,21 @@ def test_a_manifest_has_a_partition_spec_of_its_table(served: Served, lake: Lake
 
 
 @pytest.mark.parametrize("name", ["added-data-files", "total-data-files"])
-def test_an_empty_list_counts_no_files(served: Served, lake: Lakehouse, name: str) -> None:
+def test_empty_manifest_list_requires_zero_totals(served: LiveServer, lake: Lakehouse, name: str) -> None:
     """A table whose totals contradict its manifest list can be neither planned nor changed."""
     table_of(lake).append(ROWS)
     table, before = table_of(lake), lake.latest_version()
     snapshot = snapshot_of(table, 11, written_list(writing_io(lake), table, [], 11), table.metadata.current_snapshot_id)
-    counted = {**snapshot, "summary": {"operation": "append", name: "1"}}
-    assert served.ask("POST", TABLE, commit_of(*updates_of(counted))).error == BAD_REQUEST
+    inconsistent = {**snapshot, "summary": {"operation": "append", name: "1"}}
+    assert served.request("POST", TABLE, commit_of(*updates_of(inconsistent))).error == BAD_REQUEST
     assert lake.latest_version() == before
-    assert served.ask("POST", TABLE, commit_of(*updates_of(snapshot))).status == 200
-    assert served.ask("POST", f"{TABLE}/plan", {}).document["file-scan-tasks"] == []
+    assert served.request("POST", TABLE, commit_of(*updates_of(snapshot))).status == 200
+    assert served.request("POST", f"{TABLE}/plan", {}).document["file-scan-tasks"] == []
     table_of(lake).append(ROWS)
     assert table_of(lake).scan().to_arrow().num_rows == ROWS.num_rows
 
 
-def test_schemas_and_partition_specs_of_snapshots_stay(served: Served, lake: Lakehouse) -> None:
+def test_used_schemas_and_partition_specs_cannot_be_removed(served: LiveServer, lake: Lakehouse) -> None:
     with table_of(lake).update_schema() as schema:
         schema.add_column("unused", LongType())
     with table_of(lake).update_schema() as schema:
@@ -232,30 +234,32 @@ def test_schemas_and_partition_specs_of_snapshots_stay(served: Served, lake: Lak
         {"action": "remove-partition-specs", "spec-ids": [0]},
         {"action": "remove-schemas", "schema-ids": [used]},
     ):
-        assert served.ask("POST", TABLE, commit_of(update)).error == BAD_REQUEST
-    unused = next(one.schema_id for one in metadata.schemas if one.schema_id not in (used, metadata.current_schema_id))
-    assert served.ask("POST", TABLE, commit_of({"action": "remove-schemas", "schema-ids": [unused]})).status == 200
+        assert served.request("POST", TABLE, commit_of(update)).error == BAD_REQUEST
+    unused = next(
+        schema.schema_id for schema in metadata.schemas if schema.schema_id not in (used, metadata.current_schema_id)
+    )
+    assert served.request("POST", TABLE, commit_of({"action": "remove-schemas", "schema-ids": [unused]})).status == 200
     body = {"snapshot-id": metadata.current_snapshot_id, "use-snapshot-schema": True}
-    assert len(served.ask("POST", f"{TABLE}/plan", body).document["file-scan-tasks"]) == 1
+    assert len(served.request("POST", f"{TABLE}/plan", body).document["file-scan-tasks"]) == 1
 
 
 @pytest.mark.parametrize("kind", ["manifest", "entry"])
-def test_a_plan_names_no_file_of_another_table(served: Served, lake: Lakehouse, kind: str) -> None:
+def test_plan_rejects_files_of_another_table(served: LiveServer, lake: Lakehouse, kind: str) -> None:
     """A client can overwrite a manifest after its commit, so a plan checks it again."""
     secret = manifests_of(lake, "secret.s")
     if kind == "entry":
         secret = [written_manifest(lake, table_of(lake), data_files_of(lake, "secret.s"), EXISTING, 11)]
     commit_unchecked(lake, "ns.t", secret, 11)
-    assert served.ask("POST", f"{TABLE}/plan", {"stats-fields": ["id"]}).error == FORBIDDEN
-    if kind == "entry":  # the manifest of the parent snapshot is not read again by a commit, but by each scan
+    assert served.request("POST", f"{TABLE}/plan", {"stats-fields": ["id"]}).error == FORBIDDEN
+    if kind == "entry":  # the manifest of the parent snapshot is not read again by commits, but by each scan
         commit(served, lake, secret, 12)
     else:
         assert commit(served, lake, secret, 12).error == FORBIDDEN
-    assert served.ask("POST", f"{TABLE}/plan", {"stats-fields": ["id"]}).error == FORBIDDEN
+    assert served.request("POST", f"{TABLE}/plan", {"stats-fields": ["id"]}).error == FORBIDDEN
 
 
-def test_files_of_the_parent_are_committed_again(served: Served, lake: Lakehouse) -> None:
-    """As engines do that append to the manifest list, and that write manifests anew."""
+def test_files_of_parent_snapshot_can_be_committed_again(served: LiveServer, lake: Lakehouse) -> None:
+    """Some engines append to the manifest list, and others rewrite manifests."""
     table_of(lake).append(ROWS)
     files, manifests = data_files_of(lake, "ns.t"), manifests_of(lake, "ns.t")
     assert commit(served, lake, manifests, 11).status == 200
@@ -264,7 +268,7 @@ def test_files_of_the_parent_are_committed_again(served: Served, lake: Lakehouse
     assert table_of(lake).scan().to_arrow().num_rows == 2
 
 
-def test_files_that_the_operator_allowed_are_carried_on_but_not_added(lake: Lakehouse, tmp_path: Path) -> None:
+def test_files_below_allowed_root_are_kept_but_not_added(lake: Lakehouse, tmp_path: Path) -> None:
     folder = tmp_path / "incoming"
     folder.mkdir()
     pq.write_table(ROWS, folder / "a.parquet")
@@ -273,7 +277,7 @@ def test_files_that_the_operator_allowed_are_carried_on_but_not_added(lake: Lake
     table.add_files([f"file://{folder}/a.parquet"])
     files = data_files_of(lake, "ns.t")
     with serving(settings_for(lake)) as served:
-        assert len(served.ask("POST", f"{TABLE}/plan", {}).document["file-scan-tasks"]) == 1
+        assert len(served.request("POST", f"{TABLE}/plan", {}).document["file-scan-tasks"]) == 1
         manifest = written_manifest(lake, table_of(lake), files, EXISTING, 11)
         assert commit(served, lake, [manifest], 11).status == 200
         new = renamed(files[0], f"file://{folder}/b.parquet")
@@ -281,25 +285,25 @@ def test_files_that_the_operator_allowed_are_carried_on_but_not_added(lake: Lake
         assert commit(served, lake, [manifest], 12).error == FORBIDDEN
 
 
-def test_a_registered_table_has_no_files_of_a_managed_one(lake: Lakehouse, tmp_path: Path) -> None:
+def test_registered_table_cannot_use_files_of_managed_table(lake: Lakehouse, tmp_path: Path) -> None:
     """The program that writes a registered table has no rights on the lakehouse."""
     (tmp_path / "theirs").mkdir()
-    theirs = SqlCatalog("x", uri=f"sqlite:///{tmp_path}/x.db", warehouse=f"file://{tmp_path}/theirs")
-    theirs.create_namespace("e")
-    table = theirs.create_table("e.t", ROWS.schema)
+    external_catalog = SqlCatalog("x", uri=f"sqlite:///{tmp_path}/x.db", warehouse=f"file://{tmp_path}/theirs")
+    external_catalog.create_namespace("e")
+    table = external_catalog.create_table("e.t", ROWS.schema)
     table.add_files([file.file_path for file in data_files_of(lake, "secret.s")])
     lake = allowing(lake, tmp_path / "theirs")
     operations.register_table(lake, "ns", "theirs", table.metadata_location)
     with serving(settings_for(lake)) as served:
-        answer = served.ask("POST", f"{TABLES}/theirs/plan", {"stats-fields": ["id"]})
-    assert answer.error == FORBIDDEN
+        response = served.request("POST", f"{TABLES}/theirs/plan", {"stats-fields": ["id"]})
+    assert response.error == FORBIDDEN
     with pytest.raises(PermissionError):
         catalog_at(lake).load_table("ns.theirs").scan().to_arrow()
 
 
 @pytest.fixture
 def local(lakes: Lakes) -> Lakehouse:
-    """A lakehouse on this machine with two tables that have rows."""
+    """A lakehouse on local disk with two tables that have rows."""
     lake = lakes.local()
     catalog = catalog_at(lake)
     for name in ("ns.t", "secret.s"):
@@ -314,24 +318,22 @@ def files_in(*folders: Path) -> set[Path]:
 
 @pytest.mark.parametrize("linked", ["metadata", "folder"])
 @pytest.mark.parametrize("leads_to", ["another table", "beyond the root"])
-def test_nothing_is_written_through_a_link_of_a_table(
-    local: Lakehouse, tmp_path: Path, linked: str, leads_to: str
-) -> None:
-    """A client with rights on its own folder may put a link there to a folder that only the operator may write to."""
-    own, other = (Path(table_of(local, name).location().removeprefix("file://")) for name in ("ns.t", "secret.s"))
+def test_writes_do_not_follow_links(local: Lakehouse, tmp_path: Path, linked: str, leads_to: str) -> None:
+    """A client with access to its own table may create a link there to a folder that only the operator may write."""
+    own_id, other = (Path(table_of(local, name).location().removeprefix("file://")) for name in ("ns.t", "secret.s"))
     if leads_to == "beyond the root":
         other = tmp_path / "beyond"
-        shutil.copytree(own, other)
-    source, target = (own, other) if linked == "folder" else (own / "metadata", other / "metadata")
+        shutil.copytree(own_id, other)
+    source, target = (own_id, other) if linked == "folder" else (own_id / "metadata", other / "metadata")
     with serving(settings_for(local)) as served:
         version, change = local.latest_version(), {"action": "set-properties", "updates": {"acme.x": "y"}}
         source.rename(tmp_path / "away")
         source.symlink_to(target)
         before = files_in(other)
-        assert served.ask("POST", TABLE, commit_of(change)).error == FORBIDDEN
+        assert served.request("POST", TABLE, commit_of(change)).error == FORBIDDEN
         for write in (
             lambda: table_of(local).append(ROWS),
-            lambda: writing_io(local).delete(f"file://{own}/metadata/x"),
+            lambda: writing_io(local).delete(f"file://{own_id}/metadata/x"),
         ):
             with pytest.raises(PermissionError):
                 write()
@@ -339,12 +341,12 @@ def test_nothing_is_written_through_a_link_of_a_table(
         assert local.latest_version() == version
         source.unlink()
         (tmp_path / "away").rename(source)
-        assert served.ask("POST", TABLE, commit_of(change)).status == 200
+        assert served.request("POST", TABLE, commit_of(change)).status == 200
 
 
 @pytest.mark.parametrize("kind", ["manifest list", "manifest"])
-def test_a_link_that_leads_to_itself_is_no_failure_of_the_storage(local: Lakehouse, kind: str) -> None:
-    """A client would repeat a commit that is answered with 503."""
+def test_circular_link_is_not_a_storage_failure(local: Lakehouse, kind: str) -> None:
+    """A client would repeat a commit that gets 503."""
     table = table_of(local)
     link = Path(table.location().removeprefix("file://")) / "metadata" / "loop.avro"
     link.symlink_to(link)
@@ -359,38 +361,42 @@ def test_a_link_that_leads_to_itself_is_no_failure_of_the_storage(local: Lakehou
             reply = commit(served, local, [manifest])
         else:
             snapshot = snapshot_of(table, 11, f"file://{link}")
-            reply = served.ask("POST", TABLE, commit_of(*updates_of(snapshot)))
+            reply = served.request("POST", TABLE, commit_of(*updates_of(snapshot)))
         assert reply.error == FORBIDDEN
         assert local.latest_version() == version
 
 
-def test_no_link_leads_out_of_an_allowed_root(local: Lakehouse, tmp_path: Path) -> None:
-    """Neither when a table is registered, nor when its files were exchanged for links afterwards."""
+def test_links_cannot_escape_allowed_root(local: Lakehouse, tmp_path: Path) -> None:
+    """Neither when a table is registered, nor when its files are replaced by links later."""
     for folder in ("allowed", "foreign"):
-        theirs = SqlCatalog(folder, uri=f"sqlite:///{tmp_path}/{folder}.db", warehouse=f"file://{tmp_path}/{folder}")
-        theirs.create_namespace("e")
-        theirs.create_table("e.t", ROWS.schema, properties={"acme.note": folder}).append(ROWS)
-    ours, foreign = (next((tmp_path / name).rglob("00001*.metadata.json")) for name in ("allowed", "foreign"))
+        external_catalog = SqlCatalog(
+            folder, uri=f"sqlite:///{tmp_path}/{folder}.db", warehouse=f"file://{tmp_path}/{folder}"
+        )
+        external_catalog.create_namespace("e")
+        external_catalog.create_table("e.t", ROWS.schema, properties={"acme.note": folder}).append(ROWS)
+    allowed_metadata, foreign = (
+        next((tmp_path / name).rglob("00001*.metadata.json")) for name in ("allowed", "foreign")
+    )
     managed = Path(table_of(local, "secret.s").metadata_location.removeprefix("file://"))
     allowed = allowing(local, tmp_path / "allowed")
     register = "/v1/main/namespaces/ns/register"
 
-    def registered(served: Served, name: str, path: Path) -> Reply:
-        return served.ask("POST", register, {"name": name, "metadata-location": f"file://{path}"})
+    def registered(served: LiveServer, name: str, path: Path) -> Reply:
+        return served.request("POST", register, {"name": name, "metadata-location": f"file://{path}"})
 
     with serving(settings_for(allowed)) as served:
         for number, target in enumerate((foreign, managed, foreign.parent, managed.parent)):
-            link = ours.parent / f"{number}.metadata.json"
+            link = allowed_metadata.parent / f"{number}.metadata.json"
             link.symlink_to(target)
             path = link / foreign.name if target.is_dir() else link
             assert registered(served, "linked", path).error == FORBIDDEN
-        within = ours.parent / "within.metadata.json"
-        within.symlink_to(ours)
+        within = allowed_metadata.parent / "within.metadata.json"
+        within.symlink_to(allowed_metadata)
         assert registered(served, "within", within).status == 200
-        assert registered(served, "r", ours).status == 200
-        moved = ours.rename(foreign.parent / "moved.metadata.json")
-        ours.symlink_to(moved)
+        assert registered(served, "r", allowed_metadata).status == 200
+        moved = allowed_metadata.rename(foreign.parent / "moved.metadata.json")
+        allowed_metadata.symlink_to(moved)
     with serving(settings_for(allowed)) as served:
-        assert served.ask("GET", f"{TABLES}/r").error == FORBIDDEN
-    both = allowing(local, tmp_path / "allowed", tmp_path / "foreign")
-    assert catalog_at(both).load_table("ns.r").properties["acme.note"] == "allowed"
+        assert served.request("GET", f"{TABLES}/r").error == FORBIDDEN
+    allowing_both = allowing(local, tmp_path / "allowed", tmp_path / "foreign")
+    assert catalog_at(allowing_both).load_table("ns.r").properties["acme.note"] == "allowed"

@@ -1,6 +1,6 @@
-"""Generated requests, by the table of operations: no answer is outside it, no failure of the server, nothing is lost.
+"""Send generated requests for all operations: every response is documented, and no request fails in the server.
 
-Names, bodies, parameters and headers are those that the operations have, mixed with others and with nonsense.
+Names, bodies, parameters and headers are valid ones of the operations, mixed with others and with random values.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from tests.lakes import Lakes
-from tests.server.requests import SCHEMA, WIDER, new_key
-from tests.server.served import serving, settings_for
+from tests.server.live_server import serving, settings_for
+from tests.server.request_bodies import SCHEMA, WIDER, new_key
 from tests.server.test_views import version
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg import catalog_at
@@ -31,19 +31,19 @@ from trinitylake_ops.iceberg.views import ViewVersion, new_view
 from trinitylake_ops.server.openapi import OF_NO_OPERATION, OPERATIONS, Operation, reference
 from trinitylake_ops.server.routes import ROUTES
 
-#: What one normal run asks for, and what a soak asks for.
+#: Number of requests in a normal run and in a soak test.
 N_REQUESTS, N_IN_SOAK = 80, 10_000
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 SCHEMA_OF_VIEW = Schema(NestedField(1, "id", LongType(), required=False))
-_BY_NAME = {one.name: one for one in OPERATIONS}
+_BY_NAME = {operation_request.name: operation_request for operation_request in OPERATIONS}
 
 text = st.text(max_size=12)
 strange = st.one_of(st.sampled_from(["none", "a b", "a\x1fb", "ü", "."]), text)
 
 
-def mostly(usual: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy for what is usual seven times of eight. Otherwise next to no request would be carried out."""
-    return st.integers(0, 7).flatmap(lambda chosen: usual if chosen else other)
+def mostly(usual: st.SearchStrategy[Any], unusual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Return a strategy that chooses the usual value seven times out of eight, so that most requests succeed."""
+    return st.integers(0, 7).flatmap(lambda chosen: usual if chosen else unusual)
 
 
 namespaces = mostly(st.sampled_from(["ns", "ns", "ns", "own"]), strange)
@@ -201,7 +201,7 @@ expression = st.recursive(
     ),
     max_leaves=4,
 )
-#: The members of bodies, by their names.
+#: The members of bodies by name.
 MEMBERS: dict[str, st.SearchStrategy[Any]] = {
     "namespace": mostly(namespaces.map(lambda name: [name]), st.lists(namespaces, max_size=2)),
     "properties": properties,
@@ -235,12 +235,12 @@ MEMBERS: dict[str, st.SearchStrategy[Any]] = {
     "region": text,
     "headers": st.dictionaries(text, st.lists(text, max_size=2), max_size=2),
 }
-#: Members that one operation has otherwise than the others.
+#: Members that differ for one operation.
 OWN_MEMBERS = {
     ("updateProperties", "updates"): properties,
     ("replaceView", "updates"): st.lists(view_update, max_size=2),
 }
-#: Operations whose members are nearly all left out, as they exclude each other.
+#: Operations whose members mostly exclude each other, so nearly all are left out.
 SPARSE = {"planTableScan"}
 QUERY = {
     "parent": namespaces,
@@ -253,7 +253,7 @@ QUERY = {
 
 @st.composite
 def request_for(draw: st.DrawFn) -> tuple[Operation, str, str, bytes, dict[str, str]]:
-    """Return an operation, and a request that is for it: its method, target, body and headers."""
+    """Return an operation, and a request for it: its method, target, body and headers."""
     operation = draw(st.sampled_from(OPERATIONS))
     prefix = draw(
         st.sampled_from(["main"] * 12 + ["v1", "v999", "at-2030-01-31", "at-x", "export-none", "clone-none", "x"])
@@ -282,17 +282,17 @@ def request_for(draw: st.DrawFn) -> tuple[Operation, str, str, bytes, dict[str, 
     return operation, operation.method, target, body, headers
 
 
-def asked(
+def send(
     connection: HTTPConnection, method: str, target: str, body: bytes, headers: dict[str, str]
 ) -> tuple[int, bytes]:
-    """Send a request by a connection that stays, and return status and body of the answer."""
+    """Send a request on a persistent connection, and return the status and body of the response."""
     connection.request(method, target, body or None, headers)
-    answer = connection.getresponse()
-    return answer.status, answer.read()
+    response = connection.getresponse()
+    return response.status, response.read()
 
 
 def check(operation: Operation, method: str, status: int, body: bytes) -> None:
-    """Assert that an answer is one that an operation has, and none is a failure of the server."""
+    """Assert that a response is documented for the operation and is not a server failure."""
     assert status < 500, (operation.name, status, body)
     if status in operation.responses:
         assert (body == b"") == (status in (204, 304)), (operation.name, status, body)
@@ -306,7 +306,7 @@ def check(operation: Operation, method: str, status: int, body: bytes) -> None:
 
 
 def furnish(catalog: TrinityLakeCatalog) -> None:
-    """Create what earlier requests have dropped: two namespaces, tables with and without rows, and a view."""
+    """Create what earlier requests dropped: two namespaces, tables with and without rows, and a view."""
     for name in ("ns", "own"):
         if not catalog.namespace_exists(name):
             catalog.create_namespace(name)
@@ -336,14 +336,14 @@ def run(lake: Lakehouse, n_requests: int) -> None:
             suppress_health_check=list(HealthCheck),
         )
         @given(request_for())
-        def ask(one: tuple[Operation, str, str, bytes, dict[str, str]]) -> None:
+        def send_request(operation_request: tuple[Operation, str, str, bytes, dict[str, str]]) -> None:
             if next(n_asked) % 25 == 0:
                 furnish(catalog)
-            operation, method, target, body, headers = one
-            status, answer = asked(connection, method, target, body, headers)
-            check(operation, method, status, answer)
+            operation, method, target, body, headers = operation_request
+            status, response = send(connection, method, target, body, headers)
+            check(operation, method, status, response)
 
-        ask()
+        send_request()
         assert next(n_asked) >= n_requests
     assert operations.verify(lake, deep=True).findings == ()
 
@@ -353,28 +353,30 @@ def generated_lake(lakes: Lakes) -> Lakehouse:
     return lakes.local(is_watched=False)
 
 
-def test_no_answer_is_outside_the_table(generated_lake: Lakehouse) -> None:
+def test_responses_are_documented(generated_lake: Lakehouse) -> None:
     run(generated_lake, N_REQUESTS)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
-def test_no_answer_is_outside_the_table_at_length(generated_lake: Lakehouse) -> None:
+def test_responses_are_documented_in_many_requests(generated_lake: Lakehouse) -> None:
     run(generated_lake, N_IN_SOAK)
 
 
-def test_the_table_has_every_route_and_no_other() -> None:
+def test_table_of_operations_matches_routes() -> None:
     routes = {(route.method, route.template): route for route in ROUTES}
-    assert {(one.method, one.path) for one in OPERATIONS} == routes.keys()
+    assert {(operation_request.method, operation_request.path) for operation_request in OPERATIONS} == routes.keys()
     assert len(_BY_NAME) == len(OPERATIONS)
-    for one in OPERATIONS:
-        route = routes[one.method, one.path]
-        assert route.changes == ("Idempotency-Key" in one.headers or one.name == "registerView"), one.name
-        assert route.is_documented == bool(one.responses), one.name
-        assert set(one.body or ()) <= MEMBERS.keys()
+    for operation_request in OPERATIONS:
+        route = routes[operation_request.method, operation_request.path]
+        assert route.changes == (
+            "Idempotency-Key" in operation_request.headers or operation_request.name == "registerView"
+        ), operation_request.name
+        assert route.is_documented == bool(operation_request.responses), operation_request.name
+        assert set(operation_request.body or ()) <= MEMBERS.keys()
 
 
-def test_requests_for_nothing_are_answered_as_the_table_says(generated_lake: Lakehouse) -> None:
+def test_requests_for_missing_objects_get_documented_errors(generated_lake: Lakehouse) -> None:
     with serving(settings_for(generated_lake)) as served:
         for method, path in (
             ("GET", "/v1/x/y"),
@@ -382,9 +384,9 @@ def test_requests_for_nothing_are_answered_as_the_table_says(generated_lake: Lak
             ("POST", "/"),
             ("TRACE", "/v1/config/x"),
         ):
-            assert served.ask(method, path).error in OF_NO_OPERATION
+            assert served.request(method, path).error in OF_NO_OPERATION
 
 
-def test_the_reference_in_the_docs_is_made_of_the_table() -> None:
+def test_docs_reference_is_generated_from_table() -> None:
     docs = (Path(__file__).parents[2] / "docs" / "rest-catalog" / "run.md").read_text()
     assert reference() in docs

@@ -1,4 +1,4 @@
-"""Tokens of other issuers, against a real server of keys: what is let in, what is not, and how keys change."""
+"""Test tokens of external issuers with a real key server: which are accepted, which are rejected, and key rotation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from tests.server.requests import TABLE, TABLES, created
-from tests.server.served import Reply, Served, serving, settings_for
-from tests.server.test_safety import FORBIDDEN, READER, UNAUTHORIZED, entry
+from tests.server.live_server import LiveServer, Reply, serving, settings_for
+from tests.server.request_bodies import TABLE, TABLES, created
+from tests.server.test_access_control import FORBIDDEN, READER, UNAUTHORIZED, entry
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.iceberg import catalog_at
@@ -41,7 +41,7 @@ def public(key: Any, kid: str, **fields: Any) -> dict[str, Any]:
 
 
 class KeyServer:
-    """Serves what ``content`` is, and counts requests."""
+    """Serve ``content``, and count requests."""
 
     def __init__(self) -> None:
         self.content: bytes | None = json.dumps({"keys": [public(FIRST, "1"), public(CURVE, "c")]}).encode()
@@ -98,7 +98,7 @@ def issuers_file(path: Path, url: str, **fields: Any) -> Path:
 
 
 @pytest.fixture
-def guarded(lake: Lakehouse, key_server: KeyServer, tmp_path: Path) -> Iterator[Served]:
+def guarded(lake: Lakehouse, key_server: KeyServer, tmp_path: Path) -> Iterator[LiveServer]:
     catalog = catalog_at(lake)
     for name in ("ns", "own"):
         catalog.create_namespace(name)
@@ -116,37 +116,37 @@ def token(key: Any = FIRST, kid: str | None = "1", algorithm: str = "RS256", **c
 
 
 def by_secret(claims: str, secret: str) -> str:
-    """Return a token with the claims of another, signed by a secret that everybody knows. No library would sign so."""
+    """Return a token with the claims of another one, signed with a public secret. No library would create it."""
     head = base64.urlsafe_b64encode(b'{"alg":"HS256","kid":"1","typ":"JWT"}').decode().rstrip("=")
     signature = hmac.new(secret.encode(), f"{head}.{claims}".encode(), hashlib.sha256).digest()
     return f"{head}.{claims}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
 
 
-def ask(served: Served, bearer: str, method: str = "GET", path: str = "/v1/config", body: Any = None) -> Reply:
-    return served.ask(method, path, body, {"Authorization": f"Bearer {bearer}"})
+def request(served: LiveServer, bearer: str, method: str = "GET", path: str = "/v1/config", body: Any = None) -> Reply:
+    return served.request(method, path, body, {"Authorization": f"Bearer {bearer}"})
 
 
-def test_claims_say_who_asks_and_what_is_allowed(guarded: Served, lake: Lakehouse) -> None:
-    assert ask(guarded, token(), path=TABLES).status == 200
-    assert ask(guarded, token(CURVE, "c", "ES256")).status == 200
-    assert ask(guarded, READER, path=TABLES).status == 200  # the file's tokens go on
-    assert ask(guarded, token(), "POST", TABLES, created()).error == FORBIDDEN
+def test_claims_determine_principal_and_scopes(guarded: LiveServer, lake: Lakehouse) -> None:
+    assert request(guarded, token(), path=TABLES).status == 200
+    assert request(guarded, token(CURVE, "c", "ES256")).status == 200
+    assert request(guarded, READER, path=TABLES).status == 200  # tokens of the file are still accepted
+    assert request(guarded, token(), "POST", TABLES, created()).error == FORBIDDEN
     etl = token(scope=["lake.etl", "unknown"], sub="etl")
-    assert ask(guarded, etl, "POST", "/v1/main/namespaces/own/tables", created()).status == 200
+    assert request(guarded, etl, "POST", "/v1/main/namespaces/own/tables", created()).status == 200
     (latest,) = lake.history(1)
     assert latest.properties["principal"] == "sso:etl"
-    assert ask(guarded, etl, "POST", TABLES, created()).error == FORBIDDEN
-    assert ask(guarded, etl, "POST", "/v1/main/namespaces", {"namespace": ["new"]}).error == FORBIDDEN
+    assert request(guarded, etl, "POST", TABLES, created()).error == FORBIDDEN
+    assert request(guarded, etl, "POST", "/v1/main/namespaces", {"namespace": ["new"]}).error == FORBIDDEN
     both = token(scope="lake.etl lake.operate")
-    assert ask(guarded, both, "POST", "/v1/main/namespaces", {"namespace": ["new"]}).status == 200
+    assert request(guarded, both, "POST", "/v1/main/namespaces", {"namespace": ["new"]}).status == 200
     nothing = token(scope="openid")
-    assert ask(guarded, nothing).error == FORBIDDEN
+    assert request(guarded, nothing).error == FORBIDDEN
     for path in (TABLES, "/v1/main/namespaces", "/v1/v99/namespaces"):
-        assert ask(guarded, nothing, path=path).error == FORBIDDEN
+        assert request(guarded, nothing, path=path).error == FORBIDDEN
 
 
-def test_tokens_that_are_not_let_in(
-    guarded: Served, lake: Lakehouse, caplog: pytest.LogCaptureFixture, key_server: KeyServer
+def test_invalid_tokens_are_rejected(
+    guarded: LiveServer, lake: Lakehouse, caplog: pytest.LogCaptureFixture, key_server: KeyServer
 ) -> None:
     before, now = lake.latest_version(), time.time()
     good = token()
@@ -175,33 +175,33 @@ def test_tokens_that_are_not_let_in(
     }
     with caplog.at_level(logging.INFO):
         for what, bearer in refused.items():
-            assert ask(guarded, bearer, "POST", TABLES, created()).error == UNAUTHORIZED, what
+            assert request(guarded, bearer, "POST", TABLES, created()).error == UNAUTHORIZED, what
     assert lake.latest_version() == before
     for bearer in (good, *refused.values()):
         assert bearer not in caplog.text
         assert bearer.rpartition(".")[2] not in caplog.text or bearer.endswith(".")
-    assert key_server.n_asked == 1  # the unknown key came too soon after the first request for another
+    assert key_server.n_asked == 1  # the second request for an unknown key came too soon
 
 
-def test_keys_change_and_those_that_were_withdrawn_are_out(
-    guarded: Served, key_server: KeyServer, monkeypatch: pytest.MonkeyPatch
+def test_rotated_keys_are_fetched_and_withdrawn_keys_rejected(
+    guarded: LiveServer, key_server: KeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = token(), token(SECOND, "2")
-    assert ask(guarded, old).status == 200
+    assert request(guarded, old).status == 200
     key_server.serve(public(SECOND, "2"))
-    assert ask(guarded, new).error == UNAUTHORIZED  # the pause between two requests for keys
+    assert request(guarded, new).error == UNAUTHORIZED  # between two requests for keys there is a pause
     monkeypatch.setattr(of_keys, "PAUSE_SECONDS", 0.0)
-    assert ask(guarded, new).status == 200
-    assert ask(guarded, old).error == UNAUTHORIZED
+    assert request(guarded, new).status == 200
+    assert request(guarded, old).error == UNAUTHORIZED
     n_asked = key_server.n_asked
-    assert {ask(guarded, new).status for _ in range(5)} == {200}
+    assert {request(guarded, new).status for _ in range(5)} == {200}
     assert key_server.n_asked == n_asked
     monkeypatch.setattr(of_keys, "KEPT_SECONDS", 0.0)
     key_server.serve(public(FIRST, "1"))
-    assert ask(guarded, new).error == UNAUTHORIZED
+    assert request(guarded, new).error == UNAUTHORIZED
 
 
-def test_a_server_of_keys_that_fails(guarded: Served, key_server: KeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_key_server(guarded: LiveServer, key_server: KeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_keys, "PAUSE_SECONDS", 0.0)
     good, answer = token(), key_server.content
     monkeypatch.setattr(of_keys, "MOST_BYTES", 100_000)
@@ -223,37 +223,37 @@ def test_a_server_of_keys_that_fails(guarded: Served, key_server: KeyServer, mon
         json.dumps({"keys": [{"kty": "RSA", "kid": "1", "n": "!", "e": "!"}]}).encode(),
     ):
         key_server.content = content
-        assert ask(guarded, good).error == UNAVAILABLE, content
-    assert ask(guarded, READER).status == 200
+        assert request(guarded, good).error == UNAVAILABLE, content
+    assert request(guarded, READER).status == 200
     key_server.content = answer
-    assert ask(guarded, good).status == 200
+    assert request(guarded, good).status == 200
     monkeypatch.setattr(of_keys, "KEPT_SECONDS", 0.0)
     key_server.content = None
-    assert ask(guarded, good).status == 200  # the keys that are known go on for a while
+    assert request(guarded, good).status == 200  # known keys stay valid for a while
     monkeypatch.setattr(of_keys, "LONGEST_KEPT_SECONDS", 0.0)
-    assert ask(guarded, good).error == UNAVAILABLE
+    assert request(guarded, good).error == UNAVAILABLE
 
 
-def test_who_waits_for_keys_holds_up_nobody(guarded: Served, key_server: KeyServer) -> None:
-    """Many tokens of an issuer whose keys are slow: one request for keys, and others are answered meanwhile."""
+def test_waiting_for_keys_does_not_block_other_requests(guarded: LiveServer, key_server: KeyServer) -> None:
+    """An issuer with slow keys gets one request for many tokens, and other requests are served meanwhile."""
     key_server.delay_s = 0.5
     found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(ask(guarded, token()).status)) for _ in range(20)]
+    threads = [threading.Thread(target=lambda: found.append(request(guarded, token()).status)) for _ in range(20)]
     for thread in threads:
         thread.start()
-    assert ask(guarded, READER).status == 200
+    assert request(guarded, READER).status == 200
     assert found == []
     for thread in threads:
         thread.join()
     assert (found, key_server.n_asked) == ([200] * 20, 1)
 
 
-def test_a_redirect_of_keys_is_not_followed(lake: Lakehouse, key_server: KeyServer, tmp_path: Path) -> None:
+def test_redirect_of_key_server_is_not_followed(lake: Lakehouse, key_server: KeyServer, tmp_path: Path) -> None:
     issuers = issuers_file(tmp_path / "issuers.yaml", key_server.url.replace("/keys", "/moved"))
     with serving(settings_for(lake, issuers=issuers, anonymous_writes=False)) as served:
-        assert ask(served, token()).error == UNAVAILABLE
-        assert served.ask("GET", "/v1/config").error == UNAUTHORIZED
-        assert ask(served, "no-jwt").error == UNAUTHORIZED
+        assert request(served, token()).error == UNAVAILABLE
+        assert served.request("GET", "/v1/config").error == UNAUTHORIZED
+        assert request(served, "no-jwt").error == UNAUTHORIZED
 
 
 @pytest.mark.parametrize(
@@ -277,13 +277,13 @@ def test_a_redirect_of_keys_is_not_followed(lake: Lakehouse, key_server: KeyServ
     ],
     ids=str,
 )
-def test_issuers_that_make_no_sense(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_issuers_are_rejected(fields: dict[str, Any], tmp_path: Path) -> None:
     path = issuers_file(tmp_path / "issuers.yaml", "https://login.test/keys", **fields)
     with pytest.raises(InvalidInputError):
         read_issuers(path)
 
 
-def test_settings_with_issuers(tmp_path: Path, lake: Lakehouse) -> None:
+def test_issuers_in_server_settings(tmp_path: Path, lake: Lakehouse) -> None:
     path = issuers_file(tmp_path / "issuers.yaml", "https://login.test/keys", lakehouses=["a"])
     (found,) = read_issuers(path)
     assert (found.lakehouses, found.principal, found.claim) == (frozenset({"a"}), "sub", "scope")
@@ -299,7 +299,7 @@ def test_settings_with_issuers(tmp_path: Path, lake: Lakehouse) -> None:
         read_issuers(path)
 
 
-def test_the_table_is_there_for_its_readers(guarded: Served) -> None:
+def test_readers_with_issuer_tokens_load_table(guarded: LiveServer) -> None:
     operator = token(scope="lake.operate")
-    assert ask(guarded, operator, "POST", TABLES, created()).status == 200
-    assert ask(guarded, token(), path=TABLE).status == 200
+    assert request(guarded, operator, "POST", TABLES, created()).status == 200
+    assert request(guarded, token(), path=TABLE).status == 200

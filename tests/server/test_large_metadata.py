@@ -1,4 +1,4 @@
-"""Metadata that is too large for a request is not written by commits, and not parsed by the server."""
+"""Test that oversized metadata is not written by commits and not parsed by the server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from pyiceberg.exceptions import BadRequestError
 
 from tests.iceberg.hostile import change_metadata
-from tests.server.requests import TABLE, TABLES, commit_of, created, properties
-from tests.server.served import Served, serving, settings_for
+from tests.server.live_server import LiveServer, serving, settings_for
+from tests.server.request_bodies import TABLE, TABLES, commit_of, created, properties
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import MetadataTooLargeError
 from trinitylake_ops.iceberg import catalog_at
@@ -34,7 +34,7 @@ def refusal(reply: Any) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def limited(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+def limited(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
     """A server with a small limit, whose lakehouse has the tables ``ns.t`` and ``ns.other``."""
     monkeypatch.setattr(metadata_size, "MAX_METADATA_BYTES", LIMIT_BYTES)
     monkeypatch.setattr(warehouses, "MAX_METADATA_BYTES", LIMIT_BYTES)
@@ -68,9 +68,9 @@ def many_objects(content: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ref", "doc", "partition"])
-def test_a_commit_that_makes_metadata_too_large_is_refused(limited: Served, lake: Lakehouse, kind: str) -> None:
-    """Properties have a bound of their own. All else adds up."""
-    metadata = limited.ask("GET", TABLE).document["metadata"]
+def test_commit_that_makes_metadata_too_large_is_rejected(limited: LiveServer, lake: Lakehouse, kind: str) -> None:
+    """Properties have a separate limit. Everything else counts together."""
+    metadata = limited.request("GET", TABLE).document["metadata"]
     snapshot, large = metadata["snapshots"][0], "x" * LIMIT_BYTES
     field = {"id": 1, "name": "id", "type": "long", "required": False, "doc": large}
     update = {
@@ -90,13 +90,13 @@ def test_a_commit_that_makes_metadata_too_large_is_refused(limited: Served, lake
         },
     }[kind]
     before, files = lake.latest_version(), {file.path for file in lake.storage.list("tables/")}
-    assert refusal(limited.ask("POST", TABLE, commit_of(update))) == TOO_LARGE
+    assert refusal(limited.request("POST", TABLE, commit_of(update))) == TOO_LARGE
     assert lake.latest_version() == before
     assert {file.path for file in lake.storage.list("tables/")} == files
-    assert limited.ask("POST", TABLE, commit_of(properties(a="1"))).status == 200
+    assert limited.request("POST", TABLE, commit_of(properties(a="1"))).status == 200
 
 
-def test_an_append_with_a_summary_that_is_too_large_is_refused(limited: Served, lake: Lakehouse) -> None:
+def test_append_with_oversized_summary_is_rejected(limited: LiveServer, lake: Lakehouse) -> None:
     table = limited.catalog().load_table("ns.t")
     with pytest.raises(BadRequestError):
         table.append(ROWS, snapshot_properties={"x": "x" * LIMIT_BYTES})
@@ -105,46 +105,46 @@ def test_an_append_with_a_summary_that_is_too_large_is_refused(limited: Served, 
     table.append(ROWS)
 
 
-def test_a_table_is_not_created_with_metadata_that_is_too_large(limited: Served, lake: Lakehouse) -> None:
+def test_table_with_oversized_metadata_is_not_created(limited: LiveServer, lake: Lakehouse) -> None:
     field = {"id": 1, "name": "id", "type": "long", "required": False, "doc": "x" * LIMIT_BYTES}
     body = created("new", schema={"type": "struct", "schema-id": 0, "fields": [field]})
-    assert refusal(limited.ask("POST", TABLES, body)) == TOO_LARGE
+    assert refusal(limited.request("POST", TABLES, body)) == TOO_LARGE
     assert "new" not in [name for _, name in catalog_at(lake).list_tables("ns")]
 
 
 @pytest.mark.parametrize("change", [grown, unknown_member])
-def test_the_server_parses_no_metadata_that_is_too_large(limited: Served, lake: Lakehouse, change: Any) -> None:
+def test_oversized_metadata_is_not_parsed(limited: LiveServer, lake: Lakehouse, change: Any) -> None:
     change_metadata(lake, change)
-    assert refusal(limited.ask("GET", TABLE)) == TOO_LARGE
-    assert refusal(limited.ask("POST", f"{TABLE}/plan", {})) == TOO_LARGE
-    assert refusal(limited.ask("POST", TABLE, commit_of(properties(a="1")))) == TOO_LARGE
+    assert refusal(limited.request("GET", TABLE)) == TOO_LARGE
+    assert refusal(limited.request("POST", f"{TABLE}/plan", {})) == TOO_LARGE
+    assert refusal(limited.request("POST", TABLE, commit_of(properties(a="1")))) == TOO_LARGE
     both = {"table-changes": [commit_of(properties(a="1"), name=name) for name in ("other", "t")]}
-    assert refusal(limited.ask("POST", "/v1/main/transactions/commit", both)) == TOO_LARGE
-    assert limited.ask("GET", f"{TABLES}/other").status == 200
-    assert limited.ask("HEAD", TABLE).status == 204
+    assert refusal(limited.request("POST", "/v1/main/transactions/commit", both)) == TOO_LARGE
+    assert limited.request("GET", f"{TABLES}/other").status == 200
+    assert limited.request("HEAD", TABLE).status == 204
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow() == ROWS
-    assert limited.ask("DELETE", TABLE).status == 204
+    assert limited.request("DELETE", TABLE).status == 204
 
 
-def test_the_server_parses_no_metadata_of_too_many_objects(
-    limited: Served, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+def test_metadata_with_too_many_objects_is_not_parsed(
+    limited: LiveServer, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata_size, "MAX_METADATA_OBJECTS", 500)
     change_metadata(lake, many_objects)
-    assert refusal(limited.ask("GET", TABLE)) == TOO_LARGE
-    assert limited.ask("GET", f"{TABLES}/other").status == 200
+    assert refusal(limited.request("GET", TABLE)) == TOO_LARGE
+    assert limited.request("GET", f"{TABLES}/other").status == 200
 
 
-def test_versions_and_exports_have_the_same_limit(limited: Served, lake: Lakehouse, tmp_path: Any) -> None:
+def test_limit_applies_to_versions_and_exports(limited: LiveServer, lake: Lakehouse, tmp_path: Any) -> None:
     version = lake.latest_version()
     operations.plan_export(lake, "kept", target=f"file://{tmp_path}/export").execute()
     change_metadata(lake, grown)
-    assert refusal(limited.ask("GET", f"/v1/v{version}/namespaces/ns/tables/t")) == TOO_LARGE
-    assert refusal(limited.ask("GET", "/v1/export-kept/namespaces/ns/tables/t")) == TOO_LARGE
+    assert refusal(limited.request("GET", f"/v1/v{version}/namespaces/ns/tables/t")) == TOO_LARGE
+    assert refusal(limited.request("GET", "/v1/export-kept/namespaces/ns/tables/t")) == TOO_LARGE
 
 
-def test_metadata_that_is_too_large_can_become_smaller(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator trims it, or removes refs with the Python catalog. It does not become larger."""
+def test_oversized_metadata_can_be_reduced(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator can trim it or remove refs with the Python catalog, but no commit may enlarge it."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
@@ -163,7 +163,7 @@ def test_metadata_that_is_too_large_can_become_smaller(lake: Lakehouse, monkeypa
     assert catalog.load_table("ns.t").scan().to_arrow().num_rows == 21 * ROWS.num_rows
 
 
-def test_a_table_of_10_000_snapshots_and_5_000_columns_is_served(lake: Lakehouse) -> None:
+def test_table_with_10_000_snapshots_and_5_000_columns_is_served(lake: Lakehouse) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", pa.schema([(f"column_{number}", pa.int64()) for number in range(5_000)]))
@@ -179,12 +179,12 @@ def test_a_table_of_10_000_snapshots_and_5_000_columns_is_served(lake: Lakehouse
 
     change_metadata(lake, change)
     with serving(settings_for(lake)) as served:
-        assert len(served.ask("GET", TABLE).document["metadata"]["snapshots"]) == 10_000
-        assert served.ask("POST", TABLE, commit_of(properties(a="1"))).status == 200
+        assert len(served.request("GET", TABLE).document["metadata"]["snapshots"]) == 10_000
+        assert served.request("POST", TABLE, commit_of(properties(a="1"))).status == 200
 
 
-def test_responses_with_the_same_metadata_share_it(limited: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many connections that request a large table and do not read the response take its size once."""
+def test_responses_share_metadata(limited: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many connections that request a large table without reading the response share one copy."""
     answers, make = [], tables.table_response
 
     def recording(*arguments: Any) -> Any:
@@ -192,13 +192,13 @@ def test_responses_with_the_same_metadata_share_it(limited: Served, monkeypatch:
         return answers[-1]
 
     monkeypatch.setattr(tables, "table_response", recording)
-    bodies = {limited.ask("GET", TABLE).body for _ in range(3)}
+    bodies = {limited.request("GET", TABLE).body for _ in range(3)}
     assert len(bodies) == 1
     assert all(answer.shared is answers[0].shared for answer in answers)
     assert len(answers[0].shared) > len(answers[0].body)
 
 
-def test_one_thread_parses_huge_metadata_at_a_time() -> None:
+def test_only_one_thread_parses_huge_metadata_at_a_time() -> None:
     gate, entered, leave = ParseGate(), threading.Semaphore(0), threading.Event()
 
     def parse(n_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Servers as processes: the command, replicas of one lakehouse, kills, lost answers, and a stop that loses nothing."""
+"""Test server processes: the command, replicas of one lakehouse, kills, lost responses and graceful stops."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pyiceberg.exceptions import CommitFailedException
 from tests.faults import FaultyStorage, kill
 from tests.processes import Child, fork
 from tests.proxy import FaultyProxy, drop_answer, drop_request
-from tests.server.requests import TABLE, commit_of, new_key, properties
-from tests.server.served import Served, command, serving, settings_for
+from tests.server.live_server import LiveServer, command, serving, settings_for
+from tests.server.request_bodies import TABLE, commit_of, new_key, properties
 from tests.server.test_commits import appended
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg import catalog_at
@@ -50,28 +50,28 @@ def table(lake: Lakehouse) -> Lakehouse:
     return lake
 
 
-def test_the_command_allows_further_roots(table: Lakehouse, tmp_path: Path) -> None:
+def test_serve_command_allows_further_roots(table: Lakehouse, tmp_path: Path) -> None:
     other = Lakehouse.create(f"file://{tmp_path}/other/", {"fsync": "false"})
     catalog_at(other).create_namespace("ns")
     location = catalog_at(other).create_table("ns.t", ROWS.schema).metadata_location
     body = {"name": "theirs", "metadata-location": location}
     for options, status in (((), 403), (("--allow-root", other.root), 200)):
         with command(table.root, "--anonymous-writes", *options) as (_, url, _begun):
-            reply = Served(url).ask("POST", "/v1/main/namespaces/ns/register", body)
+            reply = LiveServer(url).request("POST", "/v1/main/namespaces/ns/register", body)
             assert reply.status == status, reply.body
 
 
-def test_the_command_takes_roots_of_several_lakehouses_from_their_file(tmp_path: Path) -> None:
+def test_serve_command_reads_roots_of_several_lakehouses_from_file(tmp_path: Path) -> None:
     arguments = ["serve", "--lakehouses", str(tmp_path / "lakehouses.yaml"), "--allow-root", "/data"]
     ran = subprocess.run([sys.executable, "-m", "trinitylake_ops.cli", *arguments], check=False, capture_output=True)
     assert ran.returncode == 2
 
 
-def test_the_command_serves_until_a_signal(table: Lakehouse) -> None:
+def test_serve_command_runs_until_signal(table: Lakehouse) -> None:
     with command(table.root, "--anonymous-writes") as (process, url, begun):
         assert begun["message"] == "serving"
         assert begun["lakehouses"] == {"main": table.root}
-        catalog = Served(url).catalog()
+        catalog = LiveServer(url).catalog()
         catalog.load_table("ns.t").append(ROWS)
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=60)
@@ -82,7 +82,7 @@ def test_the_command_serves_until_a_signal(table: Lakehouse) -> None:
     assert catalog_at(table).load_table("ns.t").scan().to_arrow().num_rows == 2
 
 
-def replica(lake: Lakehouse, *faults: Any) -> tuple[Child, Served]:
+def replica(lake: Lakehouse, *faults: Any) -> tuple[Child, LiveServer]:
     """Fork a server of the same lakehouse."""
 
     def run(report: Any) -> None:
@@ -92,7 +92,7 @@ def replica(lake: Lakehouse, *faults: Any) -> tuple[Child, Served]:
             signal.pause()
 
     child = fork(run)
-    return child, Served(child.next_report())
+    return child, LiveServer(child.next_report())
 
 
 def end(child: Child) -> None:
@@ -100,8 +100,8 @@ def end(child: Child) -> None:
     child.finish()
 
 
-def test_a_replica_that_is_killed_in_mid_commit_loses_nothing(table: Lakehouse) -> None:
-    """The client's request ends without an answer. Sent to another replica with its key, it is applied once."""
+def test_replica_killed_during_commit_loses_nothing(table: Lakehouse) -> None:
+    """The client's request gets no response. Repeated at another replica with its key, it is applied once."""
     for moment, path in (("before", "tables/"), ("before", ".arrow"), ("after", "root")):
         before = table.latest_version()
         root = table.files.roots.path(before + 1)
@@ -110,21 +110,21 @@ def test_a_replica_that_is_killed_in_mid_commit_loses_nothing(table: Lakehouse) 
         try:
             key, body = {"Idempotency-Key": new_key()}, commit_of(properties(a=f"{moment} {path}"))
             with pytest.raises((ConnectionError, OSError)):
-                broken.ask("POST", TABLE, body, key)
+                broken.request("POST", TABLE, body, key)
             assert child.finish()[0] == -signal.SIGKILL
-            assert other.ask("POST", TABLE, body, key).status == 200
+            assert other.request("POST", TABLE, body, key).status == 200
             assert table.latest_version() == before + 1
         finally:
             end(healthy)
     assert catalog_at(table).load_table("ns.t").properties["a"] == "after root"
 
 
-def test_replicas_take_commits_of_all_clients(table: Lakehouse) -> None:
-    """Two clients, each at a replica of its own, append to one table. Nothing is lost, nothing is there twice."""
+def test_replicas_accept_commits_of_all_clients(table: Lakehouse) -> None:
+    """Two clients, each at its own replica, append to one table. No row is lost or duplicated."""
     children = [replica(table) for _ in range(2)]
     n_each = 4
 
-    def append(served: Served, first: int) -> None:
+    def append(served: LiveServer, first: int) -> None:
         catalog = served.catalog()
         for mark in range(first, first + n_each):
             while True:
@@ -143,8 +143,8 @@ def test_replicas_take_commits_of_all_clients(table: Lakehouse) -> None:
     assert operations.verify(table, deep=True).findings == ()
 
 
-def test_an_answer_that_is_lost_is_asked_for_again(table: Lakehouse) -> None:
-    """A request or its answer is lost on the wire. Sent again, an append is applied once, with a key or without."""
+def test_request_with_lost_response_is_repeated(table: Lakehouse) -> None:
+    """A request or its response is lost on the wire. Repeated, an append is applied once, with a key or without."""
     with serving(settings_for(table)) as served:
         rest = served.catalog()
         for fault in (drop_request(method="POST"), drop_answer(method="POST")):
@@ -152,16 +152,16 @@ def test_an_answer_that_is_lost_is_asked_for_again(table: Lakehouse) -> None:
                 before = rest.load_table("ns.t").scan().to_arrow().num_rows
                 body = appended(rest, "ns.t")
                 with FaultyProxy(served.url, [fault]) as proxy:
-                    client = Served(proxy.url)
+                    client = LiveServer(proxy.url)
                     with pytest.raises((ConnectionError, OSError)):
-                        client.ask("POST", TABLE, body, headers)
-                    assert client.ask("POST", TABLE, body, headers).status == 200
+                        client.request("POST", TABLE, body, headers)
+                    assert client.request("POST", TABLE, body, headers).status == 200
                 assert rest.load_table("ns.t").scan().to_arrow().num_rows == before + 2
     assert operations.verify(table, deep=True).findings == ()
 
 
-def test_a_stop_lets_a_commit_finish(table: Lakehouse) -> None:
-    """SIGTERM comes while the storage still writes the root: the client gets its answer, and the process ends well."""
+def test_running_commit_completes_at_stop(table: Lakehouse) -> None:
+    """SIGTERM arrives while the root is being written: the client gets its response, and the process exits normally."""
 
     def run(report: Any) -> None:
         own = Lakehouse.open(table.root, table.storage_options)
@@ -184,18 +184,18 @@ def test_a_stop_lets_a_commit_finish(table: Lakehouse) -> None:
         port = free.getsockname()[1]
     child = fork(run)
     assert child.next_report() == "ready"
-    served = Served(f"http://127.0.0.1:{port}")
+    served = LiveServer(f"http://127.0.0.1:{port}")
     while True:
         with contextlib.suppress(ConnectionError):
-            if served.ask("GET", "/readyz").status == 200:
+            if served.request("GET", "/readyz").status == 200:
                 break
         time.sleep(0.02)
-    assert served.ask("POST", TABLE, commit_of(properties(a="1"))).status == 200
+    assert served.request("POST", TABLE, commit_of(properties(a="1"))).status == 200
     assert child.finish() == (0, ["stopped"])
     assert catalog_at(table).load_table("ns.t").properties["a"] == "1"
 
 
-def test_an_address_that_is_taken(table: Lakehouse, tmp_path: Path) -> None:
+def test_address_in_use_is_reported(table: Lakehouse, tmp_path: Path) -> None:
     with serving(settings_for(table)) as served:
         port = served.url.rpartition(":")[2]
         ran = subprocess.run(
@@ -209,8 +209,8 @@ def test_an_address_that_is_taken(table: Lakehouse, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_thousand_idle_clients_hold_up_nobody(table: Lakehouse) -> None:
-    """More connections than a process may have open by default; each of them works when it is used."""
+def test_thousand_idle_clients_do_not_block_others(table: Lakehouse) -> None:
+    """Open more connections than a process may open by default. Each of them works when it is used."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert hard == resource.RLIM_INFINITY or hard >= 2 * N_IDLE, "raise the limit of open files (ulimit -Hn)"
     resource.setrlimit(resource.RLIMIT_NOFILE, (2 * N_IDLE, hard))
@@ -218,15 +218,15 @@ def test_a_thousand_idle_clients_hold_up_nobody(table: Lakehouse) -> None:
         clients.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         port = int(url.rpartition(":")[2])
         idle = [clients.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(N_IDLE)]
-        assert Served(url).ask("POST", TABLE, commit_of(properties(a="1"))).status == 200
+        assert LiveServer(url).request("POST", TABLE, commit_of(properties(a="1"))).status == 200
         for one in (idle[0], idle[-1]):
             one.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert one.recv(100).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.soak
-def test_a_stop_under_load_keeps_what_was_acknowledged(table: Lakehouse) -> None:
-    """Clients commit when SIGTERM comes. Each acknowledged commit is there, and nothing that nobody asked for."""
+def test_stop_under_load_keeps_acknowledged_commits(table: Lakehouse) -> None:
+    """Clients commit when SIGTERM arrives. Each acknowledged commit exists, and nothing that was not requested."""
     with command(table.root, "--anonymous-writes") as (process, url, _):
         acknowledged: list[str] = []
         begun = threading.Barrier(5)
@@ -236,7 +236,7 @@ def test_a_stop_under_load_keeps_what_was_acknowledged(table: Lakehouse) -> None
             for number in itertools.count():
                 name = f"c{client}-{number}"
                 try:
-                    answer = Served(url).ask("POST", TABLE, commit_of(properties(**{name: "1"})))
+                    answer = LiveServer(url).request("POST", TABLE, commit_of(properties(**{name: "1"})))
                 except OSError:
                     return
                 if answer.status != 200:
@@ -257,4 +257,4 @@ def test_a_stop_under_load_keeps_what_was_acknowledged(table: Lakehouse) -> None
     assert process.returncode == 0
     found = {name for name in catalog_at(table).load_table("ns.t").properties if name[0] == "c" and "-" in name}
     assert found >= set(acknowledged)
-    assert len(found) <= len(acknowledged) + 4  # what was done, and whose answer found no client
+    assert len(found) <= len(acknowledged) + 4  # commits whose response reached no client

@@ -1,4 +1,4 @@
-"""Properties that clients could take for connection settings: refused when set, left out of all responses."""
+"""Test properties that clients could use as connection settings: they are rejected, and omitted from all responses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.iceberg.hostile import change_metadata
 from tests.iceberg.test_catalog import SCHEMA as ICEBERG_SCHEMA
 from tests.iceberg.test_catalog import rows
 from tests.lakes import Lakes
-from tests.server.requests import COMMIT, TABLE, TABLES, commit_of, created, properties
-from tests.server.served import Served, serving, settings_for
+from tests.server.live_server import LiveServer, serving, settings_for
+from tests.server.request_bodies import COMMIT, TABLE, TABLES, commit_of, created, properties
 from tests.server.test_views import VIEW, VIEWS, version, view
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import InvalidDefinitionError
@@ -32,7 +32,7 @@ from trinitylake_ops.transaction.change_set import VIEW_PREFIX
 
 NS = "/v1/main/namespaces/ns"
 BAD = (400, "BadRequestException")
-#: Settings of connections: pyiceberg's, those of other clients and libraries, and spellings of them.
+#: Connection settings of pyiceberg, other clients and libraries, in several spellings.
 CONNECTING = (
     "s3.proxy-uri", "s3.endpoint", "s3.access-key-id", "s3.role-arn", "s3.connect-timeout", "s3.resolve-region",
     "s3.force-virtual-addressing", "s3.remote-signing-enabled", "gcs.service.host", "gcs.oauth2.token",
@@ -68,20 +68,20 @@ HELD = {"s3.endpoint": "http://example.org", "token": "x", "owner": "me"}
 
 
 @pytest.fixture
-def table(served: Served) -> Served:
-    assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
-    assert served.ask("POST", TABLES, created()).status == 200
-    assert served.ask("POST", VIEWS, view()).status == 200
+def table(served: LiveServer) -> LiveServer:
+    assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
+    assert served.request("POST", TABLES, created()).status == 200
+    assert served.request("POST", VIEWS, view()).status == 200
     return served
 
 
-def properties_at(served: Served, path: str) -> Any:
+def properties_at(served: LiveServer, path: str) -> Any:
     """Return the properties in a response about a table or a view."""
-    return served.ask("GET", path).document["metadata"]["properties"]
+    return served.request("GET", path).document["metadata"]["properties"]
 
 
 @pytest.mark.parametrize("module", [pyiceberg.io, pyiceberg.io.fsspec, pyiceberg.catalog.rest])
-def test_no_setting_of_pyiceberg_is_allowed(module: Any) -> None:
+def test_settings_of_pyiceberg_are_not_allowed(module: Any) -> None:
     settings = {
         value
         for name, value in vars(module).items()
@@ -90,7 +90,7 @@ def test_no_setting_of_pyiceberg_is_allowed(module: Any) -> None:
     assert {name for name in settings if is_allowed(name)} == set()
 
 
-def test_no_setting_of_object_store_is_allowed() -> None:
+def test_settings_of_object_store_are_not_allowed() -> None:
     """Polars passes each property without a dot to ``object_store``, whose settings obstore declares."""
     spec = importlib.util.find_spec("obstore")
     assert spec is not None
@@ -108,7 +108,7 @@ def test_no_setting_of_object_store_is_allowed() -> None:
     assert {name for name in settings if is_allowed(name)} == set()
 
 
-def test_which_names_are_allowed() -> None:
+def test_allowed_property_names() -> None:
     assert [name for name in CONNECTING if is_allowed(name)] == []
     assert [name for name in HARMLESS if not is_allowed(name)] == []
 
@@ -118,7 +118,7 @@ def test_which_names_are_allowed() -> None:
     ["s3.proxy-uri", "token", "gcs.service.host", "header.Authorization", "endpoint_url", "user." + "a." * 50_000],
     ids=lambda name: name[:20],
 )
-def test_connection_settings_are_refused_wherever_clients_set_them(table: Served, lake: Lakehouse, name: str) -> None:
+def test_connection_settings_are_rejected_in_all_requests(table: LiveServer, lake: Lakehouse, name: str) -> None:
     before, setting = lake.latest_version(), {name: "http://example.org"}
     change = commit_of(properties(**setting))
     requests = [
@@ -132,12 +132,12 @@ def test_connection_settings_are_refused_wherever_clients_set_them(table: Served
         (VIEW, {"updates": [properties(**setting)]}),
     ]
     for path, body in requests:
-        assert table.ask("POST", path, body).error == BAD, path
+        assert table.request("POST", path, body).error == BAD, path
     assert lake.latest_version() == before
 
 
-def test_a_name_of_megabytes_is_not_searched() -> None:
-    """Of such a name, a list of all words would take a gigabyte, and seconds in which no other thread runs."""
+def test_huge_property_name_is_rejected_quickly() -> None:
+    """A list of all words of such a name would take a gigabyte, and block all other threads for seconds."""
     name = "a." * 4_000_000
     tracemalloc.start()
     try:
@@ -152,8 +152,8 @@ def test_a_name_of_megabytes_is_not_searched() -> None:
     assert peak_bytes < 32 << 20
 
 
-def test_properties_have_a_bound(table: Served, lake: Lakehouse) -> None:
-    """Of a namespace, a table and a lakehouse, for each writer."""
+def test_properties_are_bounded(table: LiveServer, lake: Lakehouse) -> None:
+    """For a namespace, a table and a lakehouse, and for each writer."""
     large = {"a": "x" * (MAX_PROPERTIES_BYTES - 10), "b": "y" * 20}
     before = lake.latest_version()
     requests: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -163,7 +163,7 @@ def test_properties_have_a_bound(table: Served, lake: Lakehouse) -> None:
         (TABLE, commit_of(properties(**large))),
     )
     for path, body in requests:
-        assert table.ask("POST", path, body).status == 400, path
+        assert table.request("POST", path, body).status == 400, path
     with pytest.raises(InvalidDefinitionError), lake.transaction() as txn:
         txn.create_namespace("other", large)
     with pytest.raises(InvalidDefinitionError), lake.transaction() as txn:
@@ -177,7 +177,7 @@ def test_properties_have_a_bound(table: Served, lake: Lakehouse) -> None:
     assert lake.latest_version() == before
 
 
-def test_properties_beyond_the_bound_can_be_removed(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_properties_above_bound_can_be_removed(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs may have written them."""
     with monkeypatch.context() as earlier, lake.transaction() as txn:
         earlier.setattr(limits, "MAX_PROPERTIES_BYTES", 2**40)
@@ -188,7 +188,7 @@ def test_properties_beyond_the_bound_can_be_removed(lake: Lakehouse, monkeypatch
         txn.alter_namespace("ns", {"a": "z" * MAX_PROPERTIES_BYTES})
 
 
-def test_connection_settings_are_refused_by_the_catalog(lake: Lakehouse) -> None:
+def test_connection_settings_are_rejected_by_catalog(lake: Lakehouse) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     with pytest.raises(InvalidDefinitionError):
@@ -202,17 +202,19 @@ def test_connection_settings_are_refused_by_the_catalog(lake: Lakehouse) -> None
         catalog.create_namespace("other", {"s3.endpoint": "x"})
 
 
-def test_names_of_iceberg_and_of_users_are_kept(table: Served) -> None:
-    assert table.ask("POST", TABLE, commit_of(properties(**HARMLESS))).status == 200
+def test_properties_of_iceberg_and_users_are_kept(table: LiveServer) -> None:
+    assert table.request("POST", TABLE, commit_of(properties(**HARMLESS))).status == 200
     assert HARMLESS.items() <= properties_at(table, TABLE).items()
     owned = {name: value for name, value in HARMLESS.items() if not name.startswith("write.")}
-    assert table.ask("POST", f"{NS}/properties", {"updates": owned}).status == 200
-    assert table.ask("GET", NS).document["properties"] == owned
-    assert table.ask("POST", VIEW, {"updates": [properties(**owned)]}).status == 200
+    assert table.request("POST", f"{NS}/properties", {"updates": owned}).status == 200
+    assert table.request("GET", NS).document["properties"] == owned
+    assert table.request("POST", VIEW, {"updates": [properties(**owned)]}).status == 200
     assert properties_at(table, VIEW) == {"a": "1", **owned}
 
 
-def test_what_content_holds_is_left_out_of_responses(table: Served, lake: Lakehouse, lakes: Lakes) -> None:
+def test_stored_connection_settings_are_omitted_from_responses(
+    table: LiveServer, lake: Lakehouse, lakes: Lakes
+) -> None:
     change_metadata(lake, lambda content: content["properties"].update(HELD))
     kept = lake.latest_version()
     with lake.transaction() as txn:
@@ -223,21 +225,23 @@ def test_what_content_holds_is_left_out_of_responses(table: Served, lake: Lakeho
         txn.alter_namespace("ns", {**HELD, f"{VIEW_PREFIX}v": stored})
     with serving(settings_for(lake)) as fresh:
         for path in (TABLE, f"/v1/v{kept}/namespaces/ns/tables/t"):
-            document = fresh.ask("GET", path, headers={"X-Iceberg-Access-Delegation": "vended-credentials"}).document
+            document = fresh.request(
+                "GET", path, headers={"X-Iceberg-Access-Delegation": "vended-credentials"}
+            ).document
             assert document["config"] == {}
             assert "s3.endpoint" not in document["metadata"]["properties"], path
             assert "token" not in document["metadata"]["properties"], path
             assert document["metadata"]["properties"]["owner"] == "me"
-        assert fresh.ask("GET", NS).document["properties"] == {"owner": "me"}
+        assert fresh.request("GET", NS).document["properties"] == {"owner": "me"}
         assert properties_at(fresh, VIEW) == {}
-        committed = fresh.ask("POST", TABLE, commit_of(properties(a="1"))).document["metadata"]["properties"]
+        committed = fresh.request("POST", TABLE, commit_of(properties(a="1"))).document["metadata"]["properties"]
         assert "token" not in committed
         assert committed["owner"] == "me"
-        assert fresh.ask("POST", VIEW, {"updates": [{"action": "add-view-version", "view-version": version()}]})
+        assert fresh.request("POST", VIEW, {"updates": [{"action": "add-view-version", "view-version": version()}]})
         assert properties_at(fresh, VIEW) == {}
 
 
-def test_a_registered_table_brings_no_settings(lakes: Lakes) -> None:
+def test_registered_table_brings_no_connection_settings(lakes: Lakes) -> None:
     lake, other = lakes.local(), lakes.local("other")
     catalog_at(lake).create_namespace("ns")
     catalog_at(other).create_namespace("ns")
@@ -247,16 +251,16 @@ def test_a_registered_table_brings_no_settings(lakes: Lakes) -> None:
     options = StorageOptions({**lake.storage_options, "allowed_roots": other.root})
     with serving(settings_for(Lakehouse.open(lake.root, options))) as served:
         body = {"name": "theirs", "metadata-location": f"{other.root}{path}"}
-        registered = served.ask("POST", f"{NS}/register", body)
+        registered = served.request("POST", f"{NS}/register", body)
         assert registered.status == 200, registered.body
-        loaded = served.ask("GET", f"{TABLES}/theirs")
+        loaded = served.request("GET", f"{TABLES}/theirs")
         for reply in (registered, loaded):
             found = reply.document["metadata"]["properties"]
             assert not {"s3.endpoint", "token", "write.data.path"} & found.keys()
             assert found["owner"] == "me"
 
 
-def test_verify_reports_what_content_holds(lake: Lakehouse) -> None:
+def test_verify_reports_stored_connection_settings(lake: Lakehouse) -> None:
     catalog_at(lake).create_namespace("ns")
     catalog_at(lake).create_table("ns.t", ICEBERG_SCHEMA)
     path = change_metadata(lake, lambda content: content["properties"].update(HELD))

@@ -1,4 +1,4 @@
-"""Many clients through one server and through three replicas on one bucket: nothing is lost, nothing is there twice."""
+"""Test many clients of one server and of three replicas on one bucket: no row is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from requests.exceptions import RequestException
 
 from tests.processes import Child, fork
 from tests.proxy import FaultyProxy, drop_answer, drop_request
-from tests.server.served import Served, command, duckdb_with_iceberg
+from tests.server.live_server import LiveServer, command, duckdb_with_iceberg
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg import catalog_at
@@ -32,7 +32,7 @@ from trinitylake_ops.storage.options import OPTIONS_VARIABLE
 
 N_CLIENTS, N_OF_DUCKDB, N_EACH, N_REPLICAS = 16, 4, 4, 3
 SCHEMA = pa.schema([("id", pa.int64())])
-#: What a client of a server that ends in mid-request may meet: it looks whether its rows are there.
+#: Errors of a client whose server ends during a request. The client then checks whether its rows exist.
 _GONE = (CommitFailedException, CommitStateUnknownException, RequestException, ServerError, ServiceUnavailableError)
 
 
@@ -64,7 +64,7 @@ def servers(lake: Lakehouse, number: int) -> Iterator[list[tuple[subprocess.Pope
 
 
 def append(urls: Sequence[str], number: int, access: dict[str, str]) -> None:
-    """Append rows to the client's own table, one by one, at any server that answers. Each row is there once then."""
+    """Append rows to the client's own table, one by one, at any server that responds, until each row exists once."""
     at = number
     for mark in range(N_EACH):
         while True:
@@ -80,11 +80,11 @@ def append(urls: Sequence[str], number: int, access: dict[str, str]) -> None:
 
 
 def _catalog(url: str, access: dict[str, str]) -> RestCatalog:
-    return Served(url).catalog(**access)
+    return LiveServer(url).catalog(**access)
 
 
 def append_by_duckdb(urls: Sequence[str], number: int, radosgw: S3Server) -> None:
-    """Append rows by DuckDB. It is at one server, and gives up where that ends, so that one has to stay."""
+    """Append rows with DuckDB. It uses one server and fails when that ends, so that server must stay."""
     with duckdb_with_iceberg() as connection:
         connection.execute(
             f"CREATE SECRET (TYPE s3, KEY_ID '{radosgw.access_key_id}', SECRET '{radosgw.secret_access_key}',"
@@ -124,7 +124,7 @@ def check_all_is_there_once(lake: Lakehouse, before: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [1, N_REPLICAS])
-def test_sixteen_clients(on_s3: Lakehouse, radosgw: S3Server, number: int) -> None:
+def test_sixteen_clients_lose_no_rows(on_s3: Lakehouse, radosgw: S3Server, number: int) -> None:
     before = on_s3.latest_version()
     with servers(on_s3, number) as running:
         begun_s = time.monotonic()
@@ -137,8 +137,8 @@ def test_sixteen_clients(on_s3: Lakehouse, radosgw: S3Server, number: int) -> No
 
 
 @pytest.mark.soak
-def test_replicas_end_while_clients_commit(on_s3: Lakehouse, radosgw: S3Server) -> None:
-    """One replica is killed and one is stopped by SIGTERM in the midst of commits. Clients go on at those that stay."""
+def test_replicas_end_during_commits(on_s3: Lakehouse, radosgw: S3Server) -> None:
+    """One replica is killed and one is stopped by SIGTERM during commits. Clients continue at the remaining ones."""
     before = on_s3.latest_version()
     with servers(on_s3, N_REPLICAS) as running:
         children = clients([url for _, url in running], radosgw)
@@ -152,7 +152,7 @@ def test_replicas_end_while_clients_commit(on_s3: Lakehouse, radosgw: S3Server) 
 
 
 def losing(url: str) -> Child:
-    """Fork a proxy that loses each fourth change or its answer. It reports its address, and at SIGTERM how many."""
+    """Fork a proxy that loses each fourth change or its response. It reports its address, and at SIGTERM its losses."""
     faults = [(drop_answer if at % 8 < 4 else drop_request)(at, method="POST") for at in range(2, 400, 4)]
 
     def run(report: Any) -> None:
@@ -167,8 +167,8 @@ def losing(url: str) -> Child:
 
 
 @pytest.mark.soak
-def test_answers_are_lost_while_clients_commit(on_s3: Lakehouse, radosgw: S3Server) -> None:
-    """Requests and answers are lost before each of three replicas. Clients look, and go on. DuckDB would give up."""
+def test_responses_are_lost_during_commits(on_s3: Lakehouse, radosgw: S3Server) -> None:
+    """Requests and responses are lost before each of three replicas. Clients check and continue. DuckDB would fail."""
     before = on_s3.latest_version()
     with servers(on_s3, N_REPLICAS) as running:
         proxies = [losing(url) for _, url in running]

@@ -1,4 +1,4 @@
-"""Scan planning: what a plan names is what a scan of one's own would read, in one answer or in parts."""
+"""Test scan planning: a plan names the files that the client's own scan would read, in one response or in parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan, 
 from pyiceberg.manifest import ManifestEntry
 from pyiceberg.transforms import IdentityTransform
 
-from tests.server.served import Served, serving, settings_for
+from tests.server.live_server import LiveServer, serving, settings_for
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.iceberg.reach import entries_within
@@ -32,13 +32,13 @@ BAD = (400, "BadRequestException")
 
 
 def rows(first: int, days: str = "abc") -> pa.Table:
-    """Return a row for each day, with numbers from ``first`` on."""
+    """Return a row for each day, numbered from ``first``."""
     return pa.table({"id": pa.array(range(first, first + len(days)), pa.int64()), "day": list(days)})
 
 
 @pytest.fixture
-def planned(lake: Lakehouse) -> Iterator[Served]:
-    """A server that names at most two files in an answer, and a table with three partitions in two manifests."""
+def planned(lake: Lakehouse) -> Iterator[LiveServer]:
+    """A server that returns at most two files in a response, and a table with three partitions in two manifests."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", rows(0).schema)
@@ -50,29 +50,29 @@ def planned(lake: Lakehouse) -> Iterator[Served]:
         yield served
 
 
-def all_tasks(served: Served, body: dict[str, Any], warehouse: str = "main") -> tuple[list[dict[str, Any]], int]:
-    """Return the files of a plan and of all its parts, and how many answers they took."""
+def all_tasks(served: LiveServer, body: dict[str, Any], warehouse: str = "main") -> tuple[list[dict[str, Any]], int]:
+    """Return the files of a plan and of all its parts, and the number of responses."""
     plan, fetch = (path.replace("/main/", f"/{warehouse}/") for path in (PLAN, TASKS))
-    answer = served.ask("POST", plan, body).document
-    assert answer["status"] == "completed"
-    assert "plan-id" not in answer
-    found, parts, n_responses = answer["file-scan-tasks"], list(answer["plan-tasks"]), 1
+    response = served.request("POST", plan, body).document
+    assert response["status"] == "completed"
+    assert "plan-id" not in response
+    tasks, parts, n_responses = response["file-scan-tasks"], list(response["plan-tasks"]), 1
     while parts:
-        answer = served.ask("POST", fetch, {"plan-task": parts.pop()}).document
-        assert len(answer["file-scan-tasks"]) <= 2
-        found, n_responses = found + answer["file-scan-tasks"], n_responses + 1
-        parts += answer["plan-tasks"]
-    return found, n_responses
+        response = served.request("POST", fetch, {"plan-task": parts.pop()}).document
+        assert len(response["file-scan-tasks"]) <= 2
+        tasks, n_responses = tasks + response["file-scan-tasks"], n_responses + 1
+        parts += response["plan-tasks"]
+    return tasks, n_responses
 
 
 def paths(tasks: list[dict[str, Any]]) -> list[str]:
     return sorted(task["data-file"]["file-path"] for task in tasks)
 
 
-def test_a_plan_names_the_files_of_a_scan(planned: Served, lake: Lakehouse) -> None:
+def test_plan_returns_files_of_scan(planned: LiveServer, lake: Lakehouse) -> None:
     table = catalog_at(lake).load_table("ns.t")
-    found, n_responses = all_tasks(planned, {})
-    assert paths(found) == sorted(task.file.file_path for task in table.scan().plan_files())
+    tasks, n_responses = all_tasks(planned, {})
+    assert paths(tasks) == sorted(task.file.file_path for task in table.scan().plan_files())
     assert n_responses > 2
     only, n_responses = all_tasks(planned, {"filter": {"type": "eq", "term": "day", "value": "b"}})
     assert paths(only) == sorted(task.file.file_path for task in table.scan("day = 'b'").plan_files())
@@ -85,26 +85,26 @@ def test_a_plan_names_the_files_of_a_scan(planned: Served, lake: Lakehouse) -> N
     assert [task["residual-filter"] for task in wide] == [narrow, narrow]
 
 
-def test_an_older_snapshot_and_an_older_version(planned: Served, lake: Lakehouse) -> None:
+def test_plan_of_older_snapshot_and_version(planned: LiveServer, lake: Lakehouse) -> None:
     table = catalog_at(lake).load_table("ns.t")
     first = table.metadata.snapshots[0].snapshot_id
-    found, _ = all_tasks(planned, {"snapshot-id": first, "use-snapshot-schema": True})
-    assert paths(found) == sorted(task.file.file_path for task in table.scan(snapshot_id=first).plan_files())
+    tasks, _ = all_tasks(planned, {"snapshot-id": first, "use-snapshot-schema": True})
+    assert paths(tasks) == sorted(task.file.file_path for task in table.scan(snapshot_id=first).plan_files())
     earlier, _ = all_tasks(planned, {}, f"v{lake.latest_version() - 1}")
-    assert paths(earlier) == paths(found)
+    assert paths(earlier) == paths(tasks)
     catalog_at(lake).create_table("ns.empty", rows(0).schema)
-    empty = planned.ask("POST", PLAN.replace("/t/", "/empty/"), {}).document
+    empty = planned.request("POST", PLAN.replace("/t/", "/empty/"), {}).document
     assert empty == {"status": "completed", "plan-tasks": [], "file-scan-tasks": []}
 
 
-def test_a_scan_of_what_was_appended(planned: Served, lake: Lakehouse) -> None:
+def test_plan_of_incremental_append_scan(planned: LiveServer, lake: Lakehouse) -> None:
     """Between two snapshots, in parts, and with manifests that an append merged with older ones."""
     table = catalog_at(lake).load_table("ns.t")
     first, second = (snapshot.snapshot_id for snapshot in table.metadata.snapshots)
     before = {task.file.file_path for task in table.scan(snapshot_id=first).plan_files()}
-    found, n_responses = all_tasks(planned, {"start-snapshot-id": first, "end-snapshot-id": second})
+    tasks, n_responses = all_tasks(planned, {"start-snapshot-id": first, "end-snapshot-id": second})
     here = {task.file.file_path for task in table.scan().plan_files()}
-    assert (set(paths(found)), n_responses) == (here - before, 3)
+    assert (set(paths(tasks)), n_responses) == (here - before, 3)
     with table.transaction() as transaction:
         transaction.set_properties(
             **{"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "1"}
@@ -114,23 +114,23 @@ def test_a_scan_of_what_was_appended(planned: Served, lake: Lakehouse) -> None:
     assert third is not None
     merged, _ = all_tasks(planned, {"start-snapshot-id": second, "end-snapshot-id": third})
     assert sorted(task["data-file"]["file-path"] in here for task in merged) == [False] * 3
-    both, _ = all_tasks(planned, {"start-snapshot-id": first, "end-snapshot-id": third})
-    assert set(paths(both)) == set(paths(found)) | set(paths(merged))
+    appended_tasks, _ = all_tasks(planned, {"start-snapshot-id": first, "end-snapshot-id": third})
+    assert set(paths(appended_tasks)) == set(paths(tasks)) | set(paths(merged))
     none, _ = all_tasks(planned, {"start-snapshot-id": third, "end-snapshot-id": third})
     assert none == []
     backwards = {"start-snapshot-id": third, "end-snapshot-id": first}
-    assert planned.ask("POST", PLAN, backwards).error == BAD
+    assert planned.request("POST", PLAN, backwards).error == BAD
 
 
-def test_pyiceberg_reads_by_plans_of_the_server(planned: Served, lake: Lakehouse) -> None:
+def test_pyiceberg_scans_with_server_side_planning(planned: LiveServer, lake: Lakehouse) -> None:
     table = planned.catalog(**{"scan-planning-mode": "server"}).load_table("ns.t")
-    for wanted in (GreaterThan("id", 10), EqualTo("day", "b"), EqualTo("id", 12)):
-        here = catalog_at(lake).load_table("ns.t").scan(wanted)
-        assert table.scan(wanted).to_arrow().sort_by("id") == here.to_arrow().sort_by("id")
-        assert table.scan(wanted).count() == here.count()
+    for row_filter in (GreaterThan("id", 10), EqualTo("day", "b"), EqualTo("id", 12)):
+        here = catalog_at(lake).load_table("ns.t").scan(row_filter)
+        assert table.scan(row_filter).to_arrow().sort_by("id") == here.to_arrow().sort_by("id")
+        assert table.scan(row_filter).count() == here.count()
 
 
-def test_requests_that_fit_no_scan(planned: Served) -> None:
+def test_invalid_plan_requests_are_rejected(planned: LiveServer) -> None:
     for body in (
         {"filter": {"type": "eq", "term": "none", "value": 1}},
         {"filter": {"type": "eq", "term": "id", "value": "x"}},
@@ -143,28 +143,28 @@ def test_requests_that_fit_no_scan(planned: Served) -> None:
         {"start-snapshot-id": 1},
         {"start-snapshot-id": 1, "end-snapshot-id": 2},
     ):
-        assert planned.ask("POST", PLAN, body).error == BAD, body
-    assert planned.ask("POST", PLAN.replace("/t/", "/u/"), {}).error == (404, "NoSuchTableException")
+        assert planned.request("POST", PLAN, body).error == BAD, body
+    assert planned.request("POST", PLAN.replace("/t/", "/u/"), {}).error == (404, "NoSuchTableException")
     for method in ("GET", "DELETE"):
-        assert planned.ask(method, f"{PLAN}/any").error == (404, "NoSuchPlanIdException")
+        assert planned.request(method, f"{PLAN}/any").error == (404, "NoSuchPlanIdException")
     long = {"filter": {"type": "in", "term": "id", "values": list(range(20_000))}}
-    assert planned.ask("POST", PLAN, long).error == BAD
+    assert planned.request("POST", PLAN, long).error == BAD
 
 
 @pytest.mark.parametrize("row_filter", [True, {"type": "gt-eq", "term": "id", "value": 105}])
-def test_a_request_decodes_a_bounded_number_of_entries(
-    planned: Served, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, row_filter: Any
+def test_request_decodes_bounded_number_of_entries(
+    planned: LiveServer, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, row_filter: Any
 ) -> None:
     """Each part of a manifest decodes its own entries, and continues while its filter excludes them."""
     catalog_at(lake).load_table("ns.t").append(rows(100, "abcdefgh"))
     decoded: list[int] = []
 
-    def counted(*args: Any) -> tuple[list[ManifestEntry], int]:
+    def counting_decode(*args: Any) -> tuple[list[ManifestEntry], int]:
         entries, n_entries = entries_within(*args)
         decoded.append(len(entries))
         return entries, n_entries
 
-    monkeypatch.setattr(windows, "entries_within", counted)
+    monkeypatch.setattr(windows, "entries_within", counting_decode)
     monkeypatch.setattr(planner, "_MOST_ENTRIES", 4)
     tasks, n_responses = all_tasks(planned, {"filter": row_filter})
     expected = list(
@@ -175,14 +175,14 @@ def test_a_request_decodes_a_bounded_number_of_entries(
     assert sum(decoded) <= 4 * n_responses
 
 
-def test_a_task_that_was_changed_is_none(planned: Served, lake: Lakehouse) -> None:
-    task = planned.ask("POST", PLAN, {}).document["plan-tasks"][0]
+def test_modified_plan_task_is_rejected(planned: LiveServer, lake: Lakehouse) -> None:
+    task = planned.request("POST", PLAN, {}).document["plan-tasks"][0]
     content = json.loads(zlib.decompress(base64.urlsafe_b64decode(task + "=" * (-len(task) % 4))))
 
     def packed(changed: Any) -> str:
         return base64.urlsafe_b64encode(zlib.compress(json.dumps(changed).encode())).decode().rstrip("=")
 
-    assert planned.ask("POST", TASKS, {"plan-task": packed(content)}).status == 200
+    assert planned.request("POST", TASKS, {"plan-task": packed(content)}).status == 200
     for at, value in (
         (0, 9),
         (1, "another"),
@@ -196,17 +196,17 @@ def test_a_task_that_was_changed_is_none(planned: Served, lake: Lakehouse) -> No
         (6, -1),
     ):
         changed = [*content[:at], value, *content[at + 1 :]]
-        assert planned.ask("POST", TASKS, {"plan-task": packed(changed)}).error == NO_TASK, (at, value)
+        assert planned.request("POST", TASKS, {"plan-task": packed(changed)}).error == NO_TASK, (at, value)
     bomb = base64.urlsafe_b64encode(zlib.compress(b"[" + b" " * 50_000_000)).decode()[:60_000]
     for text in ("", "!", "AAAA", task[:-4], packed({}), packed([]), "A" * 100_000, bomb):
-        assert planned.ask("POST", TASKS, {"plan-task": text}).error == NO_TASK, text[:40]
-    assert planned.ask("POST", TASKS, {}).error == BAD
+        assert planned.request("POST", TASKS, {"plan-task": text}).error == NO_TASK, text[:40]
+    assert planned.request("POST", TASKS, {}).error == BAD
     catalog_at(lake).drop_table("ns.t")
-    assert planned.ask("POST", TASKS, {"plan-task": task}).error == (404, "NoSuchTableException")
+    assert planned.request("POST", TASKS, {"plan-task": task}).error == (404, "NoSuchTableException")
 
 
-def test_a_filter_on_partitions_without_a_value(lake: Lakehouse) -> None:
-    """The value is compared by pyiceberg, whatever it is. That is told, and is no failure of the server."""
+def test_filter_on_null_partitions(lake: Lakehouse) -> None:
+    """The value is compared by pyiceberg regardless of its type. The result is an error response, not a failure."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", rows(0).schema)
@@ -214,14 +214,14 @@ def test_a_filter_on_partitions_without_a_value(lake: Lakehouse) -> None:
         update.add_field("id", IdentityTransform(), "id")
     table.append(pa.table({"id": pa.array([None, 1], pa.int64()), "day": ["a", "b"]}))
     with serving(settings_for(lake)) as served:
-        assert len(served.ask("POST", PLAN, {}).document["file-scan-tasks"]) == 2
+        assert len(served.request("POST", PLAN, {}).document["file-scan-tasks"]) == 2
         below = {"filter": {"type": "lt", "term": "id", "value": 5}}
-        answer = served.ask("POST", PLAN, below)
-        assert answer.status in (200, 406)
+        response = served.request("POST", PLAN, below)
+        assert response.status in (200, 406)
 
 
 def any_of(n: int) -> dict[str, Any]:
-    """Return a filter of n comparisons, none of which is true for a row but the last one."""
+    """Return a filter of n comparisons, of which only the last one matches rows."""
     if n == 1:
         return {"type": "eq", "term": "id", "value": 11}
     return {"type": "or", "left": {"type": "eq", "term": "id", "value": -n}, "right": any_of(n - 1)}
@@ -244,16 +244,16 @@ def balanced(n: int) -> dict[str, Any]:
     ],
     ids=["in", "not in", "or", "select", "stats-fields"],
 )
-def test_a_plan_of_too_much_work_is_not_begun(
-    planned: Served, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+def test_too_expensive_plan_is_rejected(
+    planned: LiveServer, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
 ) -> None:
     parsed: list[Any] = []
     monkeypatch.setattr(PlanTableScanRequest, "model_validate", parsed.append)
-    assert planned.ask("POST", PLAN, body).error == (413, "BadRequestException")
+    assert planned.request("POST", PLAN, body).error == (413, "BadRequestException")
     assert parsed == []
 
 
-def test_filters_within_the_bounds_are_planned(lake: Lakehouse) -> None:
+def test_filters_within_bounds_are_planned(lake: Lakehouse) -> None:
     """Clients send long lists of values, or comparisons of which one is true."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -279,10 +279,10 @@ WEAKER: tuple[tuple[BooleanExpression, int], ...] = (
 )
 
 
-def test_a_filter_that_is_too_much_work_is_weaker_and_left_to_the_client(
-    planned: Served, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+def test_too_expensive_filter_is_weakened_and_returned_as_residual(
+    planned: LiveServer, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plan names all files with such rows. What is left to evaluate is the whole filter."""
+    """A plan returns all files with matching rows, and the whole filter as the residual."""
     table = catalog_at(lake).load_table("ns.t")
     remote = planned.catalog(**{"scan-planning-mode": "server"}).load_table("ns.t")
     for expression, n_files in WEAKER:
@@ -291,14 +291,14 @@ def test_a_filter_that_is_too_much_work_is_weaker_and_left_to_the_client(
             monkeypatch.setattr(filters, "MOST_STEPS", steps)
             tasks, _ = all_tasks(planned, {"filter": content})
             assert len(tasks) == n_planned
-            left = [PlanTableScanRequest(filter=task["residual-filter"]).filter for task in tasks]
-            assert all(one == expression for one in left)
+            residuals = [PlanTableScanRequest(filter=task["residual-filter"]).filter for task in tasks]
+            assert all(residual == expression for residual in residuals)
     for expression, _ in WEAKER[:1]:
         assert remote.scan(expression).to_arrow().sort_by("id") == table.scan(expression).to_arrow().sort_by("id")
         assert remote.scan(expression).count() == 2
 
 
-def test_a_plan_repeats_no_filter_without_bound(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_residual_filters_are_bounded(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", rows(0).schema)
@@ -306,14 +306,14 @@ def test_a_plan_repeats_no_filter_without_bound(lake: Lakehouse, monkeypatch: py
         table.append(rows(first))
     body = {"filter": {"type": "not-in", "term": "id", "values": list(range(100, 1_000))}}
     with serving(settings_for(lake)) as served:
-        answer = served.ask("POST", PLAN, body)
-        monkeypatch.setattr(files, "_MOST_BYTES", len(answer.body))
-        assert served.ask("POST", PLAN, body).status == 200
-        monkeypatch.setattr(files, "_MOST_BYTES", len(answer.body) // 2)
-        assert served.ask("POST", PLAN, body).error == (413, "BadRequestException")
+        response = served.request("POST", PLAN, body)
+        monkeypatch.setattr(files, "_MOST_BYTES", len(response.body))
+        assert served.request("POST", PLAN, body).status == 200
+        monkeypatch.setattr(files, "_MOST_BYTES", len(response.body) // 2)
+        assert served.request("POST", PLAN, body).error == (413, "BadRequestException")
 
 
-def test_statistics_of_many_columns_come_in_more_answers(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_of_many_columns_are_split_over_responses(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "_MOST_STATISTICS", 3)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -321,7 +321,7 @@ def test_statistics_of_many_columns_come_in_more_answers(lake: Lakehouse, monkey
     for first in (0, 10, 20):
         table.append(rows(first))
     with serving(settings_for(lake)) as served:
-        found, n_responses = all_tasks(served, {"stats-fields": ["id", "day"]})
-        assert (len(found), n_responses) == (3, 4)
-        assert all("lower-bounds" in task["data-file"] for task in found)
+        tasks, n_responses = all_tasks(served, {"stats-fields": ["id", "day"]})
+        assert (len(tasks), n_responses) == (3, 4)
+        assert all("lower-bounds" in task["data-file"] for task in tasks)
         assert all_tasks(served, {"stats-fields": ["id"]})[1] == 1

@@ -1,4 +1,4 @@
-"""Clients that send slowly, or do not read: none of them holds a connection or memory for ever."""
+"""Test clients that send slowly or do not read: none of them occupies a connection or memory indefinitely."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import uvicorn
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from tests.server.requests import TABLE
-from tests.server.served import Served, serving, settings_for
+from tests.server.live_server import LiveServer, serving, settings_for
+from tests.server.request_bodies import TABLE
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.server.app import Application
@@ -24,17 +24,17 @@ from trinitylake_ops.server.settings import Limits, ServerSettings
 
 HEAD = b"POST /v1/main/namespaces HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 LARGE_BYTES = 8_000_000
-PATIENCE_S = 60.0  # of a test, on however busy a machine
+PATIENCE_S = 60.0  # enough for a busy machine
 
 
-def connected(served: Served) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=PATIENCE_S)
-    made.settimeout(PATIENCE_S)
-    return made
+def connected(served: LiveServer) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=PATIENCE_S)
+    connection.settimeout(PATIENCE_S)
+    return connection
 
 
 def is_ended(client: socket.socket) -> bool:
-    """Whether the server has ended a connection, once all that it sent before is read."""
+    """Whether the server has ended a connection, after everything that it sent is read."""
     try:
         while client.recv(1 << 16):
             pass
@@ -43,8 +43,8 @@ def is_ended(client: socket.socket) -> bool:
     return True
 
 
-def trickles(client: socket.socket, piece: Callable[[int], bytes]) -> int:
-    """Send pieces until the server ends the connection; returns how many it took."""
+def count_accepted(client: socket.socket, piece: Callable[[int], bytes]) -> int:
+    """Send pieces until the server ends the connection, and return how many it accepted."""
     deadline_s, number = time.monotonic() + PATIENCE_S, 0
     with contextlib.suppress(ConnectionError):
         while time.monotonic() < deadline_s:
@@ -56,7 +56,7 @@ def trickles(client: socket.socket, piece: Callable[[int], bytes]) -> int:
 
 
 def make_large(lake: Lakehouse) -> None:
-    """Make a table whose metadata is larger than what a machine takes for a client that does not read."""
+    """Create a table whose metadata is larger than the socket buffers for a client that does not read."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     numbers = range(1, 1 + LARGE_BYTES // 10_000)
@@ -69,20 +69,20 @@ def limits() -> Limits:
     return Limits(head_seconds=0.3, idle_seconds=1.0, seconds=0.5, stop_seconds=0.3)
 
 
-def test_a_head_that_does_not_come(lake: Lakehouse, limits: Limits) -> None:
+def test_incomplete_request_head_times_out(lake: Lakehouse, limits: Limits) -> None:
     with serving(settings_for(lake, limits=limits)) as served:
-        with connected(served) as silent, connected(served) as one, connected(served) as later:
-            later.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert later.recv(1 << 16).startswith(b"HTTP/1.1 200")
-            assert trickles(one, lambda n: HEAD if n == 0 else b"X-%d: a\r\n" % n) > 1
-            assert trickles(later, lambda n: HEAD if n == 0 else b"X-%d: a\r\n" % n) > 1
+        with connected(served) as silent, connected(served) as first_client, connected(served) as third:
+            third.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert third.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            assert count_accepted(first_client, lambda n: HEAD if n == 0 else b"X-%d: a\r\n" % n) > 1
+            assert count_accepted(third, lambda n: HEAD if n == 0 else b"X-%d: a\r\n" % n) > 1
             assert is_ended(silent)
-        assert served.ask("GET", "/v1/main/namespaces").status == 200
+        assert served.request("GET", "/v1/main/namespaces").status == 200
 
 
 @pytest.mark.parametrize("target", [b"POST /v1/main/namespaces", b"GET /healthz"])
-def test_a_request_with_two_lengths_of_its_body_ends_the_connection(lake: Lakehouse, target: bytes) -> None:
-    """A proxy that takes the other length would send a part of the body as the next client's request."""
+def test_request_with_two_body_lengths_closes_connection(lake: Lakehouse, target: bytes) -> None:
+    """A proxy that uses the other length would send part of the body as the next client's request."""
     lengths = b"Host: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     with serving(settings_for(lake)) as served, connected(served) as client:
         client.sendall(target + b" HTTP/1.1\r\n" + lengths + b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -94,28 +94,28 @@ def test_a_request_with_two_lengths_of_its_body_ends_the_connection(lake: Lakeho
     assert response.count(b"HTTP/1.1 ") == 1
 
 
-def test_a_body_that_trickles(lake: Lakehouse, limits: Limits) -> None:
-    """The client is told, and a connection on which it goes on to send ends as well."""
+def test_slow_body_times_out(lake: Lakehouse, limits: Limits) -> None:
+    """The client gets an error, and the connection is closed even if it continues to send."""
     with serving(settings_for(lake, limits=limits)) as served, connected(served) as client:
         client.sendall(HEAD + b"Content-Length: 1000\r\n\r\n")
-        trickles(client, lambda _: b" ")
-        with connected(served) as other:
-            other.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
-            assert other.recv(1 << 16).startswith(b"HTTP/1.1 408")
-            assert is_ended(other)
-        assert served.ask("GET", "/v1/main/namespaces").status == 200
+        count_accepted(client, lambda _: b" ")
+        with connected(served) as another_client:
+            another_client.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
+            assert another_client.recv(1 << 16).startswith(b"HTTP/1.1 408")
+            assert is_ended(another_client)
+        assert served.request("GET", "/v1/main/namespaces").status == 200
 
 
-def until(holds: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
+    while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("target", [b"/v1/main/namespaces", b"/unknown"])
-def test_a_body_in_tiny_chunks_ends_the_connection(lake: Lakehouse, target: bytes) -> None:
-    """The parser needs some 10 microseconds for each chunk, also if the request was answered before."""
+def test_body_in_tiny_chunks_closes_connection(lake: Lakehouse, target: bytes) -> None:
+    """The parser needs about 10 microseconds for each chunk, even after the response was sent."""
     head = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n" % target
     limits = Limits(head_seconds=10 * PATIENCE_S)
     with serving(settings_for(lake, limits=limits)) as served, connected(served) as client:
@@ -124,7 +124,7 @@ def test_a_body_in_tiny_chunks_ends_the_connection(lake: Lakehouse, target: byte
         assert is_ended(client)
 
 
-def test_bodies_in_chunks_of_common_sizes_are_read(lake: Lakehouse) -> None:
+def test_bodies_in_chunks_of_common_sizes_are_accepted(lake: Lakehouse) -> None:
     head = b"POST /v1/main/namespaces HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     with serving(settings_for(lake)) as served:
         for number, pad in enumerate((b"1\r\n \r\n" * 100, b"400\r\n%b\r\n" % (b" " * 1024) * 4_000)):
@@ -134,8 +134,8 @@ def test_bodies_in_chunks_of_common_sizes_are_read(lake: Lakehouse) -> None:
                 assert client.recv(1 << 16).split(b" ", 2)[1] == b"200"
 
 
-def test_bodies_of_all_clients_together_are_bounded(lake: Lakehouse) -> None:
-    """Each body is allowed, but all of them would take the memory."""
+def test_total_size_of_bodies_is_bounded(lake: Lakehouse) -> None:
+    """Each body is allowed, but all of them together would exhaust the memory."""
     limits = Limits(body_bytes=1 << 20, bodies_bytes=2 << 20)
     with serving(settings_for(lake, limits=limits)) as served, contextlib.ExitStack() as clients:
         application = served.application
@@ -143,23 +143,23 @@ def test_bodies_of_all_clients_together_are_bounded(lake: Lakehouse) -> None:
         for _ in range(2):
             client = clients.enter_context(connected(served))
             client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 20) + b" " * 900_000)
-        until(lambda: application._n_body_bytes == 2 * 900_000)
-        answer = served.ask("POST", "/v1/main/namespaces", b" " * 900_000 + b'{"namespace": ["a"]}')
-        assert answer.error == (503, "ServiceUnavailableException")
-        assert answer.headers["retry-after"] == "1"
-        assert application._n_body_bytes == 2 * 900_000
+        wait_until(lambda: application.n_body_bytes == 2 * 900_000)
+        response = served.request("POST", "/v1/main/namespaces", b" " * 900_000 + b'{"namespace": ["a"]}')
+        assert response.error == (503, "ServiceUnavailableException")
+        assert response.headers["retry-after"] == "1"
+        assert application.n_body_bytes == 2 * 900_000
         clients.close()
-        until(lambda: application._n_body_bytes == 0)
-        assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["a"]}).status == 200
+        wait_until(lambda: application.n_body_bytes == 0)
+        assert served.request("POST", "/v1/main/namespaces", {"namespace": ["a"]}).status == 200
 
 
-def test_an_answer_that_nobody_reads(lake: Lakehouse, limits: Limits) -> None:
-    """Its connection ends. What the machine had taken for the client comes, and no more."""
+def test_unread_response_closes_connection(lake: Lakehouse, limits: Limits) -> None:
+    """The connection is closed. The client receives only what the socket buffers contained."""
     make_large(lake)
     limits = replace(limits, seconds=2.0)
     with serving(settings_for(lake, limits=limits)) as served, connected(served) as client:
         client.sendall(f"GET {TABLE} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode() * 3)
-        assert served.ask("GET", "/v1/main/namespaces").status == 200
+        assert served.request("GET", "/v1/main/namespaces").status == 200
         time.sleep(2 * limits.seconds)
         n_read = 0
         with contextlib.suppress(ConnectionError):
@@ -168,8 +168,8 @@ def test_an_answer_that_nobody_reads(lake: Lakehouse, limits: Limits) -> None:
         assert n_read < 3 * LARGE_BYTES
 
 
-def test_responses_that_clients_do_not_read_are_bounded_together(lake: Lakehouse) -> None:
-    """Each response is allowed, but those of 40 clients took a gigabyte. The connection unread for longest ends."""
+def test_total_size_of_unread_responses_is_bounded(lake: Lakehouse) -> None:
+    """Each response is allowed, but 40 clients took a gigabyte. The connection that is unread for longest is closed."""
     make_large(lake)
     limits = Limits(unread_bytes=1 << 16)
     with serving(settings_for(lake, limits=limits)) as served, contextlib.ExitStack() as clients:
@@ -182,11 +182,11 @@ def test_responses_that_clients_do_not_read_are_bounded_together(lake: Lakehouse
         sizes_bytes = [len(read_all(reader)) for reader in reversed(readers)]
         assert sizes_bytes[0] > LARGE_BYTES
         assert max(sizes_bytes[1:]) < LARGE_BYTES
-        assert served.ask("GET", TABLE).status == 200
+        assert served.request("GET", TABLE).status == 200
 
 
 def read_all(client: socket.socket) -> bytes:
-    """Read a response of a client that has read one byte of it, until its end or that of the connection."""
+    """Read a response of a client that has read one byte of it, until the end of the response or the connection."""
     data = b""
     with contextlib.suppress(ConnectionError):
         while len(data) <= LARGE_BYTES and (piece := client.recv(1 << 20)):
@@ -194,26 +194,26 @@ def read_all(client: socket.socket) -> bytes:
     return data
 
 
-def test_slow_clients_do_not_hold_up_a_stop(lake: Lakehouse) -> None:
-    """One does not read its answer, one does not send its body. Their own limits would let them stay for hours."""
+def test_slow_clients_do_not_delay_stop(lake: Lakehouse) -> None:
+    """One client does not read its response, and one does not send its body. Their own limits would allow hours."""
     make_large(lake)
     limits = Limits(seconds=10_000.0, stop_seconds=0.3)
     with contextlib.ExitStack() as clients, serving(settings_for(lake, limits=limits)) as served:
         reader, sender = (clients.enter_context(connected(served)) for _ in range(2))
         reader.sendall(f"GET {TABLE} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode() * 3)
         sender.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
-        assert served.ask("GET", "/v1/main/namespaces").status == 200
+        assert served.request("GET", "/v1/main/namespaces").status == 200
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_no_answer_waits_for_more_to_send(lake: Lakehouse, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On every event loop: who installs the server alone has asyncio's."""
-    found: list[int] = []
-    made = LimitedConnection.connection_made
+def test_responses_are_sent_without_delay(lake: Lakehouse, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every event loop: an installation without extras uses asyncio's."""
+    sizes_sent: list[int] = []
+    original_connection_made = LimitedConnection.connection_made
 
     def connection_made(self: LimitedConnection, transport: asyncio.Transport) -> None:
-        made(self, transport)
-        found.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        original_connection_made(self, transport)
+        sizes_sent.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
     def configuration(application: Application, settings: ServerSettings) -> uvicorn.Config:
         of_server = configuration_of(application, settings)
@@ -221,13 +221,13 @@ def test_no_answer_waits_for_more_to_send(lake: Lakehouse, loop: str, monkeypatc
         return of_server
 
     monkeypatch.setattr(LimitedConnection, "connection_made", connection_made)
-    monkeypatch.setattr("tests.server.served.configuration_of", configuration)
+    monkeypatch.setattr("tests.server.live_server.configuration_of", configuration)
     with serving(settings_for(lake)) as served:
-        assert served.ask("GET", "/healthz").status == 200
-    assert found == [1]
+        assert served.request("GET", "/healthz").status == 200
+    assert sizes_sent == [1]
 
 
-def test_more_connections_than_the_process_has_files_for(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_connections_than_file_descriptors(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinitylake_ops.server.run._FILES_OF_STORAGE", 1 << 30)
     monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
     with serving(settings_for(lake)) as served, contextlib.ExitStack() as clients:
@@ -240,7 +240,7 @@ def test_more_connections_than_the_process_has_files_for(lake: Lakehouse, monkey
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:
-                assert served.ask("GET", "/healthz").status == 200
+                assert served.request("GET", "/healthz").status == 200
                 break
             except (ConnectionError, OSError):
                 assert time.monotonic() < deadline_s

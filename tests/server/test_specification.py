@@ -1,4 +1,4 @@
-"""Every endpoint by plain requests: statuses, types of errors, bodies, as Iceberg's specification has them."""
+"""Test every endpoint with plain requests: statuses, error types and bodies follow Iceberg's specification."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.server.requests import COMMIT, TABLE, TABLES, WIDER, commit_of, created, properties
-from tests.server.served import Served
+from tests.server.live_server import LiveServer
+from tests.server.request_bodies import COMMIT, TABLE, TABLES, WIDER, commit_of, created, properties
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.server.routes import ROUTES
 
@@ -19,45 +19,45 @@ BAD = (400, "BadRequestException")
 
 
 @pytest.fixture
-def table(served: Served) -> Served:
+def table(served: LiveServer) -> LiveServer:
     """A server whose namespace ``ns`` has the table ``t``."""
-    assert served.ask("POST", NAMESPACES, {"namespace": ["ns"], "properties": {"a": "1"}}).status == 200
-    assert served.ask("POST", TABLES, created()).status == 200
+    assert served.request("POST", NAMESPACES, {"namespace": ["ns"], "properties": {"a": "1"}}).status == 200
+    assert served.request("POST", TABLES, created()).status == 200
     return served
 
 
-def test_the_configuration_lists_what_is_answered(served: Served) -> None:
-    config = served.ask("GET", "/v1/config").document
+def test_configuration_lists_implemented_endpoints(served: LiveServer) -> None:
+    config = served.request("GET", "/v1/config").document
     assert config["overrides"] == {"prefix": "main"}
     assert config["idempotency-key-lifetime"] == "PT30M"
-    told = {tuple(endpoint.split()) for endpoint in config["endpoints"]}
-    assert told == {(route.method, route.template) for route in ROUTES if route.is_documented}
-    assert ("POST", "/v1/{prefix}/transactions/commit") in told
-    assert not any("register-view" in path for _, path in told)
+    advertised = {tuple(endpoint.split()) for endpoint in config["endpoints"]}
+    assert advertised == {(route.method, route.template) for route in ROUTES if route.is_documented}
+    assert ("POST", "/v1/{prefix}/transactions/commit") in advertised
+    assert not any("register-view" in path for _, path in advertised)
 
 
-def test_namespaces(served: Served) -> None:
-    made = served.ask("POST", NAMESPACES, {"namespace": ["ns"], "properties": {"a": "1", "b": "2"}})
-    assert made.document == {"namespace": ["ns"], "properties": {"a": "1", "b": "2"}}
-    assert served.ask("POST", NAMESPACES, {"namespace": ["ns"]}).error == (409, "AlreadyExistsException")
-    assert served.ask("GET", NAMESPACES).document["namespaces"] == [["ns"]]
-    assert served.ask("GET", f"{NAMESPACES}?parent=ns").document["namespaces"] == []
-    assert served.ask("GET", NS).document == made.document
-    exists = served.ask("HEAD", NS)
+def test_namespace_requests(served: LiveServer) -> None:
+    create_response = served.request("POST", NAMESPACES, {"namespace": ["ns"], "properties": {"a": "1", "b": "2"}})
+    assert create_response.document == {"namespace": ["ns"], "properties": {"a": "1", "b": "2"}}
+    assert served.request("POST", NAMESPACES, {"namespace": ["ns"]}).error == (409, "AlreadyExistsException")
+    assert served.request("GET", NAMESPACES).document["namespaces"] == [["ns"]]
+    assert served.request("GET", f"{NAMESPACES}?parent=ns").document["namespaces"] == []
+    assert served.request("GET", NS).document == create_response.document
+    exists = served.request("HEAD", NS)
     assert (exists.status, exists.body) == (204, b"")
-    changed = served.ask("POST", f"{NS}/properties", {"removals": ["a", "x"], "updates": {"c": "3"}})
+    changed = served.request("POST", f"{NS}/properties", {"removals": ["a", "x"], "updates": {"c": "3"}})
     assert changed.document == {"removed": ["a"], "updated": ["c"], "missing": ["x"]}
-    assert served.ask("GET", NS).document["properties"] == {"b": "2", "c": "3"}
-    both = served.ask("POST", f"{NS}/properties", {"removals": ["b"], "updates": {"b": "3"}})
-    assert both.error == (422, "UnprocessableEntityException")
-    served.ask("POST", TABLES, created())
-    assert served.ask("DELETE", NS).error == (409, "NamespaceNotEmptyException")
-    assert served.ask("DELETE", TABLE).status == 204
-    assert served.ask("DELETE", NS).status == 204
-    assert served.ask("HEAD", NS).status == 404
+    assert served.request("GET", NS).document["properties"] == {"b": "2", "c": "3"}
+    conflicting = served.request("POST", f"{NS}/properties", {"removals": ["b"], "updates": {"b": "3"}})
+    assert conflicting.error == (422, "UnprocessableEntityException")
+    served.request("POST", TABLES, created())
+    assert served.request("DELETE", NS).error == (409, "NamespaceNotEmptyException")
+    assert served.request("DELETE", TABLE).status == 204
+    assert served.request("DELETE", NS).status == 204
+    assert served.request("HEAD", NS).status == 404
 
 
-def test_a_namespace_that_is_not_there(served: Served) -> None:
+def test_missing_namespace_gets_404(served: LiveServer) -> None:
     none = f"{NAMESPACES}/none"
     for method, path, body in (
         ("GET", none, None),
@@ -69,112 +69,112 @@ def test_a_namespace_that_is_not_there(served: Served) -> None:
         ("POST", f"{none}/tables", created(**{"stage-create": True})),
         ("GET", f"{none}/views", None),
     ):
-        assert served.ask(method, path, body).error == (404, NO_NAMESPACE), (method, path)
+        assert served.request(method, path, body).error == (404, NO_NAMESPACE), (method, path)
 
 
-def test_namespaces_have_one_level(served: Served) -> None:
-    assert served.ask("GET", f"{NAMESPACES}/a%1Fb").error == (404, NO_NAMESPACE)
-    assert served.ask("GET", f"{NAMESPACES}?parent=a%1Fb").error == (404, NO_NAMESPACE)
-    refused = served.ask("POST", NAMESPACES, {"namespace": ["a", "b"]})
+def test_nested_namespaces_are_rejected(served: LiveServer) -> None:
+    assert served.request("GET", f"{NAMESPACES}/a%1Fb").error == (404, NO_NAMESPACE)
+    assert served.request("GET", f"{NAMESPACES}?parent=a%1Fb").error == (404, NO_NAMESPACE)
+    refused = served.request("POST", NAMESPACES, {"namespace": ["a", "b"]})
     assert refused.error == BAD
     assert "one level" in refused.document["error"]["message"]
 
 
-def test_a_metadata_table_of_icebergs_java_is_a_table_that_is_not_there(table: Served) -> None:
-    """Java looks for ``ns.t.snapshots`` first. If its namespace were told to be missing, it would look no further."""
+def test_metadata_table_name_is_reported_as_missing_table(table: LiveServer) -> None:
+    """Java looks for ``ns.t.snapshots`` first. If the error reported a missing namespace, Java would stop there."""
     for method in ("GET", "HEAD", "POST"):
         body = commit_of(properties(a="1")) if method == "POST" else None
-        answer = table.ask(method, f"{NAMESPACES}/ns%1Ft/tables/snapshots", body)
-        assert answer.status == 404
-        assert method == "HEAD" or answer.error == (404, "NoSuchTableException")
+        response = table.request(method, f"{NAMESPACES}/ns%1Ft/tables/snapshots", body)
+        assert response.status == 404
+        assert method == "HEAD" or response.error == (404, "NoSuchTableException")
 
 
-def test_lists_come_in_pages(served: Served, lake: Lakehouse) -> None:
+def test_lists_are_paginated(served: LiveServer, lake: Lakehouse) -> None:
     names = sorted(f"n{number}" for number in range(7))
     with lake.transaction() as txn:
         for name in names:
             txn.create_namespace(name)
-    found, token, n_pages = [], "", 0
+    listed, token, n_pages = [], "", 0
     while token is not None:
-        page = served.ask("GET", f"{NAMESPACES}?pageSize=3&pageToken={token}").document
-        found += [name for (name,) in page["namespaces"]]
+        page = served.request("GET", f"{NAMESPACES}?pageSize=3&pageToken={token}").document
+        listed += [name for (name,) in page["namespaces"]]
         token, n_pages = page.get("next-page-token"), n_pages + 1
-    assert (found, n_pages) == (names, 3)
-    assert len(served.ask("GET", f"{NAMESPACES}?pageSize=3").document["namespaces"]) == 7  # no token was sent
-    for wrong in ("pageToken=%00", "pageToken=!", "pageToken=&pageSize=0", "pageToken=&pageSize=x"):
-        assert served.ask("GET", f"{NAMESPACES}?{wrong}").error == BAD
+    assert (listed, n_pages) == (names, 3)
+    assert len(served.request("GET", f"{NAMESPACES}?pageSize=3").document["namespaces"]) == 7  # no token was sent
+    for invalid_query in ("pageToken=%00", "pageToken=!", "pageToken=&pageSize=0", "pageToken=&pageSize=x"):
+        assert served.request("GET", f"{NAMESPACES}?{invalid_query}").error == BAD
 
 
-def test_a_table_is_created_loaded_and_dropped(table: Served, lake: Lakehouse) -> None:
-    assert table.ask("POST", TABLES, created()).error == (409, "AlreadyExistsException")
-    assert table.ask("GET", TABLES).document["identifiers"] == [{"namespace": ["ns"], "name": "t"}]
-    loaded = table.ask("GET", TABLE)
+def test_table_is_created_loaded_and_dropped(table: LiveServer, lake: Lakehouse) -> None:
+    assert table.request("POST", TABLES, created()).error == (409, "AlreadyExistsException")
+    assert table.request("GET", TABLES).document["identifiers"] == [{"namespace": ["ns"], "name": "t"}]
+    loaded = table.request("GET", TABLE)
     assert loaded.document["metadata-location"].startswith(loaded.document["metadata"]["location"])
     assert loaded.document["metadata"]["properties"]["gc.enabled"] == "false"
-    assert table.ask("HEAD", TABLE).status == 204
-    assert table.ask("DELETE", f"{TABLE}?purgeRequested=perhaps").error == BAD
-    assert table.ask("DELETE", f"{TABLE}?purgeRequested=true").status == 204
-    assert table.ask("HEAD", TABLE).status == 404
-    assert table.ask("DELETE", TABLE).error == (404, NO_TABLE)
-    assert table.ask("GET", TABLE).error == (404, NO_TABLE)
-    assert table.ask("POST", TABLE, commit_of(properties(a="1"))).error == (404, NO_TABLE)
+    assert table.request("HEAD", TABLE).status == 204
+    assert table.request("DELETE", f"{TABLE}?purgeRequested=perhaps").error == BAD
+    assert table.request("DELETE", f"{TABLE}?purgeRequested=true").status == 204
+    assert table.request("HEAD", TABLE).status == 404
+    assert table.request("DELETE", TABLE).error == (404, NO_TABLE)
+    assert table.request("GET", TABLE).error == (404, NO_TABLE)
+    assert table.request("POST", TABLE, commit_of(properties(a="1"))).error == (404, NO_TABLE)
     assert lake.snapshot(lake.latest_version() - 1).has_table("ns", "t")
 
 
-def test_a_client_that_has_the_metadata_gets_none(table: Served) -> None:
-    loaded = table.ask("GET", TABLE)
+def test_matching_etag_gets_304(table: LiveServer) -> None:
+    loaded = table.request("GET", TABLE)
     tag = loaded.headers["etag"]
-    assert table.ask("GET", TABLE, headers={"If-None-Match": tag}).status == 304
-    assert table.ask("GET", TABLE, headers={"If-None-Match": f'"other", W/{tag}'}).body == b""
-    refs = table.ask("GET", f"{TABLE}?snapshots=refs", headers={"If-None-Match": tag})
+    assert table.request("GET", TABLE, headers={"If-None-Match": tag}).status == 304
+    assert table.request("GET", TABLE, headers={"If-None-Match": f'"other", W/{tag}'}).body == b""
+    refs = table.request("GET", f"{TABLE}?snapshots=refs", headers={"If-None-Match": tag})
     assert (refs.status, refs.headers["etag"] != tag) == (200, True)
-    committed = table.ask("POST", TABLE, commit_of(properties(a="1")))
+    committed = table.request("POST", TABLE, commit_of(properties(a="1")))
     assert committed.headers["etag"] != tag
-    again = table.ask("GET", TABLE, headers={"If-None-Match": tag})
-    assert (again.status, again.headers["etag"]) == (200, committed.headers["etag"])
-    assert table.ask("GET", f"{TABLE}?snapshots=some").error == BAD
+    repeated = table.request("GET", TABLE, headers={"If-None-Match": tag})
+    assert (repeated.status, repeated.headers["etag"]) == (200, committed.headers["etag"])
+    assert table.request("GET", f"{TABLE}?snapshots=some").error == BAD
 
 
-def test_tables_are_renamed(table: Served) -> None:
+def test_tables_are_renamed(table: LiveServer) -> None:
     def rename(source: str, target: str, namespace: str = "ns") -> Any:
         body = {
             "source": {"namespace": ["ns"], "name": source},
             "destination": {"namespace": [namespace], "name": target},
         }
-        return table.ask("POST", "/v1/main/tables/rename", body)
+        return table.request("POST", "/v1/main/tables/rename", body)
 
     assert rename("t", "u").status == 204
     assert rename("t", "u").error == (404, NO_TABLE)
-    table.ask("POST", TABLES, created())
+    table.request("POST", TABLES, created())
     assert rename("t", "u").error == (409, "AlreadyExistsException")
     assert rename("t", "v", "none").error == (404, NO_NAMESPACE)
-    assert table.ask("POST", "/v1/main/tables/rename", {"source": {}}).error == BAD
+    assert table.request("POST", "/v1/main/tables/rename", {"source": {}}).error == BAD
 
 
-def test_names_may_hold_anything(served: Served) -> None:
+def test_names_may_contain_special_characters(served: LiveServer) -> None:
     name = "a/b%2F.ü?\"'#"
-    assert served.ask("POST", NAMESPACES, {"namespace": [name]}).status == 200
+    assert served.request("POST", NAMESPACES, {"namespace": [name]}).status == 200
     path = f"{NAMESPACES}/{quote(name, safe='')}"
-    assert served.ask("GET", path).document["namespace"] == [name]
-    assert served.ask("POST", f"{path}/tables", created(name)).status == 200
-    assert served.ask("HEAD", f"{path}/tables/{quote(name, safe='')}").status == 204
-    assert served.ask("GET", f"{NAMESPACES}/%ff").error == BAD
-    assert served.ask("GET", f"{NAMESPACES}/{'x' * 10_001}").error == BAD
+    assert served.request("GET", path).document["namespace"] == [name]
+    assert served.request("POST", f"{path}/tables", created(name)).status == 200
+    assert served.request("HEAD", f"{path}/tables/{quote(name, safe='')}").status == 204
+    assert served.request("GET", f"{NAMESPACES}/%ff").error == BAD
+    assert served.request("GET", f"{NAMESPACES}/{'x' * 10_001}").error == BAD
 
 
-def test_a_metadata_file_that_is_not_there_is_not_registered(table: Served, lake: Lakehouse) -> None:
+def test_missing_metadata_file_is_not_registered(table: LiveServer, lake: Lakehouse) -> None:
     lake.storage.create("no.metadata.json", b"{")
     before = lake.latest_version()
     for location in ("x", f"{lake.root}no.metadata.json", f"{lake.root}none.metadata.json"):
         body = {"name": "r", "metadata-location": location}
-        assert table.ask("POST", f"{NS}/register", body).error == BAD, location
+        assert table.request("POST", f"{NS}/register", body).error == BAD, location
     assert lake.latest_version() == before
 
 
-def test_reports_of_clients_are_taken(table: Served) -> None:
-    assert table.ask("POST", f"{TABLE}/metrics", {"report-type": "scan-report"}).status == 204
-    assert table.ask("POST", f"{TABLES}/none/metrics", {"report-type": "scan-report"}).error == (404, NO_TABLE)
-    assert table.ask("POST", f"{TABLE}/metrics", b"[]").error == BAD
+def test_client_reports_are_accepted(table: LiveServer) -> None:
+    assert table.request("POST", f"{TABLE}/metrics", {"report-type": "scan-report"}).status == 204
+    assert table.request("POST", f"{TABLES}/none/metrics", {"report-type": "scan-report"}).error == (404, NO_TABLE)
+    assert table.request("POST", f"{TABLE}/metrics", b"[]").error == BAD
 
 
 NO_COMMITS: list[Any] = [
@@ -202,10 +202,10 @@ NO_COMMITS: list[Any] = [
 ]
 
 
-def test_commits_that_make_no_sense_change_nothing(table: Served, lake: Lakehouse) -> None:
+def test_invalid_commits_change_nothing(table: LiveServer, lake: Lakehouse) -> None:
     before = lake.latest_version()
     for body in NO_COMMITS:
-        assert table.ask("POST", TABLE, body).error == BAD, body
+        assert table.request("POST", TABLE, body).error == BAD, body
     assert lake.latest_version() == before
 
 
@@ -231,17 +231,17 @@ NO_SPECS = [{"source-id": 1, "field-id": 1000, "transform": transform, "name": "
 NO_SPECS.append({"source-id": 1, "field-id": 1000, "transform": "identity", "name": ""})
 
 
-def test_no_table_is_partitioned_or_sorted_as_no_engine_can_write(table: Served, lake: Lakehouse) -> None:
+def test_unwritable_partition_specs_and_sort_orders_are_rejected(table: LiveServer, lake: Lakehouse) -> None:
     before = lake.latest_version()
     for field in NO_SPECS:
         spec = {"spec-id": 0, "fields": [field]}
-        assert table.ask("POST", TABLES, created("u", **{"partition-spec": spec})).error == BAD, field
-        assert table.ask("POST", TABLE, commit_of({"action": "add-spec", "spec": spec})).error == BAD, field
+        assert table.request("POST", TABLES, created("u", **{"partition-spec": spec})).error == BAD, field
+        assert table.request("POST", TABLE, commit_of({"action": "add-spec", "spec": spec})).error == BAD, field
         if field["name"]:
             order = {"order-id": 1, "fields": [{**field, "direction": "asc", "null-order": "nulls-first"}]}
-            assert table.ask("POST", TABLES, created("u", **{"write-order": order})).error == BAD, field
+            assert table.request("POST", TABLES, created("u", **{"write-order": order})).error == BAD, field
             added = {"action": "add-sort-order", "sort-order": order}
-            assert table.ask("POST", TABLE, commit_of(added)).error == BAD, field
+            assert table.request("POST", TABLE, commit_of(added)).error == BAD, field
     assert lake.latest_version() == before
     fields = [
         {"source-id": 1, "field-id": 1000 + at, "transform": transform, "name": f"p{at}"}
@@ -249,18 +249,18 @@ def test_no_table_is_partitioned_or_sorted_as_no_engine_can_write(table: Served,
     ]
     for field in fields:
         spec = {"spec-id": 0, "fields": [field]}
-        assert table.ask("POST", TABLE, commit_of({"action": "add-spec", "spec": spec})).status == 200, field
+        assert table.request("POST", TABLE, commit_of({"action": "add-spec", "spec": spec})).status == 200, field
 
 
-def test_tables_that_make_no_sense_are_not_created(table: Served, lake: Lakehouse) -> None:
+def test_invalid_tables_are_not_created(table: LiveServer, lake: Lakehouse) -> None:
     before = lake.latest_version()
     for fields in NO_TABLES:
-        assert table.ask("POST", TABLES, created(**{"name": "u", **fields})).error == BAD, fields
+        assert table.request("POST", TABLES, created(**{"name": "u", **fields})).error == BAD, fields
     assert lake.latest_version() == before
 
 
-def test_ids_are_given_as_icebergs_own_server_does(table: Served) -> None:
-    """A schema or order that is there is used again, and new ones get the next id, whatever a client counts."""
+def test_ids_are_assigned_like_icebergs_reference_server(table: LiveServer) -> None:
+    """Existing schemas and orders are reused, and new ones get the next id, whatever ids a client sends."""
     added = [
         {"action": "add-schema", "schema": {**WIDER, "schema-id": 7}},
         {"action": "set-current-schema", "schema-id": -1},
@@ -274,37 +274,37 @@ def test_ids_are_given_as_icebergs_own_server_does(table: Served) -> None:
         {"action": "set-default-sort-order", "sort-order-id": -1},
     ]
     for _ in range(2):
-        metadata = table.ask("POST", TABLE, commit_of(*added, *ordered)).document["metadata"]
+        metadata = table.request("POST", TABLE, commit_of(*added, *ordered)).document["metadata"]
         assert [schema["schema-id"] for schema in metadata["schemas"]] == [0, 1]
-        assert [one["order-id"] for one in metadata["sort-orders"]] == [0, 1]
+        assert [order["order-id"] for order in metadata["sort-orders"]] == [0, 1]
         assert (metadata["current-schema-id"], metadata["default-sort-order-id"]) == (1, 1)
-    back = commit_of({"action": "set-current-schema", "schema-id": 0}, {"action": "add-schema", "schema": WIDER})
-    assert table.ask("POST", TABLE, back).document["metadata"]["current-schema-id"] == 0
+    switch_back = commit_of({"action": "set-current-schema", "schema-id": 0}, {"action": "add-schema", "schema": WIDER})
+    assert table.request("POST", TABLE, switch_back).document["metadata"]["current-schema-id"] == 0
 
 
-def test_managed_properties_and_places_stay_silently(table: Served) -> None:
-    before = table.ask("GET", TABLE).document["metadata"]
+def test_managed_properties_and_location_are_not_changed(table: LiveServer) -> None:
+    before = table.request("GET", TABLE).document["metadata"]
     moved = {"action": "set-location", "location": "file:///elsewhere"}
     removed = {"action": "remove-properties", "removals": ["gc.enabled", "never-there"]}
     body = commit_of(moved, removed, properties(**{"gc.enabled": "true", "a": "1"}))
-    after = table.ask("POST", TABLE, body).document["metadata"]
+    after = table.request("POST", TABLE, body).document["metadata"]
     assert after["location"] == before["location"]
     assert after["properties"] == {**before["properties"], "a": "1"}
 
 
-def test_a_new_table_stands_where_the_lakehouse_says(table: Served, lake: Lakehouse) -> None:
-    """Sail gives each new table a place, even a relative one."""
+def test_location_of_new_table_is_chosen_by_lakehouse(table: LiveServer, lake: Lakehouse) -> None:
+    """Sail sends a location for each new table, even a relative one."""
     for name, location in (("u", "file:///elsewhere/t"), ("v", "spark-warehouse/v")):
-        made = table.ask("POST", TABLES, created(name, location=location)).document["metadata"]
-        assert made["location"].startswith(f"{lake.root}tables/")
+        create_response = table.request("POST", TABLES, created(name, location=location)).document["metadata"]
+        assert create_response["location"].startswith(f"{lake.root}tables/")
 
 
-def test_other_paths_and_methods(served: Served) -> None:
-    assert served.ask("GET", "/v2").error[0] == 404
-    doubled = served.ask("GET", "/v1/v1/config")
+def test_unknown_paths_and_methods(served: LiveServer) -> None:
+    assert served.request("GET", "/v2").error[0] == 404
+    doubled = served.request("GET", "/v1/v1/config")
     assert doubled.error[0] == 404
     assert "remove /v1" in doubled.document["error"]["message"]
-    assert served.ask("GET", "/v1/main/namespaces/ns/tables/t/play").error[0] == 404
-    wrong = served.ask("PUT", NAMESPACES, {})
-    assert (wrong.error[0], wrong.headers["allow"]) == (405, "GET, POST")
-    assert served.ask("POST", COMMIT, {"table-changes": []}).error == BAD
+    assert served.request("GET", "/v1/main/namespaces/ns/tables/t/play").error[0] == 404
+    invalid_query = served.request("PUT", NAMESPACES, {})
+    assert (invalid_query.error[0], invalid_query.headers["allow"]) == (405, "GET, POST")
+    assert served.request("POST", COMMIT, {"table-changes": []}).error == BAD

@@ -1,4 +1,4 @@
-"""Views: created, changed, renamed and dropped by requests, and by pyiceberg's client, at every version."""
+"""Test views that plain requests and pyiceberg's client create, change, rename and drop, at every version."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 from pyiceberg.view.metadata import SQLViewRepresentation, ViewRepresentation, ViewVersion
 
-from tests.server.requests import SCHEMA, TABLES, WIDER, created, new_key
-from tests.server.served import Served
+from tests.server.live_server import LiveServer
+from tests.server.request_bodies import SCHEMA, TABLES, WIDER, created, new_key
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.iceberg import catalog_at
@@ -41,55 +41,55 @@ def view(name: str = "v", **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def views(served: Served) -> Served:
+def views(served: LiveServer) -> LiveServer:
     """A server whose namespace ``ns`` has the table ``t`` and the view ``v``."""
-    assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"], "properties": {"p": "1"}}).status == 200
-    assert served.ask("POST", TABLES, created()).status == 200
-    assert served.ask("POST", VIEWS, view()).status == 200
+    assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"], "properties": {"p": "1"}}).status == 200
+    assert served.request("POST", TABLES, created()).status == 200
+    assert served.request("POST", VIEWS, view()).status == 200
     return served
 
 
-def test_a_view_is_created_listed_loaded_and_dropped(views: Served, lake: Lakehouse) -> None:
-    assert views.ask("GET", VIEWS).document["identifiers"] == [{"namespace": ["ns"], "name": "v"}]
-    loaded = views.ask("GET", VIEW).document
+def test_view_is_created_listed_loaded_and_dropped(views: LiveServer, lake: Lakehouse) -> None:
+    assert views.request("GET", VIEWS).document["identifiers"] == [{"namespace": ["ns"], "name": "v"}]
+    loaded = views.request("GET", VIEW).document
     assert loaded["metadata"]["versions"][0]["representations"] == version()["representations"]
     assert loaded["metadata"]["properties"] == {"a": "1"}
-    assert views.ask("HEAD", VIEW).status == 204
-    # It is a view alone: no table, and no property of its namespace as clients see it.
-    assert views.ask("GET", TABLES).document["identifiers"] == [{"namespace": ["ns"], "name": "t"}]
-    assert views.ask("GET", NS).document["properties"] == {"p": "1"}
+    assert views.request("HEAD", VIEW).status == 204
+    # It is only a view: not a table, and not visible as a property of its namespace.
+    assert views.request("GET", TABLES).document["identifiers"] == [{"namespace": ["ns"], "name": "t"}]
+    assert views.request("GET", NS).document["properties"] == {"p": "1"}
     before = lake.latest_version()
-    assert views.ask("DELETE", VIEW).status == 204
-    assert views.ask("GET", VIEW).error == (404, "NoSuchViewException")
-    assert views.ask("HEAD", VIEW).status == 404
-    assert views.ask("DELETE", VIEW).error == (404, "NoSuchViewException")
-    assert views.ask("GET", f"/v1/v{before}/namespaces/ns/views/v").document == loaded
-    assert views.ask("DELETE", f"/v1/v{before}/namespaces/ns/views/v").error == (403, "ForbiddenException")
+    assert views.request("DELETE", VIEW).status == 204
+    assert views.request("GET", VIEW).error == (404, "NoSuchViewException")
+    assert views.request("HEAD", VIEW).status == 404
+    assert views.request("DELETE", VIEW).error == (404, "NoSuchViewException")
+    assert views.request("GET", f"/v1/v{before}/namespaces/ns/views/v").document == loaded
+    assert views.request("DELETE", f"/v1/v{before}/namespaces/ns/views/v").error == (403, "ForbiddenException")
 
 
-def test_tables_and_views_share_names(views: Served) -> None:
+def test_tables_and_views_share_namespace_of_names(views: LiveServer) -> None:
     exists = (409, "AlreadyExistsException")
-    assert views.ask("POST", VIEWS, view()).error == exists
-    assert views.ask("POST", VIEWS, view("t")).error == exists
-    assert views.ask("POST", TABLES, created("v")).error == exists
+    assert views.request("POST", VIEWS, view()).error == exists
+    assert views.request("POST", VIEWS, view("t")).error == exists
+    assert views.request("POST", TABLES, created("v")).error == exists
     move = {"source": {"namespace": ["ns"], "name": "v"}, "destination": {"namespace": ["ns"], "name": "t"}}
-    assert views.ask("POST", RENAME, move).error == exists
-    back = {"source": move["destination"], "destination": move["source"]}
-    assert views.ask("POST", "/v1/main/tables/rename", back).error == exists
+    assert views.request("POST", RENAME, move).error == exists
+    move_back = {"source": move["destination"], "destination": move["source"]}
+    assert views.request("POST", "/v1/main/tables/rename", move_back).error == exists
 
 
-def test_a_view_moves_and_keeps_its_namespace(views: Served) -> None:
-    assert views.ask("POST", "/v1/main/namespaces", {"namespace": ["other"]}).status == 200
+def test_renamed_view_keeps_default_namespace(views: LiveServer) -> None:
+    assert views.request("POST", "/v1/main/namespaces", {"namespace": ["other"]}).status == 200
     move = {"source": {"namespace": ["ns"], "name": "v"}, "destination": {"namespace": ["other"], "name": "w"}}
-    assert views.ask("POST", RENAME, move).status == 204
-    assert views.ask("POST", RENAME, move).error == (404, "NoSuchViewException")
-    assert views.ask("DELETE", "/v1/main/namespaces/other").error == (409, "NamespaceNotEmptyException")
-    assert views.ask("POST", f"{NS}/properties", {"removals": ["p"], "updates": {"q": "2"}}).status == 200
-    assert views.ask("HEAD", "/v1/main/namespaces/other/views/w").status == 204
+    assert views.request("POST", RENAME, move).status == 204
+    assert views.request("POST", RENAME, move).error == (404, "NoSuchViewException")
+    assert views.request("DELETE", "/v1/main/namespaces/other").error == (409, "NamespaceNotEmptyException")
+    assert views.request("POST", f"{NS}/properties", {"removals": ["p"], "updates": {"q": "2"}}).status == 200
+    assert views.request("HEAD", "/v1/main/namespaces/other/views/w").status == 204
 
 
-def test_a_view_is_replaced(views: Served) -> None:
-    before = views.ask("GET", VIEW).document["metadata"]
+def test_view_is_replaced(views: LiveServer) -> None:
+    before = views.request("GET", VIEW).document["metadata"]
     changes = [
         {"action": "add-schema", "schema": {**WIDER, "schema-id": 5}},
         {"action": "add-view-version", "view-version": version("SELECT * FROM t", **{"schema-id": 5})},
@@ -99,20 +99,20 @@ def test_a_view_is_replaced(views: Served) -> None:
         {"action": "set-location", "location": "file:///etc"},
     ]
     body = {"requirements": [{"type": "assert-view-uuid", "uuid": before["view-uuid"]}], "updates": changes}
-    for _ in range(2):  # the same again adds nothing
-        after = views.ask("POST", VIEW, body).document["metadata"]
-        assert [one["version-id"] for one in after["versions"]] == [1, 2]
-        assert [one["schema-id"] for one in after["schemas"]] == [0, 1]
+    for _ in range(2):  # an equal version is not added again
+        after = views.request("POST", VIEW, body).document["metadata"]
+        assert [entry["version-id"] for entry in after["versions"]] == [1, 2]
+        assert [entry["schema-id"] for entry in after["schemas"]] == [0, 1]
         assert (after["current-version-id"], after["properties"]) == (2, {"b": "2"})
         assert after["location"] == before["location"]
-    other = {**body, "requirements": [{"type": "assert-view-uuid", "uuid": "another"}]}
-    assert views.ask("POST", VIEW, other).error == (409, "CommitFailedException")
-    assert views.ask("POST", f"{VIEWS}/none", body).error == (404, "NoSuchViewException")
+    conflicting = {**body, "requirements": [{"type": "assert-view-uuid", "uuid": "another"}]}
+    assert views.request("POST", VIEW, conflicting).error == (409, "CommitFailedException")
+    assert views.request("POST", f"{VIEWS}/none", body).error == (404, "NoSuchViewException")
 
 
-def test_views_that_make_no_sense_change_nothing(views: Served, lake: Lakehouse) -> None:
+def test_invalid_views_change_nothing(views: LiveServer, lake: Lakehouse) -> None:
     before, twice = lake.latest_version(), version()["representations"] * 2
-    wrong: list[dict[str, Any]] = [
+    invalid_updates: list[dict[str, Any]] = [
         {"updates": [{"action": "paint-it-black"}]},
         {"updates": [{"action": "set-current-view-version", "view-version-id": 7}]},
         {"updates": [{"action": "set-current-view-version", "view-version-id": -1}]},
@@ -123,8 +123,8 @@ def test_views_that_make_no_sense_change_nothing(views: Served, lake: Lakehouse)
         {"updates": [{"action": "set-properties", "updates": {"x.impl": "evil"}}]},
         {"requirements": [{"type": "assert-nothing"}], "updates": []},
     ]
-    for body in wrong:
-        assert views.ask("POST", VIEW, body).error == (400, "BadRequestException"), body
+    for body in invalid_updates:
+        assert views.request("POST", VIEW, body).error == (400, "BadRequestException"), body
     for fields in (
         {"name": "a b"},
         {"name": ""},
@@ -132,49 +132,53 @@ def test_views_that_make_no_sense_change_nothing(views: Served, lake: Lakehouse)
         {"view-version": version("x" * MOST_VIEW_BYTES)},
         {"view-version": version(representations=[])},
     ):
-        assert views.ask("POST", VIEWS, view(**{"name": "u", **fields})).error == (400, "BadRequestException"), fields
+        assert views.request("POST", VIEWS, view(**{"name": "u", **fields})).error == (400, "BadRequestException"), (
+            fields
+        )
     reserved = {"updates": {f"{VIEW_PREFIX}x": "{}"}}
-    assert views.ask("POST", f"{NS}/properties", reserved).error == (400, "BadRequestException")
-    assert views.ask("POST", f"{NS}/register-view", {}).error == (406, "UnsupportedOperationException")
+    assert views.request("POST", f"{NS}/properties", reserved).error == (400, "BadRequestException")
+    assert views.request("POST", f"{NS}/register-view", {}).error == (406, "UnsupportedOperationException")
     assert lake.latest_version() == before
 
 
-def test_a_key_creates_a_view_once(views: Served, lake: Lakehouse) -> None:
+def test_idempotency_key_creates_view_once(views: LiveServer, lake: Lakehouse) -> None:
     key = {"Idempotency-Key": new_key()}
-    made = views.ask("POST", VIEWS, view("w"), key)
+    first_response = views.request("POST", VIEWS, view("w"), key)
     before = lake.latest_version()
-    assert views.ask("POST", VIEWS, view("w"), key).document == made.document
+    assert views.request("POST", VIEWS, view("w"), key).document == first_response.document
     assert lake.latest_version() == before
 
 
-def test_metadata_that_somebody_else_wrote_is_not_believed(views: Served, lake: Lakehouse) -> None:
+def test_external_view_metadata_is_not_trusted(views: LiveServer, lake: Lakehouse) -> None:
     for text in ("", "{", "[]", '{"view-uuid": 1}', "x" * (MOST_VIEW_BYTES + 1)):
         with lake.transaction() as txn:
             txn.alter_namespace("ns", {**txn.namespace("ns").properties, f"{VIEW_PREFIX}v": text})
-        assert views.ask("GET", VIEW).error == (500, "InternalServerError")
-    assert views.ask("DELETE", VIEW).status == 204
+        assert views.request("GET", VIEW).error == (500, "InternalServerError")
+    assert views.request("DELETE", VIEW).status == 204
 
 
-def test_pyiceberg_has_views(views: Served, lake: Lakehouse) -> None:
-    """By its client of a server, and by our catalog without one."""
-    shown = SQLViewRepresentation(type="sql", sql="SELECT 1", dialect="spark")
-    made = ViewVersion(schema_id=0, representations=[ViewRepresentation(shown)], default_namespace=("ns",))
+def test_views_of_pyiceberg(views: LiveServer, lake: Lakehouse) -> None:
+    """With pyiceberg's client of the server, and with our catalog without a server."""
+    representation = SQLViewRepresentation(type="sql", sql="SELECT 1", dialect="spark")
+    view_version = ViewVersion(
+        schema_id=0, representations=[ViewRepresentation(representation)], default_namespace=("ns",)
+    )
     schema = Schema(NestedField(1, "id", LongType(), required=False))
-    rest, own = views.catalog(), catalog_at(lake)
-    for catalog, name in ((rest, "ns.r"), (own, "ns.o")):
-        catalog.create_view(name, schema, made)
-        with pytest.raises(TableAlreadyExistsError if catalog is own else Exception):
-            catalog.create_view(name, schema, made)
-    for catalog in (rest, own):
+    rest, own_catalog = views.catalog(), catalog_at(lake)
+    for catalog, name in ((rest, "ns.r"), (own_catalog, "ns.o")):
+        catalog.create_view(name, schema, view_version)
+        with pytest.raises(TableAlreadyExistsError if catalog is own_catalog else Exception):
+            catalog.create_view(name, schema, view_version)
+    for catalog in (rest, own_catalog):
         assert sorted(catalog.list_views("ns")) == [("ns", "o"), ("ns", "r"), ("ns", "v")]
         assert catalog.load_view("ns.r").current_version().representations[0].root.sql == "SELECT 1"
         assert catalog.view_exists("ns.v")
     with pytest.raises(NamespaceNotEmptyError):
-        own.drop_namespace("ns")
+        own_catalog.drop_namespace("ns")
     with pytest.raises(InvalidDefinitionError):
-        own.create_view("ns.x", schema, made, location="file:///etc")
+        own_catalog.create_view("ns.x", schema, view_version, location="file:///etc")
     rest.drop_view("ns.r")
-    own.drop_view("ns.o")
+    own_catalog.drop_view("ns.o")
     with pytest.raises(NoSuchViewError):
-        own.load_view("ns.r")
+        own_catalog.load_view("ns.r")
     assert rest.list_views("ns") == [("ns", "v")]

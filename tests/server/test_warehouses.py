@@ -1,4 +1,4 @@
-"""Warehouses: the latest version and others by number, time and export; several lakehouses in one server."""
+"""Test warehouses: the latest version and others by number, time and export, and several lakehouses in one server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pyiceberg.exceptions import ForbiddenError, NoSuchNamespaceError
 from tests.clock import ClockStorage
 from tests.lakes import Lakes, allowing
 from tests.operations.aging import LONG_MS
-from tests.server.requests import TABLE, TABLES, commit_of, created, properties
-from tests.server.served import Served, attach, duckdb_with_iceberg, serving, settings_for
+from tests.server.live_server import LiveServer, attach, duckdb_with_iceberg, serving, settings_for
+from tests.server.request_bodies import TABLE, TABLES, commit_of, created, properties
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.iceberg import catalog_at
@@ -29,7 +29,7 @@ UNKNOWN = (404, "NoSuchWarehouseException")
 
 @pytest.fixture
 def versions(lake: Lakehouse) -> Lakehouse:
-    """A lakehouse whose table ``ns.t`` has 0, 2 and 4 rows in the versions 2, 3 and 4. An export keeps version 3."""
+    """A lakehouse whose table ``ns.t`` has 0, 2 and 4 rows in versions 2, 3 and 4. An export keeps version 3."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
@@ -39,33 +39,33 @@ def versions(lake: Lakehouse) -> Lakehouse:
     return lake
 
 
-def n_rows(served: Served, warehouse: str) -> int:
+def n_rows(served: LiveServer, warehouse: str) -> int:
     return int(served.catalog(warehouse).load_table("ns.t").scan().to_arrow().num_rows)
 
 
-def test_any_version_is_a_warehouse(versions: Lakehouse, served: Served) -> None:
+def test_every_version_is_a_warehouse(versions: Lakehouse, served: LiveServer) -> None:
     moment = versions.snapshot(3).created_at
     counts = {"main": 4, "v2": 0, "v3": 2, f"at-{moment.isoformat()}": 2, "export-before": 2}
     assert {name: n_rows(served, name) for name in counts} == counts
     millis = int(moment.timestamp() * 1_000)
     for time in (millis, quote(moment.isoformat())):
-        by_time = served.ask("GET", f"/v1/config?warehouse=at-{time}").document["overrides"]["prefix"]
-        assert by_time == "v3"  # the same for as long as the client is connected
+        by_time = served.request("GET", f"/v1/config?warehouse=at-{time}").document["overrides"]["prefix"]
+        assert by_time == "v3"  # stays the same while the client is connected
     with pytest.raises(NoSuchNamespaceError):
         served.catalog("v0").list_tables("ns")
 
 
-def test_other_warehouses_are_not_there(versions: Lakehouse, served: Served) -> None:
+def test_unknown_warehouses_get_404(versions: Lakehouse, served: LiveServer) -> None:
     for name in ("v99", "v-1", "w3", "export-none", "export-3", "%20", "Main", "%2e%2e"):
-        assert served.ask("GET", f"/v1/{name}/namespaces").error == UNKNOWN, name
-    too_early = served.ask("GET", "/v1/at-2001-02-03T04:05:06Z/namespaces")
+        assert served.request("GET", f"/v1/{name}/namespaces").error == UNKNOWN, name
+    too_early = served.request("GET", "/v1/at-2001-02-03T04:05:06Z/namespaces")
     assert too_early.error == UNKNOWN
     assert "(2001-02-03 04:05:06 UTC); version 0 was created at" in too_early.document["error"]["message"]
     for name in ("at-", "at-yesterday"):
-        assert served.ask("GET", f"/v1/{name}/namespaces").error == (400, "BadRequestException")
+        assert served.request("GET", f"/v1/{name}/namespaces").error == (400, "BadRequestException")
 
 
-def test_a_version_is_not_written(versions: Lakehouse, served: Served) -> None:
+def test_old_version_cannot_be_written(versions: Lakehouse, served: LiveServer) -> None:
     before = versions.latest_version()
     with pytest.raises(ForbiddenError, match="connect to warehouse main to write"):
         served.catalog("v3").load_table("ns.t").append(ROWS)
@@ -81,28 +81,30 @@ def test_a_version_is_not_written(versions: Lakehouse, served: Served) -> None:
     )
     for warehouse in ("v3", "export-before", f"at-{int(versions.snapshot().created_at.timestamp() * 1_000) + 60_000}"):
         for method, path, body in requests:
-            refused = served.ask(method, path.replace("main", warehouse), body)
+            refused = served.request(method, path.replace("main", warehouse), body)
             assert refused.error == (403, "ForbiddenException"), (warehouse, method, path)
     assert versions.latest_version() == before
 
 
-def test_an_expired_version_is_gone(versions: Lakehouse, served: Served) -> None:
+def test_expired_version_gets_404(versions: Lakehouse, served: LiveServer) -> None:
     assert n_rows(served, "v2") == 0
     storage = ClockStorage(versions.storage, versions.storage.now_ms() + LONG_MS)
-    later = Lakehouse(storage, versions.storage_options)
-    operations.plan_expiration(later, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)).execute()
-    refused = served.ask("GET", "/v1/v2/namespaces")
+    reopened = Lakehouse(storage, versions.storage_options)
+    operations.plan_expiration(
+        reopened, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    ).execute()
+    refused = served.request("GET", "/v1/v2/namespaces")
     assert refused.error == UNKNOWN
     assert n_rows(served, "export-before") == 2
 
 
 @pytest.mark.parametrize("level", ["minimal", "full"])
-def test_an_export_at_another_root_is_read_there(
-    versions: Lakehouse, served: Served, tmp_path: Path, level: str
+def test_external_export_is_read_at_its_root(
+    versions: Lakehouse, served: LiveServer, tmp_path: Path, level: str
 ) -> None:
     root = f"file://{tmp_path}/other/"
     operations.plan_export(versions, "far", level, target=root).execute()
-    for _ in range(2):  # responses are kept
+    for _ in range(2):  # responses are cached
         exported, latest = (served.catalog(name).load_table("ns.t") for name in ("export-far", "main"))
         assert exported.location().startswith(root)
         assert exported.metadata_location.startswith(root if level == "full" else versions.root)
@@ -114,7 +116,7 @@ def test_an_export_at_another_root_is_read_there(
         assert n_rows(served, "export-far") == 4
 
 
-def test_several_lakehouses(lakes: Lakes, tmp_path: Path) -> None:
+def test_several_lakehouses_in_one_server(lakes: Lakes, tmp_path: Path) -> None:
     north, south = lakes.local("north"), lakes.local("south")
     for lake, name in ((north, "n"), (south, "s")):
         with lake.transaction() as txn:
@@ -132,10 +134,10 @@ def test_several_lakehouses(lakes: Lakes, tmp_path: Path) -> None:
         assert served.catalog("south").list_namespaces() == [("s",)]
         assert served.catalog("south.v0").list_namespaces() == []
         served.catalog("south").create_namespace("new")
-        assert served.ask("GET", "/v1/config").error == UNKNOWN
-        assert served.ask("GET", "/v1/config?warehouse=west.main").error == UNKNOWN
-        assert served.ask("GET", "/v1/main/namespaces").error == UNKNOWN
-        assert served.ask("POST", "/v1/south.v0/namespaces", {"namespace": ["x"]}).error[0] == 403
+        assert served.request("GET", "/v1/config").error == UNKNOWN
+        assert served.request("GET", "/v1/config?warehouse=west.main").error == UNKNOWN
+        assert served.request("GET", "/v1/main/namespaces").error == UNKNOWN
+        assert served.request("POST", "/v1/south.v0/namespaces", {"namespace": ["x"]}).error[0] == 403
     assert south.snapshot().namespaces() == ["new", "s"]
 
 
@@ -162,14 +164,14 @@ def test_several_lakehouses(lakes: Lakes, tmp_path: Path) -> None:
     ],
     ids=range(17),
 )
-def test_files_of_lakehouses_that_make_no_sense(tmp_path: Path, text: str) -> None:
+def test_invalid_lakehouse_files_are_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "lakehouses.yaml"
     path.write_text(text)
     with pytest.raises(InvalidInputError):
         read_lakehouses(path)
 
 
-def test_a_file_of_lakehouses_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_lakehouse_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError):
         read_lakehouses(tmp_path / "none.yaml")
     (tmp_path / "large.yaml").write_text("#" * 2_000_000)
@@ -178,40 +180,40 @@ def test_a_file_of_lakehouses_that_is_not_there(tmp_path: Path) -> None:
 
 
 class AsOnS3(StorageWrapper):
-    """A storage whose files have names on S3."""
+    """A storage whose files have S3 names."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
         self.root = "s3://bucket/lake/"
 
 
-def test_clients_on_s3_are_told_where_it_is(lakes: Lakes) -> None:
+def test_clients_receive_s3_location(lakes: Lakes) -> None:
     """They get no credentials."""
     secret = {"access_key_id": "verysecret42", "secret_access_key": "verysecret43"}
     options = {"endpoint": "https://s3.example", "region": "eu-central-1", "addressing_style": "path", **secret}
     storage = AsOnS3(lakes.storage("s3"))
     lake = Lakehouse.create(storage.root, options, storage=storage)
     with serving(settings_for(lake), Warehouses({ONLY: lake})) as served:
-        assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
-        answers = [
-            served.ask("POST", TABLES, created()),
-            served.ask("POST", TABLES, created("u", **{"stage-create": True})),
-            served.ask("GET", TABLE),
+        assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
+        responses = [
+            served.request("POST", TABLES, created()),
+            served.request("POST", TABLES, created("u", **{"stage-create": True})),
+            served.request("GET", TABLE),
         ]
-    told = {
+    configurations = {
         "s3.endpoint": "https://s3.example/",
         "client.region": "eu-central-1",
         "s3.region": "eu-central-1",
         "s3.path-style-access": "true",
     }
-    for answer in answers:
-        assert answer.document["config"] == told
-        assert answer.document["metadata"]["location"].startswith("s3://bucket/lake/tables/")
-        assert b"verysecret" not in answer.body
+    for response in responses:
+        assert response.document["config"] == configurations
+        assert response.document["metadata"]["location"].startswith("s3://bucket/lake/tables/")
+        assert b"verysecret" not in response.body
 
 
-def test_a_clone_is_a_warehouse(lakes: Lakes, lake: Lakehouse, tmp_path: Path) -> None:
-    """At its latest version, as it goes on; read-only; and only while parent and clone know each other."""
+def test_clone_is_a_warehouse(lakes: Lakes, lake: Lakehouse, tmp_path: Path) -> None:
+    """The latest version of the clone is served read-only, and only while parent and clone refer to each other."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", ROWS.schema).append(ROWS)
@@ -226,9 +228,9 @@ def test_a_clone_is_a_warehouse(lakes: Lakes, lake: Lakehouse, tmp_path: Path) -
         with duckdb_with_iceberg() as connection:  # the parent's files and the clone's own
             attach(connection, served, "clone-x", "x")
             assert connection.execute("SELECT count(*), sum(id) FROM x.ns.t").fetchall() == [(4, 6)]
-        refused = served.ask("POST", TABLES.replace("/main/", "/clone-x/"), created("u"))
+        refused = served.request("POST", TABLES.replace("/main/", "/clone-x/"), created("u"))
         assert refused.error == (403, "ForbiddenException")
         assert "serve the clone's own root" in refused.document["error"]["message"]
-        assert served.ask("GET", "/v1/clone-none/namespaces").error == UNKNOWN
+        assert served.request("GET", "/v1/clone-none/namespaces").error == UNKNOWN
         operations.plan_drop_clone(allowed, "x").execute()
-        assert served.ask("GET", "/v1/clone-x/namespaces").error == UNKNOWN
+        assert served.request("GET", "/v1/clone-x/namespaces").error == UNKNOWN

@@ -21,8 +21,8 @@ import yaml
 from scripts.draw_dashboard import PICTURE, Window, answered, draw, legend, prometheus, shown
 from tests.lakes import Lakes, lakes
 from tests.operations.changes import create
-from tests.server.requests import TABLE, TABLES, commit_of, created, properties
-from tests.server.served import serving, settings_for
+from tests.server.live_server import serving, settings_for
+from tests.server.request_bodies import TABLE, TABLES, commit_of, created, properties
 from trinitylake_ops import operations
 from trinitylake_ops.telemetry.hub import INSTRUMENTS, Kind
 
@@ -111,8 +111,8 @@ def test_the_panels_have_data_of_a_server(lakes: Lakes, tmp_path: Path) -> None:
     """Each expression is understood by Prometheus. Those of a lakehouse at work have data; failures have none."""
     lake = lakes.local()
     with serving(settings_for(lake)) as served:
-        served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]})
-        served.ask("POST", TABLES, created())
+        served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]})
+        served.request("POST", TABLES, created())
         with prometheus(tmp_path, served.url.removeprefix("http://"), scrape_s=1) as url:
             begun = time.time()
             end_s = time.monotonic() + PATIENCE_SECONDS
@@ -120,7 +120,7 @@ def test_the_panels_have_data_of_a_server(lakes: Lakes, tmp_path: Path) -> None:
             n_made = 0
             while empty and time.monotonic() < end_s:
                 n_made += 1
-                served.ask("POST", TABLE, commit_of(properties(a=str(n_made))))
+                served.request("POST", TABLE, commit_of(properties(a=str(n_made))))
                 create(lake, f"n{n_made}")
                 operations.verify(lake, incremental=True)
                 time.sleep(1)

@@ -21,6 +21,7 @@ from tests.clock import ClockStorage
 from tests.environments import modules_beyond, run_without
 from tests.faults import FaultyStorage, fail
 from tests.operations.changes import create
+from tests.processes import fork
 from tests.telemetry.listener import hearing, parents, recording
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, StorageError, ThrottledError
@@ -299,15 +300,18 @@ def test_a_process_of_spark_or_dagster_tells_what_its_environment_says(
 ) -> None:
     file, ends = tmp_path / "m.prom", list[Callable[[], None]]()
     monkeypatch.setenv("TRINITYLAKE_METRICS_FILE", str(file))
-    monkeypatch.setattr(settings, "_has_started", [])
     monkeypatch.setattr(settings.atexit, "register", ends.append)
-    for _ in range(2):
-        settings.start_once()
-    Lakehouse.create(root, {"fsync": "false"})
-    (end,) = ends
-    end()
+
+    def work(_report: Callable[[str], None]) -> None:
+        for _ in range(2):
+            settings.start_once()
+        Lakehouse.create(root, {"fsync": "false"})
+        (end,) = ends
+        end()
+        assert not hub.is_heard()
+
+    assert fork(work).finish() == (0, [])
     assert 'trinitylake_storage_requests_total{kind="create",storage="file"}' in file.read_text()
-    assert not hub.is_heard()
 
 
 # Logs

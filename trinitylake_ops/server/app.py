@@ -109,7 +109,8 @@ class Application:
         )
         self._reading_metrics: asyncio.Task[None] | None = None
         self._most_bytes_of_one = self._limits.bodies_bytes // (2 if is_shared else 1)
-        self._n_body_bytes = 0
+        #: Bytes of request bodies that are being received or processed.
+        self.n_body_bytes = 0
         self._n_bytes_of: Counter[str] = Counter()
         self._is_stopping = False
 
@@ -218,7 +219,7 @@ class Application:
         except Exception as error:  # noqa: BLE001 - each becomes a response, and unexpected ones are logged
             return failed(error, changes=changes, request_id=request_id)
         finally:
-            self._n_body_bytes -= held.n_bytes
+            self.n_body_bytes -= held.n_bytes
             self._n_bytes_of -= Counter({held.principal: held.n_bytes})
 
     @contextlib.contextmanager
@@ -349,12 +350,12 @@ class Application:
             async with asyncio.timeout(self._limits.seconds):
                 async for part in request.stream():
                     held.n_bytes += len(part)
-                    self._n_body_bytes += len(part)
+                    self.n_body_bytes += len(part)
                     self._n_bytes_of[held.principal] += len(part)
                     if held.n_bytes > limit:
                         raise too_large(limit)
                     is_too_many = self._n_bytes_of[held.principal] > self._most_bytes_of_one
-                    if is_too_many or self._n_body_bytes > self._limits.bodies_bytes:
+                    if is_too_many or self.n_body_bytes > self._limits.bodies_bytes:
                         raise responses.too_many("too many request bodies are in transit; retry later")
                     parts.append(part)
         except TimeoutError:

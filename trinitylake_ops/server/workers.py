@@ -212,6 +212,11 @@ class Workers:
         """
         return self._pools[kind].cancel(job)
 
+    def load(self, kind: Work) -> tuple[int, int]:
+        """Return the numbers of running and of waiting jobs of a pool."""
+        pool = self._pools[kind]
+        return pool.n_running, pool.n_waiting
+
     def saturated(self, longest_s: float) -> list[Work]:
         """Return the classes of work that reject every request, or have made no progress for ``longest_s`` seconds."""
         return [kind for kind, pool in self._pools.items() if pool.is_full or pool.stalled_s > longest_s]

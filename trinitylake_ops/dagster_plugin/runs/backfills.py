@@ -30,7 +30,7 @@ _LONGEST_WAIT_SECONDS = 30
 #: With the waits between them, these attempts take one hour.
 _MOST_WAITS = 125
 #: Runs that wait for queued runs fail if no run of the instance started or ended in this time.
-_IDLE_SECONDS = 300
+IDLE_SECONDS = 300
 
 
 def wait_for_sources(
@@ -192,20 +192,20 @@ def _wait_for(
     listed = ", ".join(f"run {run.run_id}" for run in waiting_for) or f"backfill {backfill}"
     if context.retry_number >= _MOST_WAITS:
         _fail(name, source, f"{listed} did not publish that in time; when it has")
-    if _is_stuck(context):
+    if is_stuck(context):
         _fail(name, source, f"{listed} cannot start while runs that wait for it occupy all slots; when it has ended")
     context.log.info("waiting for %s, which publishes %s", listed, source)
     raise dg.RetryRequested(_MOST_WAITS, min(2 ** min(context.retry_number, 10), _LONGEST_WAIT_SECONDS))
 
 
-def _is_stuck(context: dg.AssetExecutionContext) -> bool:
+def is_stuck(context: dg.AssetExecutionContext) -> bool:
     """Whether all runs in progress wait for others, and no run of the instance started or ended for some minutes."""
     instance, step_key = context.instance, step_key_of(context)
     active = instance.get_runs(dg.RunsFilter(statuses=_ACTIVE))
     others = [run for run in active if run.run_id != context.run.run_id]
     if not all(has_waited(instance, run.run_id, step_key) for run in others):
         return False
-    changed_after = datetime.now(UTC) - timedelta(seconds=_IDLE_SECONDS)
+    changed_after = datetime.now(UTC) - timedelta(seconds=IDLE_SECONDS)
     return not instance.get_runs(dg.RunsFilter(updated_after=changed_after), limit=1)
 
 

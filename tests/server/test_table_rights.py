@@ -1,4 +1,4 @@
-"""Rights belong to a table under all of its current names, whatever the name or version that a request asks for."""
+"""Test that rights belong to a table under all its current names, whatever name or version a request uses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from tests.lakes import Lakes
-from tests.server.requests import COMMIT, SCHEMA, commit_of, created, properties
-from tests.server.served import Reply, Served, serving, settings_for
-from tests.server.test_access import client_with, refused
-from tests.server.test_safety import FORBIDDEN, entry
+from tests.server.live_server import LiveServer, Reply, serving, settings_for
+from tests.server.request_bodies import COMMIT, SCHEMA, commit_of, created, properties
+from tests.server.test_access_control import FORBIDDEN, entry
+from tests.server.test_s3_credentials import client_with, refused
 from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, operations
@@ -27,7 +27,7 @@ from trinitylake_ops.storage.s3.settings import S3Location
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
 UNSUPPORTED = (406, "UnsupportedOperationException")
-#: A reader of everything but ``secret``, one of ``open`` alone, one of everything, and a writer of ``open``.
+#: A reader of everything but ``secret``, a reader of ``open`` alone, a reader of everything, and a writer of ``open``.
 ENTRIES = [
     entry("some", "some", scope="read", namespaces={"secret": "none"}),
     entry("open", "open", scope="none", namespaces={"open": "read"}),
@@ -42,7 +42,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 @contextmanager
-def guarded(lake: Lakehouse, folder: Path, files: DelegationSettings | None = None) -> Iterator[Served]:
+def guarded(lake: Lakehouse, folder: Path, files: DelegationSettings | None = None) -> Iterator[LiveServer]:
     path = folder / "tokens.yaml"
     path.write_text(yaml.safe_dump({"tokens": ENTRIES}))
     lakehouses = {ONLY: LakehouseSettings(lake.root, lake.storage_options, files or DelegationSettings())}
@@ -51,7 +51,7 @@ def guarded(lake: Lakehouse, folder: Path, files: DelegationSettings | None = No
 
 
 def filled(lake: Lakehouse) -> int:
-    """Create the namespaces and ``open.t``, which has rows; returns the version."""
+    """Create the namespaces and ``open.t`` with rows, and return the version."""
     catalog = catalog_at(lake)
     for name in ("open", "secret", "other"):
         catalog.create_namespace(name)
@@ -65,7 +65,7 @@ def of(version: int | str, rest: str = "", table: str = "open.t") -> str:
 
 
 def requests_of(version: int | str) -> list[tuple[str, str, Any]]:
-    """All requests that read a table."""
+    """Return all requests that read a table."""
     report = {"report-type": "scan-report"}
     return [
         ("GET", of(version), None),
@@ -86,57 +86,55 @@ def second_name(lake: Lakehouse) -> None:
         )
 
 
-def test_an_old_name_gives_nothing_that_the_current_name_forbids(lake: Lakehouse, tmp_path: Path) -> None:
+def test_old_name_does_not_bypass_rights_of_current_name(lake: Lakehouse, tmp_path: Path) -> None:
     version = filled(lake)
     with guarded(lake, tmp_path) as served:
-        assert served.ask("GET", of(version), headers=bearer("some")).status == 200
+        assert served.request("GET", of(version), headers=bearer("some")).status == 200
         catalog_at(lake).rename_table("open.t", "secret.t")
         for token in ("some", "open"):
             for method, path, body in requests_of(version):
-                assert served.ask(method, path, body, bearer(token)).status == 403, (method, path)
-            at_time = served.ask("GET", of(f"at-{lake.snapshot(version).created_at_ms}"), headers=bearer(token))
+                assert served.request(method, path, body, bearer(token)).status == 403, (method, path)
+            at_time = served.request("GET", of(f"at-{lake.snapshot(version).created_at_ms}"), headers=bearer(token))
             assert at_time.error == FORBIDDEN
-        assert served.ask("GET", of(version), headers=bearer("all")).status == 200
+        assert served.request("GET", of(version), headers=bearer("all")).status == 200
         catalog_at(lake).rename_table("secret.t", "other.t")
-        assert served.ask("GET", of(version), headers=bearer("some")).status == 200
-        assert served.ask("GET", of(version), headers=bearer("open")).error == FORBIDDEN
+        assert served.request("GET", of(version), headers=bearer("some")).status == 200
+        assert served.request("GET", of(version), headers=bearer("open")).error == FORBIDDEN
 
 
-def test_an_export_and_a_clone_give_nothing_that_the_current_name_forbids(
-    lake: Lakehouse, lakes: Lakes, tmp_path: Path
-) -> None:
+def test_export_and_clone_do_not_bypass_rights_of_current_name(lake: Lakehouse, lakes: Lakes, tmp_path: Path) -> None:
     filled(lake)
     operations.plan_export(lake, "kept").execute()
     operations.plan_clone(lake, f"file://{tmp_path}/clones/x/", "x").execute()
     with guarded(lake, tmp_path) as served:
         for warehouse in ("export-kept", "clone-x"):
-            assert served.ask("GET", of(warehouse), headers=bearer("some")).status == 200
+            assert served.request("GET", of(warehouse), headers=bearer("some")).status == 200
         catalog_at(lake).rename_table("open.t", "secret.t")
         for warehouse in ("export-kept", "clone-x"):
-            assert served.ask("GET", of(warehouse), headers=bearer("some")).error == FORBIDDEN
-            assert served.ask("GET", of(warehouse), headers=bearer("all")).status == 200
+            assert served.request("GET", of(warehouse), headers=bearer("some")).error == FORBIDDEN
+            assert served.request("GET", of(warehouse), headers=bearer("all")).status == 200
 
 
-def test_a_dropped_table_is_read_by_tokens_for_all_namespaces_alone(lake: Lakehouse, tmp_path: Path) -> None:
+def test_dropped_table_requires_access_to_all_namespaces(lake: Lakehouse, tmp_path: Path) -> None:
     version = filled(lake)
     catalog_at(lake).rename_table("open.t", "secret.t")
     catalog_at(lake).drop_table("secret.t")
     with guarded(lake, tmp_path) as served:
         for method, path, body in requests_of(version):
-            assert served.ask(method, path, body, bearer("some")).status == 403, path
-        assert served.ask("GET", of(version), headers=bearer("all")).status == 200
+            assert served.request(method, path, body, bearer("some")).status == 403, path
+        assert served.request("GET", of(version), headers=bearer("all")).status == 200
 
 
-def test_another_table_of_the_old_name_changes_nothing(lake: Lakehouse, tmp_path: Path) -> None:
+def test_new_table_with_old_name_does_not_change_rights(lake: Lakehouse, tmp_path: Path) -> None:
     version = filled(lake)
     catalog_at(lake).rename_table("open.t", "secret.t")
     catalog_at(lake).create_table("open.t", ROWS.schema)
     with guarded(lake, tmp_path) as served:
-        assert served.ask("GET", of("main"), headers=bearer("some")).status == 200
-        assert served.ask("GET", of(version), headers=bearer("some")).error == FORBIDDEN
+        assert served.request("GET", of("main"), headers=bearer("some")).status == 200
+        assert served.request("GET", of(version), headers=bearer("some")).error == FORBIDDEN
 
 
-def test_two_names_of_one_table_give_what_both_allow(lake: Lakehouse, tmp_path: Path) -> None:
+def test_table_with_two_names_requires_rights_for_both(lake: Lakehouse, tmp_path: Path) -> None:
     filled(lake)
     second_name(lake)
     change, at = properties(a="1"), of("main")
@@ -145,22 +143,22 @@ def test_two_names_of_one_table_give_what_both_allow(lake: Lakehouse, tmp_path: 
     with guarded(lake, tmp_path) as served:
         before = lake.latest_version()
         for token in ("writer", "both"):
-            assert served.ask("POST", at, commit_of(change) | identifier, bearer(token)).error == FORBIDDEN
+            assert served.request("POST", at, commit_of(change) | identifier, bearer(token)).error == FORBIDDEN
             body = {"table-changes": [commit_of(change) | identifier]}
-            assert served.ask("POST", COMMIT, body, bearer(token)).error == FORBIDDEN
-            assert served.ask("DELETE", at, headers=bearer(token)).error == FORBIDDEN
-            assert served.ask("POST", "/v1/main/tables/rename", rename, bearer(token)).error == FORBIDDEN
-        assert served.ask("GET", at, headers=bearer("writer")).error == FORBIDDEN
-        assert served.ask("GET", at, headers=bearer("both")).status == 200
+            assert served.request("POST", COMMIT, body, bearer(token)).error == FORBIDDEN
+            assert served.request("DELETE", at, headers=bearer(token)).error == FORBIDDEN
+            assert served.request("POST", "/v1/main/tables/rename", rename, bearer(token)).error == FORBIDDEN
+        assert served.request("GET", at, headers=bearer("writer")).error == FORBIDDEN
+        assert served.request("GET", at, headers=bearer("both")).status == 200
         assert lake.latest_version() == before
 
 
-def test_one_place_makes_one_table(lake: Lakehouse) -> None:
-    """A place that was staged once becomes a table of one name, in one commit or in several."""
+def test_location_becomes_one_table(lake: Lakehouse) -> None:
+    """A location that was staged once becomes a table of one name, in one commit or in several."""
     filled(lake)
     with serving(settings_for(lake)) as served:
         staged = created("a", **{"stage-create": True})
-        place = served.ask("POST", "/v1/main/namespaces/open/tables", staged).document["metadata"]["location"]
+        place = served.request("POST", "/v1/main/namespaces/open/tables", staged).document["metadata"]["location"]
 
         def creation(name: str) -> dict[str, Any]:
             updates: list[dict[str, Any]] = [
@@ -177,24 +175,24 @@ def test_one_place_makes_one_table(lake: Lakehouse) -> None:
             body = commit_of(*updates, requirements=({"type": "assert-create"},))
             return body | {"identifier": {"namespace": ["open"], "name": name}}
 
-        both = served.ask("POST", COMMIT, {"table-changes": [creation("a"), creation("b")]})
+        both = served.request("POST", COMMIT, {"table-changes": [creation("a"), creation("b")]})
         assert both.error == (409, "AlreadyExistsException"), both.body
-        assert served.ask("POST", of("main", table="open.a"), creation("a")).status == 200
-        assert served.ask("POST", of("main", table="open.b"), creation("b")).error == FORBIDDEN
+        assert served.request("POST", of("main", table="open.a"), creation("a")).status == 200
+        assert served.request("POST", of("main", table="open.b"), creation("b")).error == FORBIDDEN
     assert lake.snapshot().tables("open") == ["a", "t"]
 
 
 @pytest.fixture
-def on_s3(radosgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
+def s3_lake(radosgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     return Lakehouse.create(radosgw.fresh_root(), {**radosgw.storage_options, "addressing_style": "path"})
 
 
-def session_of(served: Served, warehouse: int | str, token: str) -> dict[str, str] | None:
-    """Return the session that a client gets by loading ``open.t``, and again by its credentials; None for none."""
-    loaded = served.ask("GET", of(warehouse), headers={**bearer(token), **VENDED})
-    again = served.ask("GET", of(warehouse, "/credentials"), headers=bearer(token))
+def session_of(served: LiveServer, warehouse: int | str, token: str) -> dict[str, str] | None:
+    """Return the session that a client gets when it loads ``open.t``, or None. The credentials endpoint must agree."""
+    loaded = served.request("GET", of(warehouse), headers={**bearer(token), **VENDED})
+    again = served.request("GET", of(warehouse, "/credentials"), headers=bearer(token))
     if "storage-credentials" not in loaded.document:
         assert loaded.status == 403 or not secrets_in(loaded.document["config"])
         assert again.error in (FORBIDDEN, UNSUPPORTED)
@@ -205,16 +203,16 @@ def session_of(served: Served, warehouse: int | str, token: str) -> dict[str, st
     return config
 
 
-def test_an_old_version_gives_a_session_that_reads(on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path) -> None:
-    """It reaches the files that the token reads by the latest version. Writers get no more."""
-    version = filled(on_s3)
+def test_old_version_gives_read_only_session(s3_lake: Lakehouse, radosgw: S3Server, tmp_path: Path) -> None:
+    """It covers the files that the token may read in the latest version. Writers get no more."""
+    version = filled(s3_lake)
     for level in ("minimal", "full"):
-        operations.plan_export(on_s3, level, level).execute()
-    at_time = f"at-{on_s3.snapshot(version).created_at_ms}"
-    catalog = catalog_at(on_s3)
+        operations.plan_export(s3_lake, level, level).execute()
+    at_time = f"at-{s3_lake.snapshot(version).created_at_ms}"
+    catalog = catalog_at(s3_lake)
     catalog.load_table("open.t").append(ROWS)
-    files, folder = files_of_table(on_s3), S3Location.of(f"{catalog.load_table('open.t').location()}/")
-    with guarded(on_s3, tmp_path, DelegationSettings(role=ROLE_ARN, seconds=900)) as served:
+    files, folder = files_of_table(s3_lake), S3Location.of(f"{catalog.load_table('open.t').location()}/")
+    with guarded(s3_lake, tmp_path, DelegationSettings(role=ROLE_ARN, seconds=900)) as served:
         sessions = {token: session_of(served, version, token) for token in ("open", "all", "writer")}
         for warehouse in (at_time, "export-minimal", "export-full"):
             assert session_of(served, warehouse, "writer") == sessions["writer"]
@@ -234,13 +232,13 @@ def test_an_old_version_gives_a_session_that_reads(on_s3: Lakehouse, radosgw: S3
         assert session_of(served, version, "all") is not None
 
 
-def test_an_old_version_gives_no_session_for_more_than_the_latest_shows(on_s3: Lakehouse, tmp_path: Path) -> None:
-    version = filled(on_s3)
+def test_old_version_gives_session_only_within_rights_at_latest(s3_lake: Lakehouse, tmp_path: Path) -> None:
+    version = filled(s3_lake)
     for level in ("minimal", "full"):
-        operations.plan_export(on_s3, level, level).execute()
-    warehouses = (version, f"at-{on_s3.snapshot(version).created_at_ms}", "export-minimal", "export-full")
-    catalog = catalog_at(on_s3)
-    with guarded(on_s3, tmp_path, DelegationSettings(role=ROLE_ARN, seconds=900)) as served:
+        operations.plan_export(s3_lake, level, level).execute()
+    warehouses = (version, f"at-{s3_lake.snapshot(version).created_at_ms}", "export-minimal", "export-full")
+    catalog = catalog_at(s3_lake)
+    with guarded(s3_lake, tmp_path, DelegationSettings(role=ROLE_ARN, seconds=900)) as served:
         catalog.rename_table("open.t", "secret.t")
         for warehouse in warehouses:
             assert [session_of(served, warehouse, token) for token in ("some", "open", "writer")] == [None] * 3
@@ -248,53 +246,51 @@ def test_an_old_version_gives_no_session_for_more_than_the_latest_shows(on_s3: L
         catalog.drop_table("secret.t")
         catalog.create_table("open.t", ROWS.schema)  # another table
         for warehouse in warehouses:
-            assert served.ask("GET", of(warehouse), headers=bearer("all")).status == 200
+            assert served.request("GET", of(warehouse), headers=bearer("all")).status == 200
             assert [session_of(served, warehouse, token) for token in ("all", "open", "writer")] == [None] * 3
 
 
-def test_folders_of_copies_give_no_session(on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path) -> None:
-    """An export at another root is a lakehouse that others may write to, and a clone shares files with its parent."""
-    filled(on_s3)
+def test_folders_of_exports_and_clones_give_no_session(s3_lake: Lakehouse, radosgw: S3Server, tmp_path: Path) -> None:
+    """An export at another root is a lakehouse that others may write, and a clone shares files with its parent."""
+    filled(s3_lake)
     for level in ("minimal", "partial", "full"):
-        operations.plan_export(on_s3, level, level, target=radosgw.fresh_root()).execute()
-    operations.plan_clone(on_s3, clone_root := radosgw.fresh_root(), "x").execute()
+        operations.plan_export(s3_lake, level, level, target=radosgw.fresh_root()).execute()
+    operations.plan_clone(s3_lake, clone_root := radosgw.fresh_root(), "x").execute()
     files = DelegationSettings(role=ROLE_ARN, seconds=900)
-    with guarded(on_s3, tmp_path, files) as served:
+    with guarded(s3_lake, tmp_path, files) as served:
         for warehouse in ("export-minimal", "export-partial", "export-full", "clone-x"):
-            assert served.ask("GET", of(warehouse), headers=bearer("all")).status == 200
+            assert served.request("GET", of(warehouse), headers=bearer("all")).status == 200
             assert session_of(served, warehouse, "all") is None
-    clone = Lakehouse.open(clone_root, on_s3.storage_options)
+    clone = Lakehouse.open(clone_root, s3_lake.storage_options)
     with guarded(clone, tmp_path, files) as served:
         assert [session_of(served, warehouse, "all") for warehouse in ("main", "v0")] == [None, None]
 
 
-def test_an_old_version_gives_signatures_for_what_it_reaches(
-    on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path
-) -> None:
-    version = filled(on_s3)
-    old = files_of_table(on_s3)
-    catalog_at(on_s3).load_table("open.t").append(ROWS)
-    new = files_of_table(on_s3) - old
-    with guarded(on_s3, tmp_path, DelegationSettings(role=ROLE_ARN, seconds=900, sign=True)) as served:
+def test_old_version_gives_signatures_for_its_files_only(s3_lake: Lakehouse, radosgw: S3Server, tmp_path: Path) -> None:
+    version = filled(s3_lake)
+    old = files_of_table(s3_lake)
+    catalog_at(s3_lake).load_table("open.t").append(ROWS)
+    new = files_of_table(s3_lake) - old
+    with guarded(s3_lake, tmp_path, DelegationSettings(role=ROLE_ARN, seconds=900, sign=True)) as served:
         headers = bearer("open")
 
         def sign(warehouse: int | str, method: str, uri: str) -> Reply:
             path = f"{radosgw.endpoint}/{uri.removeprefix('s3://')}"
             body = {"method": method, "uri": path, "region": radosgw.region, "headers": {}}
-            return served.ask("POST", of(warehouse, "/sign"), body, headers)
+            return served.request("POST", of(warehouse, "/sign"), body, headers)
 
         assert {sign(version, "GET", uri).status for uri in old} == {200}
         assert {sign(version, "GET", uri).status for uri in new} == {403}
         assert {sign(version, method, sorted(old)[0]).status for method in ("PUT", "DELETE")} == {403}
-        folder = catalog_at(on_s3).load_table("open.t").location()
+        folder = catalog_at(s3_lake).load_table("open.t").location()
         listing = f"{folder.partition('/tables/')[0].rpartition('/')[0]}/?list-type=2&prefix={folder.split('/', 3)[3]}/"
         assert sign(version, "GET", listing).status == 403
         assert {sign("main", "GET", uri).status for uri in old | new} == {200}
         assert session_of(served, "main", "open") is not None
-        catalog_at(on_s3).rename_table("open.t", "secret.t")
+        catalog_at(s3_lake).rename_table("open.t", "secret.t")
         assert {sign(version, "GET", uri).status for uri in old | new} == {403}
         headers = bearer("all")
-        catalog_at(on_s3).drop_table("secret.t")
+        catalog_at(s3_lake).drop_table("secret.t")
         assert {sign(version, "GET", uri).status for uri in old} == {200}
         assert {sign(version, "GET", uri).status for uri in new} == {403}
 
@@ -304,7 +300,7 @@ def secrets_in(config: Mapping[str, str]) -> set[str]:
 
 
 def files_of_table(lake: Lakehouse) -> set[str]:
-    """Return the manifest lists, manifests and data files of ``open.t``, by URI."""
+    """Return the URIs of the manifest lists, manifests and data files of ``open.t``."""
     table = catalog_at(lake).load_table("open.t")
     found = {table.metadata_location, *(snapshot.manifest_list for snapshot in table.metadata.snapshots)}
     for snapshot in table.metadata.snapshots:

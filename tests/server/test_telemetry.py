@@ -1,4 +1,4 @@
-"""What a server tells of its work: metrics, traces and the log. None of it has a secret."""
+"""Test the metrics, traces and logs of a server, and that none of them contains a secret."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.environments import run_without
 from tests.faults import FaultyStorage, fail
 from tests.request_budgets import budget
-from tests.server.requests import TABLE, TABLES, commit_of, created, properties
-from tests.server.served import Served, command, serving, settings_for
-from tests.server.test_safety import FORBIDDEN, MIXED, READER, entry
+from tests.server.live_server import LiveServer, command, serving, settings_for
+from tests.server.request_bodies import TABLE, TABLES, commit_of, created, properties
+from tests.server.test_access_control import FORBIDDEN, MIXED, READER, entry
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.server import telemetry
@@ -37,9 +37,9 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def measured(served: Served, **headers: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def measured(served: LiveServer, **headers: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Return all samples by name and labels."""
-    answer = served.ask("GET", "/metrics", headers=headers)
+    answer = served.request("GET", "/metrics", headers=headers)
     assert (answer.status, answer.headers["content-type"].partition(";")[0]) == (200, "text/plain")
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -53,17 +53,17 @@ def value_of(found: dict[Any, float], name: str, **labels: str) -> float:
 
 
 @pytest.fixture
-def table(served: Served) -> Served:
-    assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
-    assert served.ask("POST", TABLES, created()).status == 200
+def table(served: LiveServer) -> LiveServer:
+    assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
+    assert served.request("POST", TABLES, created()).status == 200
     return served
 
 
-def test_requests_commits_groups_and_the_storage_are_counted(table: Served) -> None:
+def test_requests_commits_groups_and_storage_are_counted(table: LiveServer) -> None:
     before = measured(table)
-    assert table.ask("POST", TABLE, commit_of(properties(a="1"))).status == 200
-    assert table.ask("POST", TABLE, commit_of(requirements=({"type": "assert-create"},))).status == 409
-    assert table.ask("GET", "/v1/main/secret-path").status == 404
+    assert table.request("POST", TABLE, commit_of(properties(a="1"))).status == 200
+    assert table.request("POST", TABLE, commit_of(requirements=({"type": "assert-create"},))).status == 409
+    assert table.request("GET", "/v1/main/secret-path").status == 404
     after = measured(table)
 
     def grown(name: str, **labels: str) -> float:
@@ -89,36 +89,36 @@ def test_requests_commits_groups_and_the_storage_are_counted(table: Served) -> N
     assert not any(text == "ns" or "secret" in text for text in names)
 
 
-def test_a_table_that_has_not_changed_costs_one_round(table: Served) -> None:
-    """It asks whether there is a newer version, and nothing else, whoever reads and at whatever version."""
+def test_unchanged_table_takes_one_round_trip(table: LiveServer) -> None:
+    """A read only checks whether there is a newer version, for every client and warehouse."""
     assert table.application is not None
     meter = table.application.warehouses.served[0].lake.storage
     assert isinstance(meter, MeteredStorage)
     earlier = TABLE.replace("/main/", "/v2/")
-    tags = {path: table.ask("GET", path).headers["etag"] for path in (TABLE, earlier)}
+    tags = {path: table.request("GET", path).headers["etag"] for path in (TABLE, earlier)}
     for path, tag in tags.items():
         for headers, status in (({}, 200), ({"If-None-Match": tag}, 304)):
             before = meter.snapshot()
-            assert table.ask("GET", path, headers=headers).status == status
+            assert table.request("GET", path, headers=headers).status == status
             spent = meter.snapshot() - before
             assert (spent.rounds, set(spent.requests)) == (budget("begin, warm").rounds, {"read"}), path
 
 
-def test_metrics_need_a_token_that_reads(lake: Lakehouse, tmp_path: Path) -> None:
+def test_metrics_require_read_access(lake: Lakehouse, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     entries = [entry(READER, "reader", scope="read"), entry(MIXED, "mixed", scope="none", namespaces={"ns": "read"})]
     tokens.write_text(yaml.safe_dump({"tokens": entries}))
     with serving(settings_for(lake, tokens=tokens)) as served:
-        assert served.ask("GET", "/metrics").status == 401
-        assert served.ask("GET", "/metrics", headers={"Authorization": f"Bearer {MIXED}"}).error == FORBIDDEN
+        assert served.request("GET", "/metrics").status == 401
+        assert served.request("GET", "/metrics", headers={"Authorization": f"Bearer {MIXED}"}).error == FORBIDDEN
         found = measured(served, Authorization=f"Bearer {READER}")
         assert not any(token in str(found) for token in (READER, MIXED, "reader", "mixed"))
 
 
-def test_a_failing_storage_is_counted_as_what_it_is(lake: Lakehouse) -> None:
+def test_storage_failures_are_counted_by_kind(lake: Lakehouse) -> None:
     storage = FaultyStorage(lake.storage, [fail(1, StorageError, kind="create", times=100)])
     with serving(settings_for(lake), Warehouses({ONLY: Lakehouse(storage, lake.storage_options)})) as served:
-        assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 503
+        assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 503
         assert value_of(measured(served), "trinitylake_commits_total", lakehouse="main", outcome="unavailable") == 1
 
 
@@ -131,10 +131,10 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
-def test_a_span_for_each_request_and_its_change(table: Served, spans: InMemorySpanExporter) -> None:
+def test_each_request_and_change_has_a_span(table: LiveServer, spans: InMemorySpanExporter) -> None:
     caller = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
-    assert table.ask("POST", TABLE, commit_of(properties(note="s3cret")), caller).status == 200
-    assert table.ask("GET", f"{TABLES}/none", headers={"traceparent": "nonsense"}).status == 404
+    assert table.request("POST", TABLE, commit_of(properties(note="s3cret")), caller).status == 200
+    assert table.request("GET", f"{TABLES}/none", headers={"traceparent": "nonsense"}).status == 404
     by_name = {span.name: span for span in spans.get_finished_spans()}
     request = by_name["POST /v1/{prefix}/namespaces/{namespace}/tables/{table}"]
     change, other = by_name["change"], by_name["GET /v1/{prefix}/namespaces/{namespace}/tables/{table}"]
@@ -146,8 +146,8 @@ def test_a_span_for_each_request_and_its_change(table: Served, spans: InMemorySp
     assert "s3cret" not in " ".join(span.to_json() for span in spans.get_finished_spans())
 
 
-def test_the_command_sends_traces(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By OTLP over HTTP, to a real receiver, before the process ends."""
+def test_serve_command_sends_traces(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent with OTLP over HTTP to a real receiver before the process ends."""
     received: list[bytes] = []
 
     class Receiver(BaseHTTPRequestHandler):
@@ -165,7 +165,7 @@ def test_the_command_sends_traces(lake: Lakehouse, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     try:
         with command(lake.root, "--traces") as (process, url, _):
-            assert Served(url).ask("GET", "/v1/config").status == 200
+            assert LiveServer(url).request("GET", "/v1/config").status == 200
             process.terminate()
             process.communicate(timeout=60)
         assert process.returncode == 0
@@ -178,9 +178,9 @@ def test_the_command_sends_traces(lake: Lakehouse, monkeypatch: pytest.MonkeyPat
     assert "GET /v1/config" in names
 
 
-def test_without_the_extra_nothing_is_sent(table: Served, lake: Lakehouse) -> None:
+def test_no_traces_are_sent_without_extra(table: LiveServer, lake: Lakehouse) -> None:
     assert not isinstance(trace.get_tracer_provider(), TracerProvider)
-    assert table.ask("GET", TABLES).status == 200
+    assert table.request("GET", TABLES).status == 200
     program = "from trinitylake_ops.cli import main\nmain()"
     ran = run_without({"opentelemetry.exporter", "opentelemetry.sdk"}, program, "serve", lake.root, "--traces")
     assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
@@ -190,9 +190,9 @@ def test_without_the_extra_nothing_is_sent(table: Served, lake: Lakehouse) -> No
     )
 
 
-def test_the_log_has_what_was_asked_for_and_no_more(table: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_access_log_has_request_details_without_secrets(table: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        table.ask("POST", TABLE, commit_of(properties(note="s3cret")), {"Authorization": "Bearer t0ken"})
+        table.request("POST", TABLE, commit_of(properties(note="s3cret")), {"Authorization": "Bearer t0ken"})
     (fields,) = [record.fields for record in caplog.records if hasattr(record, "fields")]
     assert {"request", "method", "path", "principal", "status", "milliseconds"} == set(fields)
     assert not {"s3cret", "t0ken"} & set(json.dumps(fields).split('"'))

@@ -1,4 +1,4 @@
-"""The gestures of Dagster on tables: after each one, a green run means that its rows are visible."""
+"""Test workflows of Dagster's UI on tables: the rows of a successful run are always visible."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.run_config import QUIET
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import (
     LakehouseNames,
@@ -62,16 +62,16 @@ class Project:
         head = self.lake.snapshot()
         if not (head.has_namespace(namespace) and head.has_table(namespace, name)):
             return None
-        found: list[dict[str, Any]] = catalog_at(self.lake).load_table((namespace, name)).scan().to_arrow().to_pylist()
-        return found
+        rows: list[dict[str, Any]] = catalog_at(self.lake).load_table((namespace, name)).scan().to_arrow().to_pylist()
+        return rows
 
     def event(self, key: str) -> dg.AssetMaterialization | None:
-        found = self.instance.get_latest_materialization_event(dg.AssetKey(key.split("/")))
-        return None if found is None else found.asset_materialization
+        event_log_entry = self.instance.get_latest_materialization_event(dg.AssetKey(key.split("/")))
+        return None if event_log_entry is None else event_log_entry.asset_materialization
 
 
 def failures(result: dg.ExecuteInProcessResult) -> list[str]:
-    """Return the messages of failed steps, as the UI shows them."""
+    """Return the messages of failed steps, as displayed in the UI."""
     errors = [event.step_failure_data.error for event in result.all_events if event.is_step_failure]
     return [(error.cause or error).message.strip() for error in errors if error is not None]
 
@@ -87,11 +87,13 @@ def revenue(orders: pa.Table) -> pa.Table:
 
 
 def publish(*tables: dg.AssetsDefinition | dg.AssetKey, **options: Any) -> dg.AssetsDefinition:
-    named = {(table if isinstance(table, dg.AssetKey) else table.key).path[-1]: table for table in tables}
-    return build_publish_asset(key=["publish", "shop"], tables=named, description="Shop.", names=LAKE, **options)
+    tables_by_name = {(table if isinstance(table, dg.AssetKey) else table.key).path[-1]: table for table in tables}
+    return build_publish_asset(
+        key=["publish", "shop"], tables=tables_by_name, description="Shop.", names=LAKE, **options
+    )
 
 
-def test_a_table_of_no_publication_is_published_by_its_step(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_table_without_publish_asset_is_published_by_its_step(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     project = Project(lake, instance, [orders, revenue])
     assert project.run("shop/orders").success
     assert len(project.rows("shop.orders") or []) == 3
@@ -103,10 +105,10 @@ def test_a_table_of_no_publication_is_published_by_its_step(lake: Lakehouse, ins
     assert project.run("shop/orders", "shop/revenue").success
     assert len(project.rows("shop.revenue") or []) == 2
     assert [info.properties["asset"] for info in lake.history(2)] == ["shop/revenue", "shop/orders"]
-    assert project.run("shop/revenue").success, "its input is read from the lakehouse"
+    assert project.run("shop/revenue").success, "its input must be read from the lakehouse"
 
 
-def test_a_table_of_a_publication_is_not_stored_without_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_table_is_not_stored_without_its_publish_asset(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     project = Project(
         lake,
         instance,
@@ -114,27 +116,25 @@ def test_a_table_of_a_publication_is_not_stored_without_it(lake: Lakehouse, inst
         jobs=[dg.define_asset_job("tables", selection=[orders.key, revenue.key])],
     )
     for result in (project.run("shop/orders"), project.run(job="tables")):
-        (said,) = failures(result)
-        assert '--select, key:"shop/orders" or key:"publish/shop"' in said
+        (message,) = failures(result)
+        assert '--select, key:"shop/orders" or key:"publish/shop"' in message
     assert (project.rows("shop.orders"), project.event("shop/orders"), lake.latest_version()) == (None, None, 0)
     selection = dg.AssetSelection.from_string('key:"shop/orders" or key:"publish/shop"')
     keys = selection.resolve(project.definitions.resolve_asset_graph())
     assert project.run(*(key.to_user_string() for key in keys)).success
     assert len(project.rows("shop.orders") or []) == 3
     assert project.rows("shop.revenue") is None
-    (said,) = failures(project.run("publish/shop"))
-    everything = dg.AssetSelection.from_string(said.partition("--select, ")[2])
-    keys = everything.resolve(project.definitions.resolve_asset_graph())
+    (message,) = failures(project.run("publish/shop"))
+    suggested_selection = dg.AssetSelection.from_string(message.partition("--select, ")[2])
+    keys = suggested_selection.resolve(project.definitions.resolve_asset_graph())
     assert {key.to_user_string() for key in keys} == {"shop/orders", "shop/revenue", "publish/shop"}
     assert project.run(*(key.to_user_string() for key in keys)).success
     assert len(project.rows("shop.revenue") or []) == 2
     result = project.run("shop/revenue", "publish/shop")
-    assert result.success, "the other table of the publication is read from the lakehouse"
+    assert result.success, "the other table of the publication must be read from the lakehouse"
 
 
-def test_a_publication_fails_if_one_of_its_assets_returned_nothing(
-    lake: Lakehouse, instance: dg.DagsterInstance
-) -> None:
+def test_publication_fails_when_asset_returns_nothing(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     @dg.asset(key=["shop", "nothing"], io_manager_key=IO)
     def nothing() -> None: ...
 
@@ -148,7 +148,7 @@ def test_a_publication_fails_if_one_of_its_assets_returned_nothing(
     assert len(project.rows("shop.orders") or []) == 3
 
 
-def test_an_asset_after_a_publication_waits_for_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_downstream_asset_waits_for_publication(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     fails = [True]
 
     @dg.asset(ins={"orders": dg.AssetIn(orders.key, input_manager_key=IO)})
@@ -172,20 +172,22 @@ def test_an_asset_after_a_publication_waits_for_it(lake: Lakehouse, instance: dg
     ("kind", "is_published_together"),
     [(pd.DataFrame, True), (pl.DataFrame, False), (pa.Table, False), (pa.RecordBatchReader, False), (OPTIONAL, False)],
 )
-def test_an_asset_reads_its_own_previous_partition_from_the_first_day(
+def test_asset_reads_its_previous_partition_from_first_day(
     lake: Lakehouse, instance: dg.DagsterInstance, kind: Any, is_published_together: bool
 ) -> None:
-    seen: list[Any] = []
+    inputs: list[Any] = []
 
     def total(context, previous):  # type: ignore[no-untyped-def]
-        seen.append(previous)
-        given = previous.read_all() if kind is pa.RecordBatchReader else previous
-        count = 0 if given is None else len(given)
+        inputs.append(previous)
+        previous_table = previous.read_all() if kind is pa.RecordBatchReader else previous
+        count = 0 if previous_table is None else len(previous_table)
         before = (
             0
             if count == 0
             else int(
-                given["total"][0].as_py() if kind is pa.Table or kind is pa.RecordBatchReader else given["total"][0]
+                previous_table["total"][0].as_py()
+                if kind is pa.Table or kind is pa.RecordBatchReader
+                else previous_table["total"][0]
             )
         )
         return pa.table({"day": [context.partition_key], "total": [before + 1]})
@@ -205,20 +207,18 @@ def test_an_asset_reads_its_own_previous_partition_from_the_first_day(
     for day in ("2026-01-01", "2026-01-02", "2026-01-04", "2026-01-02"):
         result = project.run(*keys, partition_key=day)
         assert result.success, failures(result)
-    found = {row["day"]: row["total"] for row in project.rows("shop.total") or []}
-    assert found == {"2026-01-01": 1, "2026-01-02": 2, "2026-01-04": 1}
-    assert (seen[0] is None) == (kind == OPTIONAL)
+    totals = {row["day"]: row["total"] for row in project.rows("shop.total") or []}
+    assert totals == {"2026-01-01": 1, "2026-01-02": 2, "2026-01-04": 1}
+    assert (inputs[0] is None) == (kind == OPTIONAL)
 
 
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
-def test_an_asset_of_two_dimensions_reads_its_own_previous_partition(
-    lake: Lakehouse, instance: dg.DagsterInstance
-) -> None:
-    both = dg.MultiPartitionsDefinition({"day": DAYS, "shop": dg.StaticPartitionsDefinition(["a", "b"])})
-    back = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+def test_asset_with_two_dimensions_reads_its_previous_partition(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    dimensions = dg.MultiPartitionsDefinition({"day": DAYS, "shop": dg.StaticPartitionsDefinition(["a", "b"])})
+    previous_day = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
     mapping = dg.MultiPartitionMapping(
         {
-            "day": dg.DimensionPartitionMapping("day", back),
+            "day": dg.DimensionPartitionMapping("day", previous_day),
             "shop": dg.DimensionPartitionMapping("shop", dg.IdentityPartitionMapping()),
         }
     )
@@ -226,31 +226,33 @@ def test_an_asset_of_two_dimensions_reads_its_own_previous_partition(
     @dg.asset(
         key=["shop", "total"],
         io_manager_key=IO,
-        partitions_def=both,
+        partitions_def=dimensions,
         ins={"previous": dg.AssetIn(["shop", "total"], partition_mapping=mapping)},
     )
     def total(context: dg.AssetExecutionContext, previous: pd.DataFrame) -> pd.DataFrame:
         key = context.partition_key
         assert isinstance(key, dg.MultiPartitionKey)
-        return pd.DataFrame({**{name: [one] for name, one in key.keys_by_dimension.items()}, "n": [len(previous) + 1]})
+        return pd.DataFrame(
+            {**{name: [value] for name, value in key.keys_by_dimension.items()}, "n": [len(previous) + 1]}
+        )
 
     project = Project(lake, instance, [total])
     for day, shop in [("2026-01-01", "a"), ("2026-01-02", "a"), ("2026-01-02", "b")]:
         result = project.run("shop/total", partition_key=dg.MultiPartitionKey({"day": day, "shop": shop}))
         assert result.success, failures(result)
-    found = {(row["day"], row["shop"]): row["n"] for row in project.rows("shop.total") or []}
-    assert found == {("2026-01-01", "a"): 1, ("2026-01-02", "a"): 2, ("2026-01-02", "b"): 1}
+    counts = {(row["day"], row["shop"]): row["n"] for row in project.rows("shop.total") or []}
+    assert counts == {("2026-01-01", "a"): 1, ("2026-01-02", "a"): 2, ("2026-01-02", "b"): 1}
 
 
-def test_another_table_that_is_missing_is_an_error_that_names_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_missing_input_table_is_named_in_error(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     project = Project(lake, instance, [orders, revenue])
-    (said,) = failures(project.run("shop/revenue"))
-    assert "materialize shop/orders first" in said
+    (message,) = failures(project.run("shop/revenue"))
+    assert "materialize shop/orders first" in message
 
 
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 @pytest.mark.parametrize("is_published_together", [False, True])
-def test_data_versions_and_tags_of_outputs_reach_the_asset(
+def test_data_version_and_tags_of_output_reach_materialization(
     lake: Lakehouse, instance: dg.DagsterInstance, is_published_together: bool
 ) -> None:
     @dg.asset(key=["shop", "a"], io_manager_key=IO)
@@ -272,7 +274,7 @@ def test_data_versions_and_tags_of_outputs_reach_the_asset(
 
 
 @pytest.mark.parametrize("partitions", [None, DAYS])
-def test_nothing_is_stale_right_after_a_green_run(
+def test_no_asset_is_stale_after_successful_run(
     lake: Lakehouse, instance: dg.DagsterInstance, partitions: dg.PartitionsDefinition[str] | None
 ) -> None:
     @dg.asset(key=["shop", "days"], io_manager_key=IO, partitions_def=partitions, metadata=BY_DAY)
@@ -292,7 +294,7 @@ def test_nothing_is_stale_right_after_a_green_run(
 
 
 @pytest.mark.parametrize("is_known_by_key", [False, True])
-def test_automation_of_tables_publishes_them(
+def test_automation_of_tables_requests_publish_asset(
     lake: Lakehouse, instance: dg.DagsterInstance, is_known_by_key: bool
 ) -> None:
     eager = dg.AutomationCondition.eager()
@@ -338,7 +340,7 @@ def test_automation_of_tables_publishes_them(
     assert (project.rows("au.a"), project.rows("au.b")) == ([{"x": 1}], [{"x": 1}])
 
 
-def test_tables_that_no_run_publishes_are_refused_when_definitions_load() -> None:
+def test_tables_that_no_run_publishes_are_rejected_when_definitions_load() -> None:
     def table(partitions: dg.PartitionsDefinition[str] | None, condition: Any = None) -> dg.AssetsDefinition:
         @dg.asset(
             key=["shop", "t"],
@@ -347,26 +349,26 @@ def test_tables_that_no_run_publishes_are_refused_when_definitions_load() -> Non
             metadata=BY_DAY,
             automation_condition=condition,
         )
-        def made() -> pa.Table:
+        def stored() -> pa.Table:
             return pa.table({"day": ["2026-01-01"]})
 
-        return made
+        return stored
 
     weeks, eager = dg.WeeklyPartitionsDefinition("2026-01-01"), dg.AutomationCondition.eager()
-    for one, partitions in [
+    for asset, partitions in [
         (table(DAYS), weeks),
         (table(DAYS, eager), None),
         (table(None, eager), DAYS),
     ]:
         with pytest.raises(InvalidInputError):
-            publish(one, partitions_def=partitions)
+            publish(asset, partitions_def=partitions)
     publish(table(DAYS), partitions_def=None)
     publish(table(None), partitions_def=DAYS)
     automated = publish(table(DAYS, eager), partitions_def=DAYS)
     assert automated.get_asset_spec(automated.key).automation_condition is not None
 
 
-def test_the_definitions_of_a_lakehouse_need_no_publish_asset(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_lakehouse_definitions_work_without_publish_asset(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     settings = LakehouseSettings(name=LAKE.name, lakehouse=TrinityLakeResource(root=lake.root))
     definitions = dg.Definitions.merge(
         dg.Definitions(assets=[orders, revenue], executor=dg.in_process_executor),
@@ -399,7 +401,7 @@ def graph() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("is_published_together", [False, True])
-def test_a_step_of_a_graph_reads_what_another_one_stored(
+def test_graph_step_reads_output_of_earlier_step(
     lake: Lakehouse, instance: dg.DagsterInstance, is_published_together: bool
 ) -> None:
     keys = {name: dg.AssetKey(["shop", name]) for name in ("numbers", "repeated")}
@@ -418,7 +420,7 @@ def test_a_step_of_a_graph_reads_what_another_one_stored(
 
 
 @pytest.mark.parametrize("metadata", [BY_DAY, {}])
-def test_partitions_of_a_table_of_another_code_location_are_read_by_the_column_that_its_spec_names(
+def test_partitions_of_other_code_location_are_read_by_column_of_spec(
     lake: Lakehouse, instance: dg.DagsterInstance, metadata: dict[str, Any]
 ) -> None:
     key = dg.AssetKey(["shop", "days"])
@@ -439,29 +441,27 @@ def test_partitions_of_a_table_of_another_code_location_are_read_by_the_column_t
     for day in ("2026-01-01", "2026-01-02"):
         assert here.run("shop/days", partition_key=day).success
     spec = dg.AssetSpec(key, partitions_def=DAYS, metadata=metadata)
-    elsewhere = Project(lake, instance, [spec, of_one_day, of_all])
-    result = elsewhere.run("of_one_day", partition_key="2026-01-02")
+    other_location = Project(lake, instance, [spec, of_one_day, of_all])
+    result = other_location.run("of_one_day", partition_key="2026-01-02")
     if metadata:
         assert result.output_for_node("of_one_day") == 2
     else:
         assert not result.success
         assert "stored_as(partition_by=[COLUMN])" in failures(result)[0]
-    assert elsewhere.run("of_all").output_for_node("of_all") == 4
+    assert other_location.run("of_all").output_for_node("of_all") == 4
 
 
-def test_a_publish_asset_of_a_table_of_another_code_location_fails_and_names_it(
-    lake: Lakehouse, instance: dg.DagsterInstance
-) -> None:
+def test_publish_asset_of_table_in_other_code_location_fails(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     @dg.asset(key=["shop", "own"], io_manager_key=IO)
     def own() -> pa.Table:
         return pa.table({"x": [1]})
 
     here = Project(lake, instance, [orders])
     spec = dg.AssetSpec(orders.key).with_io_manager_key(IO)
-    elsewhere = Project(lake, instance, [spec, own, publish(orders.key, own)])
-    assert here.run("shop/orders").success, "its own step publishes it"
+    other_location = Project(lake, instance, [spec, own, publish(orders.key, own)])
+    assert here.run("shop/orders").success, "its own step must publish it"
     for keys in (["publish/shop"], ["shop/own", "publish/shop"]):
-        result = elsewhere.run(*keys)
+        result = other_location.run(*keys)
         assert not result.success
         assert "build the publish asset in the code location of shop/orders" in failures(result)[0]
     assert (len(here.rows("shop.orders") or []), here.rows("shop.own"), lake.latest_version()) == (3, None, 1)

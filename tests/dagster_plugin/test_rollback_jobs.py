@@ -1,4 +1,4 @@
-"""What operators undo: plans of rollbacks, restores and drops, their links, the page of versions, and the proof."""
+"""Test rollback, restore and drop jobs: their plans, links, the versions page, and the verification of changes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import yaml
 
 from tests.dagster_plugin.incident_project import BLOCKING, LOAD, NAMES, ORDERS, ROOT, SOURCE, location
 from tests.dagster_plugin.maintenance_jobs import APPROVER, Jobs, approved
-from tests.dagster_plugin.plain import plain
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.metadata_values import plain
+from tests.dagster_plugin.run_config import QUIET
 from tests.lakes import Lakes, check_lake, objects
 from tests.local_clock import LocalClock
 from tests.operations.changes import append_rows
@@ -44,7 +44,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
 # Plan and apply
 
 
-def test_a_rollback_is_planned_with_rows_and_with_what_it_loses(jobs: Jobs) -> None:
+def test_rollback_plan_lists_changed_and_lost_rows(jobs: Jobs) -> None:
     first = append_rows(jobs.lake, "ns.real")
     last = append_rows(jobs.lake, "ns.real")
     append_rows(jobs.lake, "ns.other")
@@ -52,24 +52,24 @@ def test_a_rollback_is_planned_with_rows_and_with_what_it_loses(jobs: Jobs) -> N
     assert (plan["to_version"], plan["tables"], plan["rows_coming_back"], plan["rows_going_away"]) == (first, 1, 0, 3)
     assert re.search(r"\| changed \| ns\.real \| 6 -> 3 \| 2 -> 1 \|", plan["plan"])
     assert "| ns.real | 3 | 0 |  | it has no primary key |" in plan["rows"]
-    assert not [name for name in plan if name.startswith("rows of ")], "rows are personal data"
+    assert not [name for name in plan if name.startswith("rows of ")], "rows may be personal data"
     sampled = jobs.plan("rollback", to={"version": first}, tables=["ns.real"], sample_rows=10)
     assert "| before | 1 |" in sampled["rows of ns.real"]
     assert plan["commits_lost"] == 1
     assert re.search(rf"\| {last} \| .* \| ns\.real \| \+3 -0 \|", plan["lost"])
     assert plan["details"]["objects"][0]["before"]["rows"] == 6
-    ran = jobs.apply(plan, "rollback")
-    assert ran.success, ran.error
-    assert (ran.metadata["rolled_back_to"], ran.metadata["rows_before"], ran.metadata["rows_after"]) == (
+    outcome = jobs.apply(plan, "rollback")
+    assert outcome.success, outcome.error
+    assert (outcome.metadata["rolled_back_to"], outcome.metadata["rows_before"], outcome.metadata["rows_after"]) == (
         str(first), 6, 3,
     )  # fmt: skip
-    assert "| ns.real | 6 | 3 | +0 -3 |" in ran.metadata["proof"]
-    assert (ran.materialized[0]["operation"], ran.materialized[0]["approved_by"]) == ("rollback", APPROVER)
+    assert "| ns.real | 6 | 3 | +0 -3 |" in outcome.metadata["proof"]
+    assert (outcome.materialized[0]["operation"], outcome.materialized[0]["approved_by"]) == ("rollback", APPROVER)
     assert jobs.plan("rollback", to={"version": first}, tables=["ns.real"])["is_empty"] is True
     check_lake(jobs.lake)
 
 
-def test_a_rollback_by_time_is_applied_to_the_version_that_was_found(jobs: Jobs) -> None:
+def test_rollback_to_timestamp_applies_to_planned_version(jobs: Jobs) -> None:
     append_rows(jobs.lake, "ns.real")
     moment = jobs.lake.snapshot(1).created_at.isoformat()
     plan = jobs.plan("rollback", to={"timestamp": moment})
@@ -85,7 +85,7 @@ def test_a_rollback_by_time_is_applied_to_the_version_that_was_found(jobs: Jobs)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, 'Missing required config entry "to"'),
         ({"to": {"version": 1, "last_passed": True}}, "You can only specify a single field"),
@@ -94,18 +94,18 @@ def test_a_rollback_by_time_is_applied_to_the_version_that_was_found(jobs: Jobs)
     ],
     ids=["none", "two", "time", "false"],
 )
-def test_a_rollback_has_one_target(jobs: Jobs, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(dg.DagsterInvalidConfigError, match=re.escape(said)):
+def test_rollback_requires_exactly_one_target(jobs: Jobs, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(dg.DagsterInvalidConfigError, match=re.escape(message)):
         jobs.run("rollback", **options)
 
 
-def test_no_version_is_known_to_have_passed_without_checks(jobs: Jobs) -> None:
-    ran = jobs.run("rollback", to={"last_passed": True})
-    assert not ran.success
-    assert "is known to have passed checks" in ran.error
+def test_rollback_to_last_passed_fails_without_checks(jobs: Jobs) -> None:
+    outcome = jobs.run("rollback", to={"last_passed": True})
+    assert not outcome.success
+    assert "is known to have passed checks" in outcome.error
 
 
-def test_exports_are_restored_and_dropped_by_plan(jobs: Jobs, tmp_path: Path) -> None:
+def test_exports_are_restored_and_dropped_with_plan(jobs: Jobs, tmp_path: Path) -> None:
     first = append_rows(jobs.lake, "ns.real")
     jobs.must_run("export", name="here", level="minimal", version=first)
     jobs.must_run("export", name="away", target=str(tmp_path / "backup"))
@@ -116,8 +116,10 @@ def test_exports_are_restored_and_dropped_by_plan(jobs: Jobs, tmp_path: Path) ->
     append_rows(jobs.lake, "ns.real")
     plan = jobs.plan("restore", name="away")
     assert plan["files"] >= 1
-    ran = jobs.apply(plan, "restore")
-    assert (ran.success, ran.metadata["restored_from"], ran.metadata["rows_after"]) == (True, "away", 3), ran.error
+    outcome = jobs.apply(plan, "restore")
+    assert (outcome.success, outcome.metadata["restored_from"], outcome.metadata["rows_after"]) == (True, "away", 3), (
+        outcome.error
+    )
 
     plan = jobs.plan("drop_export", name="away")
     assert (plan["export"], plan["level"]) == ("away", "full")
@@ -129,7 +131,7 @@ def test_exports_are_restored_and_dropped_by_plan(jobs: Jobs, tmp_path: Path) ->
     check_lake(jobs.lake)
 
 
-def test_the_tree_is_compacted_and_settings_are_reconciled_by_plan(jobs: Jobs) -> None:
+def test_compact_and_reconcile_jobs_apply_plans(jobs: Jobs) -> None:
     plan = jobs.plan("compact")
     assert (plan["is_empty"], plan["nodes_before"]) == (True, 1)
     assert not {"digest", "configuration"} & set(plan), "there is nothing to approve"
@@ -141,7 +143,7 @@ def test_the_tree_is_compacted_and_settings_are_reconciled_by_plan(jobs: Jobs) -
         operations.plan_reconcile(jobs.lake, acknowledge="1")
 
 
-def test_jobs_show_the_log_the_history_of_a_table_and_a_difference(jobs: Jobs) -> None:
+def test_log_history_and_diff_jobs_report_versions(jobs: Jobs) -> None:
     first = append_rows(jobs.lake, "ns.real")
     last = append_rows(jobs.lake, "ns.real")
     append_rows(jobs.lake, "ns.other")
@@ -149,7 +151,9 @@ def test_jobs_show_the_log_the_history_of_a_table_and_a_difference(jobs: Jobs) -
     assert logged["n_versions"] == 3
     assert re.search(rf"\| {last} \| .* \| ns\.real \| \+3 -0 \| \+1 -0 \|", logged["versions"])
     of_table = jobs.must_run("history", table="ns.real").metadata
-    assert (of_table["n_versions"], of_table["looked_back_to"]) == (3, 0), "it was created, and appended to twice"
+    assert (of_table["n_versions"], of_table["looked_back_to"]) == (3, 0), (
+        "one version created the table and two appended to it"
+    )
     assert re.search(rf"\| {last} \| .* \| changed \| \+3 -0 \| \+1 -0 \|", of_table["versions"])
     diff = jobs.must_run("diff", before={"version": first}, after={"version": last}).metadata
     assert (diff["objects"], diff["rows_added"], diff["rows_removed"]) == (1, 3, 0)
@@ -159,21 +163,23 @@ def test_jobs_show_the_log_the_history_of_a_table_and_a_difference(jobs: Jobs) -
 # Several operators
 
 
-def test_of_two_operators_with_the_same_plan_one_acts(jobs: Jobs) -> None:
+def test_only_one_of_two_concurrent_rollbacks_applies(jobs: Jobs) -> None:
     first = append_rows(jobs.lake, "ns.real")
     append_rows(jobs.lake, "ns.real")
     plan = jobs.plan("rollback", to={"version": first})
     with ThreadPoolExecutor(2) as pool:
-        ran = list(pool.map(lambda _: jobs.apply(plan, "rollback"), range(2)))
-    (done,), (refused,) = [[one for one in ran if one.success is is_done] for is_done in (True, False)]
-    assert (done.metadata["rows_before"], done.metadata["rows_after"]) == (6, 3)
+        outcomes = list(pool.map(lambda _: jobs.apply(plan, "rollback"), range(2)))
+    (succeeded,), (refused,) = [
+        [outcome for outcome in outcomes if outcome.success is is_done] for is_done in (True, False)
+    ]
+    assert (succeeded.metadata["rows_before"], succeeded.metadata["rows_after"]) == (6, 3)
     assert "review the new plan" in refused.error or "was committed after version" in refused.error, refused.error
     assert sum(info.operation == "rollback" for info in jobs.lake.history()) == 1
     assert objects(jobs.lake.snapshot()) == objects(jobs.lake.snapshot(first))
 
 
-def test_a_rollback_between_staging_and_publication_stays_rolled_back(lakes: Lakes) -> None:
-    """What a run staged was based on a version that is undone: it is refused, and nothing comes back."""
+def test_publication_fails_when_base_was_rolled_back_after_staging(lakes: Lakes) -> None:
+    """A staged table is based on an undone version: its publication fails, and the undone rows do not come back."""
     lake = lakes.local()
 
     def stage(day: str, number: int) -> StagedTable:
@@ -181,8 +187,8 @@ def test_a_rollback_between_staging_and_publication_stays_rolled_back(lakes: Lak
         return stage_arrow(lake, rows, "sales", "orders", mode="replace_partitions", partition_by=["day"])
 
     def days() -> list[tuple[str, int]]:
-        found = catalog_at(lake).load_table("sales.orders").scan().to_arrow().to_pylist()
-        return sorted((row["day"], row["n"]) for row in found)
+        metadata = catalog_at(lake).load_table("sales.orders").scan().to_arrow().to_pylist()
+        return sorted((row["day"], row["n"]) for row in metadata)
 
     for day in ("mon", "tue"):
         publish_once(lake, [stage(day, 1)], publication_id(day))
@@ -199,7 +205,7 @@ def test_a_rollback_between_staging_and_publication_stays_rolled_back(lakes: Lak
 # Links
 
 
-def test_a_link_opens_a_launchpad_with_its_configuration() -> None:
+def test_link_opens_launchpad_with_configuration() -> None:
     links = Links(ONLY, "__repository__@a b.py", frozenset({"rollback"}), "https://dagster.example.com/p")
     config = {"to": "a (b) | c", "tables": ["ns.\u2028t"], "approved_by": None}
     link = links.launchpad("rollback", config, "go | back")
@@ -218,7 +224,7 @@ def test_a_link_opens_a_launchpad_with_its_configuration() -> None:
 @pytest.mark.parametrize(
     "url", ["javascript:alert(1)", "https://me:secret@host", "https://host/?q=1", "host", "http://h/)x"]
 )
-def test_what_is_no_address_of_a_webserver_is_refused(url: str) -> None:
+def test_invalid_webserver_url_is_rejected(url: str) -> None:
     with pytest.raises(InvalidInputError, match="webserver_url"):
         TrinityLakeResource(root="/lake", webserver_url=url)
 
@@ -236,32 +242,32 @@ class Shop:
         self.reload()
 
     def reload(self) -> None:
-        """Load the code location by the variables of this moment."""
+        """Load the code location with the current environment variables."""
         self.definitions = location()
         self.repository = self.definitions.get_repository_def()
 
-    def execute(self, again: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
-        """Run the job that loads, as a run's worker does; or go on with a run of it."""
-        made = dg.build_reconstructable_job("tests.dagster_plugin.incident_project", "load_job")
+    def execute(self, reexecution: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
+        """Run the load job like a run worker, or re-execute one of its runs."""
+        load_job = dg.build_reconstructable_job("tests.dagster_plugin.incident_project", "load_job")
         with dg.execute_job(
-            made, self.instance, run_config=QUIET, reexecution_options=again, raise_on_error=False
+            load_job, self.instance, run_config=QUIET, reexecution_options=reexecution, raise_on_error=False
         ) as result:
             run = self.instance.get_run_by_id(result.run_id)
         assert run is not None
         return run
 
     def run(self, job: str, config: Mapping[str, Any] = QUIET) -> tuple[bool, dict[str, Any]]:
-        """Run a job that the code location launched; returns whether it succeeded, and its metadata."""
+        """Run a job that the code location launches, and return whether it succeeded and its metadata."""
         result = execute_as_launched(
             self.definitions, job, self.instance, file="shop.py", location_name="here", run_config=config
         )
-        found: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
         for event in result.all_events:
             if event.is_successful_output:
-                found = dict(event.step_output_data.metadata)
+                metadata = dict(event.step_output_data.metadata)
             elif event.is_step_failure and event.step_failure_data.user_failure_data is not None:
-                found = dict(event.step_failure_data.user_failure_data.metadata)
-        return result.success, plain(found)
+                metadata = dict(event.step_failure_data.user_failure_data.metadata)
+        return result.success, plain(metadata)
 
     def load(self, *amounts: int) -> int:
         self.source.write_text("\n".join(map(str, amounts)))
@@ -284,13 +290,13 @@ def shop(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 
 def row(page: str, version: int) -> str:
-    """Return the row of a version, whose number may be the link to its run."""
+    """Return the row of a version, whose number may be a link to its run."""
     return next(
         line for line in page.splitlines() if re.match(rf"(\| |- \*\*)\[?{version}(\]\(\S+\))?( \||\*\*)", line)
     )
 
 
-def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
+def test_incident_is_detected_rolled_back_and_verified(shop: Shop) -> None:
     good = shop.load(1, 2, 3)
     bad = shop.load(4, -5)
     page = shop.page()
@@ -299,76 +305,74 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     assert "; sales.orders +2 -3;" in row(page, bad)
     newest = shop.instance.get_latest_materialization_event(NAMES.lakehouse_key)
     assert newest is not None and newest.asset_materialization is not None
-    shown = newest.asset_materialization.metadata
-    # The check of a run may end after its publication, so a page has what was found by then.
-    assert "; 1 passed" in row(str(shown["last_versions"].value), good)
-    assert not {"objects", "publish_tables", "tables"} & shown.keys(), "metrics are an observation of their own"
-    (seen, *_) = shop.instance.fetch_observations(NAMES.lakehouse_key, limit=1).records
-    assert seen.asset_observation is not None
-    metrics = plain(seen.asset_observation.metadata)
+    metadata = newest.asset_materialization.metadata
+    # A run's check may end after its publication, so the metadata contains only results that existed at that time.
+    assert "; 1 passed" in row(str(metadata["last_versions"].value), good)
+    assert not {"objects", "publish_tables", "tables"} & metadata.keys(), "metrics are a separate observation"
+    (observation_record, *_) = shop.instance.fetch_observations(NAMES.lakehouse_key, limit=1).records
+    assert observation_record.asset_observation is not None
+    metrics = plain(observation_record.asset_observation.metadata)
     assert (metrics["objects"], metrics["tables"], metrics["publish_tables"]) == (2, 1, 1)
     assert (metrics["hours_since_export"], metrics["publish_rows_added"]) == ("none", 2)
-    assert [*shown][:4] == ["lakehouse_version", "health", "go_back", "last_versions"]
+    assert [*metadata][:4] == ["lakehouse_version", "health", "go_back", "last_versions"]
 
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert (plan["to_version"], plan["rows_coming_back"], plan["rows_going_away"]) == (good, 3, 2)
     assert "| no_negative_amounts failed |" in row(plan["lost"], bad)
-    assert "sales.orders | +2 -3 |" in row(plan["lost"], bad), "the latest version is counted, too"
+    assert "sales.orders | +2 -3 |" in row(plan["lost"], bad), "the latest version is counted as well"
     assert plan["configuration"]["to"] == {"version": good}
-    done, proof = shop.run("shop_rollback", approved(plan))
-    assert (done, proof["rows_before"], proof["rows_after"]) == (True, 2, 3)
+    succeeded, proof = shop.run("shop_rollback", approved(plan))
+    assert (succeeded, proof["rows_before"], proof["rows_after"]) == (True, 2, 3)
     assert (proof["checks_passed"], proof["checks_failed"]) == (1, 0)
     page, latest = shop.page(), shop.lake.latest_version()
     assert "; latest; 1 passed" in row(page, latest)
-    assert "no_negative_amounts failed" in row(page, bad), "the bad version keeps its finding"
+    assert "no_negative_amounts failed" in row(page, bad), (
+        "the check result must still be attributed to the bad version"
+    )
 
     _, plan = shop.run("shop_rollback", {"to": {"version": bad}})
-    done, proof = shop.run("shop_rollback", approved(plan))
-    assert (done, proof["checks_failed"]) == (False, 1), "it is back at the bad version, and says so"
+    succeeded, proof = shop.run("shop_rollback", approved(plan))
+    assert (succeeded, proof["checks_failed"]) == (False, 1), "the checks must fail again on the bad version"
     assert shop.lake.latest_version() == latest + 1
     orders = shop.instance.get_latest_materialization_event(ORDERS)
     assert orders is not None and orders.asset_materialization is not None
     assert orders.asset_materialization.metadata["lakehouse_version"].value == latest + 1
 
 
-def test_a_check_that_stopped_a_publication_says_nothing_of_versions(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocking_check_is_not_attributed_to_published_version(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BLOCKING, "1")
     shop.reload()
     good = shop.load(1, 2, 3)
     shop.source.write_text("4\n-5")
     assert not shop.run(LOAD)[0]
     assert shop.lake.latest_version() == good
-    assert "; latest; 1 passed" in row(shop.page(), good), "what was not published is no version"
+    assert "; latest; 1 passed" in row(shop.page(), good), "an unpublished table has no version"
     bad = shop.load(4, 500)
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert (plan["to_version"], plan["base_version"]) == (good, bad)
 
 
-def test_a_check_is_about_the_version_that_a_re_execution_publishes(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_is_attributed_to_version_of_re_execution(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise dg.Failure("not now")
 
     good = shop.load(1, 2, 3)
     shop.source.write_text("4\n-5")
-    with monkeypatch.context() as broken:
-        broken.setattr(publish_step, "publish_once", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(publish_step, "publish_once", refuse)
         failed = shop.execute()
     assert failed.is_failure
     assert "; latest; 1 passed" in row(shop.page(), good)
-    again = shop.execute(dg.ReexecutionOptions.from_failure(failed.run_id, shop.instance))
-    assert again.is_success
+    reexecution = shop.execute(dg.ReexecutionOptions.from_failure(failed.run_id, shop.instance))
+    assert reexecution.is_success
     page = shop.page()
     assert "; latest; no_negative_amounts failed" in row(page, good + 1)
     assert "; 1 passed" in row(page, good)
 
 
-def test_the_last_version_that_passed_is_never_one_that_was_undone(shop: Shop) -> None:
+def test_last_passed_version_excludes_undone_versions(shop: Shop) -> None:
     good, bad = shop.load(1, 2, 3), shop.load(4, 500)
-    assert "1 passed" in row(shop.page(), bad), "no check finds that it is bad"
+    assert "1 passed" in row(shop.page(), bad), "no check must detect the bad rows"
     operations.rollback(shop.lake, good)
     latest = shop.lake.latest_version()
     page = shop.page()
@@ -376,7 +380,7 @@ def test_the_last_version_that_passed_is_never_one_that_was_undone(shop: Shop) -
     assert f"[roll back to {bad} (undone by {latest})](" in row(page, bad)
     assert f"[roll back to {good}](" in row(page, good)
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
-    assert (plan["to_version"], plan["is_empty"]) == (good, True), "it is the content of the latest version"
+    assert (plan["to_version"], plan["is_empty"]) == (good, True), "the latest version already has this content"
     _, plan = shop.run("shop_rollback", {"to": {"version": bad}})
     assert plan["warning"] == f"version {bad} was undone by version {latest}, and would come back"
     shop.load(7)
@@ -384,18 +388,18 @@ def test_the_last_version_that_passed_is_never_one_that_was_undone(shop: Shop) -
     assert plan["to_version"] == good
 
 
-def test_the_last_version_that_passed_is_chosen_by_table(shop: Shop) -> None:
+def test_last_passed_version_is_chosen_by_table(shop: Shop) -> None:
     good = shop.load(1, 2, 3)
     bad = shop.load(4, 500)
     append_rows(shop.lake, "sales.other")
     operations.rollback(shop.lake, good, tables=["sales.orders"])
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}, "tables": ["sales.other"]})
-    assert plan["to_version"] == bad, "the other table was never rolled back"
+    assert plan["to_version"] == bad, "the rollback did not change the other table"
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert plan["to_version"] == good
     history = shop.run("shop_history", {"table": "sales.orders"})[1]["versions"]
     assert "undone by" in row(history, bad) and "undone by" not in row(history, good)
 
 
-def test_links_are_markdown_and_texts_are_not() -> None:
+def test_links_are_markdown_and_texts_are_escaped() -> None:
     assert Link("a]b", "/runs/1").markdown == r"[a\]b](/runs/1)"

@@ -1,4 +1,4 @@
-"""Servers for tests: in a thread of the test process, with a plain client beside those of pyiceberg and DuckDB."""
+"""Run servers in a thread of the test process, with plain HTTP, pyiceberg and DuckDB clients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Reply:
 
     @property
     def error(self) -> tuple[int, str]:
-        """Status and type of an error, whose body has the same status."""
+        """Status and type of an error. Asserts that the body contains the same status."""
         error = self.document["error"]
         assert error["code"] == self.status
         assert set(error) - {"reason"} == {"message", "type", "code"}
@@ -54,21 +54,21 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Served:
-    """A server that runs, by its address."""
+class LiveServer:
+    """A running server."""
 
     url: str
     application: Application | None = None
 
-    def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
-        """Send one request. A body that is no bytes is sent as JSON."""
+    def request(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
+        """Send one request. A body that is not bytes is sent as JSON."""
         split = urlsplit(self.url)
         connection = HTTPConnection(split.hostname or "", split.port, timeout=60)
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         try:
             connection.request(method, path, data, dict(headers or {}))
-            answer = connection.getresponse()
-            return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+            response = connection.getresponse()
+            return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
         finally:
             connection.close()
 
@@ -78,14 +78,14 @@ class Served:
 
 
 def settings_for(lake: Lakehouse, **settings: Any) -> ServerSettings:
-    """Return settings for a server of one lakehouse at any free port. Everybody may write, unless there are tokens."""
+    """Return settings for a server of one lakehouse at a free port. Everyone may write unless there are tokens."""
     lakehouses = {ONLY: LakehouseSettings(lake.root, lake.storage_options)}
     return replace(ServerSettings(lakehouses, port=0, anonymous_writes=settings.get("tokens") is None), **settings)
 
 
 @contextmanager
-def serving(settings: ServerSettings, warehouses: Warehouses | None = None) -> Iterator[Served]:
-    """Run a server in a thread. At the end it is stopped as a signal would."""
+def serving(settings: ServerSettings, warehouses: Warehouses | None = None) -> Iterator[LiveServer]:
+    """Run a server in a thread, and stop it at the end like a signal would."""
     application = Application(settings, warehouses)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(configuration_of(application, settings))
@@ -95,7 +95,7 @@ def serving(settings: ServerSettings, warehouses: Warehouses | None = None) -> I
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.005)
-        yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", application)
+        yield LiveServer(f"http://127.0.0.1:{listener.getsockname()[1]}", application)
     finally:
         server.should_exit = True
         thread.join()
@@ -104,7 +104,7 @@ def serving(settings: ServerSettings, warehouses: Warehouses | None = None) -> I
 
 @contextmanager
 def logged(level: int) -> Iterator[io.StringIO]:
-    """Write all records of a level as the server's command writes them; yields the text."""
+    """Write all log records of a level like the server's command, and yield the text."""
     text, root = io.StringIO(), logging.getLogger()
     handler, former = logging.StreamHandler(text), root.level
     handler.setFormatter(JsonFormatter(redact_assignments))
@@ -119,37 +119,37 @@ def logged(level: int) -> Iterator[io.StringIO]:
 
 @contextmanager
 def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, dict[str, Any]]]:
-    """Run ``trinitylake serve``; yields the process, its address and the first line of its log."""
+    """Run ``trinitylake serve``. Yield the process, its address and the first line of its log."""
     code = "from trinitylake_ops.cli import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "serve", *arguments, "--port", "0"], stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stderr is not None
-        begun = json.loads(process.stderr.readline())
-        yield process, begun["address"], begun
+        first_record = json.loads(process.stderr.readline())
+        yield process, first_record["address"], first_record
     finally:
         process.kill()
         process.communicate()
 
 
 def duckdb_extensions() -> list[str]:
-    """Return the files of the extensions of DuckDB that a REST catalog needs, in the order in which to load them."""
+    """Return the files of the DuckDB extensions that a REST catalog needs, in loading order."""
     packages = (duckdb_extension_httpfs, duckdb_extension_avro, duckdb_extension_iceberg)
     return [str(file) for package in packages for file in Path(package.__path__[0]).rglob("*.duckdb_extension")]
 
 
 @contextmanager
 def duckdb_with_iceberg() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open DuckDB with the extensions that a REST catalog needs, from their packages."""
+    """Open DuckDB with the extensions that a REST catalog needs."""
     with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as connection:
         for extension in duckdb_extensions():
             connection.execute(f"LOAD '{extension}'")
         yield connection
 
 
-def attach(connection: duckdb.DuckDBPyConnection, served: Served, warehouse: str, name: str) -> None:
-    """Attach a warehouse of a server under a name of DuckDB's."""
+def attach(connection: duckdb.DuckDBPyConnection, served: LiveServer, warehouse: str, name: str) -> None:
+    """Attach a warehouse of a server under a name in DuckDB."""
     connection.execute(
         f"ATTACH '{warehouse}' AS {name} (TYPE iceberg, ENDPOINT '{served.url}', AUTHORIZATION_TYPE 'none')"
     )

@@ -1,4 +1,4 @@
-"""Bodies of requests, as clients send them."""
+"""Request bodies as clients send them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def properties(**updates: str) -> dict[str, Any]:
 
 
 def new_key(age_ms: int = 0) -> str:
-    """Return a UUID of version 7 that was made so long ago."""
+    """Return a UUID version 7 whose timestamp is ``age_ms`` ago."""
     made_ms = int(time.time() * 1_000) - age_ms
     random = uuid.uuid4().int
     return str(

@@ -1,4 +1,4 @@
-"""Metadata of Dagster as plain values, tables as the Markdown that is easy to compare."""
+"""Convert Dagster metadata to plain values, and tables to Markdown, so that tests can compare them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trinitylake_ops.declarations.rendering import markdown_table
 
 
 def plain(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:
-    """Return the values of metadata, a table without rows as an empty text."""
+    """Return the values of metadata. A table without rows becomes an empty text."""
     return {name: _plain(value) for name, value in metadata.items()}
 
 

@@ -1,4 +1,4 @@
-"""Clients without keys: sessions for one table's place, signed requests, and what neither lets anybody do."""
+"""Test clients without storage keys: sessions for one table's location, signed requests, and their limits."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from pyiceberg.exceptions import SignError
 
-from tests.server.requests import TABLE, TABLES, commit_of, properties
-from tests.server.served import Reply, Served, command, logged, serving, settings_for
-from tests.server.test_safety import ENTRIES, FORBIDDEN, OLD, READER, UNAUTHORIZED, WRITER
+from tests.server.live_server import LiveServer, Reply, command, logged, serving, settings_for
+from tests.server.request_bodies import TABLE, TABLES, commit_of, properties
+from tests.server.test_access_control import ENTRIES, FORBIDDEN, OLD, READER, UNAUTHORIZED, WRITER
 from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse
@@ -42,14 +42,14 @@ ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
 SIGNING = {"X-Iceberg-Access-Delegation": "remote-signing"}
 ROLE, NO_ROLE = DelegationSettings(role=ROLE_ARN, seconds=900, sign=True), DelegationSettings(sign=True)
-#: What every client is told about the storage.
-TOLD = {"s3.endpoint", "client.region", "s3.region", "s3.path-style-access"}
+#: Configuration of the storage that every client receives.
+STORAGE_CONFIG = {"s3.endpoint", "client.region", "s3.region", "s3.path-style-access"}
 AS_WRITER, AS_READER = ({"Authorization": f"Bearer {token}"} for token in (WRITER, READER))
 
 
 @pytest.fixture
-def on_s3(radosgw: S3Server) -> Lakehouse:
-    """A lakehouse on radosgw with ``ns.t`` and ``own.secret``, each of three rows."""
+def s3_lake(radosgw: S3Server) -> Lakehouse:
+    """A lakehouse on radosgw with the tables ``ns.t`` and ``own.secret``, each with three rows."""
     lake = Lakehouse.create(radosgw.fresh_root(), {**radosgw.storage_options, "addressing_style": "path"})
     catalog = catalog_at(lake)
     for name in ("ns.t", "own.secret"):
@@ -59,13 +59,13 @@ def on_s3(radosgw: S3Server) -> Lakehouse:
 
 
 @pytest.fixture
-def giving(on_s3: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """A server that gives sessions of a role, and signs. Its clients find no keys in the environment."""
-    with serving_files(on_s3, tmp_path, ROLE) as served:
+def vending(s3_lake: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
+    """A server that vends sessions of a role and signs requests. Its clients find no keys in the environment."""
+    with serving_files(s3_lake, tmp_path, ROLE) as served:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        # Arrow sends checksums behind the body by default, which this old radosgw does not take.
+        # Arrow sends checksums behind the body by default, which this version of radosgw rejects.
         monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
         yield served
 
@@ -77,12 +77,12 @@ def serving_files(lake: Lakehouse, folder: Path, files: DelegationSettings) -> A
     return serving(settings_for(lake, lakehouses=lakehouses, tokens=path))
 
 
-def place_of(lake: Lakehouse, name: str) -> str:
+def location_of(lake: Lakehouse, name: str) -> str:
     return catalog_at(lake).load_table(name).metadata.location
 
 
 def client_with(radosgw: S3Server, config: Mapping[str, str]) -> Any:
-    """Return a client of S3 with vended credentials."""
+    """Return an S3 client with vended credentials."""
     return botocore.session.Session().create_client(
         "s3",
         endpoint_url=radosgw.endpoint,
@@ -95,7 +95,7 @@ def client_with(radosgw: S3Server, config: Mapping[str, str]) -> Any:
 
 
 def refused(call: Any, **arguments: Any) -> bool:
-    """Whether S3 refuses a request."""
+    """Whether S3 rejects a request."""
     try:
         call(**arguments)
     except ClientError as error:
@@ -104,32 +104,36 @@ def refused(call: Any, **arguments: Any) -> bool:
     return False
 
 
-def test_a_session_reaches_its_table_alone(giving: Served, on_s3: Lakehouse, radosgw: S3Server) -> None:
-    loaded = giving.ask("GET", TABLE, headers={**AS_WRITER, **VENDED})
-    (given,) = loaded.document["storage-credentials"]
-    own, other = (S3Location.of(f"{place_of(on_s3, name)}/") for name in ("ns.t", "own.secret"))
-    assert given["prefix"] == own.root
+def test_session_is_limited_to_its_table(vending: LiveServer, s3_lake: Lakehouse, radosgw: S3Server) -> None:
+    loaded = vending.request("GET", TABLE, headers={**AS_WRITER, **VENDED})
+    (credentials,) = loaded.document["storage-credentials"]
+    location, other_location = (S3Location.of(f"{location_of(s3_lake, name)}/") for name in ("ns.t", "own.secret"))
+    assert credentials["prefix"] == location.root
     assert loaded.headers["cache-control"] == "no-store"
     assert "etag" not in loaded.headers
-    s3, bucket = client_with(radosgw, given["config"]), own.bucket
-    foreign = _keys(radosgw, bucket, other.key_prefix)[0]
-    metadata = next(path for path in _keys(radosgw, bucket, own.key_prefix) if path.endswith(".metadata.json"))
+    s3, bucket = client_with(radosgw, credentials["config"]), location.bucket
+    foreign = _keys(radosgw, bucket, other_location.key_prefix)[0]
+    metadata = next(path for path in _keys(radosgw, bucket, location.key_prefix) if path.endswith(".metadata.json"))
     assert s3.get_object(Bucket=bucket, Key=metadata)["Body"].read()
-    assert s3.list_objects_v2(Bucket=bucket, Prefix=own.key_prefix)["KeyCount"] >= 4
-    new = f"{own.key_prefix}data/new.parquet"
+    assert s3.list_objects_v2(Bucket=bucket, Prefix=location.key_prefix)["KeyCount"] >= 4
+    new = f"{location.key_prefix}data/new.parquet"
     s3.put_object(Bucket=bucket, Key=new, Body=b"x")
     upload = s3.create_multipart_upload(Bucket=bucket, Key=new)["UploadId"]
     s3.abort_multipart_upload(Bucket=bucket, Key=new, UploadId=upload)
-    for key in (foreign, f"{own.key_prefix.rstrip('/')}x/data/a", f"{on_s3.root.partition(bucket + '/')[2]}_ops/a"):
+    for key in (
+        foreign,
+        f"{location.key_prefix.rstrip('/')}x/data/a",
+        f"{s3_lake.root.partition(bucket + '/')[2]}_ops/a",
+    ):
         assert refused(s3.put_object, Bucket=bucket, Key=key, Body=b"x")
     assert refused(s3.get_object, Bucket=bucket, Key=foreign)
     copied = {"Bucket": bucket, "Key": foreign}
-    assert refused(s3.copy_object, Bucket=bucket, Key=f"{own.key_prefix}data/stolen", CopySource=copied)
+    assert refused(s3.copy_object, Bucket=bucket, Key=f"{location.key_prefix}data/stolen", CopySource=copied)
     assert refused(s3.put_object, Bucket=bucket, Key=metadata, Body=b"{}")
-    assert refused(s3.put_object, Bucket=bucket, Key=f"{own.key_prefix}_owner.json", Body=b"{}")
+    assert refused(s3.put_object, Bucket=bucket, Key=f"{location.key_prefix}_owner.json", Body=b"{}")
     for key in (metadata, new, foreign):
         assert refused(s3.delete_object, Bucket=bucket, Key=key)
-    for prefix in ({}, {"Prefix": other.key_prefix}, {"Prefix": own.key_prefix[:-1]}):
+    for prefix in ({}, {"Prefix": other_location.key_prefix}, {"Prefix": location.key_prefix[:-1]}):
         assert refused(s3.list_objects_v2, Bucket=bucket, **prefix)
     assert refused(s3.put_object_acl, Bucket=bucket, Key=new, ACL="public-read")
     assert refused(s3.create_bucket, Bucket="of-a-session")
@@ -139,124 +143,126 @@ def _keys(radosgw: S3Server, bucket: str, prefix: str) -> list[str]:
     return [entry["Key"] for entry in radosgw.client.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]]
 
 
-def test_a_reader_gets_a_session_that_reads(giving: Served, on_s3: Lakehouse, radosgw: S3Server) -> None:
-    own = S3Location.of(f"{place_of(on_s3, 'ns.t')}/")
-    writes = client_with(radosgw, _session(giving, AS_WRITER, TABLE))
+def test_reader_gets_read_only_session(vending: LiveServer, s3_lake: Lakehouse, radosgw: S3Server) -> None:
+    location = S3Location.of(f"{location_of(s3_lake, 'ns.t')}/")
+    writes = client_with(radosgw, _session(vending, AS_WRITER, TABLE))
     for headers, table in ((AS_READER, TABLE), (AS_WRITER, TABLE.replace("main", "v5"))):
-        s3 = client_with(radosgw, _session(giving, headers, table))
-        assert s3.list_objects_v2(Bucket=own.bucket, Prefix=own.key_prefix)["KeyCount"] >= 4
-        assert refused(s3.put_object, Bucket=own.bucket, Key=f"{own.key_prefix}data/x", Body=b"x")
-    writes.put_object(Bucket=own.bucket, Key=f"{own.key_prefix}data/x", Body=b"x")
+        s3 = client_with(radosgw, _session(vending, headers, table))
+        assert s3.list_objects_v2(Bucket=location.bucket, Prefix=location.key_prefix)["KeyCount"] >= 4
+        assert refused(s3.put_object, Bucket=location.bucket, Key=f"{location.key_prefix}data/x", Body=b"x")
+    writes.put_object(Bucket=location.bucket, Key=f"{location.key_prefix}data/x", Body=b"x")
 
 
-def test_a_create_only_session_never_overwrites(on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path) -> None:
-    """Ceph 16 does not know the condition, so it denies every write of such a session; reads work."""
-    own = S3Location.of(f"{place_of(on_s3, 'ns.t')}/")
-    file = next(path for path in _keys(radosgw, own.bucket, own.key_prefix) if path.endswith(".parquet"))
-    with serving_files(on_s3, tmp_path, replace(ROLE, create_only=True)) as served:
+def test_create_only_session_never_overwrites(s3_lake: Lakehouse, radosgw: S3Server, tmp_path: Path) -> None:
+    """Ceph 16 does not support the condition, so it denies every write of such a session. Reads work."""
+    location = S3Location.of(f"{location_of(s3_lake, 'ns.t')}/")
+    file = next(path for path in _keys(radosgw, location.bucket, location.key_prefix) if path.endswith(".parquet"))
+    with serving_files(s3_lake, tmp_path, replace(ROLE, create_only=True)) as served:
         s3 = client_with(radosgw, _session(served, AS_WRITER, TABLE))
-        assert s3.get_object(Bucket=own.bucket, Key=file)["Body"].read()
-        assert refused(s3.put_object, Bucket=own.bucket, Key=file, Body=b"x")
-        assert refused(s3.put_object, Bucket=own.bucket, Key=file, Body=b"x", IfNoneMatch="*")
+        assert s3.get_object(Bucket=location.bucket, Key=file)["Body"].read()
+        assert refused(s3.put_object, Bucket=location.bucket, Key=file, Body=b"x")
+        assert refused(s3.put_object, Bucket=location.bucket, Key=file, Body=b"x", IfNoneMatch="*")
 
 
-def _session(served: Served, headers: Mapping[str, str], table: str) -> dict[str, str]:
-    config: dict[str, str] = served.ask("GET", table, headers={**headers, **VENDED}).document["config"]
+def _session(served: LiveServer, headers: Mapping[str, str], table: str) -> dict[str, str]:
+    config: dict[str, str] = served.request("GET", table, headers={**headers, **VENDED}).document["config"]
     return config
 
 
-def test_what_is_answered_without_keys(giving: Served, on_s3: Lakehouse) -> None:
-    """No key of the server is in an answer. A client that asks for nothing gets nothing, and may use an ETag."""
-    plain = giving.ask("GET", TABLE, headers=AS_WRITER)
-    assert set(plain.document["config"]) == TOLD
+def test_responses_contain_no_keys_of_server(vending: LiveServer, s3_lake: Lakehouse) -> None:
+    """No response contains a key of the server. Clients that request no credentials get none, and may use an ETag."""
+    plain = vending.request("GET", TABLE, headers=AS_WRITER)
+    assert set(plain.document["config"]) == STORAGE_CONFIG
     assert "storage-credentials" not in plain.document
     tag = {"If-None-Match": plain.headers["etag"]}
-    assert giving.ask("GET", TABLE, headers={**AS_WRITER, **tag}).status == 304
-    vended = giving.ask("GET", TABLE, headers={**AS_WRITER, **VENDED, **tag})
+    assert vending.request("GET", TABLE, headers={**AS_WRITER, **tag}).status == 304
+    vended = vending.request("GET", TABLE, headers={**AS_WRITER, **VENDED, **tag})
     assert vended.status == 200
-    again = giving.ask("GET", f"{TABLE}/credentials", headers=AS_WRITER)
-    assert again.document["storage-credentials"] == vended.document["storage-credentials"]
+    repeated = vending.request("GET", f"{TABLE}/credentials", headers=AS_WRITER)
+    assert repeated.document["storage-credentials"] == vended.document["storage-credentials"]
     refreshed = vended.document["config"]["client.refresh-credentials-endpoint"]
-    assert giving.ask("GET", f"/{refreshed}", headers=AS_WRITER).body == again.body
-    signing = giving.ask("GET", TABLE, headers={**AS_WRITER, **SIGNING}).document["config"]
+    assert vending.request("GET", f"/{refreshed}", headers=AS_WRITER).body == repeated.body
+    signing = vending.request("GET", TABLE, headers={**AS_WRITER, **SIGNING}).document["config"]
     assert signing["s3.remote-signing-enabled"] == "true"
     assert not any("key" in name or "token" in name for name in signing)
-    for reply in (plain, vended, again):
+    for reply in (plain, vended, repeated):
         for secret in ("access_key_id", "secret_access_key"):
-            assert on_s3.storage_options[secret].encode() not in reply.body
+            assert s3_lake.storage_options[secret].encode() not in reply.body
 
 
-def test_who_gets_nothing(giving: Served, on_s3: Lakehouse, tmp_path: Path) -> None:
-    before = on_s3.latest_version()
+def test_clients_that_get_no_credentials(vending: LiveServer, s3_lake: Lakehouse, tmp_path: Path) -> None:
+    before = s3_lake.latest_version()
     for path, method in ((f"{TABLE}/credentials", "GET"), (f"{TABLE}/sign", "POST")):
-        assert giving.ask(method, path, {}).error == UNAUTHORIZED
-        assert giving.ask(method, path, {}, headers={"Authorization": f"Bearer {OLD}"}).error == UNAUTHORIZED
+        assert vending.request(method, path, {}).error == UNAUTHORIZED
+        assert vending.request(method, path, {}, headers={"Authorization": f"Bearer {OLD}"}).error == UNAUTHORIZED
         missing = path.replace("/t/", "/none/")
-        assert giving.ask(method, missing, {}, headers=AS_WRITER).error == (404, "NoSuchTableException")
+        assert vending.request(method, missing, {}, headers=AS_WRITER).error == (404, "NoSuchTableException")
         foreign = path.replace("main", "other.main")
-        assert giving.ask(method, foreign, {}, headers=AS_WRITER).error == (404, "NoSuchWarehouseException")
-    with serving_files(on_s3, tmp_path, DelegationSettings()) as plain:
+        assert vending.request(method, foreign, {}, headers=AS_WRITER).error == (404, "NoSuchWarehouseException")
+    with serving_files(s3_lake, tmp_path, DelegationSettings()) as plain:
         for path, method in ((f"{TABLE}/credentials", "GET"), (f"{TABLE}/sign", "POST")):
-            assert plain.ask(method, path, {}, headers=AS_WRITER).error == (406, "UnsupportedOperationException")
-        config = plain.ask("GET", TABLE, headers={**AS_WRITER, **VENDED}).document["config"]
-        assert set(config) == TOLD
-    wrong = replace(ROLE, role="arn:aws:iam:::role/nobodys")
-    with serving_files(on_s3, tmp_path, wrong) as broken:
-        denied = broken.ask("GET", TABLE, headers={**AS_WRITER, **VENDED})
+            assert plain.request(method, path, {}, headers=AS_WRITER).error == (406, "UnsupportedOperationException")
+        config = plain.request("GET", TABLE, headers={**AS_WRITER, **VENDED}).document["config"]
+        assert set(config) == STORAGE_CONFIG
+    missing_role = replace(ROLE, role="arn:aws:iam:::role/nobodys")
+    with serving_files(s3_lake, tmp_path, missing_role) as misconfigured:
+        denied = misconfigured.request("GET", TABLE, headers={**AS_WRITER, **VENDED})
         assert denied.error == (503, "ServiceUnavailableException")
-        assert broken.ask("GET", TABLE, headers=AS_WRITER).status == 200
-    assert on_s3.latest_version() == before
+        assert misconfigured.request("GET", TABLE, headers=AS_WRITER).status == 200
+    assert s3_lake.latest_version() == before
 
 
-def sign(served: Served, headers: Mapping[str, str], method: str, uri: str, **sent: str) -> Reply:
+def sign(served: LiveServer, headers: Mapping[str, str], method: str, uri: str, **sent: str) -> Reply:
     body = {"method": method, "uri": uri, "region": "us-east-1", "headers": {name: [v] for name, v in sent.items()}}
-    return served.ask("POST", f"{TABLE}/sign", body, headers=headers)
+    return served.request("POST", f"{TABLE}/sign", body, headers=headers)
 
 
-def send(method: str, signed: Reply, body: bytes = b"", **more: str) -> tuple[int, bytes]:
-    """Send a signed request, perhaps with headers that nobody signed."""
+def send(method: str, signed: Reply, body: bytes = b"", **unsigned: str) -> tuple[int, bytes]:
+    """Send a signed request, optionally with unsigned headers."""
     document = signed.document
     split = urlsplit(document["uri"])
     connection = HTTPConnection(split.netloc, timeout=60)
     headers = {name: value for name, (value,) in document["headers"].items()}
-    connection.request(method, document["uri"].partition(split.netloc)[2], body, {**headers, **more})
-    answer = connection.getresponse()
+    connection.request(method, document["uri"].partition(split.netloc)[2], body, {**headers, **unsigned})
+    response = connection.getresponse()
     try:
-        return answer.status, answer.read()
+        return response.status, response.read()
     finally:
         connection.close()
 
 
-def test_signed_requests_reach_their_table_alone(
-    giving: Served, on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path
+def test_signed_requests_are_limited_to_their_table(
+    vending: LiveServer, s3_lake: Lakehouse, radosgw: S3Server, tmp_path: Path
 ) -> None:
-    own, other = (S3Location.of(f"{place_of(on_s3, name)}/") for name in ("ns.t", "own.secret"))
-    at = f"{radosgw.endpoint}/{own.bucket}/"
-    metadata = next(key for key in _keys(radosgw, own.bucket, own.key_prefix) if key.endswith(".metadata.json"))
-    foreign = _keys(radosgw, own.bucket, other.key_prefix)[0]
-    assert send("GET", sign(giving, AS_READER, "GET", at + metadata))[0] == 200
-    assert sign(giving, AS_READER, "GET", at + foreign).error == FORBIDDEN
-    new = f"{at}{own.key_prefix}data/new.parquet"
-    assert sign(giving, AS_READER, "PUT", new).error == FORBIDDEN
-    assert send("PUT", sign(giving, AS_WRITER, "PUT", new), b"content")[0] == 200
-    assert send("GET", sign(giving, AS_READER, "GET", new)) == (200, b"content")
-    # An existing file stays: the storage rejects the signed request, and one without the condition that it covers.
-    again = sign(giving, AS_WRITER, "PUT", new)
-    assert send("PUT", again, b"other")[0] == 412
-    assert send("PUT", again, b"other", **{"if-none-match": '"none"'})[0] == 403
-    assert send("GET", sign(giving, AS_READER, "GET", new)) == (200, b"content")
-    assert sign(giving, AS_READER, "GET", new, Host="other.example.com").status == 400
-    # radosgw obeys headers that are not signed. The session behind the signature reaches no other table.
-    stolen = sign(giving, AS_WRITER, "PUT", f"{at}{own.key_prefix}data/stolen")
-    assert send("PUT", stolen, **{"x-amz-copy-source": f"/{own.bucket}/{foreign}"})[0] == 403
-    opened = sign(giving, AS_WRITER, "PUT", f"{at}{own.key_prefix}data/opened")
+    location, other_location = (S3Location.of(f"{location_of(s3_lake, name)}/") for name in ("ns.t", "own.secret"))
+    at = f"{radosgw.endpoint}/{location.bucket}/"
+    metadata = next(
+        key for key in _keys(radosgw, location.bucket, location.key_prefix) if key.endswith(".metadata.json")
+    )
+    foreign = _keys(radosgw, location.bucket, other_location.key_prefix)[0]
+    assert send("GET", sign(vending, AS_READER, "GET", at + metadata))[0] == 200
+    assert sign(vending, AS_READER, "GET", at + foreign).error == FORBIDDEN
+    new = f"{at}{location.key_prefix}data/new.parquet"
+    assert sign(vending, AS_READER, "PUT", new).error == FORBIDDEN
+    assert send("PUT", sign(vending, AS_WRITER, "PUT", new), b"content")[0] == 200
+    assert send("GET", sign(vending, AS_READER, "GET", new)) == (200, b"content")
+    # An existing file is not overwritten: the storage rejects the signed request, and one without the signed condition.
+    repeated = sign(vending, AS_WRITER, "PUT", new)
+    assert send("PUT", repeated, b"other")[0] == 412
+    assert send("PUT", repeated, b"other", **{"if-none-match": '"none"'})[0] == 403
+    assert send("GET", sign(vending, AS_READER, "GET", new)) == (200, b"content")
+    assert sign(vending, AS_READER, "GET", new, Host="other.example.com").status == 400
+    # radosgw accepts unsigned headers. The session that signs can still not access another table.
+    stolen = sign(vending, AS_WRITER, "PUT", f"{at}{location.key_prefix}data/stolen")
+    assert send("PUT", stolen, **{"x-amz-copy-source": f"/{location.bucket}/{foreign}"})[0] == 403
+    opened = sign(vending, AS_WRITER, "PUT", f"{at}{location.key_prefix}data/opened")
     send("PUT", opened, b"x", **{"x-amz-acl": "public-read"})
-    with serving_files(on_s3, tmp_path, NO_ROLE) as reads_only:
+    with serving_files(s3_lake, tmp_path, NO_ROLE) as reads_only:
         assert send("GET", sign(reads_only, AS_READER, "GET", at + metadata))[0] == 200
         assert sign(reads_only, AS_WRITER, "PUT", new).error == FORBIDDEN
-    assert sign(giving, AS_WRITER, "PUT", new.replace("main", "v1")).status == 200
+    assert sign(vending, AS_WRITER, "PUT", new.replace("main", "v1")).status == 200
     body = {"method": "PUT", "uri": new, "region": "us-east-1", "headers": {}}
-    assert giving.ask("POST", f"{TABLE.replace('main', 'v5')}/sign", body, headers=AS_WRITER).error == FORBIDDEN
+    assert vending.request("POST", f"{TABLE.replace('main', 'v5')}/sign", body, headers=AS_WRITER).error == FORBIDDEN
 
 
 FOLDER = S3Location.of("s3://bucket/lake/tables/id/")
@@ -264,9 +270,11 @@ PLACE = BucketAddress("https://s3.example.com", "eu-1", is_virtual=False)
 FILE = "https://s3.example.com/bucket/lake/tables/id/data/a.parquet"
 
 
-def asked(method: str, uri: str, region: str = "eu-1", **headers: str | list[str]) -> UnsignedRequest:
-    listed = {name: [value] if isinstance(value, str) else value for name, value in headers.items()}
-    return UnsignedRequest(method, uri, region, {name.replace("_", "-"): values for name, values in listed.items()})
+def unsigned_request(method: str, uri: str, region: str = "eu-1", **headers: str | list[str]) -> UnsignedRequest:
+    header_lists = {name: [value] if isinstance(value, str) else value for name, value in headers.items()}
+    return UnsignedRequest(
+        method, uri, region, {name.replace("_", "-"): values for name, values in header_lists.items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,11 +291,11 @@ def asked(method: str, uri: str, region: str = "eu-1", **headers: str | list[str
         ("DELETE", f"{FILE}?uploadId=x", True),
     ],
 )
-def test_what_is_signed(method: str, uri: str, writes: bool) -> None:
-    assert check_request(asked(method, uri), FOLDER, PLACE, may_write=True) is writes
+def test_allowed_requests_are_signed(method: str, uri: str, writes: bool) -> None:
+    assert check_request(unsigned_request(method, uri), FOLDER, PLACE, may_write=True) is writes
     if writes:
         with pytest.raises(LocationNotAllowedError):
-            check_request(asked(method, uri), FOLDER, PLACE, may_write=False)
+            check_request(unsigned_request(method, uri), FOLDER, PLACE, may_write=False)
 
 
 @pytest.mark.parametrize(
@@ -377,34 +385,34 @@ def test_what_is_signed(method: str, uri: str, writes: bool) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_not_signed(method: str, uri: str, headers: dict[str, str | list[str]]) -> None:
+def test_other_requests_are_not_signed(method: str, uri: str, headers: dict[str, str | list[str]]) -> None:
     with pytest.raises((LocationNotAllowedError, InvalidInputError)):
-        check_request(asked(method, uri, **headers), FOLDER, PLACE, may_write=True)
+        check_request(unsigned_request(method, uri, **headers), FOLDER, PLACE, may_write=True)
 
 
 KEYS = Credentials("AKIAEXAMPLE", "of-the-server")
 
 
 def signed_headers(request: UnsignedRequest) -> tuple[dict[str, str], set[str]]:
-    """Return the headers of a signed request, and the names of those that the signature covers."""
+    """Return the headers of a signed request, and the names of the signed headers."""
     check_request(request, FOLDER, PLACE, may_write=True)
     headers = {name.lower(): value for name, (value,) in signed(request, "eu-1", KEYS).headers.items()}
     return headers, set(headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";"))
 
 
-def test_the_host_of_the_uri_is_signed_and_no_other() -> None:
-    """A client that sends the URI's own host, in any spelling of it, gets the signature of one that sends none."""
+def test_only_host_of_uri_is_signed() -> None:
+    """The URI's own host may be sent in any spelling, with the same signature as without a host header."""
     date = "20261127T120000Z"
-    plain, covered = signed_headers(asked("GET", FILE))
+    plain, covered = signed_headers(unsigned_request("GET", FILE))
     assert "host" in covered
     assert "host" not in plain
     for host in ("s3.example.com", "S3.EXAMPLE.COM"):
-        assert signed_headers(asked("GET", FILE, host=host, x_amz_date=date))[0]["host"] == "s3.example.com"
-    known = asked(
+        assert signed_headers(unsigned_request("GET", FILE, host=host, x_amz_date=date))[0]["host"] == "s3.example.com"
+    expected = unsigned_request(
         "GET", FILE, range="bytes=0-9", accept="*/*", user_agent="a", amz_sdk_invocation_id="b", if_match="c",
         x_amz_sdk_checksum_algorithm="CRC32", x_amzn_trace_id="d", authorization="e", connection="close",
     )  # fmt: skip
-    assert "range" not in signed_headers(known)[1]
+    assert "range" not in signed_headers(expected)[1]
 
 
 @pytest.mark.parametrize(
@@ -420,18 +428,18 @@ def test_the_host_of_the_uri_is_signed_and_no_other() -> None:
     ],
 )
 def test_writes_are_signed_to_create_only(method: str, uri: str, creates: bool) -> None:
-    for given in ({}, {"if_none_match": "anything"}):
-        headers, covered = signed_headers(asked(method, uri, **given))
+    for condition in ({}, {"if_none_match": "anything"}):
+        headers, covered = signed_headers(unsigned_request(method, uri, **condition))
         assert (headers.get("if-none-match") == "*") is creates
-        assert ("if-none-match" in covered) is (creates or bool(given))
+        assert ("if-none-match" in covered) is (creates or bool(condition))
 
 
 def test_requests_for_another_region_are_not_signed() -> None:
     with pytest.raises(InvalidInputError):
-        check_request(asked("GET", FILE, "us-1"), FOLDER, PLACE, may_write=True)
+        check_request(unsigned_request("GET", FILE, "us-1"), FOLDER, PLACE, may_write=True)
 
 
-def test_policies_name_a_place_and_no_pattern() -> None:
+def test_policies_name_location_without_patterns() -> None:
     reads, writes = (json.loads(folder_policy(FOLDER, "aws", writes=flag))["Statement"] for flag in (False, True))
     assert {action for statement in reads for action in statement["Action"]} == {"s3:GetObject", "s3:ListBucket"}
     assert not any("Delete" in action for statement in writes for action in statement["Action"])
@@ -440,19 +448,25 @@ def test_policies_name_a_place_and_no_pattern() -> None:
             folder_policy(S3Location.of(f"{root}tables/id/"), "aws", writes=True)
     with pytest.raises(InvalidInputError):
         folder_policy(S3Location.of(f"s3://bucket/{'a' * 900}/tables/id/"), "aws", writes=True)
-    assert all("Condition" not in one for one in writes if "s3:PutObject" in one["Action"])
+    assert all(
+        "Condition" not in entry_of_policy for entry_of_policy in writes if "s3:PutObject" in entry_of_policy["Action"]
+    )
     creates = json.loads(folder_policy(FOLDER, "aws", writes=True, create_only=True))["Statement"]
-    puts = [one for one in creates if "s3:PutObject" in one["Action"] and one["Effect"] == "Allow"]
-    assert [one["Condition"] for one in puts] == [
+    puts = [
+        entry_of_policy
+        for entry_of_policy in creates
+        if "s3:PutObject" in entry_of_policy["Action"] and entry_of_policy["Effect"] == "Allow"
+    ]
+    assert [entry_of_policy["Condition"] for entry_of_policy in puts] == [
         {"Null": {"s3:if-none-match": "false"}, "StringLike": {"s3:if-none-match": "*"}},
         {"Bool": {"s3:ObjectCreationOperation": "false"}},
     ]
-    assert all(one["Action"] == ["s3:PutObject"] for one in puts)
+    assert all(entry_of_policy["Action"] == ["s3:PutObject"] for entry_of_policy in puts)
     assert "arn:aws-cn:s3:::bucket/lake" in folder_policy(FOLDER, "aws-cn", writes=False)
 
 
-def test_settings_of_access_that_make_no_sense(tmp_path: Path, lake: Lakehouse) -> None:
-    for wrong in (
+def test_invalid_delegation_settings_are_rejected(tmp_path: Path, lake: Lakehouse) -> None:
+    for invalid_fields in (
         {"role": "lake"},
         {"create_only": True},
         {"downscope": True, "create_only": True},
@@ -460,7 +474,7 @@ def test_settings_of_access_that_make_no_sense(tmp_path: Path, lake: Lakehouse) 
         {"role": ROLE_ARN, "seconds": 10**6},
     ):
         with pytest.raises(InvalidInputError):
-            DelegationSettings(**wrong)
+            DelegationSettings(**invalid_fields)
     with pytest.raises(InvalidInputError):
         Warehouses.opened({ONLY: LakehouseSettings(lake.root, lake.storage_options, NO_ROLE)})
     path = tmp_path / "lakehouses.yaml"
@@ -472,34 +486,34 @@ def test_settings_of_access_that_make_no_sense(tmp_path: Path, lake: Lakehouse) 
     assert read_lakehouses(path)["a"].files == DelegationSettings(ROLE_ARN, 900)
 
 
-def test_pyiceberg_without_keys(giving: Served, on_s3: Lakehouse) -> None:
-    """A client with a token alone reads and writes files on S3, by a session and by signatures."""
-    catalog = giving.catalog(token=WRITER)
+def test_pyiceberg_works_without_keys(vending: LiveServer, s3_lake: Lakehouse) -> None:
+    """A client with only a token reads and writes files on S3, with a session and with signatures."""
+    catalog = vending.catalog(token=WRITER)
     table = catalog.load_table("ns.t")
     table.append(ROWS)
     catalog.create_table("ns.new", ROWS.schema).append(ROWS)
     with catalog.create_table_transaction("ns.staged", ROWS.schema) as transaction:
         transaction.append(ROWS)
     assert catalog.load_table("ns.staged").scan().to_arrow().num_rows == 3
-    assert giving.catalog("v5", token=READER).load_table("ns.t").scan().to_arrow().num_rows == 3
-    reader = giving.catalog(token=READER).load_table("ns.t")
+    assert vending.catalog("v5", token=READER).load_table("ns.t").scan().to_arrow().num_rows == 3
+    reader = vending.catalog(token=READER).load_table("ns.t")
     assert reader.scan().to_arrow().num_rows == 6
     with pytest.raises(OSError, match=r"(?i)access.?denied"):
         reader.append(ROWS)
-    assert catalog_at(on_s3).load_table("ns.t").scan().to_arrow().num_rows == 6
+    assert catalog_at(s3_lake).load_table("ns.t").scan().to_arrow().num_rows == 6
 
 
 @pytest.mark.soak
-def test_pyiceberg_with_signatures(
-    on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_pyiceberg_works_with_signatures(
+    s3_lake: Lakehouse, radosgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files go through s3fs, whose loop waits for each signature. So the server is a process of its own."""
+    """s3fs performs the requests, and its event loop waits for each signature, so the server is a separate process."""
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text(yaml.safe_dump({"tokens": ENTRIES}))
     for name, value in {**radosgw.environment, OPTIONS_VARIABLE: "addressing_style=path"}.items():
         monkeypatch.setenv(name, value)
     arguments = ("--tokens", str(tokens), "--sign-requests", "--vend-role", ROLE_ARN)
-    with command(on_s3.root, *arguments) as (process, url, _begun):
+    with command(s3_lake.root, *arguments) as (process, url, _begun):
         assert process.stderr is not None
         threading.Thread(target=process.stderr.read, daemon=True).start()
         for name in radosgw.environment:
@@ -509,26 +523,26 @@ def test_pyiceberg_with_signatures(
             "header.X-Iceberg-Access-Delegation": "remote-signing",
             "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO",
         }
-        table = Served(url).catalog(token=WRITER, **signing).load_table("ns.t")
+        table = LiveServer(url).catalog(token=WRITER, **signing).load_table("ns.t")
         assert not {"s3.access-key-id", "s3.session-token"} & set(table.io.properties)
         table.append(ROWS)
-        reader = Served(url).catalog(token=READER, **signing).load_table("ns.t")
+        reader = LiveServer(url).catalog(token=READER, **signing).load_table("ns.t")
         assert reader.scan().to_arrow().num_rows == 6
         with pytest.raises(SignError):
             reader.append(ROWS)
 
 
-def test_sessions_are_in_no_log_and_no_metric(giving: Served) -> None:
+def test_sessions_are_not_logged(vending: LiveServer) -> None:
     with logged(logging.DEBUG) as text:
-        session = _session(giving, AS_WRITER, TABLE)
-        signed = sign(giving, AS_WRITER, "GET", "http://elsewhere.example/bucket/a?secret=inquery45")
+        session = _session(vending, AS_WRITER, TABLE)
+        signed = sign(vending, AS_WRITER, "GET", "http://elsewhere.example/bucket/a?secret=inquery45")
         assert signed.status == 400
-        assert giving.ask("POST", TABLE, commit_of(properties(a="1")), headers=AS_WRITER).status == 200
-        metrics = giving.ask("GET", "/metrics", headers=AS_WRITER).body.decode()
+        assert vending.request("POST", TABLE, commit_of(properties(a="1")), headers=AS_WRITER).status == 200
+        metrics = vending.request("GET", "/metrics", headers=AS_WRITER).body.decode()
     assert '"status": 400' in text.getvalue()
     secrets = [session[f"s3.{name}"] for name in ("secret-access-key", "session-token", "access-key-id")]
     for secret in (*secrets, "inquery45"):
         assert secret not in metrics
-        ours = [line for line in text.getvalue().splitlines() if '"logger": "trinitylake' in line]
-        assert not any(secret in line for line in ours)
+        log_lines = [line for line in text.getvalue().splitlines() if '"logger": "trinitylake' in line]
+        assert not any(secret in line for line in log_lines)
     assert TABLES in text.getvalue()

@@ -32,7 +32,7 @@ class Token:
         return all(_LEVELS.index(scope) > 0 for scope in (self.scope, *self.namespaces.values()))
 
     def allows(self, lakehouse: str, needs: Iterable[Need]) -> bool:
-        """Whether a request to a lakehouse is let in."""
+        """Whether a request to a lakehouse is authorized."""
         return self.sees(lakehouse) and all(self.may(scope, namespace) for scope, namespace in needs)
 
 

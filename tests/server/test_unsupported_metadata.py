@@ -1,4 +1,4 @@
-"""Requests about tables whose metadata the server does not serve get a response at once."""
+"""Test that requests for tables with unsupported metadata get a response at once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tests.iceberg.hostile import change_metadata
-from tests.server.requests import TABLE
-from tests.server.served import serving, settings_for
+from tests.server.live_server import serving, settings_for
+from tests.server.request_bodies import TABLE
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.iceberg import catalog_at
 
@@ -25,23 +25,23 @@ def table_lake(lake: Lakehouse) -> Lakehouse:
     return lake
 
 
-def test_a_table_of_format_version_3_is_not_served(table_lake: Lakehouse) -> None:
+def test_table_of_format_version_3_is_rejected(table_lake: Lakehouse) -> None:
     def change(content: dict[str, Any]) -> None:
         content["format-version"] = 3
         content["next-row-id"] = 0
 
     change_metadata(table_lake, change)
     with serving(settings_for(table_lake)) as served:
-        assert served.ask("GET", TABLE).error == (406, "UnsupportedOperationException")
+        assert served.request("GET", TABLE).error == (406, "UnsupportedOperationException")
 
 
-def test_a_plan_with_an_unknown_schema_is_answered(table_lake: Lakehouse) -> None:
+def test_plan_with_unknown_schema_is_rejected(table_lake: Lakehouse) -> None:
     def change(content: dict[str, Any]) -> None:
         content["snapshots"][0]["schema-id"] = 9
 
     change_metadata(table_lake, change)
     with serving(settings_for(table_lake)) as served:
-        snapshot_id = json.loads(served.ask("GET", TABLE).body)["metadata"]["current-snapshot-id"]
+        snapshot_id = json.loads(served.request("GET", TABLE).body)["metadata"]["current-snapshot-id"]
         body = {"snapshot-id": snapshot_id, "use-snapshot-schema": True}
-        assert served.ask("POST", f"{TABLE}/plan", body).error == (500, "InternalServerError")
-        assert served.ask("POST", f"{TABLE}/plan", {"snapshot-id": snapshot_id}).status == 200
+        assert served.request("POST", f"{TABLE}/plan", body).error == (500, "InternalServerError")
+        assert served.request("POST", f"{TABLE}/plan", {"snapshot-id": snapshot_id}).status == 200

@@ -1,4 +1,4 @@
-"""Every snippet of docs/rest-catalog/run.md runs, in order, against a server that the page's own command starts."""
+"""Run every snippet of docs/rest-catalog/run.md in order, against a server that the page starts itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.served import command, duckdb_with_iceberg
+from tests.server.live_server import command, duckdb_with_iceberg
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.server.issuers import read_issuers
 from trinitylake_ops.server.routes import ENDPOINTS
@@ -25,7 +25,7 @@ def snippets() -> list[tuple[str, str]]:
     return _SNIPPET.findall(PAGE.read_text())
 
 
-def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     found = snippets()
     (start,) = [text for kind, text in found if kind == "sh" and " init" in text]
@@ -53,7 +53,7 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert {change.table for change in lake.diff(by_duckdb.version - 1, by_duckdb.version)} == {"orders", "refunds"}
 
 
-def test_the_files_of_the_page_are_understood(tmp_path: Path) -> None:
+def test_configuration_files_are_valid(tmp_path: Path) -> None:
     files = [text for kind, text in snippets() if kind == "yaml"]
     for name, text in zip(("lakehouses", "tokens", "issuers"), files, strict=True):
         (tmp_path / name).write_text(text)

@@ -1,4 +1,4 @@
-"""A code location of two published tables, one of months, with what automation runs after them."""
+"""A code location of two published tables, one of them partitioned by month, and automation that runs after them."""
 
 import os
 from typing import Any

@@ -1,6 +1,6 @@
-"""Clients without keys on Google Cloud Storage: downscoped tokens, and what they do not let anybody do.
+"""Test clients without keys on Google Cloud Storage: downscoped tokens and their limits.
 
-Boundaries are held by a proxy of the tests (``tests/servers/google.py``), not by Google's service.
+A proxy of the tests (``tests/servers/google.py``) enforces the boundaries, not Google's service.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import yaml
 from google.auth import downscoped
 
 from tests.clients.test_clients import run
-from tests.server.requests import TABLE, commit_of, properties
-from tests.server.served import Served, logged, serving, settings_for
-from tests.server.test_safety import ENTRIES, READER, UNAUTHORIZED, WRITER
+from tests.server.live_server import LiveServer, logged, serving, settings_for
+from tests.server.request_bodies import TABLE, commit_of, properties
+from tests.server.test_access_control import ENTRIES, READER, UNAUTHORIZED, WRITER
 from tests.servers.gcs import GcsServer
 from tests.servers.google import Google
 from trinitylake_ops import Lakehouse, operations
@@ -49,27 +49,27 @@ ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
 AS_WRITER, AS_READER = ({"Authorization": f"Bearer {token}"} for token in (WRITER, READER))
 TOKEN, ENDS, REFRESH = "gcs.oauth2.token", "gcs.oauth2.token-expires-at", "gcs.oauth2.refresh-credentials-endpoint"
-#: By which pyiceberg reads and writes files.
+#: The configuration with which pyiceberg's Arrow file IO accesses the storage.
 ARROW, GCSFS = "pyiceberg.io.pyarrow.PyArrowFileIO", "pyiceberg.io.fsspec.FsspecFileIO"
-#: Otherwise gcsfs asks Google, at its own addresses, when a token ends, and of which kind a bucket is.
+#: Without these values gcsfs would query Google's own servers for the token's expiry and the bucket's type.
 OF_GCSFS = {"FETCH_RAW_TOKEN_EXPIRY": "false", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
 
 
 @pytest.fixture
 def google(fake_gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
-    """Google's services, as tests have them. Nobody finds credentials in the environment."""
+    """Google's services as simulated by the tests. No credentials are in the environment."""
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST", "CLOUDSDK_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    made = Google(fake_gcs)
-    with made.proxy.running():
-        yield made
+    simulated = Google(fake_gcs)
+    with simulated.proxy.running():
+        yield simulated
 
 
 @pytest.fixture
-def on_google(google: Google) -> Iterator[Lakehouse]:
-    """A lakehouse with ``ns.t`` and ``own.secret``, each of three rows."""
-    lake = Lakehouse.create(google.server.fresh_root(), google.server.storage_options)  # by nobody's token
+def gcs_lake(google: Google) -> Iterator[Lakehouse]:
+    """A lakehouse with the tables ``ns.t`` and ``own.secret``, each with three rows."""
+    lake = Lakehouse.create(google.server.fresh_root(), google.server.storage_options)  # without a client's token
     catalog = catalog_at(lake)
     for name in ("ns.t", "own.secret"):
         catalog.create_namespace(name.partition(".")[0])
@@ -79,9 +79,9 @@ def on_google(google: Google) -> Iterator[Lakehouse]:
 
 
 @pytest.fixture
-def giving(google: Google, on_google: Lakehouse, tmp_path: Path) -> Iterator[Served]:
-    """A server that gives downscoped tokens."""
-    with serving_files(on_google, tmp_path, settings_of(google)) as served:
+def vending(google: Google, gcs_lake: Lakehouse, tmp_path: Path) -> Iterator[LiveServer]:
+    """A server that vends downscoped tokens."""
+    with serving_files(gcs_lake, tmp_path, settings_of(google)) as served:
         yield served
 
 
@@ -100,189 +100,197 @@ def delegate_of(google: Google, files: DelegationSettings | None = None) -> GcsD
     return GcsDelegate(StorageOptions(google.storage_options), files or settings_of(google))
 
 
-def place_of(lake: Lakehouse, name: str) -> GcsLocation:
+def location_of(lake: Lakehouse, name: str) -> GcsLocation:
     return GcsLocation.of(f"{catalog_at(lake).load_table(name).metadata.location}/")
 
 
 class Bucket:
-    """Requests to the storage by a token."""
+    """Send requests to the storage with a token."""
 
     def __init__(self, google: Google, token: str):
         self.google = google
         self._token = token
         self._objects = f"/storage/v1/b/{google.server.bucket}/o"
 
-    def ask(self, method: str, target: str, body: bytes = b"") -> int:
+    def request(self, method: str, target: str, body: bytes = b"") -> int:
         address = urlsplit(self.google.endpoint)
         connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
         connection.request(method, target, body, {"Authorization": f"Bearer {self._token}"})
-        answer = connection.getresponse()
-        answer.read()
+        response = connection.getresponse()
+        response.read()
         connection.close()
-        return answer.status
+        return response.status
 
     def get(self, name: str) -> int:
-        return self.ask("GET", f"{self._objects}/{quote(name, safe='')}?alt=media")
+        return self.request("GET", f"{self._objects}/{quote(name, safe='')}?alt=media")
 
     def put(self, name: str, **query: str) -> int:
-        asked = urlencode({"uploadType": "media", "name": name, **query})
-        return self.ask("POST", f"/upload{self._objects}?{asked}", b"x")
+        upload_query = urlencode({"uploadType": "media", "name": name, **query})
+        return self.request("POST", f"/upload{self._objects}?{upload_query}", b"x")
 
     def delete(self, name: str) -> int:
-        return self.ask("DELETE", f"{self._objects}/{quote(name, safe='')}")
+        return self.request("DELETE", f"{self._objects}/{quote(name, safe='')}")
 
     def update(self, name: str) -> int:
-        return self.ask("PATCH", f"{self._objects}/{quote(name, safe='')}", b"{}")
+        return self.request("PATCH", f"{self._objects}/{quote(name, safe='')}", b"{}")
 
     def list(self, prefix: str | None) -> int:
-        return self.ask("GET", self._objects + ("" if prefix is None else f"?prefix={quote(prefix, safe='')}"))
+        return self.request("GET", self._objects + ("" if prefix is None else f"?prefix={quote(prefix, safe='')}"))
 
     def copy(self, source: str, target: str) -> int:
         names = [quote(name, safe="") for name in (source, target)]
-        return self.ask("POST", f"{self._objects}/{names[0]}/rewriteTo/b/{self.google.server.bucket}/o/{names[1]}")
+        return self.request("POST", f"{self._objects}/{names[0]}/rewriteTo/b/{self.google.server.bucket}/o/{names[1]}")
 
 
-def test_a_token_reaches_its_table_alone(giving: Served, google: Google, on_google: Lakehouse) -> None:
-    loaded = giving.ask("GET", TABLE, headers={**AS_WRITER, **VENDED})
-    (given,) = loaded.document["storage-credentials"]
-    own, other = (place_of(on_google, name) for name in ("ns.t", "own.secret"))
-    assert given["prefix"] == own.root
+def test_token_is_limited_to_its_table(vending: LiveServer, google: Google, gcs_lake: Lakehouse) -> None:
+    loaded = vending.request("GET", TABLE, headers={**AS_WRITER, **VENDED})
+    (credentials,) = loaded.document["storage-credentials"]
+    location, other_location = (location_of(gcs_lake, name) for name in ("ns.t", "own.secret"))
+    assert credentials["prefix"] == location.root
     assert loaded.headers["cache-control"] == "no-store"
     assert "etag" not in loaded.headers
-    assert time.time() < int(given["config"][ENDS]) / 1_000 <= time.time() + 3_600
-    assert given["config"]["gcs.service.host"] == google.endpoint
-    bucket, prefix = Bucket(google, given["config"][TOKEN]), own.key_prefix
-    foreign, *_ = names(google, other)
-    metadata = next(name for name in names(google, own) if name.endswith(".metadata.json"))
-    data = next(name for name in names(google, own) if name.endswith(".parquet"))
+    assert time.time() < int(credentials["config"][ENDS]) / 1_000 <= time.time() + 3_600
+    assert credentials["config"]["gcs.service.host"] == google.endpoint
+    bucket, prefix = Bucket(google, credentials["config"][TOKEN]), location.key_prefix
+    foreign, *_ = names(google, other_location)
+    metadata = next(name for name in names(google, location) if name.endswith(".metadata.json"))
+    data = next(name for name in names(google, location) if name.endswith(".parquet"))
     new = f"{prefix}data/new.parquet"
     assert {bucket.get(metadata), bucket.get(data), bucket.list(prefix), bucket.put(new), bucket.get(new)} == {200}
     refused = [
         bucket.get(foreign),
-        bucket.put(f"{other.key_prefix}data/new.parquet"),
+        bucket.put(f"{other_location.key_prefix}data/new.parquet"),
         bucket.put(f"{prefix.rstrip('/')}x/data/a"),
-        bucket.put(f"{on_google.root.partition(google.server.bucket + '/')[2]}_ops/a"),
+        bucket.put(f"{gcs_lake.root.partition(google.server.bucket + '/')[2]}_ops/a"),
         bucket.put(f"{prefix}_owner.json"),
         bucket.put(f"{prefix}new.json"),
         bucket.put(f"{prefix}new/a"),
         bucket.put(f"{prefix}metadata/new.metadata.json"),
         bucket.put(f"{prefix}metadata/new.metadata.json.gz"),
         bucket.put(metadata),
-        bucket.put(new),  # to replace is to delete
+        bucket.put(new),  # replacing requires the permission to delete
         *(bucket.delete(name) for name in (metadata, data, new, foreign)),
         bucket.update(new),
         bucket.copy(foreign, f"{prefix}data/stolen"),
-        bucket.copy(data, f"{other.key_prefix}data/planted"),
+        bucket.copy(data, f"{other_location.key_prefix}data/planted"),
         bucket.list(None),
         bucket.list(prefix[:-1]),
-        bucket.list(other.key_prefix),
-        bucket.ask("GET", f"/storage/v1/b/{google.server.bucket}"),
-        bucket.ask("POST", "/storage/v1/b?project=any", b'{"name": "of-a-token"}'),
-        bucket.ask("GET", f"/storage/v1/b/{google.server.bucket}/iam"),
+        bucket.list(other_location.key_prefix),
+        bucket.request("GET", f"/storage/v1/b/{google.server.bucket}"),
+        bucket.request("POST", "/storage/v1/b?project=any", b'{"name": "of-a-token"}'),
+        bucket.request("GET", f"/storage/v1/b/{google.server.bucket}/iam"),
     ]
     assert refused == [403] * len(refused)
     assert Bucket(google, "made-up").get(data) == 401
 
 
-def names(google: Google, place: GcsLocation) -> list[str]:
-    return [place.key_prefix + name for name in google.server.names(place.root)]
+def names(google: Google, location: GcsLocation) -> list[str]:
+    return [location.key_prefix + name for name in google.server.names(location.root)]
 
 
-def test_a_reader_gets_a_token_that_reads(giving: Served, google: Google, on_google: Lakehouse) -> None:
-    own = place_of(on_google, "ns.t")
+def test_reader_gets_read_only_token(vending: LiveServer, google: Google, gcs_lake: Lakehouse) -> None:
+    location = location_of(gcs_lake, "ns.t")
     for headers, table in ((AS_READER, TABLE), (AS_WRITER, TABLE.replace("main", "v5"))):
-        bucket = Bucket(google, _given(giving, headers, table)[TOKEN])
-        assert bucket.list(own.key_prefix) == bucket.get(names(google, own)[0]) == 200
-        assert bucket.put(f"{own.key_prefix}data/x") == 403
-    assert Bucket(google, _given(giving, AS_WRITER, TABLE)[TOKEN]).put(f"{own.key_prefix}data/x") == 200
+        bucket = Bucket(google, _given(vending, headers, table)[TOKEN])
+        assert bucket.list(location.key_prefix) == bucket.get(names(google, location)[0]) == 200
+        assert bucket.put(f"{location.key_prefix}data/x") == 403
+    assert Bucket(google, _given(vending, AS_WRITER, TABLE)[TOKEN]).put(f"{location.key_prefix}data/x") == 200
 
 
-def test_an_old_version_of_a_dropped_table_gives_no_token(giving: Served, google: Google, on_google: Lakehouse) -> None:
+def test_old_version_of_dropped_table_gives_no_token(vending: LiveServer, google: Google, gcs_lake: Lakehouse) -> None:
     old = TABLE.replace("main", "v5")
-    catalog_at(on_google).rename_table("ns.t", "ns.u")
-    assert TOKEN in _given(giving, AS_WRITER, old)
-    catalog_at(on_google).drop_table("ns.u")
-    assert TOKEN not in _given(giving, AS_WRITER, old)
-    assert giving.ask("GET", f"{old}/credentials", headers=AS_WRITER).error == (406, "UnsupportedOperationException")
+    catalog_at(gcs_lake).rename_table("ns.t", "ns.u")
+    assert TOKEN in _given(vending, AS_WRITER, old)
+    catalog_at(gcs_lake).drop_table("ns.u")
+    assert TOKEN not in _given(vending, AS_WRITER, old)
+    assert vending.request("GET", f"{old}/credentials", headers=AS_WRITER).error == (
+        406,
+        "UnsupportedOperationException",
+    )
 
 
-def _given(served: Served, headers: Mapping[str, str], table: str) -> dict[str, str]:
-    config: dict[str, str] = served.ask("GET", table, headers={**headers, **VENDED}).document["config"]
+def _given(served: LiveServer, headers: Mapping[str, str], table: str) -> dict[str, str]:
+    config: dict[str, str] = served.request("GET", table, headers={**headers, **VENDED}).document["config"]
     return config
 
 
-def test_what_is_answered_without_keys(giving: Served, google: Google, on_google: Lakehouse) -> None:
-    """No token or key of the server is in an answer. A token is given again, and to its own person alone."""
-    plain = giving.ask("GET", TABLE, headers=AS_WRITER)
+def test_responses_contain_no_token_of_server(vending: LiveServer, google: Google, gcs_lake: Lakehouse) -> None:
+    """No response contains a token or key of the server. A token is reused, but only for the same principal."""
+    plain = vending.request("GET", TABLE, headers=AS_WRITER)
     assert plain.document["config"] == {"gcs.service.host": google.endpoint}
-    vended = giving.ask("GET", TABLE, headers={**AS_WRITER, **VENDED})
-    again = giving.ask("GET", f"/{vended.document['config'][REFRESH]}", headers=AS_WRITER)
-    assert again.document["storage-credentials"] == vended.document["storage-credentials"]
+    vended = vending.request("GET", TABLE, headers={**AS_WRITER, **VENDED})
+    repeated = vending.request("GET", f"/{vended.document['config'][REFRESH]}", headers=AS_WRITER)
+    assert repeated.document["storage-credentials"] == vended.document["storage-credentials"]
     assert len(google.boundaries) == 1
-    assert _given(giving, AS_READER, TABLE)[TOKEN] != vended.document["config"][TOKEN]
-    own = [name for name, token in google.tokens.items() if token.rules is None]
-    key = json.loads(on_google.storage_options["credentials"])["private_key"].splitlines()[1]
-    for reply in (plain, vended, again):
-        for secret in (key, *own):
+    assert _given(vending, AS_READER, TABLE)[TOKEN] != vended.document["config"][TOKEN]
+    server_tokens = [name for name, token in google.tokens.items() if token.rules is None]
+    key = json.loads(gcs_lake.storage_options["credentials"])["private_key"].splitlines()[1]
+    for reply in (plain, vended, repeated):
+        for secret in (key, *server_tokens):
             assert secret.encode() not in reply.body
 
 
-def test_a_token_is_given_until_half_of_its_time_is_over(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_reused_for_half_of_its_lifetime(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, delegate = "gs://tests/lake/tables/id/", delegate_of(google)
-    asked = {"writes": False, "name": "reader"}
-    first = delegate.credentials(folder, **asked)
-    assert delegate.credentials(folder, **asked) is first
+    arguments = {"writes": False, "name": "reader"}
+    first = delegate.credentials(folder, **arguments)
+    assert delegate.credentials(folder, **arguments) is first
     assert delegate.credentials(folder, writes=True, name="reader") is not first
     assert first.token not in repr(first)
     for seconds, is_kept in ((1_790, True), (1_810, False)):
-        later = SimpleNamespace(time=lambda: time.time() + seconds)  # noqa: B023 - called within the turn
-        monkeypatch.setattr(delegation, "time", later)
-        assert (delegate.credentials(folder, **asked) is first) == is_kept
+        later_clock = SimpleNamespace(time=lambda: time.time() + seconds)  # noqa: B023 - called within the iteration
+        monkeypatch.setattr(delegation, "time", later_clock)
+        assert (delegate.credentials(folder, **arguments) is first) == is_kept
 
 
-def test_who_gets_nothing(giving: Served, google: Google, on_google: Lakehouse, tmp_path: Path) -> None:
+def test_clients_that_get_no_token(vending: LiveServer, google: Google, gcs_lake: Lakehouse, tmp_path: Path) -> None:
     path = f"{TABLE}/credentials"
-    assert giving.ask("GET", path).error == UNAUTHORIZED
-    assert giving.ask("POST", f"{TABLE}/sign", {}, headers=AS_WRITER).error == (406, "UnsupportedOperationException")
-    with serving_files(on_google, tmp_path, DelegationSettings()) as plain:
-        assert plain.ask("GET", path, headers=AS_WRITER).error == (406, "UnsupportedOperationException")
+    assert vending.request("GET", path).error == UNAUTHORIZED
+    assert vending.request("POST", f"{TABLE}/sign", {}, headers=AS_WRITER).error == (
+        406,
+        "UnsupportedOperationException",
+    )
+    with serving_files(gcs_lake, tmp_path, DelegationSettings()) as plain:
+        assert plain.request("GET", path, headers=AS_WRITER).error == (406, "UnsupportedOperationException")
         assert _given(plain, AS_WRITER, TABLE) == {"gcs.service.host": google.endpoint}
     google.has_uniform_access = False
-    denied = giving.ask("GET", TABLE, headers={**AS_READER, **VENDED})
+    denied = vending.request("GET", TABLE, headers={**AS_READER, **VENDED})
     assert denied.error == (503, "ServiceUnavailableException")
-    assert giving.ask("GET", TABLE, headers=AS_READER).status == 200
+    assert vending.request("GET", TABLE, headers=AS_READER).status == 200
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("file_io", [ARROW, GCSFS])
-def test_pyiceberg_without_keys(giving: Served, google: Google, on_google: Lakehouse, file_io: str) -> None:
-    """Arrow waits for the storage without letting other threads go on, so the client is in another process."""
+def test_pyiceberg_works_without_keys(vending: LiveServer, google: Google, gcs_lake: Lakehouse, file_io: str) -> None:
+    """Arrow blocks all Python threads while it waits for the storage, so the client is in another process."""
     google.asked.clear()
     program = Path(__file__).parents[1] / "clients" / "programs" / "with_pyiceberg.py"
-    found = run(sys.executable, str(program), giving.url, WRITER, READER, file_io, **OF_GCSFS)
-    assert "storage.objects.create" in found.pop("error") if file_io == ARROW else "Forbidden" in found.pop("error")
-    assert found == {"now": 6, "then": 3}
+    output = run(sys.executable, str(program), vending.url, WRITER, READER, file_io, **OF_GCSFS)
+    assert "storage.objects.create" in output.pop("error") if file_io == ARROW else "Forbidden" in output.pop("error")
+    assert output == {"now": 6, "then": 3}
     check_rights(google)
-    assert operations.verify(on_google, deep=True).findings == ()
+    assert operations.verify(gcs_lake, deep=True).findings == ()
 
 
 def check_rights(google: Google) -> None:
-    """Check that clients read and created by downscoped tokens, and were refused nothing else than to write."""
-    of_clients = [one for one in google.asked if one.is_downscoped]
-    assert {one.right.permission for one in of_clients if one.is_allowed} >= {
+    """Check that clients read and created files with downscoped tokens, and were denied only writes."""
+    of_clients = [request for request in google.asked if request.is_downscoped]
+    assert {request.right.permission for request in of_clients if request.is_allowed} >= {
         "storage.objects.get", "storage.objects.create",
     }  # fmt: skip
-    assert {one.right.permission for one in of_clients if not one.is_allowed} <= {"storage.objects.create"}
+    assert {request.right.permission for request in of_clients if not request.is_allowed} <= {"storage.objects.create"}
 
 
-@pytest.mark.parametrize("place", ["a'b", 'a"b', "a\\b", "a b", "a%b", "ä", "a#b", "a?b", "a(b", "a[b", "a{b", "a*b"])
-def test_places_that_no_boundary_names(place: str) -> None:
-    """Such names could end the text of a condition, or be written in another way in the name of a resource."""
+@pytest.mark.parametrize(
+    "location", ["a'b", 'a"b', "a\\b", "a b", "a%b", "ä", "a#b", "a?b", "a(b", "a[b", "a{b", "a*b"]
+)
+def test_unsafe_locations_get_no_boundary(location: str) -> None:
+    """Such names could terminate the string in a condition, or have another spelling in a resource name."""
     with pytest.raises(InvalidInputError):
-        folder_boundary(GcsLocation("gs://bucket/", "bucket", f"{place}/tables/id/"), writes=False)
+        folder_boundary(GcsLocation("gs://bucket/", "bucket", f"{location}/tables/id/"), writes=False)
 
 
-def test_boundaries_name_one_folder() -> None:
+def test_boundary_names_one_folder() -> None:
     reads, writes = (folder_boundary(GcsLocation.of("gs://bucket/lake/t/id/"), writes=flag) for flag in (False, True))
     assert [roles_of(rule) for rule in reads.rules] == [["inRole:roles/storage.objectViewer"]]
     viewer, creator = writes.rules
@@ -305,7 +313,7 @@ def roles_of(rule: downscoped.AccessBoundaryRule) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "answer", "kind", "told"),
+    ("status", "response", "kind", "message"),
     [
         (400, b'{"error": "invalid_grant", "error_description": "not SECRET"}', StoragePermissionError, "invalid_gra"),
         (400, b"SECRET", StoragePermissionError, "no downscoped token"),
@@ -324,20 +332,20 @@ def roles_of(rule: downscoped.AccessBoundaryRule) -> list[str]:
         (200, b'{"access_token": "SECRET", "expires_in": 1e300}', StorageError, "not one of Google's"),
     ],
 )
-def test_strange_answers_of_the_service_of_tokens(
-    google: Google, status: int, answer: bytes, kind: type[TrinityLakeError], told: str
+def test_invalid_token_service_responses_are_rejected(
+    google: Google, status: int, response: bytes, kind: type[TrinityLakeError], message: str
 ) -> None:
-    """The server's own token is given to nobody, whatever the service answers."""
+    """The server's own token is never vended, whatever the token service responds."""
     delegate = delegate_of(google)
     delegate.credentials("gs://tests/lake/tables/id/", writes=False, name="a")
-    own = next(name for name, token in google.tokens.items() if token.rules is None)
-    if b"OWN" in answer:
-        google._given = lambda token, **more: _same(own)  # type: ignore[method-assign]
-        answer = answer.replace(b"OWN", own.encode())
-    google.instead.append((status, answer))
-    with pytest.raises(kind, match=told) as caught:
+    server_token = next(name for name, token in google.tokens.items() if token.rules is None)
+    if b"OWN" in response:
+        google._given = lambda token, **more: _same(server_token)  # type: ignore[method-assign]
+        response = response.replace(b"OWN", server_token.encode())
+    google.instead.append((status, response))
+    with pytest.raises(kind, match=message) as caught:
         delegate.credentials("gs://tests/lake/tables/id/", writes=True, name="a")
-    for secret in ("SECRET", own):
+    for secret in ("SECRET", server_token):
         assert secret not in str(caught.value)
 
 
@@ -345,26 +353,26 @@ def _same(token: str) -> tuple[int, Mapping[str, str], bytes]:
     return 200, {}, json.dumps({"access_token": token, "token_type": "Bearer", "expires_in": 3_600}).encode()
 
 
-def test_services_that_do_not_answer(google: Google, tmp_path: Path) -> None:
-    asked = {"folder": "gs://tests/lake/tables/id/", "writes": False, "name": "a"}
-    nobody = replace(settings_of(google), sts_endpoint="http://127.0.0.1:9/v1/token")
+def test_unreachable_token_service_is_reported(google: Google, tmp_path: Path) -> None:
+    arguments = {"folder": "gs://tests/lake/tables/id/", "writes": False, "name": "a"}
+    anonymous = replace(settings_of(google), sts_endpoint="http://127.0.0.1:9/v1/token")
     with pytest.raises(TransientError):
-        delegate_of(google, nobody).credentials(**asked)
+        delegate_of(google, anonymous).credentials(**arguments)
     file = tmp_path / "key.json"
     file.write_text('{"type": "service_account", "private_key": "hush-hush"}')
     for credentials in (str(file), str(tmp_path / "none.json"), None):
         options = {"endpoint": google.endpoint, **({"credentials": credentials} if credentials else {})}
         with pytest.raises(StoragePermissionError) as caught:
-            GcsDelegate(StorageOptions(options), settings_of(google)).credentials(**asked)
+            GcsDelegate(StorageOptions(options), settings_of(google)).credentials(**arguments)
         assert "hush" not in str(caught.value)
     with pytest.raises(StoragePermissionError, match=r"storage\.buckets\.get"):
         delegate_of(google).credentials("gs://no-such-bucket/lake/tables/id/", writes=False, name="a")
 
 
-def test_settings_that_make_no_sense(google: Google, tmp_path: Path) -> None:
-    for wrong in ({"role": "arn:aws:iam:::role/lake"}, {"sign": True}, {"seconds": 900}):
+def test_invalid_settings_are_rejected(google: Google, tmp_path: Path) -> None:
+    for invalid_fields in ({"role": "arn:aws:iam:::role/lake"}, {"sign": True}, {"seconds": 900}):
         with pytest.raises(InvalidInputError):
-            DelegationSettings(downscope=True, **wrong)
+            DelegationSettings(downscope=True, **invalid_fields)
     for address in (
         "http://sts.example/v1/token",
         "https://",
@@ -395,11 +403,11 @@ def test_settings_that_make_no_sense(google: Google, tmp_path: Path) -> None:
     assert read_lakehouses(path)["a"].files == DelegationSettings(downscope=True)
 
 
-def test_tokens_are_in_no_log_and_no_metric(giving: Served, google: Google) -> None:
+def test_tokens_are_not_logged(vending: LiveServer, google: Google) -> None:
     with logged(logging.INFO) as text:
-        _given(giving, AS_WRITER, TABLE)
-        assert giving.ask("POST", TABLE, commit_of(properties(a="1")), headers=AS_WRITER).status == 200
-        metrics = giving.ask("GET", "/metrics", headers=AS_WRITER).body.decode()
+        _given(vending, AS_WRITER, TABLE)
+        assert vending.request("POST", TABLE, commit_of(properties(a="1")), headers=AS_WRITER).status == 200
+        metrics = vending.request("GET", "/metrics", headers=AS_WRITER).body.decode()
     assert '"status": 200' in text.getvalue()
     for secret in google.tokens:
         assert secret not in metrics + text.getvalue()

@@ -1,7 +1,8 @@
-"""Random gestures on random projects: green runs are visible, each row is there once, and no run touches other rows.
+"""Run random actions on random projects, and compare each version with a model.
 
-Gestures are runs of Dagster in this process, some of them interleaved, interrupted and executed again, with rollbacks
-in between. After each one, all new versions are replayed by a model that knows only what the assets returned.
+The actions are runs of Dagster in this process and rollbacks. Some runs are interleaved, interrupted or re-executed.
+After each step, a model that knows only the outputs of the assets verifies all new versions: tables of successful runs
+are visible, each row exists once, and no run changes rows of another.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ import dagster as dg
 import pytest
 
 from tests.conftest import SHOWN
-from tests.dagster_plugin.gestures_project import (
+from tests.dagster_plugin.random_project import (
     PARTITIONS,
     TABLES,
+    PausableThread,
     Project,
     Row,
     Run,
     Shape,
     Staging,
-    Turns,
 )
-from tests.dagster_plugin.quiet import QUIET
+from tests.dagster_plugin.run_config import QUIET
 from tests.lakes import Lakes, check_lake
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import InvalidInputError
@@ -33,7 +34,7 @@ from trinitylake_ops.format.definitions import IsolationLevel
 from trinitylake_ops.iceberg.catalog import catalog_at
 
 _JOBS: dict[str, dg.JobDefinition] = {}
-#: Dagster captures the output of a process by exchanging its files, which runs in threads would do to each other.
+#: Dagster captures output by redirecting the files of the process, so concurrent runs in threads would interfere.
 _NO_LOGS = {
     "compute_logs": {
         "module": "dagster._core.storage.noop_compute_log_manager",
@@ -43,13 +44,13 @@ _NO_LOGS = {
 _BY_TIME = {"daily", "daily formats", "hourly", "hourly formats", "weekly", "monthly"}
 
 
-def everything(root: str) -> dg.JobDefinition:
-    """Return the job of all assets of the project on a lakehouse, for runs that are executed again."""
+def all_assets_job(root: str) -> dg.JobDefinition:
+    """Return the job of all assets of the project on a lakehouse, for re-executions."""
     return _JOBS[root]
 
 
-def random_shape(chance: random.Random) -> Shape:
-    partitions = chance.choice([*PARTITIONS])
+def random_shape(rng: random.Random) -> Shape:
+    partitions = rng.choice([*PARTITIONS])
     modes = ["overwrite", "append", "upsert"]
     if partitions != "none":
         modes += ["overwrite_partition"] * 2
@@ -58,26 +59,26 @@ def random_shape(chance: random.Random) -> Shape:
         mappings.append("all")
     if partitions in _BY_TIME:
         mappings += ["previous", "self"]
-    mapping = chance.choice(mappings)
-    first, second = chance.choice(modes), chance.choice(modes)
+    mapping = rng.choice(mappings)
+    first, second = rng.choice(modes), rng.choice(modes)
     if mapping == "all" and second == "overwrite_partition":
         second = "overwrite"
     return Shape(
         partitions,
-        chance.choice(["own", "both", "both", "split", "first"]),
+        rng.choice(["own", "both", "both", "split", "first"]),
         mapping,
         (first, second),
-        is_serializable=chance.random() < 0.5,
-        has_check=chance.random() < 0.3,
-        has_retries=chance.random() < 0.5,
+        is_serializable=rng.random() < 0.5,
+        has_check=rng.random() < 0.3,
+        has_retries=rng.random() < 0.5,
     )
 
 
-class World:
-    """A project, the runs of it, and what each version must hold."""
+class Scenario:
+    """A project, its runs, and the expected content of each version."""
 
-    def __init__(self, project: Project, instance: dg.DagsterInstance, chance: random.Random):
-        self.project, self.instance, self.chance = project, instance, chance
+    def __init__(self, project: Project, instance: dg.DagsterInstance, rng: random.Random):
+        self.project, self.instance, self.rng = project, instance, rng
         self.lake = project.lake
         self.runs: list[Run] = []
         self.states: dict[int, dict[str, frozenset[Row]]] = {0: {table: frozenset() for table in TABLES}}
@@ -87,16 +88,16 @@ class World:
         if project.shape.partitions == "dynamic":
             instance.add_dynamic_partitions("parts", list(project.partitions.keys))
 
-    # The gestures.
+    # The actions
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return how many gestures of which outcome there were."""
+        """Return the number of actions by outcome."""
         green = sum(run.is_green for run in self.runs)
         rollbacks = sum(text.startswith("rollback") for text in self.log)
         return {
             "projects": 1,
-            "gestures": len(self.runs) + rollbacks,
+            "actions": len(self.runs) + rollbacks,
             "rollbacks": rollbacks,
             "green": green,
             "red": len(self.runs) - green,
@@ -105,23 +106,23 @@ class World:
         }
 
     def choose(self) -> list[Any]:
-        """Return the gestures of a step: one, or two that are interleaved."""
-        number = 2 if self.chance.random() < 0.4 else 1
-        return [self._gesture() for _ in range(number)]
+        """Return the actions of a step: one, or two that are interleaved."""
+        number = 2 if self.rng.random() < 0.4 else 1
+        return [self._action() for _ in range(number)]
 
-    def _gesture(self) -> Any:
-        again = [run for run in self.runs if run.run_id and run.is_ended]
-        kind = self.chance.random()
+    def _action(self) -> Any:
+        reexecution = [run for run in self.runs if run.run_id and run.is_ended]
+        kind = self.rng.random()
         if kind < 0.12 and len(self.states) > 2:
-            target = self.chance.choice([version for version in self.states if version])
+            target = self.rng.choice([version for version in self.states if version])
             return lambda: self._roll_back(target)
-        if kind < 0.45 and again:
-            parent = self.chance.choice(again[-3:])
+        if kind < 0.45 and reexecution:
+            parent = self.rng.choice(reexecution[-3:])
             run = Run(parent.keys, parent.selection, self._fault(), parent=parent)
-            is_resumed = not parent.is_green and self.chance.random() < 0.6
+            is_resumed = not parent.is_green and self.rng.random() < 0.6
             self.runs.append(run)
             return lambda: self._execute(run, is_resumed=is_resumed)
-        run = Run(self._keys(), self._selection(), self._fault(), check_fails=self.chance.random() < 0.15)
+        run = Run(self._keys(), self._selection(), self._fault(), check_fails=self.rng.random() < 0.15)
         self.runs.append(run)
         return lambda: self._execute(run)
 
@@ -129,31 +130,31 @@ class World:
         keys = self.project.partitions.keys
         if not keys:
             return (None,)
-        if "multi" not in self.project.shape.partitions and self.chance.random() < 0.2:
-            at = self.chance.randrange(len(keys) - 1)
-            return keys[at : at + 2]
-        return (self.chance.choice(keys),)
+        if "multi" not in self.project.shape.partitions and self.rng.random() < 0.2:
+            start = self.rng.randrange(len(keys) - 1)
+            return keys[start : start + 2]
+        return (self.rng.choice(keys),)
 
     def _selection(self) -> tuple[str, ...]:
         publishers = self.project.publishers
-        everything = ("shop/a", "shop/b", *publishers)
-        kind = self.chance.random()
+        all_assets_job = ("shop/a", "shop/b", *publishers)
+        kind = self.rng.random()
         if kind < 0.6:
-            return everything
+            return all_assets_job
         if kind < 0.7:
-            return (*everything, "report")
-        table = self.chance.choice(TABLES)
+            return (*all_assets_job, "report")
+        table = self.rng.choice(TABLES)
         publisher = self.project.publisher_of(table)
         if kind < 0.9 and publisher is not None:
             return (f"shop/{table}", publisher)
-        return tuple(key for key in everything if self.chance.random() < 0.5) or (f"shop/{table}",)
+        return tuple(key for key in all_assets_job if self.rng.random() < 0.5) or (f"shop/{table}",)
 
     def _fault(self) -> tuple[str, str] | None:
-        if self.chance.random() < 0.6:
+        if self.rng.random() < 0.6:
             return None
         tables = ["a+b"] if self.project.shape.layout == "both" else [*TABLES]
         points = [*TABLES, *(f"{when} {table}" for when in ("before", "after", "after") for table in tables)]
-        return self.chance.choice(points), self.chance.choice(["die", "fail"])
+        return self.rng.choice(points), self.rng.choice(["die", "fail"])
 
     def _roll_back(self, target: int) -> None:
         self.project.pause()
@@ -165,27 +166,27 @@ class World:
 
     def _execute(self, run: Run, *, is_resumed: bool = False) -> None:
         self.project.local.run = run
-        made = dg.build_reconstructable_job("tests.dagster_plugin.test_any_gestures", "everything", (self.lake.root,))
+        job = dg.build_reconstructable_job("tests.dagster_plugin.test_random_runs", "all_assets_job", (self.lake.root,))
         tags = self._tags(run)
         options: dict[str, Any] = {"asset_selection": [dg.AssetKey(key.split("/")) for key in run.selection]}
         if run.parent is not None:
             parent_id = run.parent.run_id
-            again = dg.ReexecutionOptions(parent_run_id=parent_id)
+            reexecution = dg.ReexecutionOptions(parent_run_id=parent_id)
             tags |= {"dagster/parent_run_id": parent_id, "dagster/root_run_id": self.chain(run)[-1].run_id}
             if is_resumed:
-                again = dg.ReexecutionOptions.from_failure(parent_id, self.instance)
+                reexecution = dg.ReexecutionOptions.from_failure(parent_id, self.instance)
                 tags["dagster/is_resume_retry"] = "true"
-            options = {"reexecution_options": again}
-        shown = f"{'resume' if is_resumed else 'run'} {run.selection} {run.keys} fault {run.fault}"
-        self.log.append(f"begins: {shown}")
+            options = {"reexecution_options": reexecution}
+        description = f"{'resume' if is_resumed else 'run'} {run.selection} {run.keys} fault {run.fault}"
+        self.log.append(f"begins: {description}")
         options |= {"run_config": QUIET, "tags": tags, "raise_on_error": False}
-        with dg.execute_job(made, self.instance, **options) as result:
+        with dg.execute_job(job, self.instance, **options) as result:
             run.run_id, run.is_green = result.run_id, result.success
             run.error = "; ".join(_failures(result))
         self.log.append(f"{run.run_id[:8]} ends: {'green' if run.is_green else run.error}")
 
     def _end_dead(self, run: Run) -> None:
-        """Report the failure of a run whose process died, as Dagster's monitoring of runs does."""
+        """Report the failure of a run whose process died, like Dagster's run monitoring."""
         dead = self.instance.get_run_by_id(run.run_id)
         assert dead is not None
         self.instance.report_run_failed(dead)
@@ -202,57 +203,58 @@ class World:
         return {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
 
     def step(self) -> None:
-        """Take one gesture, or two at the same time, and check what came of them."""
-        begun = len(self.runs)
+        """Run one action, or two interleaved actions, and verify the result."""
+        n_runs_before = len(self.runs)
         latest = self.lake.latest_version()
-        gestures = [Turns(act) for act in self.choose()]
-        for turns in gestures:
-            act = turns._act
-            turns._act = lambda act=act, turns=turns: (setattr(self.project.local, "turns", turns), act())
-        left = list(gestures)
-        while left:
-            turns = self.chance.choice(left)
-            turns.turn()
-            if turns.is_done:
-                left.remove(turns)
-                if turns.error is not None:
-                    raise turns.error
-        for run in self.runs[begun:]:
+        threads = [PausableThread(action, self.project.local) for action in self.choose()]
+        pending = list(threads)
+        while pending:
+            thread = self.rng.choice(pending)
+            thread.resume()
+            if thread.is_done:
+                pending.remove(thread)
+                if thread.error is not None:
+                    raise thread.error
+        for run in self.runs[n_runs_before:]:
             if run.is_dead:
                 self._end_dead(run)
             run.is_ended = True
-        self.check(self.runs[begun:], latest, is_alone=len(gestures) == 1)
+        self.check(self.runs[n_runs_before:], latest, is_alone=len(threads) == 1)
 
-    # The model.
+    # The model
 
     def actual(self, version: int) -> dict[str, frozenset[Row]]:
         snapshot = self.lake.snapshot(version)
         state: dict[str, frozenset[Row]] = {}
         for table in TABLES:
-            listed: list[Row] = []
+            rows: list[Row] = []
             if snapshot.has_namespace("shop") and snapshot.has_table("shop", table):
                 columns = self.project.partitions_of(table).columns
                 for row in catalog_at(self.lake, version).load_table(("shop", table)).scan().to_arrow().to_pylist():
                     values = tuple((column, row[column]) for column in columns)
                     read = tuple(int(token) for token in row["made_of"].split())
-                    listed.append(Row(values, row["key"], row["token"], read))
-            assert len({row.token for row in listed}) == len(listed), f"{table} has a row twice at version {version}"
-            state[table] = frozenset(listed)
+                    rows.append(Row(values, row["key"], row["token"], read))
+            assert len({row.token for row in rows}) == len(rows), f"{table} has a row twice at version {version}"
+            state[table] = frozenset(rows)
         return state
 
     def chain(self, run: Run | None) -> list[Run]:
-        found: list[Run] = []
+        chain: list[Run] = []
         while run is not None:
-            found.append(run)
+            chain.append(run)
             run = run.parent
-        return found
+        return chain
 
     def newest(self, run: Run, table: str) -> Staging | None:
-        """Return what the newest run of a chain made for a table."""
-        for one in self.chain(run):
-            made = [each for each in self.project.stagings if (each.run_id, each.table) == (one.run_id, table)]
-            if made:
-                return made[-1]
+        """Return the latest output for a table among a run and the runs that it re-executes."""
+        for attempt in self.chain(run):
+            stagings = [
+                staging
+                for staging in self.project.stagings
+                if (staging.run_id, staging.table) == (attempt.run_id, table)
+            ]
+            if stagings:
+                return stagings[-1]
         return None
 
     def run_of(self, run_id: str) -> Run:
@@ -291,8 +293,12 @@ class World:
             added = actual[table] - earlier[table]
             newest = self.newest(run, table)
             assert newest is not None
-            attempts = [one for one in self.project.stagings if (one.run_id, one.table) == (newest.run_id, table)]
-            staging = next((one for one in attempts if added == frozenset(one.rows)), None)
+            attempts = [
+                staging
+                for staging in self.project.stagings
+                if (staging.run_id, staging.table) == (newest.run_id, table)
+            ]
+            staging = next((staging for staging in attempts if added == frozenset(staging.rows)), None)
             assert staging is not None, f"{table} at {version}: not what was staged"
             assert staging.version is None, f"{table} was published by {staging.version} and {version}"
             assert earlier[table] - actual[table] == self._replaced(staging, earlier[table]), f"{table} at {version}"
@@ -305,29 +311,29 @@ class World:
     def _replaced(self, staging: Staging, earlier: frozenset[Row]) -> frozenset[Row]:
         shape = self.project.shape
         mode = shape.modes[TABLES.index(staging.table)]
-        own = {row.values for row in staging.rows}
+        values = {row.values for row in staging.rows}
         if mode == "overwrite":
             return earlier
         if mode == "overwrite_partition":
-            return frozenset(row for row in earlier if row.values in own)
+            return frozenset(row for row in earlier if row.values in values)
         if mode == "upsert":
             keys = {(row.values, row.key) for row in staging.rows}
             return frozenset(row for row in earlier if (row.values, row.key) in keys)
         return frozenset(self._superseded(staging)) & earlier
 
     def _superseded(self, staging: Staging) -> Sequence[Row]:
-        """Return the rows of an interrupted append that a repetition replaces."""
+        """Return the rows of an interrupted append that its repetition replaces."""
         publisher = self.project.publisher_of(staging.table) or f"shop/{staging.table}"
-        for at, run in enumerate(self.chain(self.run_of(staging.run_id))):
-            if at > 0 and publisher in self._materialized(run):
+        for start, run in enumerate(self.chain(self.run_of(staging.run_id))):
+            if start > 0 and publisher in self._materialized(run):
                 return ()
-            made = [
-                one
-                for one in self.project.stagings
-                if (one.run_id, one.table) == (run.run_id, staging.table) and one is not staging and one.version
+            stagings = [
+                other
+                for other in self.project.stagings
+                if (other.run_id, other.table) == (run.run_id, staging.table) and other is not staging and other.version
             ]
-            if made:
-                return made[-1].rows
+            if stagings:
+                return stagings[-1].rows
         return ()
 
     def _check_reads(self, staging: Staging, version: int, run: Run) -> None:
@@ -335,11 +341,11 @@ class World:
             return
         for token in staging.read | staging.read_self:
             source = self.by_token.get(token)
-            assert source is not None, f"version {version} is made of a row that no version has"
+            assert source is not None, f"version {version} was made from an unpublished row"
         if not self.project.shape.is_serializable:
             return
         expected = self._tokens(self.states[version]["a"], self._read_values(staging))
-        assert staging.read == expected, f"version {version} is made of other rows of a"
+        assert staging.read == expected, f"version {version} was made from other rows of a"
         if self.project.shape.mapping == "self":
             before = {self.project.partitions.before(str(key)) for key in staging.keys} - {None}
             values = {self.project.partitions.values(key) for key in before}
@@ -367,7 +373,7 @@ class World:
         }
 
     def _check_events(self, run: Run) -> None:
-        """Whatever a run reports as published, the version that it names has."""
+        """The versions in a run's materializations contain the reported tables."""
         for event in self._events(run, dg.DagsterEventType.ASSET_MATERIALIZATION):
             table = event.asset_key.path[-1]
             if event.asset_key.path[0] == "shop":
@@ -385,7 +391,9 @@ class World:
             is_visible = frozenset(staging.rows) <= self.states[self.lake.latest_version()][table]
             was_published_before = self._publisher(staging.version) != run.run_id
             if not is_visible and was_published_before and not self._is_replaced(staging, table):
-                assert undone or f"shop/{table}" not in self._executed(run), f"{table} was undone, and nothing says so"
+                assert undone or f"shop/{table}" not in self._executed(run), (
+                    f"{table} was undone, but no event reports that"
+                )
 
     def _publisher(self, version: int) -> str:
         """Return the run that committed a version."""
@@ -409,7 +417,7 @@ class World:
         return {f"shop/{table}" for table in TABLES if (self.project.publisher_of(table) or f"shop/{table}") in names}
 
     def _is_replaced(self, staging: Staging, table: str) -> bool:
-        """Whether a later publication, and no rollback, removed rows."""
+        """Whether a later publication, and not a rollback, removed rows."""
         assert staging.version is not None
         rows = frozenset(staging.rows)
         for version in range(staging.version + 1, self.lake.latest_version() + 1):
@@ -424,13 +432,13 @@ class World:
             for event in self._events(run, dg.DagsterEventType.ASSET_MATERIALIZATION)
             if "lakehouse_version" in event.metadata
         }
-        may_be_silent = run.is_dead or run.met.startswith("after")
+        may_be_silent = run.is_dead or run.fault_point.startswith("after")
         assert versions <= reported or may_be_silent, (
             f"red {run.run_id[:8]} committed {versions} and reported {reported}"
         )
 
     def _check_progress(self, run: Run) -> None:
-        """A run that is alone, complete and without faults is green, and one that nothing would publish is red."""
+        """An undisturbed and complete run succeeds, and a run without the publish asset of its tables fails."""
         project = self.project
         tables = [table for table in TABLES if f"shop/{table}" in run.selection]
         lacks_publisher = any((project.publisher_of(table) or "") not in ("", *run.selection) for table in tables)
@@ -441,11 +449,13 @@ class World:
         may_fail = run.check_fails and project.shape.has_check
         is_undisturbed = run.fault is None and "fault at" not in run.error and not run.is_dead and not may_fail
         if run.parent is None and is_whole and is_undisturbed and is_valid:
-            assert run.is_green, f"{run.run_id[:8]} is refused: {run.error}"
+            assert run.is_green, f"{run.run_id[:8]} failed: {run.error}"
         is_blocked = may_fail and "fault" not in run.error and not run.is_dead and run.parent is None
         if is_blocked and project.publisher_of("a"):
-            made = [one for one in project.stagings if one.run_id == run.run_id and one.table == "a"]
-            assert all(one.version is None for one in made), "a blocking check did not block"
+            stagings = [
+                staging for staging in project.stagings if staging.run_id == run.run_id and staging.table == "a"
+            ]
+            assert all(staging.version is None for staging in stagings), "a blocking check did not block"
 
 
 def _failures(result: Any) -> Iterator[str]:
@@ -455,35 +465,35 @@ def _failures(result: Any) -> Iterator[str]:
             yield f"{event.step_key}: {(error.cause or error).message.strip()}"
 
 
-def play(lake: Lakehouse, seed: int, monkeypatch: pytest.MonkeyPatch, steps: int = 8) -> World | None:
-    """Take random gestures. Returns None if the project is refused when its definitions load."""
-    chance = random.Random(seed)
-    shape = random_shape(chance)
+def play(lake: Lakehouse, seed: int, monkeypatch: pytest.MonkeyPatch, steps: int = 8) -> Scenario | None:
+    """Run random actions. Return None if the project is rejected when its definitions load."""
+    rng = random.Random(seed)
+    shape = random_shape(rng)
     if shape.is_serializable:
         lake.alter_definition(isolation_level=IsolationLevel.SERIALIZABLE)
     project = Project(shape, lake)
     try:
         _JOBS[lake.root] = project.definitions().resolve_job_def("everything")
     except InvalidInputError:
-        assert not project.partitions.is_valid, f"seed {seed}: {shape} is refused"
+        assert not project.partitions.is_valid, f"seed {seed}: {shape} is rejected"
         return None
     with dg.instance_for_test(overrides=_NO_LOGS) as instance, project.publishing(monkeypatch):
-        world = World(project, instance, chance)
+        scenario = Scenario(project, instance, rng)
         base = lake.latest_version()
-        world.states[base] = world.states[0]
+        scenario.states[base] = scenario.states[0]
         try:
             for _ in range(steps):
-                world.step()
+                scenario.step()
         except BaseException:
-            print(f"seed {seed}: {shape}", *world.log, sep="\n")
+            print(f"seed {seed}: {shape}", *scenario.log, sep="\n")
             raise
     del _JOBS[lake.root]
-    return world
+    return scenario
 
 
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 @pytest.mark.parametrize("seed", [11, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (21, 25))])
-def test_green_runs_are_visible(lakes: Lakes, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_successful_runs_are_visible(lakes: Lakes, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = lakes.local()
     assert play(lake, seed, monkeypatch, steps=6) is not None
     check_lake(lake)
@@ -492,13 +502,13 @@ def test_green_runs_are_visible(lakes: Lakes, seed: int, monkeypatch: pytest.Mon
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
-def test_many_gestures(
+def test_random_projects(
     lakes: Lakes, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     seed, n_projects = random.SystemRandom().randrange(1 << 32), 200
     counts: Counter[str] = Counter()
     for number in range(n_projects):
-        world = play(lakes.local(str(number)), seed + number, monkeypatch)
-        counts.update({"refused": 1} if world is None else world.counts)
+        scenario = play(lakes.local(str(number)), seed + number, monkeypatch)
+        counts.update({"refused": 1} if scenario is None else scenario.counts)
     record_property(SHOWN, ", ".join(f"{count} {name}" for name, count in counts.items()))
     assert counts["green"] > n_projects

@@ -1,4 +1,4 @@
-"""Who is let in, what a token may, which limits hold, and what no answer and no log tells."""
+"""Test authentication, scopes and limits, and that responses and logs contain no secrets."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from cryptography.x509.oid import NameOID
 from pyiceberg.exceptions import ForbiddenError, OAuthError, UnauthorizedError
 
 from tests.lakes import Lakes, allowing
-from tests.server.requests import TABLE, TABLES, commit_of, created, properties
-from tests.server.served import Reply, Served, serving, settings_for
+from tests.server.live_server import LiveServer, Reply, serving, settings_for
+from tests.server.request_bodies import TABLE, TABLES, commit_of, created, properties
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.iceberg import catalog_at
@@ -45,8 +45,8 @@ UNAUTHORIZED = (401, "NotAuthorizedException")
 READER, WRITER, OPERATOR, MIXED, OLD = ("reader-1x", "writer-2y", "operator-3z", "mixed-4w", "old-5v")
 
 
-def entry(token: str, name: str, **said: Any) -> dict[str, Any]:
-    return {"name": name, "sha256": hashlib.sha256(token.encode()).hexdigest(), **said}
+def entry(token: str, name: str, **access_lines: Any) -> dict[str, Any]:
+    return {"name": name, "sha256": hashlib.sha256(token.encode()).hexdigest(), **access_lines}
 
 
 ENTRIES = [
@@ -66,53 +66,53 @@ def tokens(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def guarded(lake: Lakehouse, tokens: Path) -> Iterator[Served]:
+def guarded(lake: Lakehouse, tokens: Path) -> Iterator[LiveServer]:
     """A server with tokens, whose lakehouse has ``ns.t`` and the namespaces ``own`` and ``other``."""
     catalog = catalog_at(lake)
     for name in ("ns", "own", "other"):
         catalog.create_namespace(name)
     with serving(settings_for(lake, tokens=tokens)) as served:
-        assert ask(served, OPERATOR, "POST", TABLES, created()).status == 200
+        assert request(served, OPERATOR, "POST", TABLES, created()).status == 200
         yield served
 
 
-def ask(served: Served, token: str, method: str, path: str, body: Any = None) -> Reply:
-    return served.ask(method, path, body, {"Authorization": f"Bearer {token}"})
+def request(served: LiveServer, token: str, method: str, path: str, body: Any = None) -> Reply:
+    return served.request(method, path, body, {"Authorization": f"Bearer {token}"})
 
 
-def test_nobody_is_let_in_without_a_token(guarded: Served) -> None:
+def test_requests_without_valid_token_are_rejected(guarded: LiveServer) -> None:
     for headers in (
         {},
         {"Authorization": "Bearer"},
         {"Authorization": "Basic cmVhZGVyOng="},
         {"Authorization": READER},
     ):
-        refused = guarded.ask("GET", "/v1/config", headers=headers)
+        refused = guarded.request("GET", "/v1/config", headers=headers)
         assert refused.error == UNAUTHORIZED
         assert refused.headers["www-authenticate"] == "Bearer"
-    assert ask(guarded, "nobody", "GET", "/v1/config").error == UNAUTHORIZED
-    assert ask(guarded, OLD, "GET", "/v1/config").error == UNAUTHORIZED
-    assert guarded.ask("GET", "/healthz").status == guarded.ask("GET", "/readyz").status == 200
+    assert request(guarded, "nobody", "GET", "/v1/config").error == UNAUTHORIZED
+    assert request(guarded, OLD, "GET", "/v1/config").error == UNAUTHORIZED
+    assert guarded.request("GET", "/healthz").status == guarded.request("GET", "/readyz").status == 200
     with pytest.raises(UnauthorizedError):
         guarded.catalog(token="nobody", **{"oauth2-server-uri": guarded.url})
     assert guarded.catalog(token=READER, **{"oauth2-server-uri": guarded.url}).list_tables("ns") == [("ns", "t")]
 
 
-def test_a_client_with_a_name_and_a_secret_hears_that_it_needs_a_token(guarded: Served, lake: Lakehouse) -> None:
-    """Clients that are given no token ask for one, as OAuth has it. So the answer is one of OAuth."""
+def test_oauth_client_credentials_are_rejected_with_oauth_error(guarded: LiveServer, lake: Lakehouse) -> None:
+    """Clients without a token request one as in OAuth, so the error is an OAuth error."""
     asked = b"grant_type=client_credentials&client_id=etl&client_secret=verysecret42"
     with serving(settings_for(lake)) as open_to_all:
         for served in (guarded, open_to_all):
-            answer = served.ask("POST", "/v1/oauth/tokens", asked)
-            assert (answer.status, answer.document["error"]) == (400, "unsupported_grant_type")
-            assert "verysecret42" not in answer.body.decode()
+            response = served.request("POST", "/v1/oauth/tokens", asked)
+            assert (response.status, response.document["error"]) == (400, "unsupported_grant_type")
+            assert "verysecret42" not in response.body.decode()
             given = {"credential": "etl:verysecret42", "oauth2-server-uri": f"{served.url}/v1/oauth/tokens"}
             with pytest.raises(OAuthError, match="unsupported_grant_type"):
                 served.catalog(**given)
-    assert guarded.ask("GET", "/v1/oauth/tokens").error == UNAUTHORIZED
+    assert guarded.request("GET", "/v1/oauth/tokens").error == UNAUTHORIZED
 
 
-def test_a_client_without_a_token_is_not_told_that_its_token_is_wrong(guarded: Served) -> None:
+def test_missing_token_is_not_reported_as_invalid(guarded: LiveServer) -> None:
     with pytest.raises(UnauthorizedError, match="missing"):
         guarded.catalog()
 
@@ -134,27 +134,27 @@ WRITES = [
 ]
 
 
-def test_a_reader_reads(guarded: Served, lake: Lakehouse) -> None:
+def test_reader_can_read_but_not_write(guarded: LiveServer, lake: Lakehouse) -> None:
     before = lake.latest_version()
     for path in ("/v1/config", "/v1/main/namespaces", TABLES, TABLE):
-        assert ask(guarded, READER, "GET", path).status == 200
+        assert request(guarded, READER, "GET", path).status == 200
     for method, path, body in WRITES:
-        assert ask(guarded, READER, method, path, body).error == FORBIDDEN
+        assert request(guarded, READER, method, path, body).error == FORBIDDEN
     assert lake.latest_version() == before
 
 
-def test_a_writer_writes_and_registers_nothing(guarded: Served, lake: Lakehouse) -> None:
+def test_writer_can_write_but_not_register(guarded: LiveServer, lake: Lakehouse) -> None:
     body = {"name": "r", "metadata-location": "file:///data/t/metadata/1.metadata.json"}
-    assert ask(guarded, WRITER, "POST", "/v1/main/namespaces/ns/register", body).error == FORBIDDEN
-    assert {ask(guarded, WRITER, *write).status for write in WRITES} == {200, 204}
+    assert request(guarded, WRITER, "POST", "/v1/main/namespaces/ns/register", body).error == FORBIDDEN
+    assert {request(guarded, WRITER, *write).status for write in WRITES} == {200, 204}
     (latest,) = lake.history(1)
     assert latest.properties["principal"] == "writer"
 
 
-def test_scopes_differ_by_namespace(guarded: Served, lake: Lakehouse) -> None:
-    assert ask(guarded, MIXED, "GET", "/v1/main/namespaces").document["namespaces"] == [["ns"], ["own"]]
-    assert ask(guarded, MIXED, "GET", TABLE).status == 200
-    assert ask(guarded, MIXED, "POST", "/v1/main/namespaces/own/tables", created("mine")).status == 200
+def test_scopes_apply_by_namespace(guarded: LiveServer, lake: Lakehouse) -> None:
+    assert request(guarded, MIXED, "GET", "/v1/main/namespaces").document["namespaces"] == [["ns"], ["own"]]
+    assert request(guarded, MIXED, "GET", TABLE).status == 200
+    assert request(guarded, MIXED, "POST", "/v1/main/namespaces/own/tables", created("mine")).status == 200
     before = lake.latest_version()
     refused = [
         ("POST", TABLES, created("u")),
@@ -181,40 +181,40 @@ def test_scopes_differ_by_namespace(guarded: Served, lake: Lakehouse) -> None:
         ),
     ]
     for method, path, body in refused:
-        assert ask(guarded, MIXED, method, path, body).status == 403, (method, path)
+        assert request(guarded, MIXED, method, path, body).status == 403, (method, path)
     assert lake.latest_version() == before
 
 
-def test_a_token_is_revoked_without_a_restart(guarded: Served, tokens: Path) -> None:
-    assert ask(guarded, READER, "GET", "/v1/config").status == 200
+def test_token_is_revoked_without_restart(guarded: LiveServer, tokens: Path) -> None:
+    assert request(guarded, READER, "GET", "/v1/config").status == 200
     tokens.write_text(yaml.safe_dump({"tokens": ENTRIES[1:]}))
-    assert ask(guarded, READER, "GET", "/v1/config").error == UNAUTHORIZED
-    assert ask(guarded, WRITER, "GET", "/v1/config").status == 200
+    assert request(guarded, READER, "GET", "/v1/config").error == UNAUTHORIZED
+    assert request(guarded, WRITER, "GET", "/v1/config").status == 200
     tokens.write_text("tokens: [")
-    assert ask(guarded, WRITER, "GET", "/v1/config").error == (503, "ServiceUnavailableException")
+    assert request(guarded, WRITER, "GET", "/v1/config").error == (503, "ServiceUnavailableException")
     tokens.unlink()
-    assert ask(guarded, WRITER, "GET", "/v1/config").error == (503, "ServiceUnavailableException")
+    assert request(guarded, WRITER, "GET", "/v1/config").error == (503, "ServiceUnavailableException")
     tokens.write_text(yaml.safe_dump({"tokens": ENTRIES}))
-    assert ask(guarded, READER, "GET", "/v1/config").status == 200
+    assert request(guarded, READER, "GET", "/v1/config").status == 200
 
 
-def test_a_right_is_withdrawn_in_a_file_of_the_same_size_and_time(guarded: Served, tokens: Path) -> None:
+def test_token_file_with_same_size_and_time_is_read_again(guarded: LiveServer, tokens: Path) -> None:
     status, text = tokens.stat(), tokens.read_text()
     digest = hashlib.sha256(READER.encode()).hexdigest()
-    assert ask(guarded, READER, "GET", "/v1/config").status == 200
+    assert request(guarded, READER, "GET", "/v1/config").status == 200
     tokens.write_text(text.replace(digest, "f" * 64))
     os.utime(tokens, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert (tokens.stat().st_size, tokens.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
-    assert ask(guarded, READER, "GET", "/v1/config").error == UNAUTHORIZED
+    assert request(guarded, READER, "GET", "/v1/config").error == UNAUTHORIZED
 
 
-def test_a_file_of_tokens_that_does_not_respond_stops_no_other_request(
-    guarded: Served, tokens: Path, monkeypatch: pytest.MonkeyPatch
+def test_unresponsive_token_file_does_not_block_other_requests(
+    guarded: LiveServer, tokens: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tokens.read_text()
     tokens.unlink()
     os.mkfifo(tokens)
-    assert ask(guarded, READER, "GET", "/v1/config").error == (503, "ServiceUnavailableException")
+    assert request(guarded, READER, "GET", "/v1/config").error == (503, "ServiceUnavailableException")
     tokens.unlink()
     tokens.write_text(text)
     released = threading.Event()
@@ -222,15 +222,15 @@ def test_a_file_of_tokens_that_does_not_respond_stops_no_other_request(
     monkeypatch.setattr(server_tokens, "read_yaml", lambda *args: released.wait(60) and read(*args))
     monkeypatch.setattr(server_tokens, "_READ_SECONDS", 0.1)
     try:
-        assert ask(guarded, READER, "GET", "/v1/config").error == (503, "ServiceUnavailableException")
-        assert guarded.ask("GET", "/healthz").status == 200
+        assert request(guarded, READER, "GET", "/v1/config").error == (503, "ServiceUnavailableException")
+        assert guarded.request("GET", "/healthz").status == 200
     finally:
         released.set()
     monkeypatch.undo()
-    assert ask(guarded, READER, "GET", "/v1/config").status == 200
+    assert request(guarded, READER, "GET", "/v1/config").status == 200
 
 
-def test_lakehouses_that_a_token_may_not_see(lakes: Lakes, tmp_path: Path) -> None:
+def test_hidden_lakehouses_are_not_listed(lakes: Lakes, tmp_path: Path) -> None:
     north, south = lakes.local("north"), lakes.local("south")
     path = tmp_path / "tokens.yaml"
     path.write_text(yaml.safe_dump({"tokens": [entry(WRITER, "writer", scope="write", lakehouses=["north"])]}))
@@ -238,9 +238,9 @@ def test_lakehouses_that_a_token_may_not_see(lakes: Lakes, tmp_path: Path) -> No
         lake.root.split("/")[-2]: LakehouseSettings(lake.root, lake.storage_options) for lake in (north, south)
     }
     with serving(settings_for(north, lakehouses=lakehouses, tokens=path)) as served:
-        assert ask(served, WRITER, "GET", "/v1/config?warehouse=north").status == 200
-        assert ask(served, WRITER, "GET", "/v1/config?warehouse=south").error == FORBIDDEN
-        assert ask(served, WRITER, "POST", "/v1/south.main/namespaces", {"namespace": ["x"]}).error == FORBIDDEN
+        assert request(served, WRITER, "GET", "/v1/config?warehouse=north").status == 200
+        assert request(served, WRITER, "GET", "/v1/config?warehouse=south").error == FORBIDDEN
+        assert request(served, WRITER, "POST", "/v1/south.main/namespaces", {"namespace": ["x"]}).error == FORBIDDEN
     assert south.snapshot().namespaces() == []
 
 
@@ -267,7 +267,7 @@ def test_lakehouses_that_a_token_may_not_see(lakes: Lakes, tmp_path: Path) -> No
     ],
     ids=range(17),
 )
-def test_files_of_tokens_that_make_no_sense(tmp_path: Path, text: str) -> None:
+def test_invalid_token_files_are_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens.yaml"
     path.write_text(text)
     with pytest.raises(InvalidInputError) as caught:
@@ -279,58 +279,60 @@ NAMELESS = ("no", "on", "2026_11", "0123", "null", "1.10", "12:30:00")
 
 
 @pytest.mark.parametrize("name", NAMELESS)
-def test_a_restriction_of_what_yaml_takes_for_no_text_is_refused(tmp_path: Path, name: str) -> None:
-    """It would hold for another namespace, such as ``False``."""
+def test_restriction_of_name_that_yaml_does_not_read_as_text_is_rejected(tmp_path: Path, name: str) -> None:
+    """It would apply to another namespace, such as ``False``."""
     path = tmp_path / "tokens.yaml"
-    said = f"tokens: [{{name: a, sha256: '{'a' * 64}', scope: read, namespaces: {{{{}}: none}}}}]"
-    path.write_text(said.replace("{}", name))
+    access_lines = f"tokens: [{{name: a, sha256: '{'a' * 64}', scope: read, namespaces: {{{{}}: none}}}}]"
+    path.write_text(access_lines.replace("{}", name))
     with pytest.raises(InvalidInputError):
         Tokens(path)
-    path.write_text(said.replace("{}", f"'{name}'"))
+    path.write_text(access_lines.replace("{}", f"'{name}'"))
     (principal,) = Tokens(path).principals()
     assert not principal.may(Scope.READ, name)
 
 
-def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_yaml_key_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "tokens.yaml"
     path.write_text(f"tokens:\n- name: a\n  sha256: {'a' * 64}\n  namespaces: {{s: none}}\n  namespaces: {{t: none}}\n")
     with pytest.raises(InvalidInputError):
         Tokens(path)
 
 
-def test_metrics_and_the_page_are_for_who_may_read_everything(lake: Lakehouse, tmp_path: Path) -> None:
+def test_metrics_and_status_page_require_access_to_everything(lake: Lakehouse, tmp_path: Path) -> None:
     path = tmp_path / "tokens.yaml"
     restricted = entry(MIXED, "mixed", scope="read", namespaces={"secret": "none"})
     path.write_text(yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read"), restricted]}))
     with serving(settings_for(lake, tokens=path)) as served:
         for place in ("/metrics", "/"):
-            assert ask(served, READER, "GET", place).status == 200
-            assert ask(served, MIXED, "GET", place).error == FORBIDDEN
+            assert request(served, READER, "GET", place).status == 200
+            assert request(served, MIXED, "GET", place).error == FORBIDDEN
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "CONNECT"])
-def test_what_is_only_read_takes_no_other_method(served: Served, method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_read_only_paths_reject_other_methods(
+    served: LiveServer, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
     for place in ("/healthz", "/readyz", "/metrics", "/v1/config"):
-        assert served.ask(method, place, None).status in (404, 405)
+        assert served.request(method, place, None).status in (404, 405)
     assert "Exception in ASGI" not in caplog.text
 
 
-def test_a_time_of_expiry_in_yaml_is_understood(tmp_path: Path) -> None:
+def test_yaml_timestamp_is_accepted_as_expiry(tmp_path: Path) -> None:
     path = tmp_path / "tokens.yaml"
     soon = datetime.now(UTC) + timedelta(hours=1)
     path.write_text(yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read", expires=soon)]}))
     assert asyncio.run(Tokens(path).principal(f"bearer {READER}")).expires == soon
 
 
-def test_without_tokens_this_machine_reads_only(lake: Lakehouse) -> None:
+def test_server_without_tokens_is_local_and_read_only(lake: Lakehouse) -> None:
     with serving(settings_for(lake, anonymous_writes=False)) as served:
         with pytest.raises(ForbiddenError, match=r"anonymous .*--anonymous-writes"):
             served.catalog().create_namespace("ns")
         assert served.catalog().list_namespaces() == []
-        assert served.ask("GET", "/v1/config", headers={"Authorization": "Bearer None"}).status == 200
+        assert served.request("GET", "/v1/config", headers={"Authorization": "Bearer None"}).status == 200
 
 
-def test_pages_in_a_browser_are_not_answered(served: Served) -> None:
+def test_requests_from_web_pages_are_rejected(served: LiveServer) -> None:
     for headers in (
         {"Origin": "http://evil.example"},
         {"Host": "evil.example:8181"},
@@ -340,21 +342,21 @@ def test_pages_in_a_browser_are_not_answered(served: Served) -> None:
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
     ):
-        assert served.ask("GET", "/v1/config", headers=headers).error == FORBIDDEN
+        assert served.request("GET", "/v1/config", headers=headers).error == FORBIDDEN
     for host in ("localhost:8181", "127.0.0.1", "[::1]:8181", "[::1]"):
-        assert served.ask("GET", "/v1/config", headers={"Host": host}).status == 200
+        assert served.request("GET", "/v1/config", headers={"Host": host}).status == 200
 
 
-def test_settings_that_let_strangers_in_are_refused(tmp_path: Path) -> None:
+def test_unsafe_settings_are_rejected(tmp_path: Path) -> None:
     file, plain = tmp_path / "file", ServerSettings({})
-    for refused, told in (
+    for refused, message in (
         (replace(plain, host="0.0.0.0"), "--tokens"),
         (replace(plain, host="lake.example", anonymous_writes=True), "--tokens"),
         (replace(plain, host="::", tokens=file), "--behind-proxy"),
         (replace(plain, tokens=file, anonymous_writes=True), "token file"),
         (replace(plain, tls_key=file), "both"),
     ):
-        with pytest.raises(InvalidInputError, match=told):
+        with pytest.raises(InvalidInputError, match=message):
             refused.check()
     replace(plain, host="0.0.0.0", tokens=file, behind_proxy=True).check()
     replace(plain, host="0.0.0.0", tokens=file, tls_certificate=file, tls_key=file).check()
@@ -367,14 +369,14 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)
-    made = (
+    certificate_builder = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
         .sign(key, hashes.SHA256())
     )
-    (folder / "certificate.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "certificate.pem").write_bytes(certificate_builder.public_bytes(serialization.Encoding.PEM))
     (folder / "key.pem").write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
@@ -400,17 +402,17 @@ def test_tls(lake: Lakehouse, tokens: Path, tmp_path: Path) -> None:
         serve(settings)
 
 
-def test_bodies_pages_and_queries_have_limits(lake: Lakehouse) -> None:
+def test_bodies_pages_and_queries_are_limited(lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         for number in range(5):
             txn.create_namespace(f"n{number}")
     with serving(settings_for(lake, limits=Limits(body_bytes=2_000, page_names=2))) as served:
         large = {"namespace": ["x"], "properties": {"a": "b" * 3_000}}
-        assert served.ask("POST", "/v1/main/namespaces", large).error == (413, "BadRequestException")
-        assert served.ask("POST", "/v1/main/namespaces", headers={"Content-Length": "x"}).status == 400
-        page = served.ask("GET", "/v1/main/namespaces?pageToken=&pageSize=100").document
+        assert served.request("POST", "/v1/main/namespaces", large).error == (413, "BadRequestException")
+        assert served.request("POST", "/v1/main/namespaces", headers={"Content-Length": "x"}).status == 400
+        page = served.request("GET", "/v1/main/namespaces?pageToken=&pageSize=100").document
         assert len(page["namespaces"]) == 2
-        assert served.ask("GET", f"/v1/config?warehouse={'x' * 20_000}").error[0] == 400
+        assert served.request("GET", f"/v1/config?warehouse={'x' * 20_000}").error[0] == 400
         chunks = b"POST /v1/main/namespaces HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as connection:
             connection.sendall(chunks + b"7d0\r\n" + b"x" * 2_000 + b"\r\n" + b"10\r\n" + b"x" * 16 + b"\r\n0\r\n\r\n")
@@ -418,77 +420,80 @@ def test_bodies_pages_and_queries_have_limits(lake: Lakehouse) -> None:
     assert lake.snapshot().namespaces() == [f"n{number}" for number in range(5)]
 
 
-def test_a_body_of_too_many_values_is_not_parsed(served: Served) -> None:
-    """Two bytes of a body become an object of fifty or more."""
+def test_body_with_too_many_values_is_not_parsed(served: LiveServer) -> None:
+    """Two bytes of a body can become an object of fifty bytes or more."""
     for many in (b"[" * 600_000 + b"]" * 600_000, b"[" + b"{}," * 600_000 + b"0]"):
-        answer = served.ask("POST", "/v1/main/namespaces", b'{"namespace": ["a"], "x": ' + many + b"}")
-        assert answer.error == (413, "BadRequestException")
+        response = served.request("POST", "/v1/main/namespaces", b'{"namespace": ["a"], "x": ' + many + b"}")
+        assert response.error == (413, "BadRequestException")
 
 
-def test_a_commit_of_too_many_parts_is_not_begun(served: Served, lake: Lakehouse) -> None:
+def test_commit_with_too_many_parts_is_rejected(served: LiveServer, lake: Lakehouse) -> None:
     before = lake.latest_version()
     requirement = {"type": "assert-last-assigned-field-id", "last-assigned-field-id": 1}
     for body in (
         commit_of(*[properties(a="1")] * 1_001),
         commit_of(properties(a="1"), requirements=(requirement,) * 1_001),
     ):
-        assert served.ask("POST", TABLE, body).error == (400, "BadRequestException")
+        assert served.request("POST", TABLE, body).error == (400, "BadRequestException")
     assert lake.latest_version() == before
 
 
-def test_a_request_that_takes_too_long_goes_on(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_that_times_out_is_completed(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(settings_for(lake, limits=Limits(seconds=0.2, threads=1))) as served:
         assert served.application is not None
-        own = served.application.warehouses.served[0].lake
-        begin = own.transaction
+        server_lake = served.application.warehouses.served[0].lake
+        begin = server_lake.transaction
         reader, writer = os.pipe()
 
-        def slowly(*arguments: Any, **named: Any) -> Any:
+        def slowly(*arguments: Any, **keywords: Any) -> Any:
             os.read(reader, 1)
-            return begin(*arguments, **named)
+            return begin(*arguments, **keywords)
 
-        monkeypatch.setattr(own, "transaction", slowly)
-        late = served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]})
+        monkeypatch.setattr(server_lake, "transaction", slowly)
+        late = served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]})
         assert late.error == (504, "CommitStateUnknownException")
-        waiting = served.ask("POST", "/v1/main/namespaces", {"namespace": ["other"]})
-        assert waiting.error == (503, "ServiceUnavailableException")  # the only thread is taken, so it did not begin
-        assert served.ask("GET", "/v1/main/namespaces").status == 200  # reads have other threads
+        waiting = served.request("POST", "/v1/main/namespaces", {"namespace": ["other"]})
+        assert waiting.error == (
+            503,
+            "ServiceUnavailableException",
+        )  # the only thread is busy, so the request did not start
+        assert served.request("GET", "/v1/main/namespaces").status == 200  # reads use other threads
         os.write(writer, b"x")
-    assert lake.snapshot().namespaces() == ["ns"]  # the server has waited for it
+    assert lake.snapshot().namespaces() == ["ns"]  # the server completed the change
     os.close(reader)
     os.close(writer)
 
 
-def test_too_many_requests_are_told_to_come_back(lake: Lakehouse) -> None:
+def test_too_many_requests_get_retry_after(lake: Lakehouse) -> None:
     with serving(settings_for(lake, limits=Limits(threads=1, waiting=-1))) as served:
-        busy = served.ask("GET", "/v1/main/namespaces")
+        busy = served.request("GET", "/v1/main/namespaces")
         assert busy.error == (503, "ServiceUnavailableException")
         assert busy.headers["retry-after"] == "1"
 
 
-def test_tables_are_registered_where_the_operator_allows_it(lakes: Lakes, tmp_path: Path) -> None:
+def test_tables_are_registered_below_allowed_roots_only(lakes: Lakes, tmp_path: Path) -> None:
     lake, other = lakes.local(), lakes.local("other")
     for one in (lake, other):
         catalog_at(one).create_namespace("ns")
-    theirs = catalog_at(other).create_table("ns.t", catalog_schema())
-    body = {"name": "r", "metadata-location": theirs.metadata_location}
+    external_table = catalog_at(other).create_table("ns.t", catalog_schema())
+    body = {"name": "r", "metadata-location": external_table.metadata_location}
     path = "/v1/main/namespaces/ns/register"
     secret = tmp_path / "secret.json"
     secret.write_text('{"password": "verysecret42"}')
     with serving(settings_for(lake)) as served:
         before = lake.latest_version()
-        assert served.ask("POST", path, body).error == FORBIDDEN
+        assert served.request("POST", path, body).error == FORBIDDEN
         for place in (f"file://{secret}", "file:///etc/passwd", "s3://bucket/t.metadata.json", "relative.json", ""):
-            refused = served.ask("POST", path, {**body, "metadata-location": place})
+            refused = served.request("POST", path, {**body, "metadata-location": place})
             assert refused.status in (400, 403, 503), place
             assert b"verysecret42" not in refused.body
         assert lake.latest_version() == before
     allowed = allowing(lake, Path(other.root.removeprefix("file://").rstrip("/")))
     with serving(settings_for(allowed)) as served:
-        registered = served.ask("POST", path, body)
-        assert registered.document["metadata-location"] == theirs.metadata_location
-        assert served.ask("POST", path, body).error == (409, "AlreadyExistsException")
-        assert served.ask("POST", path, {**body, "overwrite": True}).status == 200
+        registered = served.request("POST", path, body)
+        assert registered.document["metadata-location"] == external_table.metadata_location
+        assert served.request("POST", path, body).error == (409, "AlreadyExistsException")
+        assert served.request("POST", path, {**body, "overwrite": True}).status == 200
     assert lake.snapshot().table("ns", "r").table_type == "EXTERNAL"
 
 
@@ -498,36 +503,36 @@ def catalog_schema() -> Any:
     return pa.schema([("id", pa.int64())])
 
 
-def test_no_secret_is_logged(lake: Lakehouse, tokens: Path) -> None:
-    """Tokens, storage credentials and bodies stand in no line of the log. Each line is one JSON object."""
+def test_secrets_are_not_logged(lake: Lakehouse, tokens: Path) -> None:
+    """Tokens, storage credentials and bodies never appear in the log. Each line is one JSON object."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
     handler.setFormatter(JsonFormatter(redact_assignments))
-    ours = logging.getLogger("trinitylake_ops")
-    level = ours.level
-    ours.addHandler(handler)
-    ours.setLevel(logging.DEBUG)
+    package_logger = logging.getLogger("trinitylake_ops")
+    level = package_logger.level
+    package_logger.addHandler(handler)
+    package_logger.setLevel(logging.DEBUG)
     try:
         options = StorageOptions({**lake.storage_options, "s3.secret_access_key": "verysecret42"})
         with serving(settings_for(Lakehouse(lake.storage, options), tokens=tokens)) as served:
-            ask(
+            request(
                 served,
                 WRITER,
                 "POST",
                 "/v1/main/namespaces",
                 {"namespace": ["ns"], "properties": {"user.password": "hidden43"}},
             )
-            ask(served, "wrong-token-44", "GET", "/v1/config?token=inquery45")
-            ask(served, WRITER, "GET", "/v1/main/namespaces/a%0Ab%1b[2J")
-            ask(served, WRITER, "GET", "/v1/main/namespaces/verysecret42")
+            request(served, "wrong-token-44", "GET", "/v1/config?token=inquery45")
+            request(served, WRITER, "GET", "/v1/main/namespaces/a%0Ab%1b[2J")
+            request(served, WRITER, "GET", "/v1/main/namespaces/verysecret42")
     finally:
-        ours.removeHandler(handler)
-        ours.setLevel(level)
+        package_logger.removeHandler(handler)
+        package_logger.setLevel(level)
     lines = [json.loads(line) for line in text.getvalue().splitlines()]
-    said = [line for line in lines if "status" in line]
-    assert [line["status"] for line in said] == [200, 401, 400, 404]
-    assert said[0].items() >= {"principal": "writer", "method": "POST", "path": "/v1/main/namespaces"}.items()
-    assert all(line["request"] and line["milliseconds"] >= 0 for line in said)
+    access_lines = [line for line in lines if "status" in line]
+    assert [line["status"] for line in access_lines] == [200, 401, 400, 404]
+    assert access_lines[0].items() >= {"principal": "writer", "method": "POST", "path": "/v1/main/namespaces"}.items()
+    assert all(line["request"] and line["milliseconds"] >= 0 for line in access_lines)
     for secret in (WRITER, "hidden43", "wrong-token-44", "inquery45"):
         assert secret not in text.getvalue()
-    assert "verysecret42" not in said[3]["detail"]
+    assert "verysecret42" not in access_lines[3]["detail"]

@@ -1,7 +1,7 @@
-"""Random Dagster projects of two tables on one lakehouse, whose rows say what they were made of."""
+"""Random Dagster projects of two tables on one lakehouse. Each row records the rows that it was made from."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -51,8 +51,8 @@ class Partitions:
         return tuple(zip(self.columns, key.split("|") if len(self.columns) > 1 else [key], strict=True))
 
     def before(self, key: str) -> str | None:
-        at = self.definition.get_partition_keys().index(key)
-        return self.definition.get_partition_keys()[at - 1] if at else None
+        start = self.definition.get_partition_keys().index(key)
+        return self.definition.get_partition_keys()[start - 1] if start else None
 
 
 def _by_time(definition: Any, first: int = 0, **options: Any) -> Partitions:
@@ -83,7 +83,7 @@ PARTITIONS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: a token of its own, and the tokens of the rows that it was made of."""
+    """A row of a table: a unique token, and the tokens of the rows that it was made from."""
 
     values: Values
     key: int
@@ -93,7 +93,7 @@ class Row:
 
 @dataclass(eq=False)
 class Staging:
-    """What one execution of an asset returned. ``read`` are tokens of table a, and ``read_self`` those of table b."""
+    """The output of one execution of an asset. ``read`` are tokens of table a, and ``read_self`` those of table b."""
 
     run_id: str
     table: str
@@ -106,12 +106,12 @@ class Staging:
 
 @dataclass(eq=False)
 class Run:
-    """A run that a gesture starts: its partitions, and what goes wrong at which point."""
+    """A run with its partitions, and a fault to inject at a named point."""
 
     keys: tuple[str | None, ...] = (None,)
     selection: tuple[str, ...] = ()
     fault: tuple[str, str] | None = None
-    met: str = ""
+    fault_point: str = ""
     check_fails: bool = False
     run_id: str = ""
     parent: "Run | None" = None
@@ -121,12 +121,12 @@ class Run:
     is_green: bool = False
 
 
-class Turns(threading.Thread):
-    """A gesture in a thread of its own, which runs only while it has its turn."""
+class PausableThread(threading.Thread):
+    """A thread that runs an action step by step, and only while it is resumed."""
 
-    def __init__(self, act: Any):
+    def __init__(self, action: Callable[[], object], local: threading.local):
         super().__init__(daemon=True)
-        self._act = act
+        self._action, self._local = action, local
         self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self.is_done = False
         self.error: BaseException | None = None
@@ -134,13 +134,14 @@ class Turns(threading.Thread):
     def run(self) -> None:
         self._go.acquire()
         try:
-            self._act()
-        except BaseException as error:  # noqa: BLE001 - the thread that gives turns raises it
+            self._local.thread = self
+            self._action()
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that resumes this one
             self.error = error
         self.is_done = True
         self._paused.release()
 
-    def turn(self) -> None:
+    def resume(self) -> None:
         """Continue until the next pause."""
         if not self.is_alive() and not self.is_done:
             self.start()
@@ -148,19 +149,19 @@ class Turns(threading.Thread):
         self._paused.acquire()
 
     def pause(self) -> None:
-        """Let the others run until the next turn."""
+        """Let other threads run until this one is resumed."""
         self._paused.release()
         self._go.acquire()
 
     def end(self) -> None:
-        """Never continue, as a process that was killed: no code of Dagster or of the plugin runs after this."""
+        """Never continue, like a process that was killed: no code of Dagster or of the plugin runs after this."""
         self.is_done = True
         self.pause()
 
 
 @dataclass(eq=False)
 class Shape:
-    """What is chosen at random for a project."""
+    """The randomly chosen properties of a project."""
 
     partitions: str
     layout: str  # own, both, split, first
@@ -173,7 +174,7 @@ class Shape:
 
 @dataclass(eq=False)
 class Project:
-    """The assets of a shape, which record what they return and pause where other runs can come between."""
+    """The assets of a shape. They record their outputs, and pause where other runs can be interleaved."""
 
     shape: Shape
     lake: Lakehouse
@@ -203,32 +204,34 @@ class Project:
         return PARTITIONS["none"] if table == "b" and self.shape.mapping == "all" else self.partitions
 
     def pause(self) -> None:
-        turns: Turns | None = getattr(self.local, "turns", None)
-        if turns is not None:
-            turns.pause()
+        thread: PausableThread | None = getattr(self.local, "thread", None)
+        if thread is not None:
+            thread.pause()
 
     def point(self, name: str) -> None:
-        """Pause at a point of a run, and meet the fault that is chosen for it, once."""
+        """Pause at a named point of a run, and raise the run's fault if it is meant for this point."""
         run: Run = self.local.run
         self.pause()
         if run.fault is not None and run.fault[0] == name:
-            kind, run.fault, run.met = run.fault[1], None, name
+            kind, run.fault, run.fault_point = run.fault[1], None, name
             self.faults += 1
             if kind == "die":
                 run.is_dead = True
-                self.local.turns.end()
+                self.local.thread.end()
             raise OSError(f"fault at {name}")
 
-    def compute(self, table: str, context: Any, read: pa.Table | None = None, own: pa.Table | None = None) -> pa.Table:
+    def compute(
+        self, table: str, context: Any, read: pa.Table | None = None, previous: pa.Table | None = None
+    ) -> pa.Table:
         run: Run = self.local.run
         run.run_id = context.run.run_id
         self.point(table)
         keys = run.keys if self.partitions_of(table).definition is not None else (None,)
-        tokens, own_tokens = _tokens(read), _tokens(own)
-        listed = tuple(sorted(tokens | own_tokens))
+        tokens, own_tokens = _tokens(read), _tokens(previous)
+        input_tokens = tuple(sorted(tokens | own_tokens))
         partitions = self.partitions_of(table)
         rows = [
-            Row(partitions.values(key), number, next(self.numbers), listed)
+            Row(partitions.values(key), number, next(self.numbers), input_tokens)
             for key in keys
             for number in ((1, 2) if table == "a" else (1,))
         ]
@@ -244,7 +247,7 @@ class Project:
     def assets(self) -> list[Any]:
         shape = self.shape
         retries = dg.RetryPolicy(max_retries=1) if shape.has_retries else None
-        made: dict[str, dg.AssetsDefinition] = {}
+        table_assets: dict[str, dg.AssetsDefinition] = {}
         for table, mode in zip(TABLES, shape.modes, strict=True):
             partitions = self.partitions_of(table)
             stored = stored_as(
@@ -260,11 +263,11 @@ class Project:
                 "metadata": stored,
                 "retry_policy": retries,
             }
-            made[table] = self._a(options) if table == "a" else self._b(options)
+            table_assets[table] = self._a(options) if table == "a" else self._b(options)
         publishers = [
             build_publish_asset(
                 key=name.split("/"),
-                tables={table: made[table] for table in tables},
+                tables={table: table_assets[table] for table in tables},
                 partitions_def=self.partitions_of(tables[0]).definition,
                 names=LAKE,
                 retry_policy=retries,
@@ -277,7 +280,7 @@ class Project:
             self.reported.append((context.run.run_id, _tokens(b)))
             return b.num_rows
 
-        return [*made.values(), *publishers, report]
+        return [*table_assets.values(), *publishers, report]
 
     def _a(self, options: dict[str, Any]) -> dg.AssetsDefinition:
         @dg.asset(**options)
@@ -288,18 +291,18 @@ class Project:
 
     def _b(self, options: dict[str, Any]) -> dg.AssetsDefinition:
         mapping = BACK_AND_OWN if self.shape.mapping == "previous" else None
-        of_a = dg.AssetIn(["shop", "a"], partition_mapping=mapping)
+        input_a = dg.AssetIn(["shop", "a"], partition_mapping=mapping)
         if self.shape.mapping != "self":
 
-            @dg.asset(**options, ins={"a": of_a})
+            @dg.asset(**options, ins={"a": input_a})
             def b(context: dg.AssetExecutionContext, a: pa.Table) -> pa.Table:
                 return self.compute("b", context, a)
 
             return b
 
-        @dg.asset(**options, ins={"a": of_a, "own": dg.AssetIn(["shop", "b"], partition_mapping=BACK)})
-        def b_of_itself(context: dg.AssetExecutionContext, a: pa.Table, own: pa.Table) -> pa.Table:
-            return self.compute("b", context, a, own)
+        @dg.asset(**options, ins={"a": input_a, "own": dg.AssetIn(["shop", "b"], partition_mapping=BACK)})
+        def b_of_itself(context: dg.AssetExecutionContext, a: pa.Table, previous: pa.Table) -> pa.Table:
+            return self.compute("b", context, a, previous)
 
         return b_of_itself
 
@@ -324,10 +327,10 @@ class Project:
 
     @contextmanager
     def publishing(self, monkeypatch: Any) -> Iterator[None]:
-        """Let runs pause, and faults happen, right before and after each commit of a publication.
+        """Pause runs and inject faults immediately before and after each commit of a publication.
 
-        Each run has its own process in a deployment, so that it does not get the partitions of a time window that
-        Dagster cached for another run: the cache takes the two hours of a repeated hour for one.
+        In a deployment, each run has its own process and does not see partitions of a time window that Dagster cached
+        for another run. The cache treats the two hours of a repeated hour as one.
         """
         from trinitylake_ops.dagster_plugin import publish_step
 

@@ -1,0 +1,166 @@
+"""Test commits on the version that the server just committed: they skip the query for the latest version safely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.clock import TickingClock
+from tests.server.live_server import LiveServer
+from tests.server.request_bodies import COMMIT, TABLE, TABLES, commit_of, created, new_key, properties
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.storage import process_clock
+from trinitylake_ops.transaction import lakehouse as lakehouse_module
+
+ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[TickingClock]:
+    """Let a commit take some milliseconds, so that its version is taken for the latest one for some requests."""
+    clock = TickingClock(0.001)
+    with process_clock.using(clock):
+        yield clock
+
+
+@pytest.fixture
+def server_lake(served: LiveServer) -> Lakehouse:
+    """The lakehouse as opened by the server, with a table that the server has changed."""
+    assert served.application is not None
+    server_lake = served.application.warehouses.served[0].lake
+    assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
+    for name in ("t", "u"):
+        assert served.request("POST", TABLES, created(name)).status == 200
+    assert served.request("POST", TABLE, commit_of(properties(a="0"))).status == 200
+    return server_lake
+
+
+@pytest.fixture
+def external_lake(server_lake: Lakehouse) -> Lakehouse:
+    """The same lakehouse, as opened by another process."""
+    return Lakehouse(server_lake.storage)
+
+
+def count_queries(server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows with each query for the latest version at the start of a transaction."""
+    questions: list[int] = []
+    latest_snapshot = lakehouse_module.latest_snapshot
+
+    def counting(*arguments: Any) -> Any:
+        questions.append(1)
+        return latest_snapshot(*arguments)
+
+    monkeypatch.setattr(lakehouse_module, "latest_snapshot", counting)
+    return questions
+
+
+def test_commit_on_own_latest_version_skips_query(
+    served: LiveServer, server_lake: Lakehouse, clock: TickingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions, before = count_queries(server_lake, monkeypatch), server_lake.latest_version()
+    for value in "12":
+        assert served.request("POST", TABLE, commit_of(properties(a=value))).status == 200
+    changes = [commit_of(properties(b="1")), commit_of(properties(b="1"), name="u")]
+    assert served.request("POST", COMMIT, {"table-changes": changes}).status == 204
+    assert questions == []
+    assert server_lake.latest_version() == before + 3
+    clock.advance(1)
+    assert served.request("POST", TABLE, commit_of(properties(a="3"))).status == 200
+    assert questions == [1], "the time window is over"
+
+
+def test_other_requests_query_latest_version(
+    served: LiveServer, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = count_queries(server_lake, monkeypatch)
+    assert served.request("POST", TABLE, commit_of(properties(a="1")), {"Idempotency-Key": new_key()}).status == 200
+    assert len(questions) > 0, "an idempotency key is searched in all versions up to the latest"
+
+
+def _changes_table(external_lake: Lakehouse) -> None:
+    with catalog_at(external_lake).load_table("ns.t").transaction() as change:
+        change.set_properties(a="1", external_lake="1")
+
+
+def _appends(external_lake: Lakehouse) -> None:
+    catalog_at(external_lake).load_table("ns.t").append(ROWS)
+
+
+def _changes_another(external_lake: Lakehouse) -> None:
+    catalog_at(external_lake).load_table("ns.u").append(ROWS)
+
+
+@pytest.mark.parametrize("change", [_changes_table, _appends, _changes_another])
+def test_external_commit_is_detected(
+    served: LiveServer, server_lake: Lakehouse, external_lake: Lakehouse, change: Callable[[Lakehouse], None]
+) -> None:
+    change(external_lake)
+    before = external_lake.latest_version()
+    assert served.request("POST", TABLE, commit_of(properties(a="0", b="2"))).status == 200
+    assert external_lake.latest_version() == before + 1
+    now = catalog_at(Lakehouse(server_lake.storage)).load_table("ns.t")
+    expected = {"a": "0", "b": "2", **({"other": "1"} if change is _changes_table else {})}
+    assert now.properties.items() >= expected.items()
+    assert now.scan().to_arrow().num_rows == (2 if change is _appends else 0)
+    just_committed = server_lake.just_committed()
+    assert just_committed is not None
+    assert just_committed.version == before + 1
+
+
+def test_requirement_satisfied_by_latest_version_only(
+    served: LiveServer, server_lake: Lakehouse, external_lake: Lakehouse
+) -> None:
+    catalog_at(external_lake).load_table("ns.t").append(ROWS)
+    snapshot = catalog_at(external_lake).load_table("ns.t").metadata.current_snapshot_id
+    requirement = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": snapshot}
+    assert served.request("POST", TABLE, commit_of(properties(a="1"), requirements=(requirement,))).status == 200
+    former = {**requirement, "snapshot-id": None}
+    refused = served.request("POST", TABLE, commit_of(properties(a="2"), requirements=(former,)))
+    assert refused.error == (409, "CommitFailedException")
+
+
+def test_table_created_or_dropped_by_another_process(
+    served: LiveServer, server_lake: Lakehouse, external_lake: Lakehouse
+) -> None:
+    catalog_at(external_lake).create_table("ns.new", ROWS.schema)
+    assert served.request("POST", f"{TABLES}/new", commit_of(properties(a="1"), name="new")).status == 200
+    catalog_at(external_lake).drop_table("ns.t")
+    assert served.request("POST", TABLE, commit_of(properties(a="1"))).error == (404, "NoSuchTableException")
+
+
+def test_change_without_effect_except_on_latest_version(
+    served: LiveServer, server_lake: Lakehouse, external_lake: Lakehouse
+) -> None:
+    _changes_table(external_lake)
+    response = served.request("POST", TABLE, commit_of(properties(a="0")))
+    assert response.document["metadata"]["properties"].items() >= {"a": "0", "other": "1"}.items()
+    assert catalog_at(Lakehouse(server_lake.storage)).load_table("ns.t").properties["a"] == "0"
+
+
+def test_known_later_version_is_not_assumed_missing(
+    served: LiveServer, server_lake: Lakehouse, external_lake: Lakehouse
+) -> None:
+    assert server_lake.just_committed() is not None
+    _changes_another(external_lake)
+    assert served.request("GET", TABLE).status == 200
+    assert server_lake.just_committed() is None
+
+
+def test_concurrent_changes_of_one_table_are_queued(served: LiveServer, server_lake: Lakehouse) -> None:
+    """Without the queue of the table, all but one would conflict each time, some of them too often."""
+    before = server_lake.latest_version()
+
+    def change(number: int) -> int:
+        return served.request("POST", TABLE, commit_of(properties(**{f"k{number}": "1"}))).status
+
+    with ThreadPoolExecutor(12) as threads:
+        assert set(threads.map(change, range(36))) == {200}
+    assert server_lake.latest_version() == before + 36
+    metrics = served.request("GET", "/metrics").body.decode()
+    lost = [queue for queue in metrics.splitlines() if queue.startswith("trinitylake_lost_attempts_total")]
+    assert [queue.rpartition(" ")[2] for queue in lost] in ([], ["0.0"])
