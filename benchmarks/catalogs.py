@@ -1,4 +1,4 @@
-"""Commits of tables through the pyiceberg catalog, beside pyiceberg's own catalog on SQLite, in one run by turns.
+"""Commits of tables with our pyiceberg catalog and with pyiceberg's SQLite catalog, alternately in one run.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.catalogs``; it writes ``benchmarks/results/catalogs.md``.
 Both catalogs hold as many tables and do the same through the same calls of pyiceberg. Each is measured twice: where a
@@ -40,7 +40,7 @@ _ROWS = pa.table({"id": [1, 2, 3]})
 _numbers = itertools.count()
 
 Work = Callable[[Table], object]
-#: A work, a catalog, its seconds, and those of CPU.
+#: Operation, catalog, seconds, and CPU seconds.
 Compared = tuple[str, str, Spread, Spread]
 
 
@@ -49,16 +49,16 @@ def set_property(one: Table) -> object:
     return one.transaction().set_properties(stamp=str(next(_numbers))).commit_transaction()
 
 
-#: What is measured. Each begins with a table that was loaded before.
+#: The measured operations, on a table that was loaded before.
 WORKS: Mapping[str, Work] = {
     "commit a property": set_property,
     "append three rows": lambda one: one.append(_ROWS),
     "load the table, append three rows": lambda one: one.catalog.load_table(one.name()).append(_ROWS),
 }
-#: What each catalog does so often at its turn: then it finds the processor's caches as it left them.
+#: Operations that each catalog repeats in its turn, so that the processor caches are warm.
 N_IN_A_ROW = 20
 IN_A_ROW: Mapping[str, Work] = {f"commit a property, each of {N_IN_A_ROW} in a row": set_property}
-#: What is measured on a slow storage only.
+#: Operations that are measured only on a slow storage.
 SLOW_WORKS: Mapping[str, Work] = {
     **WORKS,
     "overwrite all rows": lambda one: one.overwrite(_ROWS),
@@ -68,7 +68,7 @@ SLOW_WORKS: Mapping[str, Work] = {
 
 
 class SyncedFileIO(PyArrowFileIO):
-    """pyiceberg's FileIO, whose files are on the device when they are closed, as those of our local storage."""
+    """pyiceberg's FileIO, with files that are synced when they are closed, as in our local storage."""
 
     def new_output(self, location: str) -> OutputFile:
         """Return a file to write."""
@@ -83,7 +83,7 @@ class _SyncedFile(PyArrowFile):
 
 
 class _SyncedStream:
-    """A stream of Arrow's; its close waits for the device."""
+    """An Arrow stream that syncs when it is closed."""
 
     def __init__(self, inner: Any, path: str):
         self._inner = inner
@@ -101,7 +101,7 @@ class _SyncedStream:
         self.close()
 
     def close(self) -> None:
-        """Close the file and wait until it and its name are on the device."""
+        """Close the file, and sync it and its folder."""
         if self._inner.closed:
             return
         self._inner.close()
@@ -112,7 +112,7 @@ class _SyncedStream:
 
 
 def ours(folder: Path, *, synced: bool) -> Catalog:
-    """Return a catalog of a lakehouse with tables, all made by one commit."""
+    """Return a catalog of a lakehouse whose tables were created by one commit."""
     lake = Lakehouse.create(str(folder), {"fsync": "false"})
     with lake.transaction() as txn:
         _fill(catalog_for(txn, lake.storage_options))
@@ -158,7 +158,7 @@ def contestants(folder: Path) -> dict[str, Catalog]:
 
 
 def compare(catalogs: Mapping[str, Catalog]) -> Iterator[Compared]:
-    """Yield for each work and catalog its seconds, and its seconds of CPU, measured by turns."""
+    """Yield the seconds and CPU seconds of each operation and catalog, measured alternately."""
     for number, (work, call) in enumerate({**WORKS, **IN_A_ROW}.items()):
         n_times = N_IN_A_ROW if work in IN_A_ROW else 1
         tables = {name: catalog.load_table(f"ns.t{number}") for name, catalog in catalogs.items()}
@@ -175,7 +175,7 @@ def compare(catalogs: Mapping[str, Catalog]) -> Iterator[Compared]:
 
 
 def _times(call: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds that a call takes, and those of CPU in all threads."""
+    """Return the seconds of a call, and its CPU seconds in all threads."""
     walls: list[float] = []
     cpu = cpu_seconds(lambda: walls.append(seconds(call)))
     return walls[0], cpu
@@ -183,7 +183,7 @@ def _times(call: Callable[[], object]) -> tuple[float, float]:
 
 @contextmanager
 def slow_table() -> Iterator[tuple[MeteredStorage, Table]]:
-    """Give a table on a storage that takes long for each request, and the meter of that storage."""
+    """Yield a table on a slow storage, and the meter of that storage."""
     root = "memory://catalogs/"
     drop_memory_root(root)
     catalog = catalog_at(Lakehouse.create(root, storage=MemoryStorage(root)))
@@ -200,7 +200,7 @@ def _fill_one(catalog: Catalog) -> None:
 
 
 def slow() -> Iterator[tuple[str, RequestCounts, float]]:
-    """Yield for each work its requests and its seconds on a storage with 20 ms a request; what is beside is not."""
+    """Yield the requests and seconds of each operation with 20 ms latency, without background work."""
     for work, call in SLOW_WORKS.items():
         with slow_table() as (meter, one):
             times = []
@@ -241,7 +241,7 @@ def report(compared: Sequence[Compared], slowed: Sequence[tuple[str, RequestCoun
 
 
 def _ratios(compared: Sequence[Compared]) -> list[list[object]]:
-    """Return a row for each work and each catalog of ours, with its ratios to all of SQLite."""
+    """Return a row for each operation and catalog of ours, with its ratios to the SQLite catalogs."""
     medians = {(work, name): wall.median for work, name, wall, _ in compared}
     rivals = list(dict.fromkeys(name for _, name, _, _ in compared if name.startswith("SQLite")))
     return [

@@ -1,4 +1,4 @@
-"""A proxy that delays what a server sends back, as a service that is not on this machine does.
+"""A proxy that delays the responses of a server, to simulate a remote service.
 
 ``python -m benchmarks.delay HOST:PORT SECONDS`` prints the port at which it listens, and forwards until it is stopped.
 """
@@ -34,7 +34,7 @@ def delayed(endpoint: str, seconds: float) -> Iterator[str]:
 
 
 async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
-    """Pass bytes on until the connection ends. All are delayed alike, so their order stays."""
+    """Forward bytes until the connection ends. All are delayed equally, so their order does not change."""
     loop = asyncio.get_running_loop()
     while data := await reader.read(_CHUNK_BYTES):
         if delay_s:

@@ -1,4 +1,4 @@
-"""Lakehouses for benchmarks: filled by a transaction, or with a tree of any size and definitions that are made up."""
+"""Lakehouses for benchmarks: filled by a transaction, or bulk-loaded with synthetic definitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinitylake_ops.tree.search import scan
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: What a request takes, of a storage with waits like a server's.
+#: Latency of a request to a simulated server.
 REQUEST_SECONDS = 0.020
 
 _DEFINITION = TableDef(id="00000000-0000-4000-8000-000000000000").to_bytes()
@@ -41,12 +41,12 @@ def name(number: int) -> str:
 
 
 def changed() -> TableDef:
-    """Return a definition of a table that differs from all others."""
+    """Return a unique definition of a table."""
     return TableDef(properties={"stamp": str(random.random())})
 
 
 def change_tables(lake: Lakehouse, tables: Iterable[int]) -> None:
-    """Begin, change tables and commit."""
+    """Change tables in one commit."""
     with lake.transaction() as txn:
         for number in tables:
             txn.alter_table("ns", name(number), changed())
@@ -83,7 +83,7 @@ def deferred_background_work() -> Iterator[None]:
 
 
 class MadeUpDefinitions(StorageWrapper):
-    """Gives every table definition that nobody wrote the same content: a million files are not needed to measure."""
+    """Returns the same content for all missing table definitions, so that a million files need not be written."""
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         try:
@@ -95,7 +95,7 @@ class MadeUpDefinitions(StorageWrapper):
 
 
 class Later(StorageWrapper):
-    """The storage as it is some years later: no version is protected for its youth."""
+    """A storage whose clock is some years ahead, so that no version is protected because of its age."""
 
     def __init__(self, inner: Storage, years: int = 1):
         super().__init__(inner)
@@ -106,7 +106,7 @@ class Later(StorageWrapper):
 
 
 class SlowStorage(StorageWrapper):
-    """Every request takes so many seconds more, by default 20 ms; 32 are sent at once, as to a server."""
+    """Adds latency to each request, by default 20 ms. Up to 32 requests are sent in parallel, as to a server."""
 
     def __init__(self, inner: Storage, seconds: float = REQUEST_SECONDS):
         super().__init__(inner)
@@ -136,9 +136,12 @@ class SlowStorage(StorageWrapper):
 
 
 def loaded(storage: Storage, n_tables: int, **settings: str) -> Lakehouse:
-    """Create a lakehouse with ``n_tables`` tables in one namespace, its tree by a bulk load.
+    """Create a lakehouse and bulk-load tables into one namespace.
 
-    ``storage`` has to make their definitions up; what ``settings`` leave out takes defaults.
+    Args:
+        storage: A storage that returns synthetic definitions (``MadeUpDefinitions``).
+        n_tables: Number of tables.
+        settings: Settings of the lakehouse that differ from the defaults.
     """
     lake = Lakehouse.create(storage.root, storage=storage, **settings)
     with lake.transaction() as txn:
@@ -149,7 +152,7 @@ def loaded(storage: Storage, n_tables: int, **settings: str) -> Lakehouse:
 
 @dataclass(frozen=True)
 class _Load:
-    """All tables in one commit."""
+    """A commit that adds all tables."""
 
     n_tables: int
 
@@ -162,7 +165,7 @@ class _Load:
         return Draft(system, info, EditedTree(tree, files), {}, base.definition)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        raise AssertionError("nobody else commits")
+        raise AssertionError("there are no other commits")
 
 
 def _entries(base: Snapshot, n_tables: int) -> Iterator[tuple[str, str]]:

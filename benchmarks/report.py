@@ -1,4 +1,4 @@
-"""What all benchmarks share: medians with mean and p99, tables in Markdown, and plots."""
+"""Shared by all benchmarks: medians, means and p99, Markdown tables and plots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ mpl.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, mean and p99, the value that 99 of 100 do not exceed."""
+    """Median, mean and 99th percentile."""
 
     median: float
     mean: float
@@ -35,12 +35,12 @@ class Spread:
         )
 
     def cells(self, scale: float = 1, digits: int = 2) -> list[str]:
-        """Return the three as cells of a table."""
+        """Return the three values as cells of a table."""
         return [f"{value * scale:.{digits}f}" for value in (self.median, self.mean, self.p99)]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a Markdown table, its first column to the left and the others to the right."""
+    """Return the lines of a Markdown table. Align the first column left and the others right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return [f"| {' | '.join(map(str, cells))} |" for cells in lines]
 
@@ -60,7 +60,7 @@ def plot(
     height: float = 3.4,
     folder: Path = RESULTS,
 ) -> str:
-    """Draw charts side by side, each so many inches wide, to ``results/NAME.png``; returns the line that shows them."""
+    """Draw charts side by side into ``results/NAME.png``, and return the Markdown line that shows them."""
     figure = Figure(figsize=(width * n_axes, height), layout="constrained")
     draw([figure.add_subplot(1, n_axes, number + 1) for number in range(n_axes)])
     figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})
@@ -68,7 +68,7 @@ def plot(
 
 
 def by_tables(axes: Axes, title: str, lines: Mapping[str, Mapping[int, float]], bound: float | None = None) -> None:
-    """Draw lines over the number of tables, and a bound to keep below; names of many lines stand beside them."""
+    """Plot lines by number of tables, with an upper bound. Put a long legend next to the plot."""
     for label, points in lines.items():
         style = "o--" if label.startswith("predicted") else "o-"
         axes.plot(list(points), list(points.values()), style, label=label, markersize=3.5)
@@ -82,7 +82,7 @@ def by_tables(axes: Axes, title: str, lines: Mapping[str, Mapping[int, float]], 
 
 
 def by_writers(axes: Sequence[Axes], label: str, lines: Mapping[str, Mapping[str, Mapping[int, float]]]) -> None:
-    """Draw a chart for each title: lines over the number of writers, which ``label`` names."""
+    """Plot one chart for each title: lines by number of writers, with the label of the axis."""
     for each, (title, cases) in zip(axes, lines.items(), strict=True):
         for case, points in cases.items():
             each.plot(list(points), list(points.values()), "o-", label=case, markersize=3.5)
@@ -93,14 +93,14 @@ def by_writers(axes: Sequence[Axes], label: str, lines: Mapping[str, Mapping[str
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long a call takes."""
+    """Return the duration of a call in seconds."""
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """Return the CPU time a call takes in all threads."""
+    """Return the CPU time of a call in all threads, in seconds."""
     begun = time.process_time()
     work()
     return time.process_time() - begun

@@ -1,8 +1,8 @@
-"""Requests, sequential rounds and bytes of the engine's work at several sizes, which depend on no machine.
+"""Requests, sequential round trips and bytes of operations at several sizes. They do not depend on the machine.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.request_counts``; it writes
-``benchmarks/results/request_counts.md`` and the plots that it shows. *Cold* is a process that has read nothing yet,
-*warm* one that has just done the same. A round is a request, or several in parallel, that others wait for.
+``benchmarks/results/request_counts.md`` and its plots. *Cold* is a process that has read nothing, *warm* one that has
+just done the same. A round trip consists of one request or of several parallel requests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trinitylake_ops.versions.history import diff_snapshots
 
 TABLE_COUNTS = (100, 7_000, 16_000, 50_000, 100_000, 1_000_000)
 N_COMMITS = 2_000
-# Before those that are measured, until buffers are as full as they get: commits of several tables, then of one.
+# Commits before the measured ones, until buffers are full: first of several tables, then of one.
 N_SETTLING = 1_000
 N_SETTLING_TABLES = 20
 N_DIFFS = 300
@@ -47,7 +47,7 @@ MOST_NODES, MOST_NODES_IN_ONE, MOST_KILOBYTES = 0.5, 16, 110
 
 
 class NodeRequests(StorageWrapper):
-    """Notes the nodes below roots that are read and created."""
+    """Records the nodes below the root that are read and created."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -66,7 +66,7 @@ class NodeRequests(StorageWrapper):
 
 
 class ManyVersions(StorageWrapper):
-    """Shows the one root there is under all versions up to ``LATEST``."""
+    """Returns the only root for all versions up to ``LATEST``."""
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         return self.inner.read(self._shown(path), offset=offset, length=length, limit_bytes=limit_bytes)
@@ -77,13 +77,13 @@ class ManyVersions(StorageWrapper):
     def _shown(self, path: str) -> str:
         version = parse_root_path(path)
         if version is not None and version > LATEST:
-            raise FileMissingError("there is no such version", path=path)
+            raise FileMissingError("no such version", path=path)
         return path if version is None else root_path(0)
 
 
 @dataclass(frozen=True)
 class AtSize:
-    """All figures at one number of tables; sequences have an entry for each commit or diff."""
+    """All measurements at one number of tables. Sequences have one entry for each commit or diff."""
 
     shape: TreeShape
     forecast: TreeForecast
@@ -98,19 +98,19 @@ class AtSize:
 
 @dataclass(frozen=True)
 class Commits:
-    """What commits of one table took after their begin."""
+    """The cost of commits of one table, without their begin."""
 
     counts: Sequence[RequestCounts]
     nodes: Sequence[int]
 
     @property
     def kilobytes(self) -> list[float]:
-        """How much each commit wrote."""
+        """Kilobytes that each commit wrote."""
         return [counts.bytes_written / 1000 for counts in self.counts]
 
     @property
     def rounds(self) -> list[int]:
-        """The sequential rounds of each commit."""
+        """Sequential round trips of each commit."""
         return [counts.rounds for counts in self.counts]
 
 
@@ -119,7 +119,7 @@ COMMIT_COLUMNS = (
     *("rounds: median", "mean", "p99", "most"),
 )
 
-#: What is measured at each size: the work, and whether it was done before.
+#: The operations that are measured at each size, and whether they are warm.
 WORKS: Mapping[str, tuple[Callable[[Lakehouse], object], bool]] = {
     "open by Lakehouse.open and begin, cold": (
         lambda lake: Lakehouse.open(lake.root, storage=lake.storage).snapshot().definition,
@@ -137,7 +137,7 @@ WORKS: Mapping[str, tuple[Callable[[Lakehouse], object], bool]] = {
 
 
 def measured(storage: Storage, work: Callable[[Lakehouse], object], *, is_warm: bool) -> RequestCounts:
-    """Count what a piece of work asks of the storage."""
+    """Count the requests of an operation."""
     background.drain()  # the hint of the last commit
     meter = MeteredStorage(storage)
     lake = Lakehouse(meter, cache="private")
@@ -149,7 +149,7 @@ def measured(storage: Storage, work: Callable[[Lakehouse], object], *, is_warm: 
 
 
 def at_size(n_tables: int) -> AtSize:
-    """Measure at one number of tables: a bulk load, commits until buffers are full, then single ones."""
+    """Measure at one number of tables: after a bulk load, and commits until buffers are full."""
     storage = MadeUpDefinitions(MemoryStorage(f"memory://requests-{n_tables}/"))
     loaded(storage, n_tables)
     written = NodeRequests(storage)
@@ -171,7 +171,7 @@ def at_size(n_tables: int) -> AtSize:
     both = [create_or_drop(number, generator.randrange(n_tables)) for number in range(N_COMMITS)]
     creations_and_drops = commits(lake, meter, written, both)
     lake.alter_definition(properties={"stamp": "new"})
-    found = AtSize(
+    result = AtSize(
         shape=shape,
         forecast=forecast_tree(snapshot.definition, n_tables, fill=FILL),
         works=works,
@@ -183,16 +183,16 @@ def at_size(n_tables: int) -> AtSize:
         diff_rounds=[n_rounds for _, n_rounds in diffs],
     )
     drop_memory_root(storage.root)
-    return found
+    return result
 
 
 def change(table: int) -> Callable[[Transaction], object]:
-    """Return the change of a table."""
+    """Return a change of a table."""
     return lambda txn: txn.alter_table("ns", name(table), changed())
 
 
 def create_or_drop(number: int, table: int) -> Callable[[Transaction], object]:
-    """Return the creation of a table between others, or by turns the drop of a random one, if it is there still."""
+    """Return a change that creates a table or, for every other number, drops a table if it exists."""
 
     def work(txn: Transaction) -> None:
         if number % 2 or not txn.has_table("ns", name(table)):
@@ -206,7 +206,7 @@ def create_or_drop(number: int, table: int) -> Callable[[Transaction], object]:
 def commits(
     lake: Lakehouse, meter: MeteredStorage, written: NodeRequests, works: Iterable[Callable[[Transaction], object]]
 ) -> Commits:
-    """Do pieces of work in a commit each; returns what they take after their begin."""
+    """Commit each change separately, and return the cost of the commits."""
     counts, nodes = [], []
     for work in works:
         with deferred_background_work(), lake.transaction() as txn, meter.measure() as measurement:
@@ -219,20 +219,20 @@ def commits(
 
 
 def diff_reads(storage: Storage, version: int) -> tuple[int, int]:
-    """Return how many nodes, and in how many rounds, a diff of a version and the one before reads, their roots read."""
+    """Return the number of nodes and round trips of a diff of a version and its predecessor, without their roots."""
     nodes = NodeRequests(storage)
     meter = MeteredStorage(nodes)
     lake = Lakehouse(meter, cache="off")
     before, after = lake.snapshot(version - 1), lake.snapshot(version)
-    assert before.definition == after.definition  # read before what is measured
+    assert before.definition == after.definition  # read before the measurement
     with meter.measure() as measurement:
         assert diff_snapshots(before, after)
     return len(nodes.read_paths), measurement.counts.rounds
 
 
 def find_latest_rounds() -> dict[str, int]:
-    """Return the rounds it takes to find version ``LATEST`` by different hints."""
-    found = {}
+    """Return the round trips needed to find version ``LATEST``, by kind of hint."""
+    result = {}
     storage = MemoryStorage("memory://find-latest/")
     Lakehouse.create(storage.root, storage=storage)
     background.drain()  # its hint must not come after those that are tried
@@ -242,57 +242,57 @@ def find_latest_rounds() -> dict[str, int]:
         if hint is not None:
             storage.write(HINT_PATH, str(hint).encode())
         assert Lakehouse(many).latest_version() == LATEST
-        found[case] = measured(many, lambda lake: lake.latest_version(), is_warm=False).rounds
+        result[case] = measured(many, lambda lake: lake.latest_version(), is_warm=False).rounds
     drop_memory_root(storage.root)
-    return found
+    return result
 
 
 def asked(counts: RequestCounts) -> str:
-    """Return a cell: requests, and rounds in parentheses."""
+    """Format a table cell: requests, and round trips in parentheses."""
     return f"{counts.total} ({counts.rounds})"
 
 
 def commit_rows(sizes: Mapping[int, AtSize], chosen: Callable[[AtSize], Commits]) -> list[list[object]]:
-    """Return what single-table commits write and wait for."""
+    """Return the table rows of single-table commits."""
     return [
         [
             f"{n_tables:,}",
-            *Spread.of(chosen(found).nodes).cells(),
-            max(chosen(found).nodes),
-            *Spread.of(chosen(found).kilobytes).cells(digits=1),
-            *Spread.of(chosen(found).rounds).cells(digits=1),
-            max(chosen(found).rounds),
+            *Spread.of(chosen(result).nodes).cells(),
+            max(chosen(result).nodes),
+            *Spread.of(chosen(result).kilobytes).cells(digits=1),
+            *Spread.of(chosen(result).rounds).cells(digits=1),
+            max(chosen(result).rounds),
         ]
-        for n_tables, found in sizes.items()
+        for n_tables, result in sizes.items()
     ]
 
 
 def diff_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
-    """Return what diffs of neighbors read."""
+    """Return the table rows of diffs of neighboring versions."""
     return [
         [
             f"{n_tables:,}",
-            found.shape.height + 1,
-            *Spread.of(found.diff_node_reads).cells(digits=1),
-            max(found.diff_node_reads),
-            max(found.diff_rounds),
+            result.shape.height + 1,
+            *Spread.of(result.diff_node_reads).cells(digits=1),
+            max(result.diff_node_reads),
+            max(result.diff_rounds),
         ]
-        for n_tables, found in sizes.items()
+        for n_tables, result in sizes.items()
     ]
 
 
 def forecast_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
-    """Return what was predicted beside what was measured, in pairs."""
+    """Return the table rows with predicted and measured values."""
     rows: list[list[object]] = []
-    for n_tables, found in sizes.items():
-        forecast, shape = found.forecast, found.shape
-        written = Spread.of(found.changes.kilobytes).mean
+    for n_tables, result in sizes.items():
+        forecast, shape = result.forecast, result.shape
+        written = Spread.of(result.changes.kilobytes).mean
         rows.append(
             [
                 f"{n_tables:,}",
                 f"{forecast.height} / {shape.height}",
                 f"{forecast.nodes:,} / {shape.nodes:,}",
-                f"{forecast.nodes_per_commit:.2f} / {Spread.of(found.changes.nodes).mean:.2f}",
+                f"{forecast.nodes_per_commit:.2f} / {Spread.of(result.changes.nodes).mean:.2f}",
                 f"{forecast.bytes_per_commit / 1000:.1f} / {written:.1f}",
                 f"{forecast.write_amplification:.0f} / {1000 * written / forecast.message_bytes:.0f}",
             ]
@@ -301,23 +301,23 @@ def forecast_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
 
 
 def draw_commits(axes: Sequence[Axes], sizes: Mapping[int, AtSize]) -> None:
-    """Draw what commits write over the number of tables, and how it spreads."""
+    """Plot the bytes and nodes that commits write by number of tables, and their distribution."""
     bytes_axes, nodes_axes, spread_axes = axes
-    spreads = {n_tables: Spread.of(found.changes.kilobytes) for n_tables, found in sizes.items()}
+    spreads = {n_tables: Spread.of(result.changes.kilobytes) for n_tables, result in sizes.items()}
     lines = {
         "mean": {n_tables: spread.mean for n_tables, spread in spreads.items()},
         "p99": {n_tables: spread.p99 for n_tables, spread in spreads.items()},
-        "predicted mean": {n_tables: found.forecast.bytes_per_commit / 1000 for n_tables, found in sizes.items()},
+        "predicted mean": {n_tables: result.forecast.bytes_per_commit / 1000 for n_tables, result in sizes.items()},
     }
     by_tables(bytes_axes, "kB written per commit of one table", lines, MOST_KILOBYTES)
     lines = {
-        "mean": {n_tables: Spread.of(found.changes.nodes).mean for n_tables, found in sizes.items()},
-        "predicted mean": {n_tables: found.forecast.nodes_per_commit for n_tables, found in sizes.items()},
+        "mean": {n_tables: Spread.of(result.changes.nodes).mean for n_tables, result in sizes.items()},
+        "predicted mean": {n_tables: result.forecast.nodes_per_commit for n_tables, result in sizes.items()},
     }
     by_tables(nodes_axes, "nodes written per commit of one table", lines, MOST_NODES)
-    for n_tables, found in sizes.items():
+    for n_tables, result in sizes.items():
         spread_axes.plot(
-            sorted(found.changes.kilobytes), [100 * k / N_COMMITS for k in range(N_COMMITS)], label=f"{n_tables:,}"
+            sorted(result.changes.kilobytes), [100 * k / N_COMMITS for k in range(N_COMMITS)], label=f"{n_tables:,}"
         )
     spread_axes.set_xlabel("kB")
     spread_axes.set_title("% of commits that write at most so much")
@@ -325,9 +325,9 @@ def draw_commits(axes: Sequence[Axes], sizes: Mapping[int, AtSize]) -> None:
 
 
 def draw_rounds(axes: Axes, sizes: Mapping[int, AtSize]) -> None:
-    """Draw sequential rounds over the number of tables."""
-    lines = {work: {n_tables: float(found.works[work].rounds) for n_tables, found in sizes.items()} for work in WORKS}
-    lines["commit, warm"] = {n_tables: Spread.of(found.warm.rounds).median for n_tables, found in sizes.items()}
+    """Plot round trips by number of tables."""
+    lines = {work: {n_tables: float(result.works[work].rounds) for n_tables, result in sizes.items()} for work in WORKS}
+    lines["commit, warm"] = {n_tables: Spread.of(result.warm.rounds).median for n_tables, result in sizes.items()}
     by_tables(axes, "sequential rounds", lines)
 
 
@@ -338,8 +338,8 @@ def main() -> None:
         sizes[n_tables] = at_size(n_tables)
         print(f"{n_tables:,} tables done", flush=True)
     latest = find_latest_rounds()
-    works = [[work, *(asked(found.works[work]) for found in sizes.values())] for work in WORKS]
-    after_new_settings = [asked(found.opened_after_new_settings) for found in sizes.values()]
+    works = [[work, *(asked(result.works[work]) for result in sizes.values())] for work in WORKS]
+    after_new_settings = [asked(result.opened_after_new_settings) for result in sizes.values()]
     works.append(["open version 1, cold, after the settings were changed", *after_new_settings])
     write_result(
         "request_counts",
@@ -358,16 +358,16 @@ def main() -> None:
             f" follows beside; bounds: {MOST_NODES} nodes and {MOST_KILOBYTES} kB on average, {MOST_NODES_IN_ONE} nodes"
             " in one commit.",
             "",
-            *table(COMMIT_COLUMNS, commit_rows(sizes, lambda found: found.changes)),
+            *table(COMMIT_COLUMNS, commit_rows(sizes, lambda result: result.changes)),
             "",
             f"{N_WARM} commits that change one of {N_WARM_TABLES} tables that the process changed before; bound: 2"
             " rounds. A node that a flush reads and that is not cached is a round more.",
             "",
-            *table(COMMIT_COLUMNS, commit_rows(sizes, lambda found: found.warm)),
+            *table(COMMIT_COLUMNS, commit_rows(sizes, lambda result: result.warm)),
             "",
             f"{N_COMMITS:,} commits that create a table between others, or drop a random one, by turns:",
             "",
-            *table(COMMIT_COLUMNS, commit_rows(sizes, lambda found: found.creations_and_drops)),
+            *table(COMMIT_COLUMNS, commit_rows(sizes, lambda result: result.creations_and_drops)),
             "",
             plot("commits", lambda axes: draw_commits(axes, sizes), 3),
             "",

@@ -46,7 +46,7 @@ def change_one(lake: Lakehouse) -> None:
         txn.alter_table("ns", table, TableDef(properties={"stamp": str(random.random())}))
 
 
-#: What is measured: the work, and whether it begins with empty caches each time.
+#: The measured operations, and whether they start with empty caches each time.
 WORKS: Mapping[str, tuple[Work, bool]] = {
     "begin, warm": (lambda lake: lake.snapshot().definition, False),
     "begin, change a table and commit, warm": (change_one, False),
@@ -57,7 +57,7 @@ WORKS: Mapping[str, tuple[Work, bool]] = {
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one piece of work on one storage: what it asks, and seconds; without a bare client only the engine's."""
+    """Requests and seconds of one operation on one storage, with the engine and, if there is one, the bare client."""
 
     counts: RequestCounts
     engine: Spread
@@ -66,7 +66,7 @@ class Figures:
 
 
 def measure(storage: Storage, work: Work, *, is_cold: bool, bare: BareClient | None) -> Figures:
-    """Run a piece of work by turns in the engine and through the bare client. What is done beside is left out."""
+    """Run an operation alternately with the engine and the bare client, without background work."""
     meter = MeteredStorage(storage)
     counted = Lakehouse(meter)
     if not is_cold:

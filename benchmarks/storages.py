@@ -37,15 +37,15 @@ from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage, open
 
 N_TABLES, N_TURNS, N_FIRST_TURNS = 1_000, 60, 3
 QUICK_TABLES, QUICK_TURNS = 100, 3
-#: What a request takes more, where the service is not on this machine.
+#: Added latency of a request, to simulate a remote service.
 AWAY_SECONDS = 0.005
-#: The goal for the client chosen.
+#: Target overhead of the default client.
 MOST_OVERHEAD = 1.3
 
 
 @dataclass(frozen=True)
 class Case:
-    """A storage by one of its clients; ``kind`` is that of its server, None for a local disk."""
+    """A storage with one of its clients. ``kind`` is the kind of its server, or None for a local disk."""
 
     name: str
     kind: str | None
@@ -69,7 +69,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Work:
-    """What is measured: ``prepared`` gives the call itself. A cold one begins with empty caches each time."""
+    """A measured operation: ``prepared`` returns the call. Cold operations start with empty caches each time."""
 
     name: str
     is_cold: bool
@@ -98,36 +98,36 @@ WORKS = (
 
 @dataclass
 class Times:
-    """Seconds of each turn, on the clock and of all threads' CPU time."""
+    """Seconds of each turn: wall-clock time, and CPU time of all threads."""
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
     def add(self, call: Callable[[], object]) -> None:
-        """Make a call and note what it took."""
+        """Make a call and record its duration."""
         begun_cpu, begun = time.process_time(), time.perf_counter()
         call()
         self.wall.append(time.perf_counter() - begun)
         self.cpu.append(time.process_time() - begun_cpu)
 
     def drop_first(self, n: int) -> None:
-        """Forget the first turns, which connect."""
+        """Discard the first turns, which establish connections."""
         del self.wall[:n], self.cpu[:n]
 
     @property
     def wall_ms(self) -> float:
-        """The median on the clock."""
+        """Median of the wall-clock time."""
         return 1000 * statistics.median(self.wall)
 
     @property
     def cpu_ms(self) -> float:
-        """The median of the CPU time."""
+        """Median of the CPU time."""
         return 1000 * statistics.median(self.cpu)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one work on one storage: what it asks for, and what it takes in the engine and without."""
+    """Requests of one operation on one storage, and durations with the engine and with the bare client."""
 
     counts: RequestCounts
     engine: Times = field(default_factory=Times)
@@ -136,12 +136,12 @@ class Figures:
 
     @property
     def overhead(self) -> float:
-        """What the engine takes, in times of the client alone."""
+        """Duration with the engine as a multiple of the bare client's."""
         return self.engine.wall_ms / self.bare.wall_ms
 
 
 def counted(storage: Storage, work: Work) -> RequestCounts:
-    """Count what a work asks the storage for."""
+    """Count the requests of an operation."""
     meter = MeteredStorage(storage)
     lake = Lakehouse(meter)
     if not work.is_cold:
@@ -154,7 +154,7 @@ def counted(storage: Storage, work: Work) -> RequestCounts:
 
 
 def measure(storage: Storage, work: Work, bare: BareClient, n_turns: int) -> Figures:
-    """Do a work by turns in the engine and through the bare client. What is done beside commits is left out."""
+    """Run an operation alternately with the engine and the bare client, without background work."""
     found = Figures(counted(storage, work))
     recorder = Recorder(storage)
     warm = Lakehouse(recorder)
@@ -175,7 +175,7 @@ def measure(storage: Storage, work: Work, bare: BareClient, n_turns: int) -> Fig
 
 @contextmanager
 def place(kind: str | None) -> Iterator[tuple[Any, Callable[[], str], Mapping[str, str]]]:
-    """Start a server; gives it, what makes a fresh root on it, and the options of its roots."""
+    """Start a server, and yield a function that returns new roots, and their options."""
     if kind is None:
         with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
             yield None, lambda: f"file://{folder}/lake/", {}
@@ -184,12 +184,12 @@ def place(kind: str | None) -> Iterator[tuple[Any, Callable[[], str], Mapping[st
             yield server, server.fresh_root, server.storage_options
 
 
-#: By the names of storage and work, what was measured here, and with a service that is not on this machine.
+#: Results by storage and operation: without and with added latency.
 Results = Mapping[str, Mapping[str, tuple[Figures, Figures]]]
 
 
 def measure_all(cases: Sequence[Case], n_tables: int, n_turns: int) -> Results:
-    """Measure every work on every storage."""
+    """Measure every operation on every storage."""
     results: dict[str, dict[str, tuple[Figures, Figures]]] = {}
     for kind, same in itertools.groupby(cases, key=lambda case: case.kind):
         with place(kind) as (server, fresh_root, options):
@@ -209,7 +209,7 @@ def measure_all(cases: Sequence[Case], n_tables: int, n_turns: int) -> Results:
 
 
 def draw(axes: Sequence[Axes], results: Results) -> None:
-    """Draw milliseconds, and the overhead over the bare client, over the storages."""
+    """Plot milliseconds and the overhead over the bare client, by storage."""
     times_axes, overhead_axes = axes
     for work in WORKS:
         figures = [found[work.name][0] for found in results.values()]

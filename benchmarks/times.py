@@ -1,4 +1,4 @@
-"""Times of the engine's work as ratios within one run, and with a storage that takes 20 ms a request.
+"""Durations of operations as ratios within one run, and with 20 ms latency per request.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.times``; it writes ``benchmarks/results/times.md`` and
 the plots that it shows. What is compared with each other is measured by turns.
@@ -45,7 +45,7 @@ _SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf
 
 
 class Recorder(StorageWrapper):
-    """Notes the files that are read and written."""
+    """Records the files that are read and written."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -87,7 +87,7 @@ def bare_commit(folder: Path, recorder: Recorder, turn: int) -> float:
 
 
 def create(target: Path, data: bytes) -> None:
-    """Create a file as local storage does: whole, and only if absent."""
+    """Create a file atomically if absent, like the local storage."""
     temporary = target.with_suffix(".tmp")
     temporary.write_bytes(data)
     os.link(temporary, target)
@@ -103,7 +103,7 @@ def encoded(key: list[str], pvalue: list[str], pnode: list[str]) -> bytes:
 
 
 def commit_times(folder: Path) -> dict[int, tuple[list[float], list[float]]]:
-    """Return seconds of single-table commits on local disk without fsync, and of the bare operations, by turns."""
+    """Return the seconds of single-table commits without fsync, and of the bare file operations, alternately."""
     lakes = {}
     for n_tables in N_CHANGED:
         storage = MadeUpDefinitions(LocalStorage(f"file://{folder}/{n_tables}/", fsync=False))
@@ -125,7 +125,7 @@ def commit_times(folder: Path) -> dict[int, tuple[list[float], list[float]]]:
 
 @contextmanager
 def slower_device(more_s: float) -> Iterator[None]:
-    """Let each wait for the device take longer, as it does where the device is not on this machine."""
+    """Add latency to each sync, to simulate a remote device."""
     sync = os.fsync
 
     def wait(descriptor: int) -> None:
@@ -141,7 +141,7 @@ def slower_device(more_s: float) -> Iterator[None]:
 
 
 def synced_times(folder: Path) -> dict[str, Spread]:
-    """Return seconds of commits that wait for the device, and of one file that is created so, by turns."""
+    """Return the seconds of commits with fsync, and of one file that is created with fsync, alternately."""
     storage = MadeUpDefinitions(LocalStorage(f"file://{folder}/", fsync=True))
     loaded(storage, N_SYNCED)
     lake = Lakehouse(storage, cache="private")
@@ -156,7 +156,7 @@ def synced_times(folder: Path) -> dict[str, Spread]:
 
 
 def create_synced(target: Path, data: bytes) -> None:
-    """Create a file, whole and only if absent. It and its name are on the device then."""
+    """Create a file atomically if absent, and sync it and its folder."""
     temporary = target.with_suffix(".tmp")
     with temporary.open("wb") as file:
         file.write(data)
@@ -170,7 +170,7 @@ def create_synced(target: Path, data: bytes) -> None:
 
 
 def commit_rows(times: Mapping[int, tuple[Sequence[float], Sequence[float]]]) -> list[list[object]]:
-    """Return a row for each number of tables, the first one being what all are compared with."""
+    """Return a row for each number of tables, with ratios to the first column."""
     spreads = {n_tables: (Spread.of(engine), Spread.of(bare)) for n_tables, (engine, bare) in times.items()}
     first, _ = next(iter(spreads.values()))
     return [
@@ -186,7 +186,7 @@ def commit_rows(times: Mapping[int, tuple[Sequence[float], Sequence[float]]]) ->
 
 
 def draw_commits(axes: Axes, times: Mapping[int, tuple[Sequence[float], Sequence[float]]]) -> None:
-    """Draw how the times of commits and of the bare operations spread."""
+    """Plot the distributions of commits and of the bare operations."""
     for n_tables, both in times.items():
         for values, label, style in zip(both, ("commit", "bare operations"), ("-", ":"), strict=True):
             percent = [100 * number / len(values) for number in range(len(values))]
@@ -274,12 +274,12 @@ def bulk_load_times(folder: Path) -> tuple[dict[str, Spread], dict[str, float]]:
 
 
 def peak_mb() -> float:
-    """Return the peak memory of this process so far."""
+    """Return the peak memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
 
 
 def slow_times() -> dict[tuple[int, str], Spread]:
-    """Return seconds of works with 20 ms a request, by number of tables and work."""
+    """Return the seconds of operations with 20 ms latency, by number of tables and operation."""
     found = {}
     for n_tables in (100, N_LISTED):
         storage = MadeUpDefinitions(MemoryStorage(f"memory://slow-{n_tables}/"))
@@ -302,7 +302,7 @@ def slow_times() -> dict[tuple[int, str], Spread]:
 
 
 def draw_slow(axes: Axes, slow: Mapping[tuple[int, str], Spread]) -> None:
-    """Draw medians as bars; the grid is that of the requests."""
+    """Plot medians as bars. Grid lines mark multiples of the latency."""
     works = list(dict.fromkeys(work for _, work in slow))
     for shift, n_tables in enumerate((100, N_LISTED)):
         places = [number + 0.4 * shift for number in range(len(works))]

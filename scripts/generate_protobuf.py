@@ -12,7 +12,7 @@ VIRTUAL_FOLDER = "trinitylake_ops/format"
 
 
 def generate(output: Path) -> None:
-    """Write ``definitions_pb2.py`` and ``.pyi``; raises SystemExit with protoc's message on failure."""
+    """Write ``definitions_pb2.py`` and ``.pyi``. Raise SystemExit with the message of protoc if it fails."""
     plugin = Path(sysconfig.get_path("scripts")) / "protoc-gen-mypy"
     exit_code = protoc.main(
         [

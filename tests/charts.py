@@ -1,4 +1,4 @@
-"""Charts of ``deploy/helm``: rendered by Helm itself, checked by Kubernetes' schemas, and run as processes."""
+"""Charts of ``deploy/helm``: rendered by Helm, validated by Kubernetes schemas, and run as processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual environments that tests make, and processes that see only some of the packages that are installed."""
+"""Virtual environments for tests, and processes that can import only some installed packages."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_the_chart_has_the_version_of_the_package() -> None:
     assert said["kubeVersion"].startswith(f">={KUBERNETES[0]}.")
 
 
-def test_what_it_makes_is_what_kubernetes_takes(full: list[dict[str, Any]]) -> None:
+def test_rendered_objects_are_valid_kubernetes_objects(full: list[dict[str, Any]]) -> None:
     kinds = {one["kind"]: one for one in full}
     assert sorted(kinds) == [
         "ConfigMap", "CronJob", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount",
@@ -148,7 +148,7 @@ def test_wrong_values_are_refused(values: Mapping[str, Any], told: str) -> None:
 
 
 @pytest.mark.parametrize("root", ["/lakes/sales", "file:///lakes/sales", "/lakes"])
-def test_a_local_root_is_on_a_volume_of_all_pods(root: str) -> None:
+def test_local_root_is_on_a_shared_volume(root: str) -> None:
     objects = render({**SMALL, **VOLUME, "lakehouses": {"sales": {"root": root}}, "maintenance": {"enabled": True}})
     for one in objects:
         kubernetes_validate.validate(one, KUBERNETES[-1], strict=True)
@@ -178,7 +178,7 @@ def test_jobs_call_commands_with_options_that_they_have(full: list[dict[str, Any
     assert {name for name, _ in called} == {"trim", "expire", "purge", "orphans", "verify"}
 
 
-def test_its_server_answers_the_probes_and_who_has_a_token(tmp_path: Path) -> None:
+def test_server_of_the_wheel_responds_to_probes_and_tokens(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"))
     objects = render({**SMALL, "lakehouses": {"sales": {"root": lake.root}}, **volume_at(tmp_path)})
     ((_, pod),) = pods(objects)
@@ -208,7 +208,7 @@ def test_its_server_answers_the_probes_and_who_has_a_token(tmp_path: Path) -> No
 
 
 @pytest.mark.soak
-def test_its_jobs_run(tmp_path: Path) -> None:
+def test_jobs_of_the_wheel_run(tmp_path: Path) -> None:
     """Each container as a process, in the order of their times."""
     lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
     for number in range(4):

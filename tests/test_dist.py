@@ -1,4 +1,4 @@
-"""What `make dist` makes: the same bytes each time, and a wheel that works where there is no checkout.
+"""Distributions of `make dist`: reproducible, and usable without a checkout.
 
 Each test with the fixture `made` or `beside_airflow` sees what is installed there, and nothing of this folder.
 """
@@ -80,7 +80,7 @@ def test_the_same_files_make_the_same_bytes(dist: tuple[Path, Path], tmp_path: P
     assert [(again / path.name).read_bytes() == path.read_bytes() for path in dist] == [True, True]
 
 
-def test_they_hold_the_package_and_nothing_else(dist: tuple[Path, Path]) -> None:
+def test_distributions_contain_only_the_package(dist: tuple[Path, Path]) -> None:
     sdist, wheel = dist
     tracked = {str(path.relative_to(PROJECT)) for path in tracked_files() if (PROJECT / PACKAGE) in path.parents}
     with zipfile.ZipFile(wheel) as archive:
@@ -104,7 +104,7 @@ def test_they_hold_the_package_and_nothing_else(dist: tuple[Path, Path]) -> None
 
 
 @pytest.mark.parametrize("tool", ["uvx", "pipx"])
-def test_the_packages_name_is_a_program(tool: str, dist: tuple[Path, Path], tmp_path: Path) -> None:
+def test_package_name_is_a_command(tool: str, dist: tuple[Path, Path], tmp_path: Path) -> None:
     """As from an index: the tool finds the wheel by the package's name, and runs the program of that name."""
     _, wheel = dist
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -122,7 +122,7 @@ def test_the_packages_name_is_a_program(tool: str, dist: tuple[Path, Path], tmp_
 
 
 @pytest.mark.parametrize("minor", range(11, 15))
-def test_what_developers_install_has_a_wheel_for_each_python(minor: int) -> None:
+def test_development_dependencies_have_wheels_for_each_python(minor: int) -> None:
     """One without is built from its sources, which may want a compiler, or fetch more. Nothing is installed."""
     groups = [f"--group={group}" for group in dependency_groups()]
     versions = [f"--python-version=3.{minor}", f"--constraint={CONSTRAINTS}", "--only-binary=:all:", "--system-certs"]
@@ -147,14 +147,14 @@ def test_a_python_that_is_not_here_comes_in_a_debian(dist: tuple[Path, Path], tm
     shutil.rmtree(tmp_path / "debian-3.14")  # 300 MB
 
 
-def test_what_runs_is_the_wheel(made: Environment, beside_airflow: Environment, tmp_path: Path) -> None:
+def test_installed_wheel_is_used(made: Environment, beside_airflow: Environment, tmp_path: Path) -> None:
     for environment in (made, beside_airflow):
         where = environment.run("python", "-c", "import trinitylake_ops as t; print(t.__file__)", cwd=tmp_path)
         assert Path(where.strip()).is_relative_to(environment.folder)
         assert len(list(environment.folder.glob("lib/python*/site-packages/__editable__*"))) == 0
 
 
-def test_its_commands_run(made: Environment, tmp_path: Path) -> None:
+def test_commands_of_the_wheel_run(made: Environment, tmp_path: Path) -> None:
     lake = ("trinitylake", "--root", str(tmp_path / "lake"))
     assert "Created a lakehouse at file://" in made.run(*lake, "init", cwd=tmp_path)
     made.run(*lake, "create-namespace", "sales", cwd=tmp_path)
@@ -183,7 +183,7 @@ complete --do-complete 'trinitylake roll'""",
 
 
 @pytest.mark.parametrize("shell", COMPLETIONS)
-def test_its_commands_are_completed(shell: str, made: Environment, tmp_path: Path) -> None:
+def test_commands_of_the_wheel_have_completion(shell: str, made: Environment, tmp_path: Path) -> None:
     told = in_shell(shell, COMPLETIONS[shell], made, tmp_path, HOME=tmp_path).split()
     assert told[0].partition(":")[0] == "rollback"
 
@@ -264,7 +264,7 @@ def served(made: Environment, tmp_path: Path) -> Iterator[str]:
         process.communicate()
 
 
-def test_its_server_takes_a_table(made: Environment, served: str, tmp_path: Path) -> None:
+def test_server_of_the_wheel_accepts_a_table(made: Environment, served: str, tmp_path: Path) -> None:
     program = (
         "import sys, pyarrow as pa\nfrom pyiceberg.catalog.rest import RestCatalog\n"
         "catalog = RestCatalog('lake', uri=sys.argv[1], warehouse='main')\ncatalog.create_namespace('sales')\n"

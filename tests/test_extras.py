@@ -1,4 +1,4 @@
-"""Extras: what the core does alone, and the one line for each that is missing."""
+"""Extras: the core works alone, and a missing extra is reported in one line."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ NEEDING = {
 
 
 @pytest.mark.parametrize("extra", NEEDING)
-def test_a_command_without_its_extra_says_so_in_a_line(root: str, extra: str) -> None:
+def test_command_without_its_extra_fails_with_one_line(root: str, extra: str) -> None:
     others = {"obstore": ["s3"], "connect": ["spark"]}.get(extra, [])
     ran = run_without(modules_beyond(others), CLI, *(root if word == "ROOT" else word for word in NEEDING[extra]))
     assert (ran.returncode, ran.stdout) == (2, "")
@@ -117,14 +117,14 @@ def test_a_command_without_its_extra_says_so_in_a_line(root: str, extra: str) ->
     assert ran.stderr.count("\n") == 1
 
 
-def test_compaction_by_spark_says_it_too(root: str) -> None:
+def test_spark_compaction_names_the_extra(root: str) -> None:
     catalog_at(Lakehouse.open(root)).load_table("ns.t").append(pa.table({"id": [3]}))
     command = ["compact-tables", "--yes", "--engine", "spark", "--min-input-files", "2"]
     ran = run_without(modules_beyond([]), CLI, "--root", root, *command)
     assert (ran.returncode, ran.stderr) == (2, f"Error: pyspark is not installed{line_for('spark')}\n")
 
 
-def test_no_java_names_its_extra(root: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_names_the_extra(root: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Any Java will do, so none is no wrong call: error and exit code stay those of a thing that is not found."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -148,7 +148,7 @@ FACES = {
 
 
 @pytest.mark.parametrize("extra", FACES)
-def test_a_face_without_its_extra_says_so(extra: str) -> None:
+def test_module_without_its_extra_names_the_extra(extra: str) -> None:
     program = (
         "from trinitylake_ops.errors import MissingExtraError\n"
         f"try:\n    {FACES[extra]}\nexcept MissingExtraError as error:\n    print(error.extra, error)"
@@ -226,7 +226,7 @@ def test_an_import_that_fails_for_another_cause_is_shown(
     sys.modules.pop("broken_module", None)
 
 
-def test_a_library_that_names_what_it_misses_is_understood() -> None:
+def test_import_error_of_a_library_names_the_extra() -> None:
     with (
         pytest.raises(MissingExtraError, match="'connect'") as caught,
         needs("connect"),
@@ -251,7 +251,7 @@ def test_the_modules_of_an_extra_come_from_what_it_declares(extra: str) -> None:
     assert distributions_of(extra) - {"fsspec"} <= named
 
 
-def test_what_is_set_up_has_every_extra() -> None:
+def test_development_environment_has_every_extra() -> None:
     set_up = (PROJECT / "scripts" / "setup_venv.sh").read_text()
     pinned = (PROJECT / "scripts" / "update_constraints.sh").read_text()
     for pattern, script in ((r"extras=(\S+)\n", set_up), (r"--editable '\.\[(.*?)\]'", pinned)):
@@ -272,7 +272,7 @@ SIZED = {"core": (), "s3": ("s3",), "spark": ("spark",), "dagster": ("dagster",)
 @pytest.mark.soak
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("name", SIZED)
-def test_a_fresh_environment(name: str, tmp_path: Path, record_property: pytest.RecordProperty) -> None:
+def test_wheel_installs_in_a_new_environment(name: str, tmp_path: Path, record_property: pytest.RecordProperty) -> None:
     made = make_environment(tmp_path / name, SIZED[name])
     command_s = _six_commands(made, tmp_path)
     megabytes = [f"{size / 1e6:.0f}" for size in (made.n_bytes, made.n_bytes - made.bytecode_bytes)]

@@ -1,4 +1,4 @@
-"""The rights of ``deploy/iam`` are enough for each role, and no more. On radosgw, Azurite, an emulator of Google's."""
+"""The permissions of ``deploy/iam`` are sufficient and minimal for each role, on radosgw and emulators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison with peers: the program holds together, rounds are those on the wire, ratios say what they mean."""
+"""The benchmark of peers: it runs, counts round trips on the wire, and reports correct ratios."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = replace(QUICK, sizes=(30,), versions=4, turns=2, list_turns=2, s3_turns=
 
 
 @pytest.mark.soak
-def test_a_small_run_measures_ours_and_tells_what_is_absent(tmp_path: Path) -> None:
+def test_quick_run_measures_and_reports_missing_peers(tmp_path: Path) -> None:
     run = Run(tmp_path / "data", SMALL, [OURS, SQLITE, "icechunk"])
     run.local()
     measured = run.measured
@@ -60,7 +60,7 @@ def test_warm_commit_on_s3_takes_its_budgeted_round_trips_on_the_wire(tmp_path: 
     assert (tmp_path / "peers_s3.png").stat().st_size > 0
 
 
-def test_what_fails_in_a_worker_is_told(tmp_path: Path) -> None:
+def test_worker_errors_are_reported(tmp_path: Path) -> None:
     with Worker(PEERS[SQLITE], tmp_path / "log") as worker:
         with pytest.raises(WorkerError, match="load or attach comes first"):
             worker.call("commit")
@@ -69,7 +69,7 @@ def test_what_fails_in_a_worker_is_told(tmp_path: Path) -> None:
     assert "load or attach comes first" in (tmp_path / "log").read_text()
 
 
-def test_the_longest_chain_leaves_out_what_overlaps() -> None:
+def test_longest_chain_ignores_overlapping_requests() -> None:
     assert longest_chain([]) == 0
     assert longest_chain([(0, 1), (0, 1), (0.5, 2)]) == 1
     assert longest_chain([(0, 9), (1, 2), (3, 4), (3.5, 5), (6, 7)]) == 3
@@ -124,7 +124,7 @@ def test_a_ratio_above_one_says_that_we_are_faster_at_the_same_durability(is_syn
     assert figures.ratio("commit", 10, OURS) is None
 
 
-def test_what_we_lose_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_report_explains_slower_results(tmp_path: Path) -> None:
     measured = measured_by_hand()
     measured.seconds["commit", 10, "delta"] = [0.5]
     text = "\n".join(lines(measured, tmp_path))
@@ -134,5 +134,5 @@ def test_what_we_lose_is_told_with_its_reason(tmp_path: Path) -> None:
     assert "| a commit on S3 | slatedb 0.50 | one request" in "\n".join(lines(measured, tmp_path))
 
 
-def test_every_peer_on_s3_is_one_that_is_known() -> None:
+def test_every_peer_on_s3_is_known() -> None:
     assert {name for name in ON_S3 if not name.startswith("ours")} <= set(PEERS)

@@ -1,4 +1,4 @@
-"""The project's own files: generated code, pins, targets, settings, and what must not be in them."""
+"""Files of the project: generated code, pinned versions, targets, settings, and forbidden content."""
 
 import re
 import subprocess

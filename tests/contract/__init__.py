@@ -1,1 +1,1 @@
-"""Contracts that several implementations inherit."""
+"""Contract tests that several implementations inherit."""

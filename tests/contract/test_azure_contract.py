@@ -1,4 +1,4 @@
-"""The contract on Azurite, for each client, as ``open_storage`` gives it: by a root with an account and by one without.
+"""The contract on Azurite, for each client: with ``open_storage``, for a root with and one without an account.
 
 Azurite stores names that Azure does not keep as they are. The storage refuses those, so both are the same.
 """
@@ -17,7 +17,7 @@ from trinitylake_ops.storage.contract.suite import StorageContract
 
 
 class AzureContract(StorageContract):
-    """A prefix of its own for each test, deleted after it."""
+    """A separate prefix for each test, deleted after the test."""
 
     time_precision_ms = 1000
     # Azure takes "\" for "/", refuses control characters, and drops dots at the end of a segment.

@@ -1,4 +1,4 @@
-"""The contract as somebody else runs it on a storage of theirs."""
+"""The contract as other packages run it on their storages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sound(folder: Path) -> Storage:
 
 
 class _Careless(LocalStorage):
-    """Creates look first and write then."""
+    """Creates check first and then write."""
 
     def create(self, path: str, data: bytes) -> None:
         self.write(path, data)
@@ -43,48 +43,48 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTEST_ADDOPTS": ""})
 
 
-def test_a_sound_storage_passes() -> None:
+def test_contract_passes_for_a_correct_storage() -> None:
     ran = _run(f"{_MODULE}:sound", "-q", "-p", "no:cacheprovider", "-k", "create_then_read or range")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert " passed" in ran.stdout
 
 
-def test_a_careless_storage_fails() -> None:
+def test_contract_fails_for_an_incorrect_storage() -> None:
     ran = _run(f"{_MODULE}:careless", "-q", "-p", "no:cacheprovider", "-k", "test_create")
     assert ran.returncode == 1
-    assert "test_create_loses_to_a_file_that_is_there" in ran.stdout
+    assert "test_create_fails_if_the_file_exists" in ran.stdout
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("name", "message"),
     [
         ("nowhere:f", "--storage nowhere:f: No module named 'nowhere'"),
         (f"{_MODULE}:nothing", "has no attribute 'nothing'"),
-        (f"{_MODULE}:no_function", "this is no function"),
-        (None, "say which storage: --storage MODULE:FACTORY"),
+        (f"{_MODULE}:no_function", "not a function"),
+        (None, "the option --storage MODULE:FACTORY is required"),
     ],
 )
-def test_what_was_given_is_checked(given: str | None, said: str) -> None:
-    class Given:
+def test_invalid_arguments_are_rejected(name: str | None, message: str) -> None:
+    class Config:
         stash = pytest.Stash()
 
-        def getoption(self, name: str) -> str | None:
-            assert name == "--storage"
-            return given
+        def getoption(self, option: str) -> str | None:
+            assert option == "--storage"
+            return name
 
-    with pytest.raises(pytest.UsageError, match=re.escape(said)):
-        plugin.pytest_configure(cast(pytest.Config, Given()))
+    with pytest.raises(pytest.UsageError, match=re.escape(message)):
+        plugin.pytest_configure(cast(pytest.Config, Config()))
 
 
-def test_a_wrong_factory_ends_in_one_line() -> None:
+def test_invalid_factory_fails_with_one_line() -> None:
     ran = _run("nowhere:f")
     assert ran.returncode == pytest.ExitCode.USAGE_ERROR
     assert "--storage nowhere:f: No module named 'nowhere'" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
-def test_the_usage_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "usage: python -m trinitylake_ops.storage.contract MODULE:FACTORY" in capsys.readouterr().err
     assert main(["--help"]) == 0
-    assert "FACTORY takes a folder of its own" in capsys.readouterr().out
+    assert "FACTORY takes an empty folder" in capsys.readouterr().out

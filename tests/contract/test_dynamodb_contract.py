@@ -1,4 +1,4 @@
-"""The contract in DynamoDB: as ``open_storage`` gives it on dynalite, and bare on moto."""
+"""The contract on DynamoDB: with ``open_storage`` on dynalite, and without wrappers on moto."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
 
 
 class DynamoDBContract(StorageContract):
-    """A root of its own for each test; ``server`` says on which server."""
+    """A separate root for each test on the server ``server``."""
 
     n_passing_files = 40
 
@@ -47,7 +47,7 @@ class TestOnDynalite(DynamoDBContract):
 
 @pytest.mark.soak  # the storage is shown on dynalite
 class TestOnMoto(DynamoDBContract):
-    n_listed_files = 60  # moto looks at all items of the table for each answer
+    n_listed_files = 60  # moto reads all items of the table for each answer
 
     @pytest.fixture
     def server(self, moto_dynamodb: DynamoDBServer) -> DynamoDBServer:

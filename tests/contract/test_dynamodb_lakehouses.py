@@ -1,4 +1,4 @@
-"""Races for one name, and lakehouses, in DynamoDB: one winner, no lost commit, every operation end to end."""
+"""Races for one file, and lakehouses end to end, on DynamoDB."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_server_ends_no_connection_that_is_idle(dynalite: DynamoDBServer) ->
         *(pytest.param(size_bytes, 32, 100, marks=LONG, id=f"{size_bytes}-full") for size_bytes in (0, MIB, 9 * MIB)),
     ],
 )  # fmt: skip
-def test_threads_create_one_name(
+def test_concurrent_creates_of_threads_have_one_winner(
     dynalite: DynamoDBServer, storage: Storage, size_bytes: int, n_threads: int, n_rounds: int
 ) -> None:
     for _ in range(n_rounds):
@@ -100,7 +100,7 @@ def test_threads_create_one_name(
         pytest.param(8, {0: 100, MIB: 100, 9 * MIB: 100}, marks=LONG, id="full"),
     ],
 )
-def test_processes_create_one_name(
+def test_concurrent_creates_of_processes_have_one_winner(
     dynalite: DynamoDBServer, storage: Storage, n_processes: int, rounds: dict[int, int]
 ) -> None:
     names = {f"race/{uuid.uuid4().hex}": size_bytes for size_bytes, times in rounds.items() for _ in range(times)}
@@ -216,7 +216,7 @@ def test_a_lakehouse_end_to_end(dynalite: DynamoDBServer, root: str, tmp_path: P
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_a_table_of_another_root_is_registered(dynalite: DynamoDBServer, root: str, is_allowed: bool) -> None:
+def test_table_of_another_root_is_registered(dynalite: DynamoDBServer, root: str, is_allowed: bool) -> None:
     """Its files show below this very root alone, and not below the folder of its metadata."""
     other = Lakehouse.create(f"{root}other/", dynalite.storage_options)
     append_rows(other)
@@ -243,7 +243,7 @@ def test_init_makes_the_table(dynalite: DynamoDBServer) -> None:
 
 
 def test_the_command_line(dynalite: DynamoDBServer) -> None:
-    """Without its table it says what to do in a line; with the option it makes one."""
+    """Without its table, the error is one line with advice; with the option it makes one."""
     table = f"lakes-{uuid.uuid4().hex}"
     flags = [part for item in dynalite.storage_options.items() for part in ("--storage-option", "=".join(item))]
     arguments = ["--root", f"dynamodb://{table}/lake", *flags]
@@ -256,7 +256,7 @@ def test_the_command_line(dynalite: DynamoDBServer) -> None:
     dynalite.client.delete_table(TableName=table)
 
 
-def test_a_commit_costs_few_requests(dynalite: DynamoDBServer, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_sends_few_requests(dynalite: DynamoDBServer, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lakehouse.create(root, dynalite.storage_options)
     create(lake, "a")
     storage = lake.storage

@@ -1,4 +1,4 @@
-"""The contract on an emulator of Google Cloud Storage, as ``open_storage`` gives it and bare.
+"""The contract on an emulator of Google Cloud Storage: with ``open_storage``, and without wrappers.
 
 The emulator, fake-gcs-server, keeps ``ifGenerationMatch`` for multipart uploads, the only ones that the storage sends.
 It ignores the condition for uploads of bare bytes. It takes names with line breaks, which the service refuses: so the
@@ -19,7 +19,7 @@ from trinitylake_ops.storage.gcs.storage import GcsStorage
 
 
 class OnFakeGcs(StorageContract):
-    """A prefix of its own for each test, deleted after it."""
+    """A separate prefix for each test, deleted after the test."""
 
     time_precision_ms = 1000
     n_passing_files = 40

@@ -1,4 +1,4 @@
-"""The contract on HDFS, as ``open_storage`` gives it on a real server."""
+"""The contract on a real HDFS server, with ``open_storage``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trinitylake_ops.storage.contract.suite import StorageContract
 
 
 class HdfsContract(StorageContract):
-    """A folder of its own for each test, deleted after it."""
+    """A separate folder for each test, deleted after the test."""
 
     refused_names = frozenset({"a:b"})  # no name in HDFS has a colon
     n_passing_files = 10

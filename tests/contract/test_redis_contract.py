@@ -1,4 +1,4 @@
-"""The contract on Redis and on Valkey, as ``open_storage`` gives it, and on a cluster."""
+"""The contract on Redis, on Valkey and on a cluster, with ``open_storage``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trinitylake_ops.storage.contract.suite import StorageContract
 
 
 class RedisContract(StorageContract):
-    """A name of its own for each test, deleted after it; ``server`` says on which server."""
+    """A separate name for each test on the server ``server``, deleted after the test."""
 
     @pytest.fixture
     def server(self) -> RedisServer:

@@ -1,4 +1,4 @@
-"""The contract on S3, for each client: as ``open_storage`` gives it on a real server, and bare on moto."""
+"""The contract on S3, for each client: with ``open_storage`` on a real server, and without wrappers on moto."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 
 
 class S3Contract(StorageContract):
-    """A prefix of its own for each test, deleted after it; ``server`` says on which server."""
+    """A separate prefix for each test on the server ``server``, deleted after the test."""
 
     time_precision_ms = 1000
     n_passing_files = 20

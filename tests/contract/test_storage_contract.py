@@ -1,4 +1,4 @@
-"""The contract, on every storage, every wrapper, and stacks of wrappers."""
+"""The contract on local storages, wrappers, and stacks of wrappers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Credentials stay out of all text: what the package prints, logs, raises, records or hands to Spark and Dagster."""
+"""Credentials never appear in output, logs, errors, records, or data passed to Spark and Dagster."""

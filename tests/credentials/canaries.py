@@ -1,4 +1,4 @@
-"""Credentials that cannot be mistaken for anything else, and the search for them in text and files."""
+"""Unique credentials, and a search for them in text and files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import quote, quote_plus
 ACCESS_KEY_ID = "LEAKCANARYKEY0000001"
 SECRET_ACCESS_KEY = "LeakCanarySecret/Of+The/Tests0123456789="
 SESSION_TOKEN = "LeakCanarySessionToken//Of+The/Tests0123456789=="
-#: Refused by every server that looks at credentials.
+#: Rejected by every server that checks credentials.
 WRONG_ACCESS_KEY_ID = "LEAKCANARYWRONGKEY01"
 WRONG_SECRET_ACCESS_KEY = "LeakCanaryWrongSecret/Of+The/Tests01234="
 
@@ -44,7 +44,7 @@ _ANY_FORM = re.compile(b"|".join(re.escape(form) for form in _FORMS), re.IGNOREC
 
 
 def leaks(seen: str | bytes) -> list[str]:
-    """Return the places of a text that hold a canary, or a signature, in any form; none is what tests want."""
+    """Return the positions of a text with a canary, or a signature, in any form; none is what tests want."""
     data = seen.encode("utf-8", "surrogateescape") if isinstance(seen, str) else seen
     found = [*_ANY_FORM.finditer(data), *_SIGNATURES.finditer(data)]
     return [data[max(0, hit.start() - 80) : hit.end() + 40].decode("utf-8", "replace") for hit in found]

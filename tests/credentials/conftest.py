@@ -1,4 +1,4 @@
-"""Fixtures of the tests for credentials."""
+"""Fixtures for tests of credentials."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A user of radosgw whose credentials are canaries, and lakehouses of that user."""
+"""A user of radosgw with unique credentials, and lakehouses of that user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _USER = "canaries"
 
 
 class CanaryServer:
-    """radosgw as that user sees it: a bucket of its own, and ways to get there or not."""
+    """radosgw for that user: a separate bucket, and valid and invalid options to access it."""
 
     def __init__(self, server: S3Server):
         self.server = server

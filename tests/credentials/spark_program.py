@@ -1,8 +1,8 @@
-"""Stages and reads a table on S3 with Spark, well and badly, and prints all that a user could see of it.
+"""Stage and read a table on S3 with Spark, with and without errors, and print everything that a user can see.
 
 ``python -m tests.credentials.spark_program ROOT EVENT_LOG_FOLDER``, with storage options, credentials
 among them, as JSON on standard input. Credentials are known to this process only by these options, and to
-the helpers of the data source by ``TRINITYLAKE_STORAGE_OPTIONS``, which nobody else looks at.
+the helpers of the data source by ``TRINITYLAKE_STORAGE_OPTIONS``, which nothing else reads.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def use_data_source(spark: SparkSession, root: str, lake: Lakehouse) -> None:
 
 
 def use_streams(spark: SparkSession, root: str, checkpoint: str) -> None:
-    """Write by the source, and copy what was written as a stream; its checkpoint is looked through, too."""
+    """Write by the source, and copy what was written as a stream; its checkpoint is searched as well."""
     frame = spark.range(3).selectExpr("id", "'marker-of-the-test' as text")
     frame.write.format("trinitylake").option("root", root).mode("append").save("ns.written")
     stream = spark.readStream.format("trinitylake").option("root", root).load("ns.written").writeStream
@@ -108,7 +108,7 @@ def main(root: str, event_logs: str) -> None:
         "spark.ui.enabled": True,
     }
     os.environ[OPTIONS_VARIABLE] = ",".join(f"{name}={value}" for name, value in options.items())
-    # One core: each core has Python workers of its own, which show no more than the first.
+    # One core, because the Python workers of other cores show nothing else.
     with session_scope("credentials", "local[1]", **conf) as spark:
         spark.sparkContext.setLogLevel("INFO")
         lake = Lakehouse.create(root, options)

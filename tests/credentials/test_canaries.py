@@ -1,4 +1,4 @@
-"""The search finds what it is for."""
+"""The search finds credentials in every form."""
 
 import base64
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.credentials.canaries import CANARIES, SECRET_ACCESS_KEY, leaks, leaks
 
 
 @pytest.mark.parametrize("canary", CANARIES)
-def test_every_form_is_found(canary: str) -> None:
+def test_search_finds_every_form_of_a_credential(canary: str) -> None:
     assert leaks(f"x{canary}y")
     assert leaks(f"url?secret={quote(canary, safe='')}&x=1")
     assert leaks(canary.encode().hex())
@@ -21,7 +21,7 @@ def test_every_form_is_found(canary: str) -> None:
 
 
 @pytest.mark.parametrize("canary", CANARIES)
-def test_half_of_one_is_none(canary: str) -> None:
+def test_incomplete_credentials_are_rejected(canary: str) -> None:
     assert leaks(canary[: len(canary) // 2]) == []
 
 

@@ -1,4 +1,4 @@
-"""Every command, each in a process of its own, with credentials that work and with some that do not."""
+"""Every command in a separate process, with valid and invalid credentials."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_commands_with_credentials_as_options(canaries: CanaryServer) -> None:
         assert result.code == (4 if "7" in arguments else 0), result
 
 
-def test_a_program_started_anew(filled: CanaryServer) -> None:
+def test_second_run_of_a_program_reads_from_the_cache_folder(filled: CanaryServer) -> None:
     wrong = {"AWS_SECRET_ACCESS_KEY": WRONG_SECRET_ACCESS_KEY}
     for environment, code in ((filled.environment, 0), ({**filled.environment, **wrong}, 5)):
         result = run_program("log", **environment)
@@ -184,7 +184,7 @@ def test_mistyped_arguments_are_not_repeated(arguments: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("text", [SECRET_ACCESS_KEY, f"a=b,{SECRET_ACCESS_KEY}", f"{SECRET_ACCESS_KEY}=x"])
-def test_a_mistyped_variable_is_not_repeated(text: str) -> None:
+def test_invalid_variable_is_not_shown(text: str) -> None:
     result = run("ls", TRINITYLAKE_ROOT="s3://bucket/lake", TRINITYLAKE_STORAGE_OPTIONS=text)
     assert_silent(result)
     assert_one_line(result, 2, "")

@@ -1,4 +1,4 @@
-"""What objects of the package look like, what its errors carry and what it logs, on a server with credentials."""
+"""Text forms of objects, errors and logs, on a server with credentials."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_search_sees_what_objects_show() -> None:
     assert any(leaks(text) for text in texts_of(Careless()))
 
 
-def test_a_pickled_file_io_still_reads(access: tuple[str, dict[str, str]]) -> None:
+def test_pickled_file_io_reads(access: tuple[str, dict[str, str]]) -> None:
     """What goes to Spark's tasks carries the credentials, only not as text."""
     lake = filled(*access)
     table = catalog_at(lake).load_table("ns.t")
@@ -202,7 +202,7 @@ def test_no_error_shows_credentials(canaries: CanaryServer, client: str, obstacl
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_an_open_lakehouse_whose_credentials_stop_working(canaries: CanaryServer, client: str) -> None:
+def test_revoked_credentials_are_reported(canaries: CanaryServer, client: str) -> None:
     """Deeper calls: versions, tables, verify, plans."""
     good = filled(canaries.root, {**canaries.options_with_credentials, "client": client})
     root = good.root

@@ -1,4 +1,4 @@
-"""What Spark shows of a job on S3: plans, settings, event logs, failed tasks, the output of all its processes."""
+"""Output of Spark jobs on S3: plans, settings, event logs, failed tasks, and all processes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Storage servers on loopback for tests: started once per test run, shared by its workers, gone after it."""
+"""Storage servers on loopback: started once per test run and shared by its workers."""

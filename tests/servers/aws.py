@@ -1,4 +1,4 @@
-"""What test servers of AWS's services share: where they are, and who may ask."""
+"""Shared by test servers of AWS services: endpoints and credentials."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AwsServer:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """Storage options that open a root on this server."""
+        """Storage options for roots on this server."""
         return {
             "endpoint": self.endpoint,
             "region": self.region,
@@ -32,7 +32,7 @@ class AwsServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which a root on this server is opened without options."""
+        """Environment variables with which roots on this server can be opened without options."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_DEFAULT_REGION": self.region,

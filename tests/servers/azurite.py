@@ -1,4 +1,4 @@
-"""Azurite, the emulator of Azure Blob Storage that Microsoft keeps, installed from npm by its lock file.
+"""Azurite, Microsoft's emulator of Azure Blob Storage, installed from npm with a lock file.
 
 Blobs live in memory, so tests delete what they wrote. It has no hierarchical accounts, no roles and no quotas, and does
 not slow anybody down: tests put such answers on the wire themselves. All that it was ever sent stays in memory, also
@@ -55,17 +55,17 @@ class AzureServer:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """Storage options that open a root on this server."""
+        """Storage options for roots on this server."""
         return {"endpoint": self.endpoint, "account_name": self.account_name, "account_key": self.account_key}
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which a root on this server is opened without options."""
+        """Environment variables with which roots on this server can be opened without options."""
         parts = {"AccountName": self.account_name, "AccountKey": self.account_key, "BlobEndpoint": self.endpoint}
         return {"AZURE_STORAGE_CONNECTION_STRING": ";".join(f"{name}={value}" for name, value in parts.items())}
 
     def fresh_root(self, name: str = "lake", *, scheme: str = "az") -> str:
-        """Return the root URI of a prefix that nobody used before."""
+        """Return the root URI of an unused prefix."""
         account = f"@{self.account_name}.dfs.core.windows.net" if scheme == "abfss" else ""
         return f"{scheme}://{self.container}{account}/{uuid.uuid4().hex}/{name}/"
 

@@ -1,4 +1,4 @@
-"""What servers need and no package of the test environment brings: fetched once, kept in the user's cache."""
+"""Downloads that servers need and no package provides, cached in the user's cache folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting and ending the processes that make up a test server."""
+"""Start and stop the processes of a test server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ServerStartError(Exception):
 
 
 def free_port() -> int:
-    """Return a TCP port on loopback that nobody listens on."""
+    """Return an unused TCP port on loopback."""
     while True:
         port = random.SystemRandom().choice(_PORTS)
         with socket.socket() as probe:
@@ -117,7 +117,7 @@ class Daemons:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody listens on a port of loopback."""
+    """Whether a port on loopback is open."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,4 +1,4 @@
-"""DynamoDB on loopback: dynalite, a server in JavaScript that npm installs, and the one of moto.
+"""DynamoDB servers on loopback: dynalite, which npm installs, and moto.
 
 dynalite validates requests, sizes and conditions as DynamoDB does, and keeps items in memory. It knows no wrong
 credentials, no capacity and no clock of its own: see docs/storages/README.md for what neither can show.
@@ -51,12 +51,12 @@ class DynamoDBServer(AwsServer):
     table: str = TABLE
 
     def fresh_root(self, name: str = "lake") -> str:
-        """Return the root URI of a prefix that nobody used before."""
+        """Return the root URI of an unused prefix."""
         return f"dynamodb://{self.table}/{uuid.uuid4().hex}/{name}/"
 
     @cached_attribute
     def client(self) -> Any:
-        """A client of its own, with botocore's usual settings."""
+        """A separate client with botocore's default settings."""
         return botocore.session.get_session().create_client(
             "dynamodb", region_name=self.region, endpoint_url=self.endpoint,
             aws_access_key_id=self.access_key_id, aws_secret_access_key=self.secret_access_key,
@@ -64,7 +64,7 @@ class DynamoDBServer(AwsServer):
         )  # fmt: skip
 
     def make_table(self, table: str = TABLE, keys: tuple[str, str] = ("root", "path"), **settings: Any) -> None:
-        """Make a table and wait until it is there; a table that somebody else made is fine."""
+        """Create a table and wait until it exists. It may exist already."""
         settings = settings or {"BillingMode": "PAY_PER_REQUEST"}
         attributes = [{"AttributeName": key, "AttributeType": "S"} for key in keys]
         schema = [{"AttributeName": key, "KeyType": kind} for key, kind in zip(keys, ("HASH", "RANGE"), strict=True)]

@@ -1,4 +1,4 @@
-"""An emulator of Google Cloud Storage: fake-gcs-server, whose program a package of PyPI brings.
+"""An emulator of Google Cloud Storage: fake-gcs-server, from a PyPI package.
 
 It checks no credentials and knows no rates, roles or quotas: tests put such answers on the wire themselves. Objects
 live in memory, so tests delete what they wrote.
@@ -51,16 +51,16 @@ class GcsServer:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """Storage options that open a root on this server."""
+        """Storage options for roots on this server."""
         return {"endpoint": self.endpoint, "credentials": "anonymous"}
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which a root on this server is opened without options, but for credentials."""
+        """Environment variables for roots on this server, without credentials."""
         return {"STORAGE_EMULATOR_HOST": self.endpoint}
 
     def fresh_root(self, name: str = "lake") -> str:
-        """Return the root URI of a prefix that nobody used before."""
+        """Return the root URI of an unused prefix."""
         return f"gs://{self.bucket}/{uuid.uuid4().hex}/{name}/"
 
     def make_shared_bucket(self) -> None:

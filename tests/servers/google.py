@@ -1,4 +1,4 @@
-"""Tokens of Google, their exchange for downscoped ones, and a storage that holds each token to its boundary.
+"""Emulators of Google's token services, and a storage that enforces the access boundary of each token.
 
 The exchange is OAuth's (RFC 8693), as Google documents it:
 https://docs.cloud.google.com/iam/docs/reference/sts/rest/v1/TopLevel/token. Conditions of a boundary are evaluated by
@@ -127,7 +127,7 @@ class Google:
     tokens: dict[str, Token] = field(default_factory=dict)
     boundaries: list[dict[str, Any]] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
-    #: Answers that stand for those of the exchange, one after the other.
+    #: Responses that replace those of the exchange, one after the other.
     instead: list[tuple[int, bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class Google:
         return self._given(Token(time.time() + self.lifetime_s, claims["scope"]))
 
     def exchanged(self, headers: Mapping[str, str], body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        """Answer who asks for a downscoped token."""
+        """Respond to a request for a downscoped token."""
         if self.instead:
             status, data = self.instead.pop(0)
             return status, {"Content-Type": "application/json"}, data

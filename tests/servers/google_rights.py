@@ -1,4 +1,4 @@
-"""A proxy before the emulator of Google Cloud Storage, which knows no rights: it asks for those of each request.
+"""A proxy of the emulator of Google Cloud Storage that checks the permissions of each request.
 
 What a request needs is as Google's documentation says
 (https://docs.cloud.google.com/storage/docs/access-control/iam-json). A request that it does not know is refused.
@@ -35,7 +35,7 @@ class Right:
         return f"projects/_/buckets/{self.bucket}" + (f"/objects/{self.name}" if self.name else "")
 
 
-#: Whether whoever sent these headers has a right.
+#: Whether the sender of these headers has a permission.
 May = Callable[[Mapping[str, str], Right], bool]
 
 
@@ -135,7 +135,7 @@ class RightsProxy:
         self, method: str, target: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Return the answer of the emulator, or a refusal."""
-        # Who knows the address of an upload goes on with it: its right was looked at when it began.
+        # The URL of an upload authorizes its parts: permissions were checked when it began.
         upload = parse_qs(urlsplit(target).query).get("upload_id", [""])[0]
         if not (method == "PUT" and upload in self._uploads):
             rights = needed(self.server, method, target, body)

@@ -1,4 +1,4 @@
-"""A real HDFS 2.7.3 on loopback: a NameNode and three DataNodes, as many as a file has replicas by default.
+"""HDFS 2.7.3 on loopback: a NameNode and three DataNodes, one for each replica of a file.
 
 With one DataNode each file would take half a second: hdfs-native completes a file as soon as all DataNodes have it, and
 waits 500 ms where none of them has told the NameNode yet. The last of three nearly always has.
@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.servers.daemons import Daemons, ServerStartError, free_port, run
 from tests.servers.hdfs_jars import class_path
 
-#: The one who runs the NameNode may do everything.
+#: The user who runs the NameNode has all permissions.
 SUPERUSER = "tests"
 #: Hadoop 2.7 asks Java for what newer ones than 17 no longer have.
 _JAVA_HOMES = Path("/usr/lib/jvm")
@@ -58,12 +58,12 @@ class HdfsServer:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """Storage options that open a root on this server."""
+        """Storage options for roots on this server."""
         return {}
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which a root on this server is opened without options."""
+        """Environment variables with which roots on this server can be opened without options."""
         return {}
 
     @property
@@ -72,7 +72,7 @@ class HdfsServer:
         return f"127.0.0.1:{self.namenode_port}"
 
     def make_shared_folder(self) -> None:
-        """Make the folder in which everybody may make roots."""
+        """Create the folder in which all users may create roots."""
         self.call("PUT", "/tests", op="MKDIRS", permission="777")
 
     def fresh_root(self, name: str = "lake", /) -> str:

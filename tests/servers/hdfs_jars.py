@@ -1,4 +1,4 @@
-"""The jars of a real HDFS 2.7.3 server: out of PySpark 2.4.8, which holds them, and five Debian packages."""
+"""Jars of an HDFS 2.7.3 server, from PySpark 2.4.8 and five Debian packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts a server and ends it: ``python -m tests.servers.keeper KIND FOLDER PID``.
+"""Start a server and stop it: ``python -m tests.servers.keeper KIND FOLDER PID``.
 
 The keeper outlives the pytest worker that asked for the server, and ends, with the server and its
 folder, when it gets SIGTERM or when the process PID, which leads the test run, is gone. ``FOLDER``
@@ -18,7 +18,7 @@ from tests.servers.daemons import Daemons, ServerStartError
 from tests.servers.kinds import KINDS
 
 ENDPOINT, FAILURE, PID, LOG = "endpoint", "failure", "pid", "log"
-#: Somebody may take a port between its choice and its use.
+#: Another process may take a port between its choice and its use.
 N_ATTEMPTS = 2
 
 

@@ -1,4 +1,4 @@
-"""All kinds of servers that tests start, and what every running one can do."""
+"""All kinds of servers that tests start, and their common interface."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Server(Protocol):
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """Storage options that open a root on this server."""
+        """Storage options for roots on this server."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which a root on this server is opened without options."""
+        """Environment variables with which roots on this server can be opened without options."""
 
     def fresh_root(self, name: str = "lake", /) -> str:
-        """Return the root URI of a place that nobody used before."""
+        """Return the root URI of an unused location."""
 
     def delete_all(self, root: str) -> None:
         """Delete all below a root that ``fresh_root`` gave."""

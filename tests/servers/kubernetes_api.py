@@ -1,4 +1,4 @@
-"""A stand-in for a cluster of Kubernetes: as much of its API as dagster-k8s asks for, and a process for each container.
+"""A fake Kubernetes cluster: the part of its API that dagster-k8s uses, and a process for each container.
 
 It is no Kubernetes. There are no images, nodes, volumes, limits or network of pods. What it takes is checked by the
 models that Kubernetes' own client generates from its OpenAPI. A container sees the variables that its pod gets, from
@@ -55,7 +55,7 @@ class Pod:
 
 @dataclass
 class Cluster:
-    """The stand-in: its Secrets and ConfigMaps by name, and the jobs that it was given."""
+    """The fake cluster: its Secrets and ConfigMaps by name, and the jobs that it was given."""
 
     folder: Path
     secrets: Mapping[str, Mapping[str, str]]

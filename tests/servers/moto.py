@@ -1,7 +1,7 @@
-"""moto's S3, in a process of its own: ``python -m tests.servers.moto PORT REQUEST_LOG N_FILES``.
+"""moto's S3 in a separate process: ``python -m tests.servers.moto PORT REQUEST_LOG N_FILES``.
 
-With a number of files, so many empty ones stand in the bucket ``many`` from the start.
-Writes go one at a time, because moto looks whether a name is free and stores in two steps. Each
+With a number of files, the bucket ``many`` contains as many empty files.
+Writes go one at a time, because moto checks whether a name exists and stores in two steps. Each
 request is one line of the log: method, path and query, bytes of the body, If-None-Match or ``-``.
 """
 

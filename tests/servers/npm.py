@@ -1,4 +1,4 @@
-"""Servers in JavaScript, which npm installs from a lock file: all versions, and the hashes of their content."""
+"""JavaScript servers that npm installs from a lock file with pinned versions and hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers and lakehouses on them, for all tests: a fixture for each kind of server, and the option ``--lakes``.
+"""Fixtures for each kind of server and for lakehouses on servers, and the option ``--lakes``.
 
 One server of a kind serves all workers of a test run. The first worker that asks for it starts a
 keeper (``tests/servers/keeper.py``), which the leading pytest process ends; the keeper ends by

@@ -1,4 +1,4 @@
-"""A Postgres server on loopback, whose data is thrown away; it runs as another user where tests run as root."""
+"""A temporary Postgres server on loopback. It runs as another user if tests run as root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real S3 server: Ceph on one node, with a monitor, an OSD that keeps objects in memory, and radosgw."""
+"""A Ceph S3 server on one node: a monitor, an OSD with objects in memory, and radosgw."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def start_radosgw(folder: Path, daemons: Daemons) -> str:
     configuration.write_text(
         _CONFIGURATION.format(fsid=fsid, monitor_port=monitor_port, port=port, folder=folder, store_bytes=STORE_BYTES)
     )
-    # Without the variable, Ceph's tools look into the configuration of the machine as well.
+    # Without the variable, Ceph's tools read the configuration of the machine as well.
     environment = {"CEPH_CONF": str(configuration)}
 
     def call(*command: str) -> str:

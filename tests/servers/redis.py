@@ -1,4 +1,4 @@
-"""Servers of Redis (Debian's) and of Valkey on loopback, alone, as replicas and as a cluster.
+"""Redis (from Debian) and Valkey servers on loopback: single servers, replicas and clusters.
 
 Valkey comes in a package of the extra ``test``. On Python 3.14, for which that has no wheel, Debian's is taken.
 """
@@ -69,12 +69,12 @@ class RedisServer:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """Storage options that open a root on this server."""
+        """Storage options for roots on this server."""
         return {}
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which a root on this server is opened without options."""
+        """Environment variables with which roots on this server can be opened without options."""
         return {}
 
     def delete_all(self, root: str) -> None:
@@ -83,7 +83,7 @@ class RedisServer:
         self.admin.delete(index, *self.admin.scan_iter(match=f"{index}/*", count=1000))
 
     def fresh_root(self, *folders: str) -> str:
-        """Return a root that nobody used before."""
+        """Return an unused root."""
         name = f"lake-{uuid.uuid4().hex}"
         return "/".join([f"redis://127.0.0.1:{self.port}/0", name, *folders, ""])
 
@@ -131,7 +131,7 @@ class RedisServer:
         self.admin.close()
 
     def stall(self) -> None:
-        """Let it stand still: it takes connections and answers nothing."""
+        """Stop it: it accepts connections and responds nothing."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
 
@@ -203,7 +203,7 @@ def is_whole(node: RedisServer, n_nodes: int) -> bool:
 
 
 def wait_until(is_so: Callable[[], object]) -> None:
-    """Wait for what servers tell each other in a moment."""
+    """Wait until servers have exchanged their states."""
     deadline_s = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < deadline_s

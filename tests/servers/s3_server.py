@@ -1,4 +1,4 @@
-"""A running S3 server as tests see it."""
+"""A running S3 server, for tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class S3Server(AwsServer):
     bucket: str = BUCKET
 
     def fresh_root(self, name: str = "lake") -> str:
-        """Return the root URI of a prefix that nobody used before."""
+        """Return the root URI of an unused prefix."""
         return f"s3://{self.bucket}/{uuid.uuid4().hex}/{name}/"
 
     def make_shared_bucket(self) -> None:

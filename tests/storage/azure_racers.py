@@ -1,4 +1,4 @@
-"""Processes that race for names in a container: ``python -m tests.storage.azure_racers``, its plan on standard input.
+"""Processes that race to create files in a container: ``python -m tests.storage.azure_racers``, plan on stdin.
 
 The plan is JSON: ``root``, ``options``, ``n_processes`` and ``rounds``: a name, a size in bytes, threads of a process.
 One process imports everything and forks the others before it opens a storage. All begin each round together. The
@@ -40,7 +40,7 @@ def race(plan: dict[str, Any], number: int, barrier: Barrier, answers: SimpleQue
 
 
 def _named(outcome: object) -> str:
-    """Return the name of an error, and what it says where that is no loss of a race."""
+    """Return the class of an error, and its message unless another process won the race."""
     name = type(outcome).__name__
     return name if isinstance(outcome, FileExistsAlreadyError) else f"{name}: {outcome}"
 

@@ -1,4 +1,4 @@
-"""A local folder, and the storage in it, for tests that make none of their own."""
+"""Fixtures: a local folder, and a storage in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that races others for names: ``python -m tests.storage.create_worker ROOT BODY``.
+"""A process that races with others to create files: ``python -m tests.storage.create_worker ROOT BODY``.
 
 For each line ``NAME MOMENT`` on standard input it waits until the system-wide monotonic clock (ns)
 reaches the moment, tries to create the file, and answers with the outcome's class name or ``won``.

@@ -1,4 +1,4 @@
-"""Small and read-only file systems for tests, with and without the right to mount."""
+"""Small and read-only file systems for tests, with or without permission to mount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A relay in front of a NameNode that breaks connections, or lets them hang, at chosen requests.
+"""A proxy of a NameNode that drops connections, or lets them hang, at chosen requests.
 
 Requests of Hadoop's RPC hold the name of their method as plain bytes, by which a fault finds them.
 """

@@ -1,4 +1,4 @@
-"""A process on a root of HDFS: ``python -m tests.storage.hdfs_worker create|commit ROOT NUMBER``.
+"""A process that uses a root on HDFS: ``python -m tests.storage.hdfs_worker create|commit ROOT NUMBER``.
 
 ``create``: for each line ``NAME BYTES MOMENT`` on standard input it waits until the monotonic clock (ns) reaches the
 moment, and tries to create the file. It answers ``won`` or the name of the error. ``commit``: for each line ``N`` it

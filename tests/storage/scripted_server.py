@@ -1,4 +1,4 @@
-"""An HTTP server that answers as a test says, and notes every request that reaches it."""
+"""An HTTP server that returns scripted responses and records all requests."""
 
 from __future__ import annotations
 

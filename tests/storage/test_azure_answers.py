@@ -1,4 +1,4 @@
-"""The meaning of Azure's answers, also of those that no emulator gives: folders, leases, quotas, tiers."""
+"""Error responses of Azure, including those that no emulator sends: folders, leases, quotas and tiers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def error_of(operation: Request, status: int | None, code: str | None, message: 
         (CREATE, 400, "SomethingNew", StorageError),
     ],
 )
-def test_each_answer_has_its_error(
+def test_each_response_maps_to_its_error(
     operation: Request, status: int, code: str | None, kind: type[TrinityLakeError]
 ) -> None:
     error = error_of(operation, status, code, "Server said so.\nRequestId:1\nsig=the-signature")
@@ -84,11 +84,11 @@ def test_each_answer_has_its_error(
     assert "the-signature" not in message
 
 
-def test_a_missing_container_is_named() -> None:
+def test_missing_container_is_reported() -> None:
     assert "container 'box' does not exist" in str(error_of(LIST, 404, "ContainerNotFound"))
 
 
-def test_messages_of_the_service_hide_what_they_quote() -> None:
+def test_quoted_secrets_in_service_messages_are_redacted() -> None:
     message = "Signature did not match. String to sign used was rwd AccountKey=hush&sig=hush%3D"
     assert "hush" not in str(error_of(CREATE, 400, "SomethingNew", message))
     assert "String to sign" not in str(error_of(CREATE, 403, "AuthenticationFailed", message))
@@ -107,8 +107,8 @@ def blob(name: str, size: int = 0, *, encoded: str = "", properties: str = "", m
     return _BLOB.format(name=name, size=size, encoded=encoded, properties=properties, metadata=metadata)
 
 
-def test_pages_show_files_and_no_folders() -> None:
-    """In a hierarchical account folders have a type; elsewhere programs mark them by metadata."""
+def test_pages_contain_files_without_folders() -> None:
+    """Folders have a type in hierarchical accounts, and are marked by metadata in other accounts."""
     folder = "<Metadata><hdi_isfolder>true</hdi_isfolder></Metadata>"
     blobs = [
         blob(
@@ -139,6 +139,6 @@ def test_pages_show_files_and_no_folders() -> None:
         _PAGE.format(blobs=blob("a").replace("24 Nov", "soon"), marker="").encode(),
     ],
 )  # fmt: skip
-def test_what_is_no_page_is_refused(document: bytes) -> None:
+def test_invalid_pages_are_rejected(document: bytes) -> None:
     with pytest.raises(ValueError):
         page_of(document)

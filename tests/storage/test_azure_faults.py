@@ -1,4 +1,4 @@
-"""Each operation of both clients of Azure meets each fault on the wire (``wire_faults.py``)."""
+"""Wire faults for each operation of both Azure clients (``wire_faults.py``)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def bare(root: str, server: AzureServer, client: str, **options: str) -> Storage
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_fault(azurite: AzureServer, behind: Wire, root: str, name: str) -> None:
+def test_every_wire_fault_has_its_documented_effect(azurite: AzureServer, behind: Wire, root: str, name: str) -> None:
     operation = OPERATIONS[name]
     for storage in (behind.patient, behind.hasty):
         assert not RetryStorage(storage).exists("f")  # loads the client, which takes longer than any request
@@ -97,7 +97,7 @@ def test_every_fault(azurite: AzureServer, behind: Wire, root: str, name: str) -
                 azurite.put(root, path, BODY)
         expected = when_changing if operation.changes_files else when_reading
         if expected is ThrottledError and operation.method == "HEAD":
-            expected = TransientError  # without a body, nothing says why
+            expected = TransientError  # there is no reason without a body
         if fault_name == "body cut" and name in NO_BODY:
             expected = None
         behind.check_fault(fault, operation, expected)
@@ -109,7 +109,7 @@ def test_every_fault(azurite: AzureServer, behind: Wire, root: str, name: str) -
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1 << 20, 9 << 20])
-def test_a_create_is_one_conditional_request_at_any_size(
+def test_create_sends_one_conditional_request_for_any_size(
     azurite: AzureServer, proxy: FaultyProxy, client: str, root: str, size_bytes: int
 ) -> None:
     storage = bare(root, azurite, client, endpoint=through(proxy))
@@ -119,7 +119,7 @@ def test_a_create_is_one_conditional_request_at_any_size(
     assert {name.lower(): text for name, text in exchange.headers.items()}["if-none-match"] == "*"
 
 
-def test_a_list_is_whole_or_raises(
+def test_listing_is_complete_or_raises(
     azurite: AzureServer, behind: Wire, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blob_storage, "MAX_NAMES_PER_PAGE", 5)
@@ -158,7 +158,7 @@ def test_wrong_container_and_credentials(azurite: AzureServer, client: str, root
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_closed_port(azurite: AzureServer, client: str, root: str, name: str) -> None:
+def test_closed_port_is_unreachable(azurite: AzureServer, client: str, root: str, name: str) -> None:
     check_closed_port(
         lambda endpoint: bare(root, azurite, client, endpoint=f"{endpoint}/{ACCOUNT_NAME}"),
         OPERATIONS[name].call,
@@ -167,7 +167,7 @@ def test_a_closed_port(azurite: AzureServer, client: str, root: str, name: str) 
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_server_that_never_answers(azurite: AzureServer, client: str, root: str, name: str) -> None:
+def test_silent_server_times_out(azurite: AzureServer, client: str, root: str, name: str) -> None:
     def opened(endpoint: str) -> Storage:
         own = {"endpoint": f"{endpoint}/{ACCOUNT_NAME}", "read_timeout_seconds": str(READ_TIMEOUT_S)}
         return bare(root, azurite, client, **own)

@@ -1,4 +1,4 @@
-"""Lakehouses in a container: what is done with one from its beginning to its export, by each client."""
+"""Lakehouses on Azure, from creation to export, with each client."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_expired_versions_are_purged_and_their_files_deleted(azurite: AzureServe
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_commit_whose_answer_is_lost_is_found_to_be_its_own(azurite: AzureServer, root: str, client: str) -> None:
+def test_commit_with_a_lost_response_recognizes_its_own_root(azurite: AzureServer, root: str, client: str) -> None:
     Lakehouse.create(root, azurite.storage_options)
     with FaultyProxy(azurite.endpoint) as proxy:
         options = {**azurite.storage_options, "client": client, "endpoint": f"{proxy.url}/{ACCOUNT_NAME}"}

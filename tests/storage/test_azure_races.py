@@ -1,4 +1,4 @@
-"""Creates of one name in a container by several processes with several threads each, while somebody reads."""
+"""Concurrent creates of one file in a container by several processes and threads, with concurrent reads."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def race(server: AzureServer, root: str, client: str, rounds: list[tuple[str, in
 
 @pytest.mark.soak
 @pytest.mark.parametrize("client", CLIENTS)
-def test_eight_processes_create_one_name(azurite: AzureServer, root: str, client: str) -> None:
+def test_concurrent_creates_of_eight_processes_have_one_winner(azurite: AzureServer, root: str, client: str) -> None:
     # Fewer threads for the largest: they would take most of the time of the normal run.
     race(azurite, root, client, [(f"race/{size}", size, 1 if size == SIZES[-1] else N_THREADS) for size in SIZES])
 
@@ -95,7 +95,9 @@ def emptied(tmp_path: Path) -> Iterator[AzureServer]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("size_bytes", SIZES)
 @pytest.mark.parametrize("client", CLIENTS)
-def test_eight_processes_create_many_names(emptied: AzureServer, client: str, size_bytes: int) -> None:
+def test_concurrent_creates_of_many_files_have_one_winner_each(
+    emptied: AzureServer, client: str, size_bytes: int
+) -> None:
     n_names = min(100, SERVER_BYTES // max(1, N_PROCESSES * N_THREADS * size_bytes))
     rounds = [(f"race/{number}", size_bytes, N_THREADS) for number in range(n_names)]
     race(emptied, emptied.fresh_root(scheme="abfss"), client, rounds)

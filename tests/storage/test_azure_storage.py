@@ -1,4 +1,4 @@
-"""What only storages on Azure have: folders, batches, signatures, connection strings, forks."""
+"""Features of Azure storages: folders, batches, signatures, connection strings and forks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def storage(azurite: AzureServer, root: str, client: str) -> Storage:
     return open_storage(root, {**azurite.storage_options, "client": client})
 
 
-def test_folders_are_no_files(azurite: AzureServer, root: str, storage: Storage) -> None:
+def test_folders_are_not_files(azurite: AzureServer, root: str, storage: Storage) -> None:
     azurite.put(root, "folder", b"", metadata={"hdi_isfolder": "true"})
     azurite.put(root, "folder/", b"", metadata={"Hdi_isfolder": "True"})
     azurite.put(root, "folder//x", b"x")
@@ -79,7 +79,7 @@ def _signature(permissions: str) -> str:
 
 
 @pytest.mark.parametrize("form", ["option", "connection string", "environment"])
-def test_a_shared_access_signature(
+def test_shared_access_signature_is_used(
     azurite: AzureServer, root: str, client: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signature = _signature("rwdlc")
@@ -100,7 +100,7 @@ def test_a_shared_access_signature(
     assert abs(storage.now_ms() - datetime.now(UTC).timestamp() * 1000) < 5_000
 
 
-def test_a_signature_for_reading_only(azurite: AzureServer, root: str, client: str) -> None:
+def test_read_only_signature_rejects_writes(azurite: AzureServer, root: str, client: str) -> None:
     azurite.put(root, "f", b"x")
     signature = _signature("rl")
     given = {"client": client, "endpoint": azurite.endpoint, "account_name": ACCOUNT_NAME, "sas_token": signature}
@@ -121,8 +121,8 @@ def test_a_signature_for_reading_only(azurite: AzureServer, root: str, client: s
     assert azurite.names(root) == ["f"]
 
 
-def test_a_batch_in_which_one_delete_fails(azurite: AzureServer, root: str, client: str) -> None:
-    """The answer does not tell for sure which one: each is deleted by itself, and its own answer told."""
+def test_delete_batch_reports_a_failed_delete(azurite: AzureServer, root: str, client: str) -> None:
+    """The response does not reliably show which one: each is deleted separately, and its response is reported."""
     for name in ("a", "held", "z"):
         azurite.put(root, name, b"x")
     container, prefix = azurite.container, root.split("/", 3)[3]
@@ -139,8 +139,8 @@ def test_a_batch_in_which_one_delete_fails(azurite: AzureServer, root: str, clie
     lease.release()
 
 
-def test_an_account_without_batches(azurite: AzureServer, root: str, client: str) -> None:
-    """It is asked for one once, and files are deleted one by one."""
+def test_account_without_batches_deletes_single_files(azurite: AzureServer, root: str, client: str) -> None:
+    """A batch is tried once, and then files are deleted separately."""
     for name in ("a", "b"):
         azurite.put(root, name, b"x")
     with FaultyProxy(azurite.endpoint) as proxy:
@@ -155,7 +155,7 @@ def test_an_account_without_batches(azurite: AzureServer, root: str, client: str
     assert azurite.names(root) == []
 
 
-def test_a_body_beyond_one_request_is_refused(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_rejects_a_body_larger_than_one_request(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_storage, "MAX_BODY_BYTES", 10)
     storage.create("ten", b"0123456789")
     with pytest.raises(StorageError):
@@ -199,7 +199,7 @@ for number in range(5):
 
 
 @pytest.mark.parametrize("asks", ["yes", "no"])
-def test_a_forked_process_ends_quietly_and_leaves_its_parent_alone(
+def test_forked_process_exits_without_affecting_its_parent(
     azurite: AzureServer, root: str, client: str, asks: str
 ) -> None:
     options = {**azurite.storage_options, "client": client}
@@ -211,7 +211,7 @@ def test_a_forked_process_ends_quietly_and_leaves_its_parent_alone(
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_storage_that_is_dropped_closes_its_connections(azurite: AzureServer, root: str) -> None:
+def test_destroyed_storage_closes_its_connections_to_the_server(azurite: AzureServer, root: str) -> None:
     storage = AzureStorage(root, azurite.storage_options)
     storage.write("f", b"x")
     opened = storage._client._opened[0]
@@ -222,7 +222,7 @@ def test_a_storage_that_is_dropped_closes_its_connections(azurite: AzureServer, 
 
 
 def test_no_credentials_at_all(tmp_path: Path, azurite: AzureServer, root: str, client: str) -> None:
-    """Where nothing gives a credential, the storage says so within a bounded time."""
+    """Missing credentials are reported within a bounded time."""
     program = (
         "import json, sys\nfrom trinitylake_ops.storage import open_storage\n"
         "root, options = json.loads(sys.argv[1])\n"

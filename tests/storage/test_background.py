@@ -1,4 +1,4 @@
-"""The thread for what nobody waits for: equal work once, all of it before the process ends or forks."""
+"""The background thread: it coalesces equal work, and completes all work before exits and forks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Counted:
         self.n_done += 1
 
 
-def test_equal_work_that_waits_is_done_once() -> None:
+def test_equal_queued_work_runs_once() -> None:
     first, second = Counted(), Counted()
     second.may_end.set()
     background.submit(first)
@@ -49,7 +49,7 @@ def test_equal_work_that_waits_is_done_once() -> None:
     assert (first.n_done, second.n_done) == (2, 1)
 
 
-def test_a_thread_that_is_busy_or_rests_is_not_woken() -> None:
+def test_busy_background_thread_is_not_woken() -> None:
     first, second = Counted(), Counted()
     second.may_end.set()
     background.submit(first)
@@ -62,7 +62,7 @@ def test_a_thread_that_is_busy_or_rests_is_not_woken() -> None:
     assert second.n_done == 1
 
 
-def test_work_that_fails_is_logged_and_others_are_done(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_background_work_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     after = Counted()
     after.may_end.set()
 
@@ -76,7 +76,7 @@ def test_work_that_fails_is_logged_and_others_are_done(caplog: pytest.LogCapture
     assert "the disk is on fire" in caplog.text
 
 
-def test_a_thread_that_cannot_start_or_dies_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_thread_is_replaced_after_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     made = background.ThreadRunner()
     works = [Counted() for _ in range(3)]
     for work in works:
@@ -97,7 +97,7 @@ def test_a_thread_that_cannot_start_or_dies_is_replaced(monkeypatch: pytest.Monk
     assert works[1].n_done == 1
 
 
-def test_a_flush_waits_for_what_was_asked_for_before_it_alone() -> None:
+def test_flush_waits_only_for_earlier_work() -> None:
     made = background.ThreadRunner()
     first, later = Counted(), Counted()
     made.submit(first)
@@ -116,7 +116,7 @@ def test_a_flush_waits_for_what_was_asked_for_before_it_alone() -> None:
     assert made.drain(60)
 
 
-def test_who_waited_in_vain_for_work_does_not_wait_for_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_does_not_wait_twice_for_stuck_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "DRAIN_TIMEOUT_S", 0.01)
     made = background.ThreadRunner()
     hanging = Counted()
@@ -176,7 +176,7 @@ def commit(lake: Lakehouse, number: int) -> None:
         txn.create_namespace(f"n{number}")
 
 
-def test_no_commit_waits_for_its_hint_and_of_many_the_last_is_written(storage: SlowHint) -> None:
+def test_hint_updates_are_asynchronous_and_coalesced(storage: SlowHint) -> None:
     lake = Lakehouse.create(storage.root, storage=storage)
     for number in range(20):
         commit(lake, number)
@@ -189,7 +189,7 @@ def test_no_commit_waits_for_its_hint_and_of_many_the_last_is_written(storage: S
     check_lake(Lakehouse(storage))
 
 
-def test_a_hint_that_fails_is_counted_and_the_commit_stands(storage: SlowHint) -> None:
+def test_failed_hint_update_does_not_affect_the_commit(storage: SlowHint) -> None:
     storage.let_go.set()
     storage.fails = True
     lake = Lakehouse.create(storage.root, storage=storage)
@@ -229,7 +229,7 @@ def test_the_hint_is_written_before_a_process_ends_or_forks(tmp_path: Path, how:
     assert (tmp_path / HINT_PATH).read_text() == "30"
 
 
-def test_a_killed_process_leaves_the_hint_behind_and_nothing_else(tmp_path: Path) -> None:
+def test_killed_process_leaves_only_an_old_hint(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), "kill"], capture_output=True, check=False)
     assert ran.returncode == -signal.SIGKILL
     lake = Lakehouse.open(str(tmp_path))
@@ -240,7 +240,7 @@ def test_a_killed_process_leaves_the_hint_behind_and_nothing_else(tmp_path: Path
     assert (tmp_path / HINT_PATH).read_text() == "31"
 
 
-def test_a_child_works_beside_by_a_thread_of_its_own(tmp_path: Path) -> None:
+def test_forked_child_starts_its_own_background_thread(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path))
     commit(lake, 1)
     child = os.fork()
@@ -252,7 +252,7 @@ def test_a_child_works_beside_by_a_thread_of_its_own(tmp_path: Path) -> None:
     assert lake.latest_version() == 2
 
 
-def test_a_lakehouse_that_is_removed_does_not_come_back(tmp_path: Path) -> None:
+def test_background_hint_does_not_recreate_a_deleted_lakehouse(tmp_path: Path) -> None:
     for number in range(10):
         folder = tmp_path / str(number)
         lake = Lakehouse.create(str(folder), {"fsync": "false"})
@@ -266,7 +266,7 @@ def test_a_lakehouse_that_is_removed_does_not_come_back(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "moved")
 
 
-def test_a_closed_lakehouse_writes_nothing_more(tmp_path: Path) -> None:
+def test_closed_lakehouse_writes_nothing(tmp_path: Path) -> None:
     for number in range(10):
         lake = Lakehouse.create(str(tmp_path / str(number)), {"fsync": "false"})
         commit(lake, 1)

@@ -1,4 +1,4 @@
-"""The cache over immutable files: what it keeps, what it asks for, and that nobody sees a difference."""
+"""The cache of immutable files: what it caches, which requests it saves, and that results are unchanged."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def requests(meter: MeteredStorage, work: Callable[[], object]) -> dict[str, int
 # What is kept
 
 
-def test_a_file_is_read_once(meter: MeteredStorage, cached: CacheStorage) -> None:
+def test_file_is_read_once(meter: MeteredStorage, cached: CacheStorage) -> None:
     meter.create("fixed/a", b"content")
     assert requests(meter, lambda: cached.read("fixed/a")) == {"read": 1}
     assert requests(meter, lambda: cached.read_many(["fixed/a", "fixed/a"])) == {}
@@ -86,7 +86,7 @@ def test_other_files_are_read_each_time(meter: MeteredStorage, cached: CacheStor
     assert cached.read("_root") == b"sealed by another process"
 
 
-def test_ranges_come_from_what_is_kept_and_keep_nothing(meter: MeteredStorage, cached: CacheStorage) -> None:
+def test_ranges_are_served_from_the_cache_and_not_cached(meter: MeteredStorage, cached: CacheStorage) -> None:
     meter.create("fixed/a", b"content")
     assert requests(meter, lambda: [cached.read("fixed/a", offset=1, length=2) for _ in range(2)]) == {"read": 2}
     cached.read("fixed/a")
@@ -100,7 +100,7 @@ def test_ranges_come_from_what_is_kept_and_keep_nothing(meter: MeteredStorage, c
             cached.read("fixed/a", offset=offset, length=length)
 
 
-def test_stat_exists_and_list_ask_the_storage(meter: MeteredStorage, cached: CacheStorage) -> None:
+def test_stat_exists_and_list_are_not_cached(meter: MeteredStorage, cached: CacheStorage) -> None:
     cached.create("fixed/a", b"content")
     meter.delete("fixed/a")
     assert cached.read("fixed/a") == b"content"
@@ -110,7 +110,7 @@ def test_stat_exists_and_list_ask_the_storage(meter: MeteredStorage, cached: Cac
         cached.stat("fixed/a")
 
 
-def test_what_was_created_is_kept_as_it_was_at_the_call(meter: MeteredStorage, cached: CacheStorage) -> None:
+def test_created_file_is_cached_with_its_content_at_the_call(meter: MeteredStorage, cached: CacheStorage) -> None:
     buffer = bytearray(b"content")
     cached.create("fixed/a", buffer)  # type: ignore[arg-type]
     buffer[:] = b"changed"
@@ -119,7 +119,7 @@ def test_what_was_created_is_kept_as_it_was_at_the_call(meter: MeteredStorage, c
 
 
 @pytest.mark.parametrize("fault", [fail(1, StoragePermissionError, kind="create"), lose_response(1, kind="create")])
-def test_what_was_not_certainly_created_is_not_kept(fault: object) -> None:
+def test_ambiguously_created_file_is_not_cached(fault: object) -> None:
     inner = FaultyStorage(MemoryStorage(ROOT), [fault])  # type: ignore[list-item]
     cached = CacheStorage(inner, is_fixed, FileCache(MIB), "identity")
     with pytest.raises((StoragePermissionError, AmbiguousWriteError)):
@@ -129,14 +129,14 @@ def test_what_was_not_certainly_created_is_not_kept(fault: object) -> None:
     drop_memory_root(ROOT)
 
 
-def test_a_lost_create_keeps_nothing(meter: MeteredStorage, cached: CacheStorage) -> None:
+def test_ambiguous_create_is_not_cached(meter: MeteredStorage, cached: CacheStorage) -> None:
     meter.create("fixed/a", b"theirs")
     with pytest.raises(FileExistsAlreadyError):
         cached.create("fixed/a", b"ours")
     assert cached.read("fixed/a") == b"theirs"
 
 
-def test_missing_files_are_asked_for_again(meter: MeteredStorage, cached: CacheStorage) -> None:
+def test_missing_files_are_not_cached(meter: MeteredStorage, cached: CacheStorage) -> None:
     for _ in range(2):
         with pytest.raises(FileMissingError):
             cached.read("fixed/a")
@@ -144,7 +144,7 @@ def test_missing_files_are_asked_for_again(meter: MeteredStorage, cached: CacheS
     assert cached.read("fixed/a") == b"content"
 
 
-def test_deleting_drops_also_when_it_failed() -> None:
+def test_failed_delete_drops_the_cached_copy() -> None:
     inner = FaultyStorage(MemoryStorage(ROOT), [lose_response(1, kind="delete")])
     cached = CacheStorage(inner, is_fixed, FileCache(MIB), "identity")
     cached.create("fixed/a", b"content")
@@ -216,7 +216,7 @@ def take(storage: Storage, step: tuple[object, ...]) -> object:
 
 
 @given(steps=steps, capacity_bytes=st.sampled_from([0, 9 * 8 * ENTRY_OVERHEAD_BYTES, MIB]), with_folder=st.booleans())
-def test_any_sequence_gives_what_the_storage_gives(
+def test_cache_equals_the_storage_for_any_sequence_of_operations(
     steps: list[tuple[object, ...]], capacity_bytes: int, with_folder: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     model, inner = MemoryStorage("memory://cache-model/"), MemoryStorage(ROOT)
@@ -257,7 +257,7 @@ class Gate(StorageWrapper):
         return data
 
 
-def test_threads_that_miss_together_read_once(meter: MeteredStorage) -> None:
+def test_concurrent_cache_misses_read_once(meter: MeteredStorage) -> None:
     meter.create("fixed/a", b"content")
     gate = Gate(meter)
     cached = CacheStorage(gate, is_fixed, FileCache(0), "identity")  # handed over, though it is not kept
@@ -293,7 +293,7 @@ def test_a_failed_read_fails_only_its_own_thread() -> None:
 
 
 @pytest.mark.parametrize("drop", ["delete", "write", "drop_cached"])
-def test_a_read_that_began_before_a_drop_keeps_nothing(meter: MeteredStorage, tmp_path: Path, drop: str) -> None:
+def test_read_started_before_a_drop_is_not_cached(meter: MeteredStorage, tmp_path: Path, drop: str) -> None:
     meter.create("fixed/a", b"old")
     gate, folder = Gate(meter), CacheFolder(str(tmp_path), MIB)
     cached = CacheStorage(gate, is_fixed, FileCache(MIB), "identity", folder)
@@ -312,7 +312,7 @@ def test_a_read_that_began_before_a_drop_keeps_nothing(meter: MeteredStorage, tm
     assert folder.get("identity", "fixed/a") in (None, b"new")
 
 
-def test_a_forked_child_starts_empty_and_with_free_locks(meter: MeteredStorage) -> None:
+def test_forked_child_starts_empty_with_free_locks(meter: MeteredStorage) -> None:
     cached = shared_cache_view(meter, everything)
     cached.create("a", b"content")
     release = threading.Event()
@@ -339,7 +339,7 @@ def test_a_forked_child_starts_empty_and_with_free_locks(meter: MeteredStorage) 
 # Sizes
 
 
-def test_the_least_recently_used_go_first() -> None:
+def test_least_recently_used_files_are_evicted_first() -> None:
     cache = FileCache(10 * (ENTRY_OVERHEAD_BYTES + 101))
     for number in range(10):
         cache.put("", str(number), b"x" * 100, cache.n_dropped)
@@ -349,7 +349,7 @@ def test_the_least_recently_used_go_first() -> None:
     assert cache.size_bytes <= cache.capacity_bytes
 
 
-def test_large_files_push_nothing_out(meter: MeteredStorage, cached: CacheStorage) -> None:
+def test_large_files_do_not_evict_others(meter: MeteredStorage, cached: CacheStorage) -> None:
     cached.create("fixed/small", b"content")
     for size_bytes, n_reads in [(MIB // 8, 2), (MIB // 8 - 2 * ENTRY_OVERHEAD_BYTES, 0)]:
         cached.create(f"fixed/{size_bytes}", b"x" * size_bytes)
@@ -372,7 +372,7 @@ def meter_reads(meter: MeteredStorage, storage: Storage, path: str) -> int:
     return requests(meter, lambda: [storage.read(path), storage.read(path)]).get("read", 0)
 
 
-def test_growing_keeps_what_is_there_in_order() -> None:
+def test_resized_cache_keeps_its_order() -> None:
     lru: ByteLru[int, str] = ByteLru(8 * 1000)
     for number in range(8):
         lru.put(number, str(number), 1000 - ENTRY_OVERHEAD_BYTES)
@@ -401,7 +401,7 @@ def test_the_same_root_and_options_share(meter: MeteredStorage) -> None:
         elsewhere.read("a")
 
 
-def test_private_views_share_nothing_but_the_size(meter: MeteredStorage) -> None:
+def test_private_views_share_only_the_size(meter: MeteredStorage) -> None:
     meter.create("a", b"content")
     views = [private_cache_view(meter, everything, {"cache_bytes": str(MIB)}) for _ in range(2)]
     assert [requests(meter, lambda view=view: view.read("a")) for view in views] == [{"read": 1}] * 2  # type: ignore[misc]
@@ -421,7 +421,7 @@ def test_zero_turns_it_off(meter: MeteredStorage) -> None:
     assert shared_cache_view(meter, everything, {**options, "cache_folder": "/x", "cache_folder_bytes": "0"}) is meter
 
 
-def test_the_folder_alone(meter: MeteredStorage, tmp_path: Path) -> None:
+def test_cache_folder_without_memory_cache(meter: MeteredStorage, tmp_path: Path) -> None:
     options = {"cache_bytes": "0", "cache_folder": str(tmp_path / "kept")}
     meter.create("a", b"content")
     assert requests(meter, lambda: shared_cache_view(meter, everything, options).read("a")) == {"read": 1}
@@ -429,7 +429,7 @@ def test_the_folder_alone(meter: MeteredStorage, tmp_path: Path) -> None:
     assert requests(meter, lambda: shared_cache_view(meter, everything, options).read("a")) == {}
 
 
-def test_a_pickled_copy_shares_what_the_process_keeps(meter: MeteredStorage) -> None:
+def test_pickled_copy_shares_the_process_cache(meter: MeteredStorage) -> None:
     cached = shared_cache_view(meter, everything)
     cached.create("a", b"content")
     copy = pickle.loads(pickle.dumps(cached))
@@ -437,7 +437,7 @@ def test_a_pickled_copy_shares_what_the_process_keeps(meter: MeteredStorage) -> 
     assert copy.read("a") == b"content"
 
 
-def test_the_identity_tells_roots_and_credentials_apart_and_shows_none() -> None:
+def test_cache_identity_depends_on_roots_and_credentials() -> None:
     secret = "wJalrXUtnFEMI"
     identities = [
         storage_identity("s3://b/", {}),
@@ -453,9 +453,7 @@ def test_the_identity_tells_roots_and_credentials_apart_and_shows_none() -> None
 
 
 @pytest.mark.parametrize("name", S3_ENVIRONMENT)
-def test_the_identity_tells_places_and_credentials_of_the_environment_apart(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_cache_identity_depends_on_the_environment(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     roots = ("s3://b/", "file:///b/")
     identities = []
     for value in (None, "AKIAONE", "AKIATWO"):
@@ -479,18 +477,18 @@ def test_defaults() -> None:
 
 @pytest.mark.parametrize("name", ["cache_bytes", "cache_folder_bytes"])
 @pytest.mark.parametrize("value", ["", "-1", "1.5", "1e9", "256MiB", " 1", "٣", "9" * 5000])
-def test_sizes_that_are_none(name: str, value: str) -> None:
+def test_invalid_sizes_are_rejected(name: str, value: str) -> None:
     with pytest.raises(InvalidInputError, match=f"'{name}' must be a whole number of at least 0"):
         CacheOptions.of(ROOT, {name: value})
 
 
 @pytest.mark.parametrize("folder", ["", "nul\0"])
-def test_folders_that_are_none(folder: str) -> None:
+def test_invalid_cache_folders_are_rejected(folder: str) -> None:
     with pytest.raises(InvalidInputError, match="'cache_folder'"):
         CacheOptions.of(ROOT, {"cache_folder": folder})
 
 
-def test_a_folder_within_the_lakehouse_is_refused(tmp_path: Path) -> None:
+def test_cache_folder_inside_the_lakehouse_is_rejected(tmp_path: Path) -> None:
     root = f"file://{tmp_path}/lake/"
     for folder in ("lake", "lake/kept", "x/../lake"):
         with pytest.raises(InvalidInputError):
@@ -498,14 +496,14 @@ def test_a_folder_within_the_lakehouse_is_refused(tmp_path: Path) -> None:
     assert CacheOptions.of(root, {"cache_folder": f"{tmp_path}/lake-cache"}).folder == f"{tmp_path}/lake-cache"
 
 
-def test_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_of_the_user_is_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert CacheOptions.of(ROOT, {"cache_folder": "~/kept"}).folder == f"{tmp_path}/kept"
     assert CacheOptions.of(ROOT, {"cache_folder": "kept"}).folder == f"{tmp_path}/kept"
 
 
-def test_readers_and_deleters_together_end_with_what_is_there(meter: MeteredStorage) -> None:
+def test_concurrent_reads_and_deletes_leave_a_consistent_cache(meter: MeteredStorage) -> None:
     """Eight threads on four names: in the end each name reads as the storage has it."""
     cached = CacheStorage(meter, is_fixed, FileCache(MIB), "identity")
 
@@ -527,7 +525,7 @@ def test_readers_and_deleters_together_end_with_what_is_there(meter: MeteredStor
         assert outcome(lambda path=path: cached.read(path)) == outcome(lambda path=path: meter.read(path))  # type: ignore[misc]
 
 
-def test_a_range_from_the_start_that_ends_short_is_the_whole_file(meter: MeteredStorage) -> None:
+def test_short_range_from_the_start_is_the_whole_file(meter: MeteredStorage) -> None:
     cached = private_cache_view(meter, lambda path: path.startswith("fixed/"))
     for name in ("fixed/a", "fixed/b", "moving"):
         meter.create(name, b"0123456789")
@@ -543,7 +541,7 @@ def test_a_range_from_the_start_that_ends_short_is_the_whole_file(meter: Metered
     assert measured.counts.requests == {"read": 1}
 
 
-def test_a_file_that_was_created_elsewhere_is_kept(meter: MeteredStorage) -> None:
+def test_file_created_by_another_process_is_cached(meter: MeteredStorage) -> None:
     cached = private_cache_view(meter, lambda path: path.startswith("fixed/"))
     assert isinstance(cached, CacheStorage)
     meter.create("fixed/a", b"x")

@@ -1,4 +1,4 @@
-"""The folder of verified copies: shared by processes, and never a cause of errors or wrong bytes."""
+"""The cache folder: shared by processes, verified, and never a source of errors or wrong bytes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def body(number: int, size_bytes: int = 10 * KIB) -> bytes:
 # Keeping
 
 
-def test_what_is_put_is_found_by_others(folder: CacheFolder, place: Path) -> None:
+def test_cached_file_is_visible_to_other_processes(folder: CacheFolder, place: Path) -> None:
     folder.put("identity", "a/b", b"content")
     folder.put("identity", "empty", b"")
     other = CacheFolder(str(place), MIB)
@@ -66,7 +66,7 @@ def test_what_is_put_is_found_by_others(folder: CacheFolder, place: Path) -> Non
     assert other.get("identity", "a") is None
 
 
-def test_nothing_is_spelled_out_and_nobody_else_may_look(folder: CacheFolder, place: Path) -> None:
+def test_cache_folder_is_private_and_contains_no_plain_names(folder: CacheFolder, place: Path) -> None:
     was = os.umask(0)
     try:
         folder.put("identity", "table-secret-name.binpb", b"content")
@@ -120,7 +120,7 @@ def test_damaged_copies_are_dropped(
     ]
 
 
-def test_a_copy_of_another_file_is_damaged(folder: CacheFolder, place: Path) -> None:
+def test_cached_copy_of_another_file_is_rejected(folder: CacheFolder, place: Path) -> None:
     folder.put("identity", "a", b"content of a")
     (of_a,) = files(place)
     folder.put("identity", "b", b"content of b")
@@ -129,7 +129,7 @@ def test_a_copy_of_another_file_is_damaged(folder: CacheFolder, place: Path) -> 
     assert (folder.get("identity", "a"), folder.get("identity", "b")) == (None, b"content of b")
 
 
-def test_something_else_at_the_name_of_a_copy(folder: CacheFolder, place: Path) -> None:
+def test_other_file_at_a_cached_path_is_handled(folder: CacheFolder, place: Path) -> None:
     folder.put("identity", "a", b"content")
     (file,) = files(place)
     file.unlink()
@@ -139,7 +139,7 @@ def test_something_else_at_the_name_of_a_copy(folder: CacheFolder, place: Path) 
     assert folder.get("identity", "a") is None
 
 
-def test_a_folder_that_is_removed_is_made_again(folder: CacheFolder, place: Path) -> None:
+def test_removed_cache_folder_is_created_again(folder: CacheFolder, place: Path) -> None:
     folder.put("identity", "a", b"content")
     for file in files(place):
         file.unlink()
@@ -153,7 +153,7 @@ def test_a_folder_that_is_removed_is_made_again(folder: CacheFolder, place: Path
 # Limit
 
 
-def test_the_limit_holds_and_the_least_recently_used_go(folder: CacheFolder, place: Path) -> None:
+def test_least_recently_used_files_are_evicted_at_the_limit(folder: CacheFolder, place: Path) -> None:
     (place / "trinitylake-cache").mkdir(parents=True, mode=0o700)
     (place / "trinitylake-cache" / "notes.txt").write_text("somebody else's")
     folder.put("identity", "favorite", body(0))
@@ -170,7 +170,7 @@ def test_the_limit_holds_and_the_least_recently_used_go(folder: CacheFolder, pla
     assert (place / "trinitylake-cache" / "notes.txt").exists()
 
 
-def test_a_use_is_noted_at_most_once_a_minute(folder: CacheFolder, place: Path) -> None:
+def test_use_of_a_cached_file_is_recorded_once_a_minute(folder: CacheFolder, place: Path) -> None:
     folder.put("identity", "a", b"content")
     (file,) = files(place)
     for age_s, is_noted in [(30, False), (90, True)]:
@@ -191,7 +191,7 @@ def test_small_writes_of_short_processes_are_kept_within_the_limit_too(place: Pa
     assert MIB / 2 < disk_bytes(place) < MIB * 5 / 4
 
 
-def test_what_killed_writers_left_is_removed_in_time(folder: CacheFolder, place: Path) -> None:
+def test_files_of_killed_writers_are_removed(folder: CacheFolder, place: Path) -> None:
     folder.put("identity", "a", b"content")
     (file,) = files(place)
     old, fresh = (Path(f"{file}.{digit * 32}.tmp") for digit in "ab")
@@ -206,7 +206,9 @@ def test_what_killed_writers_left_is_removed_in_time(folder: CacheFolder, place:
 # Trouble
 
 
-def test_a_full_disk_is_lived_with(tmp_path: Path, meter: MeteredStorage, caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_disables_the_cache_folder(
+    tmp_path: Path, meter: MeteredStorage, caplog: pytest.LogCaptureFixture
+) -> None:
     small = tmp_path / "small"
     with small_disk(small, size_bytes=256 * KIB):
         cached = CacheStorage(meter, _everything, FileCache(0), "identity", CacheFolder(str(small), 100 * MIB))
@@ -223,7 +225,7 @@ def test_a_full_disk_is_lived_with(tmp_path: Path, meter: MeteredStorage, caplog
     assert "cannot write to the cache folder" in caplog.text and "continuing without it" in caplog.text
 
 
-def test_writing_is_tried_again_after_a_while(
+def test_writes_to_the_cache_folder_resume_after_a_pause(
     folder: CacheFolder, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.mkdir(parents=True)
@@ -274,7 +276,7 @@ def _give_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("obstacle", ["file", "no rights", "open to others", "link"])
-def test_folders_that_cannot_be_used(
+def test_unusable_cache_folders_are_rejected(
     tmp_path: Path, place: Path, obstacle: str, meter: MeteredStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.parent.mkdir()
@@ -330,7 +332,7 @@ def test_processes_that_race_for_the_same_files(place: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["half written", "before the rename"])
-def test_killed_while_writing(place: Path, moment: str) -> None:
+def test_kill_during_writes_loses_no_acknowledged_file(place: Path, moment: str) -> None:
     def work(report: Callable[[str], None]) -> None:
         whole_write = os.write
 
@@ -358,7 +360,7 @@ def test_killed_while_writing(place: Path, moment: str) -> None:
     assert folder.get("identity", "a") == body(1)
 
 
-def test_processes_that_are_killed_at_any_time(place: Path) -> None:
+def test_killed_processes_leave_a_valid_cache_folder(place: Path) -> None:
     """Whatever a killed process leaves, the next one finds right bytes or none."""
 
     def work(report: Callable[[str], None]) -> None:
@@ -378,7 +380,7 @@ def test_processes_that_are_killed_at_any_time(place: Path) -> None:
     assert CacheFolder(str(place), 100 * MIB).get("identity", "0") == body(0, 60 * KIB)
 
 
-def test_a_second_process_reads_nothing_again(meter: MeteredStorage, place: Path) -> None:
+def test_second_process_reads_from_the_cache_folder(meter: MeteredStorage, place: Path) -> None:
     options = {"cache_folder": str(place), "access_key_id": "AKIAEXAMPLE", "secret_access_key": "very-secret"}
     meter.create("a", b"content")
 
@@ -393,7 +395,7 @@ def test_a_second_process_reads_nothing_again(meter: MeteredStorage, place: Path
     assert b"AKIAEXAMPLE" not in everything_written and b"very-secret" not in everything_written
 
 
-def test_one_warning_for_all_lakehouses_of_a_process(
+def test_warning_is_logged_once_per_process(
     meter: MeteredStorage, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")

@@ -1,4 +1,4 @@
-"""Clients of S3 are made once for equal settings (decision 33)."""
+"""S3 clients are shared for equal settings (decision 33)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.storage.http.clients import _MOST, ClientCache, run_on_loop
+from trinitylake_ops.storage.http.clients import MAX_CLIENTS, ClientCache, run_on_loop
 from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
-from trinitylake_ops.storage.s3.s3fs_client import _timestamp
+from trinitylake_ops.storage.s3.s3fs_client import response_time
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 
 OPTIONS = {
@@ -24,7 +24,7 @@ OPTIONS = {
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own, in which no other test has made a client."""
+    """A separate home folder, in which no other test has created a client."""
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
 
@@ -37,13 +37,13 @@ def test_storages_of_equal_settings_share_a_client() -> None:
     assert client() is client("s3://other/b/")
 
 
-def test_other_options_have_another_client() -> None:
+def test_other_options_create_a_new_client() -> None:
     assert client() is not client(secret_access_key="another")
     assert client() is not client(read_timeout_seconds="7")
     assert client() is not client(addressing_style="path")
 
 
-def test_another_environment_has_another_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_environment_creates_a_new_client(monkeypatch: pytest.MonkeyPatch) -> None:
     first = client()
     monkeypatch.setenv("AWS_PROFILE", "other")
     assert client() is not first
@@ -54,7 +54,7 @@ def test_another_environment_has_another_client(monkeypatch: pytest.MonkeyPatch)
     assert client() is first
 
 
-def test_a_changed_configuration_file_has_another_client(home: Path) -> None:
+def test_changed_configuration_file_creates_a_new_client(home: Path) -> None:
     first = client()
     (home / ".aws").mkdir()
     (home / ".aws/credentials").write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
@@ -72,24 +72,24 @@ def test_obstore_shares_by_bucket() -> None:
     assert stores("s3://bucket/a/") is not stores("s3://other/a/")
 
 
-def test_a_client_without_an_answer_is_handed_to_nobody() -> None:
+def test_client_without_a_response_is_not_shared() -> None:
     storage = S3Storage("s3://bucket/a/", OPTIONS)
     with pytest.raises(TrinityLakeError):
         storage.now_ms()
     assert client() is not storage._client
 
 
-def test_the_clients_used_last_are_kept() -> None:
+def test_recently_used_clients_are_cached() -> None:
     kept: ClientCache[object] = ClientCache()
     first = kept.get(0, object)
-    for key in range(1, _MOST):
+    for key in range(1, MAX_CLIENTS):
         kept.get(key, object)
     assert kept.get(0, object) is first, "it was used last now"
     second = kept.get(1, object)
-    kept.get(_MOST, object)
+    kept.get(MAX_CLIENTS, object)
     assert kept.get(0, object) is first
     assert kept.get(1, object) is second
-    for key in range(100, 100 + _MOST):
+    for key in range(100, 100 + MAX_CLIENTS):
         kept.get(key, object)
     assert kept.get(0, object) is not first
 
@@ -105,15 +105,15 @@ def test_the_clients_used_last_are_kept() -> None:
     ],
 )
 def test_times_of_answers(text: str | float) -> None:
-    assert _timestamp(text) == datetime(2026, 11, 25, 10, 20, 30, tzinfo=UTC)
+    assert response_time(text) == datetime(2026, 11, 25, 10, 20, 30, tzinfo=UTC)
 
 
-def test_what_is_no_time_is_refused() -> None:
+def test_invalid_times_are_rejected() -> None:
     with pytest.raises(ValueError, match="Invalid timestamp"):
-        _timestamp("soon")
+        response_time("soon")
 
 
-def test_a_request_from_the_thread_of_the_loop_is_an_error_and_no_deadlock() -> None:
+def test_request_on_the_event_loop_thread_raises_an_error() -> None:
     """An object that is collected there may send one."""
 
     async def answer() -> int:

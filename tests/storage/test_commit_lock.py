@@ -1,4 +1,4 @@
-"""The line of processes that commit to one folder: it orders them, and nobody is kept by it for good."""
+"""The commit lock of a folder: it orders processes, and never blocks one permanently."""
 
 import errno
 import fcntl
@@ -40,7 +40,7 @@ def _hold(folder: Path, held: Connection) -> None:
 
 
 class Holder:
-    """A process that is first in line, until it is told to go or killed."""
+    """A process that holds the lock until it is signaled or killed."""
 
     def __init__(self, folder: Path):
         self._own, other = _FORK.Pipe()
@@ -53,13 +53,13 @@ class Holder:
         self.process.join()
 
 
-def test_alone_nobody_waits(folder: Path) -> None:
+def test_single_process_does_not_wait(folder: Path) -> None:
     for _ in range(2):
         with storage(folder).commit_lock(LONG_S) as has_waited:
             assert not has_waited
 
 
-def test_the_next_one_waits_until_the_first_goes(folder: Path) -> None:
+def test_second_process_waits_for_the_commit_lock(folder: Path) -> None:
     holder = Holder(folder)
     waited: list[bool] = []
 
@@ -76,7 +76,7 @@ def test_the_next_one_waits_until_the_first_goes(folder: Path) -> None:
     assert waited == [True]
 
 
-def test_a_killed_process_leaves_the_line(folder: Path) -> None:
+def test_killed_process_releases_the_commit_lock(folder: Path) -> None:
     holder = Holder(folder)
     holder.process.kill()
     holder.process.join()
@@ -84,7 +84,7 @@ def test_a_killed_process_leaves_the_line(folder: Path) -> None:
         assert not has_waited
 
 
-def test_a_stopped_process_keeps_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_process_does_not_block_commits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = Holder(folder)
     assert holder.process.pid is not None
     os.kill(holder.process.pid, signal.SIGSTOP)
@@ -99,18 +99,18 @@ def test_a_stopped_process_keeps_nobody(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(line_module._Wait, "ends_within", tell)
     with own.commit_lock(0.05) as has_waited:
         assert has_waited
-    with own.commit_lock(LONG_S) as has_waited:  # the place of that wait did not come: nobody waits again
+    with own.commit_lock(LONG_S) as has_waited:  # the abandoned wait is still blocked, so no process waits again
         assert has_waited
     (in_vain,) = waits
     assert in_vain.is_waiting
     os.kill(holder.process.pid, signal.SIGCONT)
     holder.go()
     assert in_vain._is_over.wait(LONG_S)
-    with own.commit_lock(LONG_S) as has_waited:  # the place came while nobody stayed for it, and was given on
+    with own.commit_lock(LONG_S) as has_waited:  # the lock was acquired after the wait was abandoned, and released
         assert not has_waited
 
 
-def test_an_interrupted_wait_gives_its_place_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_wait_passes_the_commit_lock_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the place came before the interrupt or comes after it."""
     for comes_first in (False, True):
         holder = Holder(folder)
@@ -139,7 +139,7 @@ def test_an_interrupted_wait_gives_its_place_on(folder: Path, monkeypatch: pytes
             assert not has_waited
 
 
-def test_a_child_forked_in_line_does_not_keep_the_place(folder: Path) -> None:
+def test_forked_child_does_not_hold_the_commit_lock(folder: Path) -> None:
     reader, writer = os.pipe()
     with storage(folder).commit_lock(LONG_S):
         child = os.fork()
@@ -154,7 +154,7 @@ def test_a_child_forked_in_line_does_not_keep_the_place(folder: Path) -> None:
     os.waitpid(child, 0)
 
 
-def test_without_a_folder_or_locks_all_pass(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_lock_is_optional(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with storage(tmp_path / "nowhere").commit_lock(LONG_S) as has_waited:
         assert not has_waited
 
@@ -166,14 +166,14 @@ def test_without_a_folder_or_locks_all_pass(folder: Path, tmp_path: Path, monkey
         assert not has_waited
 
 
-def test_an_interrupt_leaves_the_line(folder: Path) -> None:
+def test_interrupt_releases_the_commit_lock(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt), storage(folder).commit_lock(LONG_S):
         raise KeyboardInterrupt
     with storage(folder).commit_lock(LONG_S) as has_waited:
         assert not has_waited
 
 
-def test_wrappers_stand_in_the_line_of_their_storage(folder: Path) -> None:
+def test_wrappers_use_the_commit_lock_of_their_storage(folder: Path) -> None:
     holder = Holder(folder)
     for wrapped in (MeteredStorage(storage(folder)), RetryStorage(storage(folder))):
         with wrapped.commit_lock(0) as has_waited:
@@ -190,7 +190,7 @@ class Passing(StorageWrapper):
 
 @pytest.fixture
 def has_waiter(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when somebody found others before them."""
+    """Set when a process found the lock held."""
     event, wait = threading.Event(), line_module.CommitLock._wait
 
     def tell(line: line_module.CommitLock, descriptor: int, longest_s: float) -> bool:
@@ -201,7 +201,7 @@ def has_waiter(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
-def test_who_waited_begins_on_the_new_version(folder: Path, has_waiter: threading.Event) -> None:
+def test_commit_after_waiting_starts_on_the_new_version(folder: Path, has_waiter: threading.Event) -> None:
     """No attempt is lost to the commits that were before us in line."""
     ours: Storage = storage(folder)
     lake = Lakehouse.create(ours.root, storage=ours)
@@ -220,7 +220,7 @@ def test_who_waited_begins_on_the_new_version(folder: Path, has_waiter: threadin
     assert latest.cost["attempts"] == 1
 
 
-def test_who_finds_a_conflict_after_waiting_fails_as_ever(folder: Path, has_waiter: threading.Event) -> None:
+def test_conflict_after_waiting_for_the_lock_fails(folder: Path, has_waiter: threading.Event) -> None:
     ours: Storage = storage(folder)
     lake = Lakehouse.create(ours.root, storage=ours)
     others = Lakehouse.open(ours.root, storage=Passing(storage(folder)))

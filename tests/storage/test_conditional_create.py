@@ -1,4 +1,4 @@
-"""Whose file stands under a name, whatever the answers were."""
+"""Create-if-absent with read-back: outcomes for all responses."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def kinds(storage: FaultyStorage) -> list[str]:
     return [request.kind for request in storage.log]
 
 
-def test_a_plain_create_costs_one_request() -> None:
+def test_create_without_conflict_sends_one_request() -> None:
     storage = storage_with()
     assert create_settled(storage, "name", b"ours", is_ours=is_ours)
     assert kinds(storage) == ["create"]
 
 
-def test_the_file_of_another_is_not_ours() -> None:
+def test_file_of_another_writer_is_not_ours() -> None:
     storage = storage_with()
     storage.inner.create("name", b"theirs")
     assert not create_settled(storage, "name", b"ours", is_ours=is_ours)
@@ -62,34 +62,34 @@ def test_the_file_of_another_is_not_ours() -> None:
 @pytest.mark.parametrize(
     "error", [AmbiguousWriteError, TransientError, ThrottledError, StoragePermissionError, StorageError]
 )
-def test_a_file_that_landed_is_ours_whatever_the_answer_was(error: type[StorageError]) -> None:
+def test_created_file_is_ours_after_any_response(error: type[StorageError]) -> None:
     storage = storage_with(fail(1, error, "after", kind="create"))
     assert create_settled(storage, "name", b"ours", is_ours=is_ours)
     assert kinds(storage) == ["create", "read"]
 
 
 @pytest.mark.parametrize("error", [TransientError, ThrottledError, StoragePermissionError, StorageError])
-def test_a_refusal_that_left_no_file_is_raised_as_it_is(error: type[StorageError]) -> None:
+def test_rejection_without_a_file_is_raised_unchanged(error: type[StorageError]) -> None:
     storage = storage_with(fail(1, error, kind="create"))
     with pytest.raises(error, match="injected before"):
         create_settled(storage, "name", b"ours", is_ours=is_ours)
     assert kinds(storage) == ["create", "read"], "a refused request is not sent again"
 
 
-def test_a_lost_request_is_sent_again() -> None:
+def test_lost_request_is_resent() -> None:
     storage = storage_with(fail(1, AmbiguousWriteError, kind="create", times=4))
     assert create_settled(storage, "name", b"ours", is_ours=is_ours)
     assert kinds(storage) == ["create", "read"] * 4 + ["create"]
 
 
-def test_requests_that_get_lost_each_time_leave_it_open() -> None:
+def test_repeatedly_lost_requests_are_ambiguous() -> None:
     storage = storage_with(fail(1, AmbiguousWriteError, kind="create", times=99))
     with pytest.raises(AmbiguousWriteError, match="'name'"):
         create_settled(storage, "name", b"ours", is_ours=is_ours)
 
 
 @pytest.mark.parametrize("error", [StoragePermissionError, ThrottledError])
-def test_a_refusal_after_a_lost_request_leaves_it_open(error: type[StorageError]) -> None:
+def test_rejection_after_a_lost_response_is_ambiguous(error: type[StorageError]) -> None:
     storage = storage_with(fail(1, AmbiguousWriteError, kind="create"), fail(2, error, kind="create"))
     with pytest.raises(AmbiguousWriteError):
         create_settled(storage, "name", b"ours", is_ours=is_ours)
@@ -99,19 +99,21 @@ def test_a_refusal_after_a_lost_request_leaves_it_open(error: type[StorageError]
     "answer", [AmbiguousWriteError, FileExistsAlreadyError, StoragePermissionError, ThrottledError]
 )
 @pytest.mark.parametrize("unreadable", [StoragePermissionError, TransientError, CorruptFileError])
-def test_a_name_that_cannot_be_read_leaves_it_open(answer: type[StorageError], unreadable: type[StorageError]) -> None:
+def test_unreadable_path_makes_the_outcome_ambiguous(
+    answer: type[StorageError], unreadable: type[StorageError]
+) -> None:
     storage = storage_with(fail(1, answer, "after", kind="create"), fail(1, unreadable, kind="read"))
     with pytest.raises(AmbiguousWriteError):
         create_settled(storage, "name", b"ours", is_ours=is_ours)
 
 
-def test_without_any_connection_nothing_was_created() -> None:
+def test_unreachable_server_means_not_created() -> None:
     storage = storage_with(fail(1, UnreachableError, kind="create"), fail(1, UnreachableError, kind="read"))
     with pytest.raises(UnreachableError):
         create_settled(storage, "name", b"ours", is_ours=is_ours)
 
 
-def test_before_send_stops_the_first_send_and_leaves_later_ones_open() -> None:
+def test_before_send_failure_is_definite_only_before_the_first_send() -> None:
     def too_late() -> None:
         raise TransactionExpiredError("too late")
 
@@ -133,7 +135,7 @@ def test_before_send_stops_the_first_send_and_leaves_later_ones_open() -> None:
     assert kinds(storage) == ["create", "read", "read"]
 
 
-def test_fresh_files_settle_one_by_one_in_one_round() -> None:
+def test_create_fresh_resolves_files_in_one_round_trip() -> None:
     faults = [lose_response(2, kind="create"), fail(4, AmbiguousWriteError, kind="create")]
     storage = storage_with(*faults)
     meter = MeteredStorage(storage)
@@ -143,7 +145,7 @@ def test_fresh_files_settle_one_by_one_in_one_round() -> None:
     assert meter.snapshot().rounds == 1
 
 
-def test_other_bytes_under_a_fresh_name_are_an_error() -> None:
+def test_existing_file_with_other_content_is_an_error() -> None:
     storage = storage_with()
     storage.inner.create("fresh/1", b"theirs")
     with pytest.raises(FileExistsAlreadyError, match="fresh/1"):
@@ -152,8 +154,8 @@ def test_other_bytes_under_a_fresh_name_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("refused", [InvalidLocationError, ThrottledError, StoragePermissionError])
-def test_any_refusal_after_a_lost_request_leaves_it_open(refused: type[TrinityLakeError]) -> None:
-    """The first request may still land, whatever the second was told."""
+def test_any_rejection_after_a_lost_response_is_ambiguous(refused: type[TrinityLakeError]) -> None:
+    """The first request may still take effect, whatever the response to the second was."""
 
     class LostThenRefused(StorageWrapper):
         n_sends = 0
@@ -168,7 +170,7 @@ def test_any_refusal_after_a_lost_request_leaves_it_open(refused: type[TrinityLa
 
 @pytest.mark.parametrize("unreadable", [StoragePermissionError, TransientError, CorruptFileError])
 @pytest.mark.parametrize("refused", [StoragePermissionError, ThrottledError, StorageError])
-def test_a_refused_fresh_file_is_refused_also_where_its_name_cannot_be_read(
+def test_rejected_fresh_file_fails_even_if_unreadable(
     refused: type[StorageError], unreadable: type[StorageError]
 ) -> None:
     storage = storage_with(fail(1, refused, kind="create"), fail(1, unreadable, kind="read"))
@@ -176,7 +178,7 @@ def test_a_refused_fresh_file_is_refused_also_where_its_name_cannot_be_read(
         create_fresh(storage, {"fresh/1": b"1"})
 
 
-def test_the_check_runs_before_every_repetition_too() -> None:
+def test_check_runs_before_every_resend() -> None:
     storage = storage_with(fail(1, ThrottledError, kind="create", times=3))
     checks: list[int] = []
     retrying = RetryStorage(storage, base_delay_seconds=0)
@@ -187,7 +189,7 @@ def test_the_check_runs_before_every_repetition_too() -> None:
     assert checks == [0, 1, 2, 3], "once before each of the four sends"
 
 
-def test_a_check_that_fails_between_repetitions_ends_them() -> None:
+def test_failed_check_between_resends_stops_them() -> None:
     storage = storage_with(fail(1, ThrottledError, kind="create", times=9))
 
     def in_time() -> None:
@@ -201,7 +203,7 @@ def test_a_check_that_fails_between_repetitions_ends_them() -> None:
     assert kinds(storage) == ["create", "create", "read"]
 
 
-def test_a_check_is_for_its_own_create_only() -> None:
+def test_check_applies_only_to_its_create() -> None:
     storage = storage_with(fail(2, ThrottledError, kind="create"))
     retrying = RetryStorage(storage, base_delay_seconds=0)
     checks: list[str] = []

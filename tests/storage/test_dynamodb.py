@@ -1,4 +1,4 @@
-"""What is particular about DynamoDB: parts, sweeps, tables, capacity, forks, and requests that cost money."""
+"""Features of DynamoDB: parts, sweeps, tables, capacity, forks and billed requests."""
 
 from __future__ import annotations
 
@@ -96,9 +96,7 @@ def test_a_range_reads_only_the_parts_that_it_touches(
         assert sent(proxy) == ["GetItem"] * (1 + n_parts_read)
 
 
-def test_overwrites_and_deletes_remove_the_former_parts(
-    dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage
-) -> None:
+def test_overwrites_and_deletes_remove_old_parts(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
     storage.create("a", LARGE)
     assert (len(parts_of(dynalite, root)), len(uploads_of(dynalite, root))) == (N_PARTS, 1)
     first = set(parts_of(dynalite, root))
@@ -116,7 +114,7 @@ def test_overwrites_and_deletes_remove_the_former_parts(
     assert dynalite.items_of(root) == []
 
 
-def test_a_file_whose_part_is_gone_is_damaged(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
+def test_file_with_a_missing_part_is_corrupt(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
     storage.create("large", LARGE)
     dynalite.client.delete_item(
         TableName=dynalite.table, Key={"root": {"S": parts_of(dynalite, root)[0]}, "path": {"S": "part"}}
@@ -125,7 +123,7 @@ def test_a_file_whose_part_is_gone_is_damaged(dynalite: DynamoDBServer, root: st
         storage.read("large")
 
 
-def test_an_item_of_another_program_is_no_file(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
+def test_item_of_another_program_is_rejected(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
     key = {"root": {"S": partition(root)}, "path": {"S": "theirs"}}
     dynalite.client.put_item(TableName=dynalite.table, Item={**key, "color": {"S": "red"}})
     for operation in (storage.read, storage.stat, lambda _: list(storage.list())):
@@ -149,7 +147,7 @@ def leave_parts(dynalite: DynamoDBServer, root: str, fails_at: int) -> None:
 
 
 @pytest.mark.parametrize("fails_at", [2, 4, N_PARTS + 2])
-def test_a_dead_writers_parts_are_removed_by_age(
+def test_sweep_deletes_old_parts_of_dead_writers(
     dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage, fails_at: int
 ) -> None:
     storage.create("alive", LARGE)
@@ -165,12 +163,12 @@ def test_a_dead_writers_parts_are_removed_by_age(
     assert (len(uploads_of(dynalite, root)), len(parts_of(dynalite, root))) == (1, N_PARTS)
 
 
-def test_no_writer_names_parts_that_a_sweep_may_remove() -> None:
+def test_writer_never_refers_to_parts_that_a_sweep_may_delete() -> None:
     request_lives_ms = 15 * 60_000  # so long a signature is good
     assert MAX_UPLOAD_MS + request_lives_ms < HOUR_MS < ORPHAN_AGE_MS
 
 
-def test_a_writer_that_took_too_long_gives_up(
+def test_slow_writer_abandons_its_upload(
     dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trinitylake_ops.storage.dynamodb.items.MAX_UPLOAD_MS", -1)
@@ -190,7 +188,7 @@ def test_batches_of_deletes_sweep_once_an_hour(dynalite: DynamoDBServer, root: s
     assert dynalite.items_of(root) == []
 
 
-def test_what_a_sweep_cannot_do_fails_no_delete(
+def test_failed_sweep_does_not_fail_a_delete(
     dynalite: DynamoDBServer, root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with FaultyProxy(dynalite.endpoint) as proxy:
@@ -198,7 +196,7 @@ def test_what_a_sweep_cannot_do_fails_no_delete(
         storage.create("large", LARGE)
         proxy.begin(wire.answer(2, status=400, document=refusal_document("AccessDeniedException"), times=None))
         storage.delete("large")
-    assert "parts of 'large' stay until a sweep removes them" in caplog.text
+    assert "cannot delete the parts of 'large'" in caplog.text
     assert not storage_of(dynalite, root).exists("large")
     set_age(dynalite, root, ORPHAN_AGE_MS + HOUR_MS)
     assert storage_of(dynalite, root).sweep_orphans() == 1
@@ -239,7 +237,7 @@ def test_requests_of_each_operation(dynalite: DynamoDBServer, root: str) -> None
             assert sorted(sent(proxy)) == sorted(expected)
 
 
-def test_all_reads_are_strongly_consistent(storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_are_strongly_consistent(storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.create("large", LARGE)
     storage.create("small", b"x")
     seen: list[tuple[str, object]] = []
@@ -271,9 +269,7 @@ def test_roots_of_one_table_do_not_see_each_other(dynalite: DynamoDBServer, root
     assert outer.read("inner/a") == b"outer"
 
 
-def test_items_that_a_batch_leaves_are_asked_for_again(
-    storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unprocessed_items_of_a_batch_are_retried(storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """No server for tests leaves items of a batch, so the answer is cut down here."""
     storage._next_sweep_s = time.monotonic() + 3600
     names = [f"{number:02}" for number in range(25)]
@@ -308,7 +304,7 @@ def test_items_that_a_batch_leaves_are_asked_for_again(
 # --- tables -------------------------------------------------------------------------------------
 
 
-def test_a_missing_table_is_told(dynalite: DynamoDBServer) -> None:
+def test_missing_table_is_reported(dynalite: DynamoDBServer) -> None:
     storage = DynamoDBStorage("dynamodb://no-such-table/lake/", dynalite.storage_options)
     for call in (
         lambda: storage.read("f"), lambda: storage.stat("f"), lambda: storage.create("f", b"x"),
@@ -320,7 +316,7 @@ def test_a_missing_table_is_told(dynalite: DynamoDBServer) -> None:
         assert type(caught.value) is StorageError
 
 
-def test_the_first_create_makes_the_table_where_that_is_asked_for(dynalite: DynamoDBServer) -> None:
+def test_first_create_creates_the_table_if_configured(dynalite: DynamoDBServer) -> None:
     table = f"made-{uuid.uuid4().hex}"
     storage = DynamoDBStorage(f"dynamodb://{table}/lake/", {**dynalite.storage_options, "create_table": "true"})
     assert list(storage.list()) == []
@@ -341,7 +337,7 @@ def test_the_first_create_makes_the_table_where_that_is_asked_for(dynalite: Dyna
     dynalite.client.delete_table(TableName=table)
 
 
-def test_a_table_with_other_keys_is_told(dynalite: DynamoDBServer) -> None:
+def test_table_with_other_keys_is_reported(dynalite: DynamoDBServer) -> None:
     table = f"other-{uuid.uuid4().hex}"
     dynalite.make_table(table, ("id", "version"))
     storage = DynamoDBStorage(f"dynamodb://{table}/lake/", dynalite.storage_options)
@@ -351,7 +347,7 @@ def test_a_table_with_other_keys_is_told(dynalite: DynamoDBServer) -> None:
     dynalite.client.delete_table(TableName=table)
 
 
-def test_a_provisioned_table(dynalite: DynamoDBServer) -> None:
+def test_provisioned_table_is_supported(dynalite: DynamoDBServer) -> None:
     table = f"provisioned-{uuid.uuid4().hex}"
     dynalite.make_table(table, ProvisionedThroughput={"ReadCapacityUnits": 5, "WriteCapacityUnits": 5})
     storage = DynamoDBStorage(f"dynamodb://{table}/lake/", dynalite.storage_options)
@@ -376,7 +372,7 @@ def test_no_credentials(root: str, dynalite: DynamoDBServer, monkeypatch: pytest
 # --- processes ----------------------------------------------------------------------------------
 
 
-def test_a_forked_child_goes_on(storage: DynamoDBStorage) -> None:
+def test_forked_child_continues(storage: DynamoDBStorage) -> None:
     storage.create("parent", b"x")
 
     def work(report: object) -> None:

@@ -1,4 +1,4 @@
-"""Each operation on DynamoDB meets each fault on the wire, without retries around it (S7).
+"""Wire faults for each operation on DynamoDB, without retries (S7).
 
 An error says whether the request certainly had no effect, or may have had one. A read or list never returns a part, and
 no request is sent twice: a repeated create would meet its own item.
@@ -143,7 +143,9 @@ def sent(proxy: FaultyProxy) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_fault(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, name: str) -> None:
+def test_every_wire_fault_has_its_documented_effect(
+    dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, name: str
+) -> None:
     operation, direct = OPERATIONS[name], bare(root, dynalite)
     given = {"endpoint": proxy.url, "secret_access_key": SECRET, "session_token": TOKEN}
     patient = bare(root, dynalite, **given)
@@ -174,9 +176,7 @@ def test_every_fault(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, na
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 @pytest.mark.parametrize("fault", [wire.drop_answer(), wire.drop_request(), refusal("ThrottlingException")])
-def test_parts_are_sent_again(
-    dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, at: int, fault: WireFault
-) -> None:
+def test_parts_are_resent(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, at: int, fault: WireFault) -> None:
     storage = bare(root, dynalite, endpoint=proxy.url)
     assert not storage.exists("large")
     proxy.begin(replace(fault, at=at))
@@ -190,7 +190,7 @@ def test_parts_are_sent_again(
     assert dynalite.items_of(root) == []
 
 
-def test_a_large_create_that_is_refused_leaves_no_part(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
+def test_rejected_large_create_leaves_no_part(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
     storage = bare(root, dynalite, endpoint=proxy.url)
     storage.create("large", LARGE)
     there = dynalite.items_of(root)
@@ -204,8 +204,8 @@ def test_a_large_create_that_is_refused_leaves_no_part(dynalite: DynamoDBServer,
     assert storage.read("large") == LARGE
 
 
-def test_the_answer_to_a_large_create_is_lost(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
-    """Whether the item stands or not, the file is whole or absent, and the parts stay until it is known."""
+def test_large_create_with_a_lost_response(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
+    """Whether or not the item exists, the file is complete or missing, and the parts stay until it is known."""
     storage = bare(root, dynalite, endpoint=proxy.url)
     assert not storage.exists("large")
     proxy.begin(wire.drop_answer(5))
@@ -222,9 +222,7 @@ def test_the_answer_to_a_large_create_is_lost(dynalite: DynamoDBServer, proxy: F
 
 
 @pytest.mark.parametrize("name", ["request dropped", "answer dropped", "head cut", "body cut", "500", "throttled"])
-def test_later_pages_of_a_list_are_sent_again(
-    dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, name: str
-) -> None:
+def test_second_page_of_a_listing_is_resent(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, name: str) -> None:
     storage = bare(root, dynalite, endpoint=proxy.url)
     everything = [f"{number:02}" for number in range(7)]
     storage.create_many(dict.fromkeys(everything, b"x" * 300_000))  # a page has 1 MB
@@ -242,7 +240,7 @@ def test_the_clock(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> N
         assert set(sent(proxy)) == {"GetItem"}
 
 
-def test_reads_that_fail_are_repeated_by_the_retries(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
+def test_failed_reads_are_retried(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
     storage = RetryStorage(bare(root, dynalite, endpoint=proxy.url), base_delay_seconds=0.001)
     storage.create("f", BODY)
     for fault in (wire.cut_body(times=3), wire.cut_head(times=3), wire.drop_answer(times=3)):
@@ -270,7 +268,7 @@ CAPACITY = ("ProvisionedThroughputExceededException", "RequestLimitExceeded", "T
 
 
 @pytest.mark.parametrize("code", CAPACITY)
-def test_a_commit_over_the_capacity_waits_for_it(
+def test_commit_above_the_capacity_is_retried(
     dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some refusals cost time. Where they do not end, the commit is refused, and nothing of it shows."""
@@ -292,12 +290,12 @@ def test_a_commit_over_the_capacity_waits_for_it(
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_closed_port(dynalite: DynamoDBServer, root: str, name: str) -> None:
+def test_closed_port_is_unreachable(dynalite: DynamoDBServer, root: str, name: str) -> None:
     check_closed_port(lambda endpoint: bare(root, dynalite, endpoint=endpoint), OPERATIONS[name].call, HIDDEN)
 
 
 @pytest.mark.parametrize("name", ["read", "list", "create", "delete"])
-def test_a_server_that_never_answers(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, name: str) -> None:
+def test_silent_server_times_out(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, name: str) -> None:
     storage = bare(root, dynalite, endpoint=proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
     storage.now_ms()
     proxy.begin(wire.hold_request(times=None))
@@ -309,7 +307,7 @@ def test_a_server_that_never_answers(dynalite: DynamoDBServer, proxy: FaultyProx
     assert READ_TIMEOUT_S * 0.9 < elapsed_s < PATIENCE_S
 
 
-def test_a_large_create_gives_up_soon_where_nobody_answers(
+def test_large_create_times_out_without_a_response(
     dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of the parts is not sent when one of them got no answer for long."""
@@ -323,7 +321,7 @@ def test_a_large_create_gives_up_soon_where_nobody_answers(
     assert sent(proxy) == ("PutItem",) * 3 + ("BatchWriteItem",), "the record, a part from each thread, the removal"
 
 
-def test_a_server_that_trickles_is_cut_off(dynalite: DynamoDBServer, root: str) -> None:
+def test_slow_server_times_out(dynalite: DynamoDBServer, root: str) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -349,5 +347,5 @@ def test_a_server_that_trickles_is_cut_off(dynalite: DynamoDBServer, root: str) 
         elapsed_s = time.monotonic() - started
         thread.join(10)
     assert not thread.is_alive()
-    assert (kind, "time-out" in str(error)) == (TransientError, True)
+    assert (kind, "timeout" in str(error)) == (TransientError, True)
     assert elapsed_s < PATIENCE_S / 2

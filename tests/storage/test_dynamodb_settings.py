@@ -1,4 +1,4 @@
-"""Roots, keys, options and items of DynamoDB, before anything is sent."""
+"""Roots, keys, options and items of DynamoDB, without requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_roots(root: str, table: str, partition: str) -> None:
         "dynamodb://hush hush/", "dynamodb://hush\n/", "dynamodb://hüsh/",
     ],
 )  # fmt: skip
-def test_refused_roots_are_not_repeated(root: str) -> None:
+def test_invalid_roots_are_not_shown_in_messages(root: str) -> None:
     with pytest.raises(InvalidLocationError, match="dynamodb://TABLE/PREFIX/") as caught:
         DynamoDBLocation.of(root)
     assert "hush" not in str(caught.value)
@@ -53,7 +53,7 @@ def test_roots_that_are_not_normalized(root: str) -> None:
         DynamoDBLocation.of(root)
 
 
-def test_no_key_of_a_part_or_upload_is_one_of_a_root_or_too_long() -> None:
+def test_keys_of_parts_and_uploads_are_valid_and_separate() -> None:
     longest = "x" * (MAX_PARTITION_KEY_BYTES - 51)
     location = DynamoDBLocation.of(f"dynamodb://table/{longest}/")
     upload = Upload.fresh("file", (1 << 40) * PART_BYTES, 0)
@@ -75,7 +75,7 @@ def test_paths_have_at_most_1024_bytes() -> None:
                 refuse(f"{longest}x")
 
 
-def test_what_fits_into_an_item() -> None:
+def test_fits_respects_the_size_of_an_item() -> None:
     for path in ("p", "ü" * 512):
         key = DynamoDBLocation.of("dynamodb://table/prefix/").key(path)
         most = MAX_ITEM_BYTES - len(path.encode()) - len("/prefix/rootpathsize_bytesmodified_msbody") - 42
@@ -83,7 +83,7 @@ def test_what_fits_into_an_item() -> None:
         assert not items.fits(key, b"x" * (most + 1))
 
 
-def test_items_say_what_files_are() -> None:
+def test_items_describe_files() -> None:
     key = DynamoDBLocation.of("dynamodb://table/").key("a/b")
     assert StoredFile.of_item(items.whole_file(key, b"abc", 7)) == StoredFile("a/b", 3, 7, body=b"abc")
     assert StoredFile.of_item(items.whole_file(key, b"", 7)) == StoredFile("a/b", 0, 7)
@@ -103,7 +103,7 @@ def test_options() -> None:
     for wrong, told in (
         ({"create_table": "yes"}, "'create_table' must be 'true' or 'false'"),
         ({"endpoint": "http://user:hush@host"}, "without credentials"),
-        ({"access_key_id": "hush-key-id"}, "'access_key_id' is of no use without 'secret_access_key'"),
+        ({"access_key_id": "hush-key-id"}, "'access_key_id' requires 'secret_access_key'"),
         ({"read_timeout_seconds": "soon"}, "must be a number"),
         ({"addressing_style": "path"}, "unknown storage option 'addressing_style': dynamodb:// supports"),
     ):
@@ -112,7 +112,7 @@ def test_options() -> None:
         assert "hush" not in str(caught.value)
 
 
-def test_a_storage_pickles_and_hides_its_credentials() -> None:
+def test_storage_pickles_and_hides_its_credentials() -> None:
     storage = open_storage("dynamodb://table/lake/", SECRETS)
     copy = pickle.loads(pickle.dumps(storage))
     assert (copy.root, copy.inner.options) == (storage.root, StorageOptions(SECRETS))

@@ -1,4 +1,4 @@
-"""The fault-injecting storage does what crash tests rely on."""
+"""The fault-injecting storage behaves as crash tests require."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_listing_fails_at_its_end(local: LocalStorage) -> None:
         (4, "before", ["2"]),
     ],
 )
-def test_killed_at_each_request(local: LocalStorage, at: int, moment: str, left: list[str]) -> None:
+def test_lakehouse_survives_a_kill_at_each_request(local: LocalStorage, at: int, moment: str, left: list[str]) -> None:
     run = subprocess.run(
         [sys.executable, "-c", KILLED, local.root, str(at), moment],
         cwd=Path(__file__).parents[2],

@@ -1,6 +1,6 @@
-"""Each operation on Google Cloud Storage meets each fault on the wire (``wire_faults.py``).
+"""Wire faults for each operation on Google Cloud Storage (``wire_faults.py``).
 
-The emulator refuses nobody and is never too busy, so such answers come from the proxy.
+The emulator rejects no client and is never too busy, so such answers come from the proxy.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ def wire_at(root: str, proxy: FaultyProxy) -> Wire:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_fault(server: GcsServer, proxy: FaultyProxy, root: str, name: str) -> None:
+def test_every_wire_fault_has_its_documented_effect(
+    server: GcsServer, proxy: FaultyProxy, root: str, name: str
+) -> None:
     operation, behind = OPERATIONS[name], wire_at(root, proxy)
     for fault_name, (fault, when_reading, when_changing) in FAULTS.items():
         if operation.changes_files or fault_name == next(iter(FAULTS)):
@@ -137,7 +139,7 @@ def test_every_fault(server: GcsServer, proxy: FaultyProxy, root: str, name: str
             assert RetryStorage(behind.patient).read("g") == BODY, "the next request gets its own answer"
 
 
-def test_a_create_is_one_conditional_upload_of_any_size(server: GcsServer, proxy: FaultyProxy, root: str) -> None:
+def test_create_sends_one_conditional_upload_for_any_size(server: GcsServer, proxy: FaultyProxy, root: str) -> None:
     storage = bare(root, proxy.url)
     for size_bytes in (0, 1, 9 << 20, 60 << 20):  # gcsfs itself makes a resumable upload from 50 MiB on
         proxy.begin()
@@ -157,14 +159,14 @@ def test_objects_of_public_buckets_are_not_cached(server: GcsServer, root: str) 
     assert server.metadata(root, "f")["cacheControl"] == "no-store"
 
 
-def test_no_content_ends_an_upload_early(server: GcsServer, root: str) -> None:
+def test_content_cannot_contain_the_upload_boundary(server: GcsServer, root: str) -> None:
     storage = bare(root, server.endpoint)
     for number, data in enumerate((b"\r\n--==0==--", b"\n--==0==\n\n", b"--\r\n--\r\n\r\n", b"\r\n", b"\r\n--")):
         storage.create(str(number), data)
         assert storage.read(str(number)) == data
 
 
-def test_a_lost_answer_is_told_and_not_repeated_by_the_retries(
+def test_create_with_a_lost_response_is_ambiguous_and_not_retried(
     server: GcsServer, proxy: FaultyProxy, root: str
 ) -> None:
     storage = RetryStorage(bare(root, proxy.url), base_delay_seconds=0.001)
@@ -191,7 +193,7 @@ def many(server: GcsServer) -> Iterator[str]:
     server.delete_all(root)
 
 
-def test_a_list_is_whole_or_raises(proxy: FaultyProxy, many: str) -> None:
+def test_listing_is_complete_or_raises(proxy: FaultyProxy, many: str) -> None:
     behind = wire_at(many, proxy)
     everything = [f"{number:04}" for number in range(N_MANY)]
     for name in ("request dropped", "answer dropped", "head cut", "body cut", "500", "429", "403"):
@@ -203,18 +205,18 @@ def test_the_clock(proxy: FaultyProxy, root: str) -> None:
         check_clock(bare(root, proxy.url), proxy, FAULTS[name], HIDDEN)
 
 
-def test_a_missing_bucket(server: GcsServer) -> None:
+def test_missing_bucket_is_reported(server: GcsServer) -> None:
     storage = bare("gs://no-such-bucket-of-mine/lake/", server.endpoint)
     for name in ("list", "create", "write"):
         kind, error = outcome(lambda name=name: OPERATIONS[name].call(storage), HIDDEN)  # type: ignore[misc]
         assert kind is StorageError
         assert "bucket 'no-such-bucket-of-mine' does not exist" in str(error)
-    # The emulator says "Not Found" of both; the service names the bucket.
+    # The emulator responds "Not Found" for both; the service names the bucket.
     with pytest.raises(FileMissingError):
         storage.read("f")
 
 
-def test_a_missing_bucket_as_the_service_tells_it(proxy: FaultyProxy, root: str) -> None:
+def test_missing_bucket_of_the_service_is_reported(proxy: FaultyProxy, root: str) -> None:
     gone = "The specified bucket does not exist."
     for document in (refusal(404, "notFound", gone), gone.encode()):  # a download is refused by plain text
         for name in ("read", "stat", "delete"):
@@ -226,23 +228,23 @@ def test_a_missing_bucket_as_the_service_tells_it(proxy: FaultyProxy, root: str)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_closed_port(root: str, name: str) -> None:
+def test_closed_port_is_unreachable(root: str, name: str) -> None:
     check_closed_port(lambda endpoint: bare(root, endpoint), OPERATIONS[name].call, HIDDEN)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_server_that_never_answers(root: str, name: str) -> None:
+def test_silent_server_times_out(root: str, name: str) -> None:
     def opened(endpoint: str) -> Storage:
         return bare(root, endpoint, read_timeout_seconds=str(READ_TIMEOUT_S))
 
     check_silent_server(opened, OPERATIONS[name], READ_TIMEOUT_S, HIDDEN)
 
 
-def test_a_host_that_has_no_address(root: str) -> None:
+def test_unknown_host_is_unreachable(root: str) -> None:
     with pytest.raises(UnreachableError):
         bare(root, "http://no-such-host.invalid").read("f")
 
 
-def test_no_tls(server: GcsServer, root: str) -> None:
+def test_failed_tls_handshake_is_reported(server: GcsServer, root: str) -> None:
     with pytest.raises(StorageError):
         bare(root, server.endpoint.replace("http://", "https://")).create("f", b"x")

@@ -1,4 +1,4 @@
-"""Roots, names and options of Google Cloud Storage, before anything is sent."""
+"""Roots, names and options of Google Cloud Storage, without requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_roots(root: str, bucket: str, prefix: str) -> None:
         "gs://-hush/", "gs://hush-/", "gs://Hush/", "gs://" + "hush" * 60 + "/", "gs://hush?x=1/", "gs://hush\n/",
     ],
 )  # fmt: skip
-def test_refused_roots_are_not_repeated(root: str) -> None:
+def test_invalid_roots_are_not_shown_in_messages(root: str) -> None:
     with pytest.raises(InvalidLocationError, match="gs://BUCKET/PREFIX/") as caught:
         open_storage(root)
     assert "hush" not in str(caught.value).lower()
@@ -52,7 +52,7 @@ def test_roots_that_are_not_normalized(root: str) -> None:
         GcsLocation.of(root)
 
 
-def test_names_that_the_service_does_not_take() -> None:
+def test_names_that_the_service_does_not_support_are_rejected() -> None:
     location = GcsLocation.of("gs://bucket/prefix/")
     longest = "x" * (1024 - len("prefix/"))
     assert location.key(longest) == f"prefix/{longest}"
@@ -91,7 +91,7 @@ def test_names_that_the_service_does_not_take() -> None:
         ({"region": "hush"}, "region"),
     ],
 )
-def test_refused_options_are_not_repeated(options: dict[str, str], named: str) -> None:
+def test_invalid_options_are_not_shown(options: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidInputError, match=f"storage option '{named}'") as caught:
         open_storage("gs://bucket/", options)
     error: BaseException | None = caught.value
@@ -119,6 +119,6 @@ def test_no_text_form_shows_credentials() -> None:
     assert copy.options == storage.inner.options  # type: ignore[attr-defined]
 
 
-def test_the_environment_that_decides() -> None:
+def test_environment_variables_of_the_scheme() -> None:
     assert "GOOGLE_APPLICATION_CREDENTIALS" in environment_of("gs://bucket/")
     assert "STORAGE_EMULATOR_HOST" in environment_of("gs://bucket/")

@@ -1,4 +1,4 @@
-"""What goes over the wire to Google Cloud Storage and its server of tokens, and what strange answers mean.
+"""Requests to Google Cloud Storage and its token service on the wire, and invalid responses.
 
 The servers are scripted: the emulator neither asks for a token nor answers as no service would.
 """
@@ -96,7 +96,7 @@ def assert_hidden(error: BaseException, *secrets: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["option", "file", "environment"])
-def test_a_service_account_asks_once_for_a_token(
+def test_service_account_requests_one_token(
     private_key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     tokens, storage_server = ScriptedServer(token_response), ScriptedServer(fixed(as_json({"items": []})))
@@ -113,7 +113,7 @@ def test_a_service_account_asks_once_for_a_token(
         assert [authorization(seen) for seen in storage_server.requests] == [f"Bearer {TOKEN}"] * 3
 
 
-def test_a_user_whose_secrets_a_server_quotes() -> None:
+def test_secrets_quoted_by_a_server_are_redacted() -> None:
     secrets = {"client_id": "id", "client_secret": "client-secret-of-this-test", "refresh_token": "1//refresh-of-this"}
     user = json.dumps({"type": "authorized_user", **secrets, "token": TOKEN, "expiry": "2099-01-01T00:00:00Z"})
     quoting = f"no {secrets['client_secret']} and {secrets['refresh_token']} with Bearer {TOKEN} are valid"
@@ -132,7 +132,7 @@ def test_anonymous_requests_carry_no_token() -> None:
         assert authorization(server.requests[0]) is None
 
 
-def test_a_token_that_is_refused(private_key: str) -> None:
+def test_rejected_token_is_a_permission_error(private_key: str) -> None:
     """The server of tokens knows the account no more; or the service does not take its token."""
     refused = as_json({"error": "invalid_grant", "error_description": "Invalid JWT Signature."}, 400)
     tokens = ScriptedServer(fixed(refused))
@@ -151,7 +151,7 @@ def test_a_token_that_is_refused(private_key: str) -> None:
         assert len(server.requests) == 1
 
 
-def test_a_server_of_tokens_that_cannot_be_reached(private_key: str) -> None:
+def test_unreachable_token_service_is_transient(private_key: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         storage = bare(
@@ -167,7 +167,7 @@ def test_a_server_of_tokens_that_cannot_be_reached(private_key: str) -> None:
     assert time.monotonic() - started < SOON_S
 
 
-def test_a_server_of_tokens_that_never_answers(private_key: str) -> None:
+def test_silent_token_service_times_out(private_key: str) -> None:
     tokens = ScriptedServer(lambda number, seen: Silence())
     with tokens.running():
         storage = bare(
@@ -183,7 +183,7 @@ def test_a_server_of_tokens_that_never_answers(private_key: str) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "hush-hush-hush", '{"type": "external_account", "a": "hush-hush-hush"}', "[]"])
-def test_a_file_that_holds_no_credentials(tmp_path: Path, text: str | None) -> None:
+def test_invalid_credentials_file_is_rejected(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "key.json"
     if text is not None:
         file.write_text(text)
@@ -192,7 +192,7 @@ def test_a_file_that_holds_no_credentials(tmp_path: Path, text: str | None) -> N
     assert_hidden(caught.value, "hush", str(tmp_path))
 
 
-def test_a_key_that_is_none() -> None:
+def test_invalid_account_key_is_rejected() -> None:
     with pytest.raises(StoragePermissionError, match="'credentials'") as caught:
         bare("http://127.0.0.1:1", credentials=service_account("hush-hush-hush", "http://127.0.0.1:1")).read("f")
     assert_hidden(caught.value, "hush")
@@ -211,7 +211,7 @@ def test_no_credentials_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert server.requests == []
 
 
-def test_the_project_pays_for_each_request() -> None:
+def test_every_request_names_the_billing_project() -> None:
     def script(number: int, seen: Seen) -> Answer:
         if seen.path.startswith("/batch/"):
             return batch_response(seen, [204] * seen.body.count(b"DELETE "))
@@ -249,7 +249,7 @@ def batch_response(seen: Seen, statuses: list[int | None], reason: str = "backen
     return Answer(200, text.encode(), {"Content-Type": "multipart/mixed; boundary=batch_of_this_test"})
 
 
-def test_a_batch_tells_file_by_file() -> None:
+def test_delete_batch_reports_each_file() -> None:
     statuses: list[int | None] = [204, 404, 403, 503, None, 200]
     server = ScriptedServer(lambda number, seen: batch_response(seen, statuses, "forbidden"))
     with server.running():
@@ -262,7 +262,7 @@ def test_a_batch_tells_file_by_file() -> None:
     assert [error.path for error in failures.values()] == list(failures)
 
 
-def test_the_retries_ask_again_only_for_what_failed_in_passing() -> None:
+def test_delete_batch_retries_only_transient_failures() -> None:
     def script(number: int, seen: Seen) -> Answer:
         return batch_response(seen, [204, 503, 204] if number == 0 else [204])
 
@@ -284,7 +284,7 @@ def test_many_deletes_are_batches_of_a_hundred() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"--x\r\n\r\n--x--"])
-def test_an_answer_that_is_no_batch_leaves_it_open(body: bytes) -> None:
+def test_invalid_batch_response_is_ambiguous(body: bytes) -> None:
     server = ScriptedServer(fixed(Answer(200, body, {"Content-Type": "multipart/mixed; boundary=x"})))
     with server.running():
         failures = bare(server.endpoint).delete_batch(["a", "b"])
@@ -301,19 +301,19 @@ def test_an_answer_that_is_no_batch_leaves_it_open(body: bytes) -> None:
      b'{"items": [{"name": "lake/f", "size": "1", "updated": "2026-11-24T12:00:00"}]}',
      b'{"items": [{"name": "lake/f", "size": "x", "updated": "2026-11-24T12:00:00Z"}]}'],
 )  # fmt: skip
-def test_a_list_that_is_none(body: bytes) -> None:
+def test_invalid_listing_is_rejected(body: bytes) -> None:
     server = ScriptedServer(fixed(Answer(200, body)))
     with server.running(), pytest.raises(StorageError, match="'endpoint'"):
         list(bare(server.endpoint).list())
 
 
-def test_a_list_that_repeats_itself() -> None:
+def test_repeated_page_of_a_listing_is_rejected() -> None:
     server = ScriptedServer(fixed(as_json({"nextPageToken": "again"})))
     with server.running(), pytest.raises(StorageError):
         list(bare(server.endpoint).list())
 
 
-def test_a_page_may_be_empty() -> None:
+def test_listing_continues_after_an_empty_page() -> None:
     file = {"name": "lake/a", "size": "3", "updated": "2026-11-24T12:00:00.999Z"}
     folder = {**file, "name": "lake/a/"}
 
@@ -327,7 +327,7 @@ def test_a_page_may_be_empty() -> None:
         assert parse_qs(urlsplit(server.requests[0].path).query)["prefix"] == ["lake/a"]
 
 
-def test_a_file_beyond_its_bound_is_not_taken_in() -> None:
+def test_read_does_not_load_a_file_above_the_limit() -> None:
     """By the length that the answer announces, and without one as soon as too much has come."""
     chunks = b"".join(b"%x\r\n%b\r\n" % (1 << 20, b"x" * (1 << 20)) for _ in range(3)) + b"0\r\n\r\n"
     for answer in (
@@ -347,19 +347,19 @@ def test_a_file_beyond_its_bound_is_not_taken_in() -> None:
         Answer(206, b"234", {"Content-Range": "bytes 2-5/10"}),
     ],
 )
-def test_a_part_is_never_taken_for_the_file(answer: Answer) -> None:
+def test_partial_response_is_never_returned(answer: Answer) -> None:
     server = ScriptedServer(fixed(answer))
     with server.running(), pytest.raises(TransientError):
         bare(server.endpoint).read("f", offset=2, length=4)
 
 
-def test_a_server_that_ignores_ranges() -> None:
+def test_server_that_ignores_ranges_is_supported() -> None:
     server = ScriptedServer(fixed(Answer(200, b"0123456789")))
     with server.running():
         assert bare(server.endpoint).read("f", offset=2, length=4) == b"2345"
 
 
-def test_a_server_that_trickles_is_cut_off() -> None:
+def test_slow_server_times_out() -> None:
     server = ScriptedServer(fixed(Answer(200, b"x" * 1000, trickle_seconds=0.05)))
     with server.running():
         storage = bare(server.endpoint, read_timeout_seconds="0.2", connect_timeout_seconds="0.2")
@@ -370,7 +370,7 @@ def test_a_server_that_trickles_is_cut_off() -> None:
 
 
 def test_no_redirect_is_followed() -> None:
-    """It would send a token, or a create for the second time, to a place that nobody named."""
+    """It would send a token, or a create for the second time, to an unintended location."""
     server = ScriptedServer(lambda number, seen: Answer(307, b"", {"Location": f"/elsewhere/{number}"}))
     with server.running():
         storage = bare(server.endpoint)
@@ -380,7 +380,7 @@ def test_no_redirect_is_followed() -> None:
         assert [seen.method for seen in server.requests] == ["POST", "GET", "GET"]
 
 
-def test_an_upload_may_take_longer_than_the_wait_for_an_answer() -> None:
+def test_upload_may_exceed_the_read_timeout() -> None:
     body = b"x" * (32 << 20)  # more than the buffers between the two take
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -401,7 +401,7 @@ def test_an_upload_may_take_longer_than_the_wait_for_an_answer() -> None:
             assert served.result() > len(body)
 
 
-def test_an_answer_without_a_date_gives_no_time() -> None:
+def test_response_without_a_date_is_ignored() -> None:
     server = ScriptedServer(fixed(Answer(200, b"{}", {"Date": ""})))
     with server.running(), pytest.raises(StorageError):
         bare(server.endpoint).now_ms()
@@ -420,8 +420,8 @@ def test_names_reach_the_server_as_they_are() -> None:
 # --- processes --------------------------------------------------------------------------------------
 
 
-def test_a_forked_child_takes_nothing_from_its_parent(fake_gcs: GcsServer) -> None:
-    """Its requests go over connections of its own, and so do those of its parent."""
+def test_forked_child_shares_no_connection_with_its_parent(fake_gcs: GcsServer) -> None:
+    """Its requests use separate connections from those of its parent."""
     root = fake_gcs.fresh_root()
     storage = bare(fake_gcs.endpoint, root)
     storage.create("parent", b"1")
@@ -451,7 +451,7 @@ print(storage.read("child").decode())
 """
 
 
-def test_a_forked_child_that_ends_leaves_its_parent_alone(fake_gcs: GcsServer) -> None:
+def test_exit_of_a_forked_child_does_not_affect_its_parent(fake_gcs: GcsServer) -> None:
     """At the end of an interpreter all its objects are destroyed, but those that belong to its parent."""
     root = fake_gcs.fresh_root()
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -1,4 +1,4 @@
-"""HDFS: what its options and roots may be, and each failure of a real server by its own error."""
+"""HDFS: roots, options, and the typed error for each failure of a real server."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def caught(kind: type[StorageError], call: Callable[[], object]) -> str:
         "hdfs://host:65536/p/", "hdfs://ho st/p/", "hdfs://h:1/a:b/", "hdfs://h:1/.reserved/raw/", "hdfs://h:1/a/.snapshot/s/",
     ],
 )  # fmt: skip
-def test_roots_of_another_form(root: str) -> None:
+def test_invalid_roots_are_rejected(root: str) -> None:
     with pytest.raises(InvalidLocationError) as raised:
         open_storage(root)
     assert "pass" not in str(raised.value)
@@ -102,7 +102,7 @@ def test_roots_of_another_form(root: str) -> None:
     ("options", "message"),
     [
         ({"fsync": "yes"}, "'fsync' must be 'true' or 'false'"),
-        ({"namenodes": "a:1 b:1"}, "this root names a port"),
+        ({"namenodes": "a:1 b:1"}, "this root has a port"),
         ({"replication": "0"}, "'replication' must be a whole number from 1 to 512"),
         ({"replication": "1.5"}, "'replication' must be a whole number"),
         ({"read_timeout_seconds": "0"}, "'read_timeout_seconds'"),
@@ -129,7 +129,7 @@ def test_opening_sends_no_request_and_pickles() -> None:
 
 
 @pytest.mark.parametrize("name", ["a:b", ".snapshot", "a/.snapshot/b"])
-def test_names_that_hdfs_does_not_have(name: str) -> None:
+def test_names_that_hdfs_does_not_support_are_rejected(name: str) -> None:
     storage = bare("hdfs://127.0.0.1:1/lake/")
     for call in (storage.read, storage.stat, storage.delete, storage.list, lambda path: storage.create(path, b"")):
         with pytest.raises(InvalidLocationError):
@@ -140,7 +140,7 @@ def test_names_that_hdfs_does_not_have(name: str) -> None:
 
 
 @pytest.mark.parametrize("authority", ["a free port", "nowhere.invalid:8020"])
-def test_nobody_listens_or_the_host_is_unknown(authority: str) -> None:
+def test_closed_port_and_unknown_host_are_unreachable(authority: str) -> None:
     storage = bare(f"hdfs://{authority.replace('a free port', f'127.0.0.1:{free_port()}')}/lake/")
     started = time.monotonic()
     for call in (
@@ -151,24 +151,24 @@ def test_nobody_listens_or_the_host_is_unknown(authority: str) -> None:
     assert time.monotonic() - started < PATIENCE_S
 
 
-def test_a_server_that_never_answers_costs_the_time_out() -> None:
+def test_silent_server_times_out_after_the_configured_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         storage = bare(f"hdfs://127.0.0.1:{silent.getsockname()[1]}/lake/", read_timeout_seconds="0.3")
         started = time.monotonic()
         for call in (lambda: storage.read("f"), lambda: storage.create("f", BODY), lambda: list(storage.list())):
-            assert "no answer within 0.3" in caught(TransientError, call)
+            assert "no response within 0.3" in caught(TransientError, call)
         caught(AmbiguousWriteError, lambda: storage.delete("f"))
         assert time.monotonic() - started < PATIENCE_S
 
 
-def test_a_name_service_that_nobody_described() -> None:
+def test_unknown_name_service_is_reported() -> None:
     assert "'namenodes'" in caught(StorageError, lambda: bare("hdfs://lakes/lake/").read("f"))
 
 
 # --- rights, quota, names -----------------------------------------------------------------------------
 
 
-def test_a_stranger_may_do_nothing(hdfs: HdfsServer, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_rights_is_denied(hdfs: HdfsServer, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bare(root).create("folder/f", BODY)
     hdfs.call("PUT", "/" + root.split("/", 3)[3].rstrip("/"), op="SETPERMISSION", permission="700")
     monkeypatch.setenv("HADOOP_USER_NAME", "stranger")
@@ -203,24 +203,22 @@ def test_names_that_are_too_long_or_taken_by_folders(root: str) -> None:
             storage.create(name, BODY)
     storage.create("file", BODY)
     storage.create("folder/f", BODY)
-    assert "there is a file where a folder is needed" in caught(
-        StorageError, lambda: storage.create("file/below/it", BODY)
-    )
-    assert "there is a file where a folder is needed" in caught(StorageError, lambda: storage.write("file/below", BODY))
-    assert "there is a folder of this name" in caught(StorageError, lambda: storage.write("folder", BODY))
+    assert "a part of the path is a file" in caught(StorageError, lambda: storage.create("file/below/it", BODY))
+    assert "a part of the path is a file" in caught(StorageError, lambda: storage.write("file/below", BODY))
+    assert "it is a folder" in caught(StorageError, lambda: storage.write("folder", BODY))
     caught(FileExistsAlreadyError, lambda: storage.create("folder", BODY))
     storage.write_best_effort("gone/note", b"x")
     caught(FileMissingError, lambda: storage.read("gone/note"))
     assert list(storage.list("_ops/tmp/")) == []
 
 
-def test_replicas_as_many_as_the_option_says(hdfs: HdfsServer, root: str) -> None:
+def test_replication_option_sets_the_number_of_replicas(hdfs: HdfsServer, root: str) -> None:
     bare(root, replication="1", fsync="false").create("f", BODY)
     found = hdfs.call("GET", "/" + root.split("/", 3)[3] + "f", op="GETFILESTATUS")
     assert found["FileStatus"]["replication"] == 1  # type: ignore[index]
 
 
-def test_a_name_service_whose_first_namenode_is_gone(hdfs: HdfsServer, root: str) -> None:
+def test_name_service_fails_over_to_the_second_namenode(hdfs: HdfsServer, root: str) -> None:
     service = f"hdfs://lakes/{root.split('/', 3)[3]}"
     storage = bare(service, namenodes=f"127.0.0.1:{free_port()} {hdfs.address}")
     storage.create("a/f", BODY)
@@ -230,7 +228,7 @@ def test_a_name_service_whose_first_namenode_is_gone(hdfs: HdfsServer, root: str
     caught(UnreachableError, lambda: gone.read("a/f"))
 
 
-def test_a_name_service_that_hadoops_files_describe(
+def test_name_service_of_hadoop_configuration_works(
     hdfs: HdfsServer, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses = {"a": f"127.0.0.1:{free_port()}", "b": f"127.0.0.1:{free_port()}", "c": hdfs.address}
@@ -251,7 +249,7 @@ def test_a_name_service_that_hadoops_files_describe(
 # --- lost answers -------------------------------------------------------------------------------------
 
 
-def test_a_rename_whose_answer_is_lost_is_ambiguous(relay: Relay, root: str) -> None:
+def test_rename_with_a_lost_response_is_ambiguous(relay: Relay, root: str) -> None:
     storage = through(relay, root)
     for number, step in enumerate((storage.create, storage.write)):
         name = f"f{number}"
@@ -262,7 +260,7 @@ def test_a_rename_whose_answer_is_lost_is_ambiguous(relay: Relay, root: str) -> 
         assert storage.read(name) == BODY
 
 
-def test_a_rename_that_never_arrived_is_ambiguous_too(relay: Relay, root: str) -> None:
+def test_lost_rename_request_is_ambiguous(relay: Relay, root: str) -> None:
     storage = through(relay, root)
     storage.create("f", BODY)
     relay.begin(RelayFault(b"rename2", "drop_request"))
@@ -273,7 +271,7 @@ def test_a_rename_that_never_arrived_is_ambiguous_too(relay: Relay, root: str) -
     assert list(storage.list("_ops/tmp/")) == []
 
 
-def test_a_temporary_file_is_removed_although_the_next_connection_breaks_too(relay: Relay, root: str) -> None:
+def test_temporary_file_is_deleted_after_two_lost_connections(relay: Relay, root: str) -> None:
     storage = through(relay, root)
     storage.create("f", BODY)
     relay.begin(RelayFault(b"rename2", "drop_request"), RelayFault(b"delete", "drop_request"))
@@ -282,7 +280,7 @@ def test_a_temporary_file_is_removed_although_the_next_connection_breaks_too(rel
     assert list(bare(root).list("_ops/tmp/")) == []
 
 
-def test_a_connection_that_broke_is_told_of_once(relay: Relay, root: str) -> None:
+def test_lost_connection_is_reported_once(relay: Relay, root: str) -> None:
     storage = through(relay, root)
     storage.create("f", BODY)
     for _ in range(10):
@@ -291,7 +289,7 @@ def test_a_connection_that_broke_is_told_of_once(relay: Relay, root: str) -> Non
         assert not storage.exists("g")
 
 
-def test_a_name_service_repeats_no_rename_either(relay: Relay, root: str) -> None:
+def test_name_service_does_not_repeat_a_rename(relay: Relay, root: str) -> None:
     service = f"hdfs://lakes/{root.split('/', 3)[3]}"
     storage = bare(service, namenodes=f"{relay.address} {relay.address}")
     storage.create("f", BODY)
@@ -302,14 +300,14 @@ def test_a_name_service_repeats_no_rename_either(relay: Relay, root: str) -> Non
         assert storage.exists(f"g{number}") == (action == "drop_answer")
 
 
-def test_a_rename_whose_temporary_file_is_gone_is_ambiguous() -> None:
+def test_rename_of_a_missing_temporary_file_is_ambiguous() -> None:
     request = Request(Step.CREATE, "f", "hdfs://host:1/lake/")
     error = typed_error(request, FileNotFoundError("rename source /lake/_ops/tmp/1 is not found.\n\tat X"), 1)
     assert type(error) is AmbiguousWriteError
 
 
 @pytest.mark.parametrize("action", ["drop_answer", "drop_request"])
-def test_a_server_that_is_gone_after_the_rename_was_sent(relay: Relay, root: str, action: str) -> None:
+def test_rename_to_a_stopped_server_is_ambiguous(relay: Relay, root: str, action: str) -> None:
     storage = through(relay, root)
     storage.create("f", BODY)
     relay.begin(RelayFault(b"rename2", action))  # type: ignore[arg-type]
@@ -318,18 +316,18 @@ def test_a_server_that_is_gone_after_the_rename_was_sent(relay: Relay, root: str
     assert bare(root).exists("g") == (action == "drop_answer")
 
 
-def test_a_rename_without_an_answer_ends_in_time(relay: Relay, root: str) -> None:
+def test_rename_without_a_response_times_out(relay: Relay, root: str) -> None:
     storage = through(relay, root, read_timeout_seconds="1.5")
     storage.create("f", BODY)
     relay.begin(RelayFault(b"rename2", "silence"))
     started = time.monotonic()
-    assert "no answer within 1.5 s" in caught(AmbiguousWriteError, lambda: storage.create("g", BODY))
+    assert "no response within 1.5 s" in caught(AmbiguousWriteError, lambda: storage.create("g", BODY))
     assert time.monotonic() - started < PATIENCE_S
     assert storage.read("g") == BODY, "the next request has a connection of its own"
 
 
 @pytest.mark.parametrize("method", [b"addBlock", b"complete"])
-def test_a_temporary_file_that_fails_leaves_the_name_free(relay: Relay, root: str, method: bytes) -> None:
+def test_failed_temporary_file_creates_nothing(relay: Relay, root: str, method: bytes) -> None:
     storage = through(relay, root, read_timeout_seconds="1.5")
     storage.create("f", BODY)
     relay.begin(RelayFault(method, "silence"))
@@ -340,7 +338,7 @@ def test_a_temporary_file_that_fails_leaves_the_name_free(relay: Relay, root: st
     assert storage.read("g") == BODY
 
 
-def test_reads_and_deletes_whose_answers_are_lost(relay: Relay, root: str) -> None:
+def test_reads_and_deletes_with_lost_responses_are_transient(relay: Relay, root: str) -> None:
     bare(root).create("f", BODY)
     storage = through(relay, root, read_timeout_seconds="0.5")
     for method, kind, call in (
@@ -354,7 +352,7 @@ def test_reads_and_deletes_whose_answers_are_lost(relay: Relay, root: str) -> No
         assert relay.n_hits == 1
 
 
-def test_a_commit_whose_answer_is_lost_is_made_once(relay: Relay, root: str) -> None:
+def test_commit_with_a_lost_response_is_committed_once(relay: Relay, root: str) -> None:
     lake = Lakehouse.create(f"hdfs://{relay.address}/{root.split('/', 3)[3]}", {"cache_bytes": "0"})
     for number in range(4):
         relay.begin(RelayFault(b"rename2", "drop_answer", times=1 + number))
@@ -368,7 +366,7 @@ def test_a_commit_whose_answer_is_lost_is_made_once(relay: Relay, root: str) -> 
 # --- processes and clocks -----------------------------------------------------------------------------
 
 
-def test_a_forked_child_is_refused_and_its_parent_goes_on(root: str) -> None:
+def test_forked_child_is_rejected_and_its_parent_continues(root: str) -> None:
     storage = open_storage(root)
     storage.create("f", BODY)
     child = fork(lambda report: report(caught(StorageError, lambda: storage.read("f"))))
@@ -377,7 +375,7 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(root: str) -> None:
     assert storage.read("f") == BODY
 
 
-def test_a_forked_child_does_not_wait_where_it_drops_what_its_parent_used(root: str) -> None:
+def test_forked_child_does_not_wait_when_it_drops_a_client(root: str) -> None:
     """A client that is destroyed waits for its threads. In the child there are none."""
     used = [open_storage(root)]
     used[0].create("f", BODY)
@@ -392,7 +390,7 @@ def test_a_forked_child_does_not_wait_where_it_drops_what_its_parent_used(root: 
     assert used[0].read("f") == BODY
 
 
-def test_a_forked_child_does_not_wait_for_a_client_that_its_parent_gave_up(root: str) -> None:
+def test_forked_child_does_not_wait_for_an_abandoned_client(root: str) -> None:
     """Its parent would destroy it with the next garbage, as it is part of a cycle. The child must not."""
     storage = bare(root)
     assert isinstance(storage, HdfsStorage)
@@ -416,7 +414,7 @@ def test_a_forked_child_does_not_wait_for_a_client_that_its_parent_gave_up(root:
     assert storage.read("f") == BODY
 
 
-def test_a_child_that_was_forked_before_the_first_use_works(root: str) -> None:
+def test_child_forked_before_first_use_works(root: str) -> None:
     open_storage(root).create("f", BODY)
     program = (
         "import os, sys\nfrom trinitylake_ops.storage import open_storage\nstorage = open_storage(sys.argv[1])\n"
@@ -427,7 +425,7 @@ def test_a_child_that_was_forked_before_the_first_use_works(root: str) -> None:
     assert (ran.stdout, ran.returncode) == ("5000\n5000\n", 0), ran.stderr
 
 
-def test_the_clock_is_the_servers(root: str) -> None:
+def test_now_ms_is_the_servers_time(root: str) -> None:
     storage = bare(root)
     times_ms = [storage.now_ms() for _ in range(5)]
     storage.create("f", b"")
@@ -436,7 +434,7 @@ def test_the_clock_is_the_servers(root: str) -> None:
     assert list(storage.list("_ops/tmp/")) == []
 
 
-def test_the_clock_never_leads_and_asks_every_two_minutes() -> None:
+def test_clock_is_never_ahead_and_refreshes_every_two_minutes() -> None:
     local_ms, stamps = [0.0], [0]
 
     def stamp() -> int:
@@ -459,7 +457,7 @@ def test_the_clock_never_leads_and_asks_every_two_minutes() -> None:
     assert clock.now_ms(lambda: 500_000) == 500_000, "a clock that was set back is followed"
 
 
-def test_a_server_leaves_its_pages_in_its_own_folder(hdfs: HdfsServer) -> None:
+def test_redirect_of_a_listing_is_not_followed(hdfs: HdfsServer) -> None:
     """A server that is killed removes nothing: what it unpacks goes with its folder when the tests end."""
     assert list(hdfs.log.parent.glob(f"data-*/{JAVA_FOLDER}/Jetty_*"))
     assert not list(Path(tempfile.gettempdir()).glob(f"Jetty_*_{hdfs.http_port}_*"))

@@ -1,4 +1,4 @@
-"""HDFS while its servers stop and come back, each test on a cluster of its own."""
+"""HDFS while servers stop and restart. Each test has a separate cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HdfsClu
 
 
 class Committer(threading.Thread):
-    """Commits one namespace after the other until it is stopped, and keeps the names of those that were told done."""
+    """Commits one namespace after the other until it is stopped, and records the names of acknowledged commits."""
 
     def __init__(self, root: str, prefix: str):
         super().__init__()
@@ -90,7 +90,7 @@ def check_all(root: str, committers: list[Committer]) -> None:
     check_lake(lake)
 
 
-def test_a_namenode_that_restarts_in_the_middle_of_commits(cluster: HdfsCluster) -> None:
+def test_commits_survive_a_namenode_restart(cluster: HdfsCluster) -> None:
     root = root_on(cluster)
     committers = [Committer(root, f"w{number}") for number in range(2)]
     for committer in committers:
@@ -112,7 +112,7 @@ def test_a_namenode_that_restarts_in_the_middle_of_commits(cluster: HdfsCluster)
     check_all(root, committers)
 
 
-def test_a_datanode_that_stops_in_the_middle_of_commits(cluster: HdfsCluster) -> None:
+def test_commits_survive_a_stopped_datanode(cluster: HdfsCluster) -> None:
     root = root_on(cluster)
     committer = Committer(root, "w")
     committer.start()
@@ -140,7 +140,7 @@ def test_safe_mode_passes(cluster: HdfsCluster) -> None:
     storage.create("g", b"x")
 
 
-def test_without_any_datanode_nothing_is_written_and_nothing_is_lost(cluster: HdfsCluster) -> None:
+def test_write_without_datanodes_fails_without_loss(cluster: HdfsCluster) -> None:
     storage = open_storage(cluster.server.fresh_root(), {"read_timeout_seconds": "10"})
     assert isinstance(storage, RetryStorage)
     storage.create("f", b"x")
@@ -153,7 +153,7 @@ def test_without_any_datanode_nothing_is_written_and_nothing_is_lost(cluster: Hd
     assert [file.path for file in storage.list()] == ["f"]
     for number in range(N_DATANODES):
         cluster.start_datanode(number)
-    # The NameNode never took them for dead, so only a write tells when it has their new addresses.
+    # The NameNode never considered them dead, so only a write shows when it has their new addresses.
     deadline = time.monotonic() + PATIENCE_S
     while not _is_written(storage, "g"):
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""Lakehouses on HDFS from end to end, and processes that race on it."""
+"""Lakehouses on HDFS end to end, and races of processes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check_round(storage: Storage, name: str, outcomes: list[str], n_bytes: int) 
         *(pytest.param(n_bytes, 100, marks=LONG, id=f"{n_bytes}-full") for n_bytes in (0, MIB, 9 * MIB)),
     ],
 )  # fmt: skip
-def test_32_threads_create_one_name(root: str, n_bytes: int, n_rounds: int) -> None:
+def test_concurrent_creates_of_32_threads_have_one_winner(root: str, n_bytes: int, n_rounds: int) -> None:
     storage = open_storage(root)
     for number in range(n_rounds):
         name = f"round-{number}/name"  # the folder is raced for, too
@@ -111,7 +111,9 @@ def test_32_threads_create_one_name(root: str, n_bytes: int, n_rounds: int) -> N
         pytest.param({0: 100, MIB: 100, 9 * MIB: 100}, marks=LONG, id="full"),
     ],
 )
-def test_8_processes_create_one_name(root: str, workers: list[Worker], n_rounds: dict[int, int]) -> None:
+def test_concurrent_creates_of_8_processes_have_one_winner(
+    root: str, workers: list[Worker], n_rounds: dict[int, int]
+) -> None:
     storage = open_storage(root)
     for n_bytes, times in n_rounds.items():
         for number in range(times):

@@ -1,4 +1,4 @@
-"""What only the local file system can do wrong."""
+"""Failures that are specific to the local file system."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def tree(folder: Path) -> set[str]:
     ["", "/tmp/x/", "file:/x/", "file://x/", "file://host/x/", "file:///x", "file:///x//", "file:///a/../b/",
      "file:///./", "file:///nul\0/", "FILE:///x/", "memory://x/"],
 )  # fmt: skip
-def test_refused_roots(root: str) -> None:
+def test_invalid_roots_are_refused(root: str) -> None:
     with pytest.raises(InvalidLocationError) as caught:
         LocalStorage(root)
-    assert any(word in str(caught.value) for word in ("form file://", "file:///folder/", "segments", "NUL"))
+    assert any(word in str(caught.value) for word in ("form file://", "file:///FOLDER/", "segments", "NUL"))
 
 
 def test_root_is_literal_and_made_on_demand(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_root_is_literal_and_made_on_demand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("failing_call", ["write", "fsync", "link", "replace"])
-def test_no_failure_leaves_anything_behind(
+def test_failed_writes_leave_no_file(
     storage: LocalStorage,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -155,7 +155,7 @@ def test_failed_sync_of_the_folder_is_ambiguous(
 
 
 @pytest.mark.parametrize(("write", "call"), [(LocalStorage.create, "link"), (LocalStorage.write, "replace")])
-def test_lost_answer_of_the_last_step_is_ambiguous(
+def test_lost_response_of_the_last_step_is_ambiguous(
     storage: LocalStorage,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -206,7 +206,7 @@ def test_rename_without_replacement_where_there_are_no_hard_links(
     assert tree(folder) == {"name"}
 
 
-def test_neither_hard_links_nor_rename_without_replacement(
+def test_file_system_without_links_and_exclusive_renames_is_rejected(
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class OldLibrary:
@@ -239,7 +239,9 @@ def test_removed_folders_are_made_again(
         assert storage.read(name) == b"x"
 
 
-def test_folder_that_keeps_vanishing(storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_fails_if_its_folder_keeps_being_deleted(
+    storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def vanish(source: bytes, target: bytes) -> None:
         raise FileNotFoundError(errno.ENOENT, "gone")
 
@@ -250,7 +252,7 @@ def test_folder_that_keeps_vanishing(storage: LocalStorage, folder: Path, monkey
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_files_and_folders_in_each_others_way(
+def test_conflicts_of_files_and_folders_are_reported(
     storage: LocalStorage, folder: Path, write: Callable[[LocalStorage, str, bytes], None]
 ) -> None:
     storage.create("file", b"x")
@@ -450,7 +452,7 @@ def test_limit_of_file_size(storage: LocalStorage, folder: Path) -> None:
         (errno.EOPNOTSUPP, StorageError),
     ],
 )
-def test_kinds_of_errors(number: int, kind: type[TrinityLakeError]) -> None:
+def test_errors_have_the_expected_classes(number: int, kind: type[TrinityLakeError]) -> None:
     error = storage_error(OSError(number, os.strerror(number)), "file:///lake/", "a/b", "read")
     assert type(error) is kind
     assert error.path == "a/b"
@@ -459,7 +461,7 @@ def test_kinds_of_errors(number: int, kind: type[TrinityLakeError]) -> None:
 
 
 @pytest.mark.parametrize("target", ["nowhere", "/proc/self"])
-def test_a_link_that_leads_to_no_folder_for_files_is_no_passing_failure(storage: LocalStorage, target: str) -> None:
+def test_link_to_an_unwritable_folder_is_a_permanent_error(storage: LocalStorage, target: str) -> None:
     """A retry would only delay the writers that wait for this one."""
     storage.create("tables/x/first", b"x")
     folder = Path(storage.root.removeprefix("file://"))
@@ -489,14 +491,14 @@ def test_every_open_file_is_closed(storage: LocalStorage) -> None:
     assert n_open() == before
 
 
-def test_clock_is_that_of_the_files(storage: LocalStorage) -> None:
+def test_now_ms_agrees_with_modification_times(storage: LocalStorage) -> None:
     storage.create("name", b"x")
     assert abs(storage.now_ms() - storage.stat("name").last_modified_ms) < 5000
 
 
 @pytest.mark.parametrize("fsync", [False, True])
 @pytest.mark.parametrize("ahead_s", [10 * 365 * 86_400, -7200])
-def test_a_machine_whose_clock_is_not_that_of_the_files_writes_nothing(
+def test_write_fails_if_clocks_of_machine_and_files_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool, ahead_s: int
 ) -> None:
     root = f"file://{tmp_path}/"

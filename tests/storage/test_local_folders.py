@@ -1,4 +1,4 @@
-"""Local folders behind links, inside each other, and empty."""
+"""Local folders behind links, nested and empty."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_links_are_followed_by_default_and_the_choice_goes_along(strict: LocalSt
             other.read("file-link")
 
 
-def test_nothing_behind_a_link_is_deleted_or_written(strict: LocalStorage, tmp_path: Path) -> None:
+def test_files_behind_links_are_not_deleted_or_written(strict: LocalStorage, tmp_path: Path) -> None:
     """Also where a folder became a link after it was listed."""
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for path in ("a/folder-link/file", "a/inner-link/file"):
@@ -89,7 +89,7 @@ def test_nothing_behind_a_link_is_deleted_or_written(strict: LocalStorage, tmp_p
     assert {path.name for path in (tmp_path / "secrets").iterdir()} == {"file"}
 
 
-def test_a_descriptor_is_left_open_by_nothing(strict: LocalStorage) -> None:
+def test_no_operation_leaks_a_file_descriptor(strict: LocalStorage) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for path in ("a/b/file", "file-link", "a/folder-link/file", "missing/file", "a/b/file/below"):
         try:
@@ -112,7 +112,7 @@ def test_roots_within_each_other(tmp_path: Path) -> None:
     assert not lies_within("s3://a/b/", lake)
 
 
-def test_what_can_hold_a_folder(tmp_path: Path) -> None:
+def test_check_can_hold_rejects_unwritable_targets(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
     for fine in ("", "new", "new/er"):
@@ -124,7 +124,7 @@ def test_what_can_hold_a_folder(tmp_path: Path) -> None:
     check_can_hold("s3://anything/")
 
 
-def test_empty_folders_go_and_others_stay(tmp_path: Path) -> None:
+def test_remove_empty_folders_keeps_other_folders(tmp_path: Path) -> None:
     storage = LocalStorage(root(tmp_path / "lake"), fsync=False)
     paths = ["a/b/c/file", "a/d/file", "e/file", "top"]
     for path in [*paths, "e/other"]:
@@ -142,7 +142,7 @@ def test_empty_folders_go_and_others_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("levels", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["file", "dangling link"])
-def test_a_root_that_is_no_folder_is_reported(tmp_path: Path, kind: str, levels: int) -> None:
+def test_root_that_is_not_a_folder_is_reported(tmp_path: Path, kind: str, levels: int) -> None:
     place = tmp_path / "place"
     lakehouse = Lakehouse.create(root(place.joinpath(*"ab"[:levels])))
     shutil.rmtree(place)

@@ -1,4 +1,4 @@
-"""Races and kills of real processes on one local folder."""
+"""Races and kills of processes on one local folder."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def stop(worker: subprocess.Popen[str]) -> None:
     worker.communicate()
 
 
-def test_8_processes_create_one_name(tmp_path: Path) -> None:
+def test_concurrent_creates_of_8_processes_have_one_winner(tmp_path: Path) -> None:
     root = f"file://{tmp_path}/lake/"
     workers = [start("-m", "tests.storage.create_worker", root, str(number)) for number in range(N_PROCESSES)]
     try:
@@ -83,7 +83,7 @@ def test_8_processes_create_one_name(tmp_path: Path) -> None:
             stop(worker)
 
 
-def test_killed_half_way_through_a_write_leaves_nothing_to_see(tmp_path: Path) -> None:
+def test_kill_during_a_write_leaves_no_visible_file(tmp_path: Path) -> None:
     storage = LocalStorage(f"file://{tmp_path}/lake/")
     storage.write("large/write", b"old")
     for operation in ("create", "write"):
@@ -92,12 +92,12 @@ def test_killed_half_way_through_a_write_leaves_nothing_to_see(tmp_path: Path) -
         assert worker.returncode == -9
     assert [(file.path, file.size_bytes) for file in storage.list()] == [("large/write", 3)]
     assert [file.size_bytes for file in storage.list("_ops/tmp/")] == [4 << 20, 4 << 20]
-    storage.create("large/create", b"new")  # the name is free, and what the dead left behind harms nobody
+    storage.create("large/create", b"new")  # the file does not exist, and files of killed processes have no effect
     storage.write("large/write", b"newer")
     assert storage.read_many(["large/create", "large/write"]) == [b"new", b"newer"]
 
 
-def test_killed_from_outside_at_any_moment_leaves_whole_files(tmp_path: Path) -> None:
+def test_kill_at_any_time_leaves_only_complete_files(tmp_path: Path) -> None:
     n_killed_while_writing = 0
     for delay_ms in (0, 5, 10, 20, 40):
         storage = LocalStorage(f"file://{tmp_path}/lake-{delay_ms}/")

@@ -1,4 +1,4 @@
-"""The registry of memory roots."""
+"""Memory roots of a process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_root_below_a_root() -> None:
 
 
 @pytest.mark.parametrize("root", ["", "memory://", "memory:///", "memory:///a/", "memory://x", "memory://x/../", "x/"])
-def test_refused_roots(root: str) -> None:
+def test_invalid_roots_are_refused(root: str) -> None:
     with pytest.raises(InvalidLocationError):
         MemoryStorage(root)
 

@@ -1,4 +1,4 @@
-"""Exact figures of the meter, in every place of a stack."""
+"""Exact counts of the meter, at every position in a stack of wrappers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_failed_requests_count_but_write_no_bytes(memory: MemoryStorage) -> None
 @pytest.mark.parametrize("n_files", [1, 2, 30])
 @pytest.mark.parametrize("is_parallel", [False, True])
 @pytest.mark.parametrize("order", ["meter outside", "meter inside", "two meters"])
-def test_many_is_one_round_in_any_stacking_order(
+def test_many_methods_are_one_round_trip_in_any_stacking_order(
     memory: MemoryStorage, n_files: int, is_parallel: bool, order: str
 ) -> None:
     base = InParallel(memory) if is_parallel else memory
@@ -91,7 +91,7 @@ def test_many_is_one_round_in_any_stacking_order(
         assert one.snapshot() == RequestCounts(expected, 4, bytes_read=6 * n_files, bytes_written=3 * n_files)
 
 
-def test_many_of_nothing_is_nothing(memory: MemoryStorage) -> None:
+def test_many_methods_without_files_send_nothing(memory: MemoryStorage) -> None:
     meter = MeteredStorage(memory)
     meter.read_many([])
     meter.create_many({})
@@ -99,7 +99,7 @@ def test_many_of_nothing_is_nothing(memory: MemoryStorage) -> None:
     assert meter.snapshot() == RequestCounts()
 
 
-def test_inside_a_retry_every_attempt_counts_and_outside_every_file(memory: MemoryStorage) -> None:
+def test_meter_counts_attempts_inside_a_retry_and_files_outside(memory: MemoryStorage) -> None:
     def faulty() -> FaultyStorage:
         return FaultyStorage(memory, [fail(1, TransientError, times=2)])
 
@@ -142,7 +142,7 @@ def test_measured_block_difference_and_reset(memory: MemoryStorage) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12 on: forks of threaded processes
-def test_a_forked_child_starts_with_a_free_lock(memory: MemoryStorage) -> None:
+def test_forked_child_starts_with_a_free_lock(memory: MemoryStorage) -> None:
     meter = MeteredStorage(memory)
     memory.write("a", b"12")
     with meter._lock:

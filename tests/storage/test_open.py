@@ -1,4 +1,4 @@
-"""Opening by URI and options."""
+"""Opening storages by root and options."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_options_of_the_cache_go_with_every_root(root: str) -> None:
 
 @pytest.mark.parametrize("root", ["file:///nowhere/", "memory://opened/", "s3://bucket/"])
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
-def test_the_bound_of_files_that_are_read_whole_goes_with_every_root(root: str, client: str) -> None:
+def test_whole_file_limit_applies_to_every_root(root: str, client: str) -> None:
     options = {"client": client} if root.startswith("s3") else {}
     assert open_storage(root, options).whole_file_limit_bytes == WHOLE_FILE_LIMIT_BYTES
     storage = open_storage(root, {**options, "whole_file_limit_bytes": str(1 << 30)})
@@ -89,9 +89,9 @@ def test_client_libraries_are_loaded_for_roots_on_s3_only(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("root", ["", "/tmp/x/", "ftp://user:secret@host/x/", "FILE:///x/", "file", "s4://bucket/"])
-def test_unknown_schemes(root: str) -> None:
+def test_unknown_schemes_are_rejected(root: str) -> None:
     *first, last = (f"{name}://" for name in OWN_SCHEMES)
-    with pytest.raises(InvalidLocationError, match=f"roots start with {', '.join(first)} or {last}$") as caught:
+    with pytest.raises(InvalidLocationError, match=f"use {', '.join(first)} or {last}$") as caught:
         open_storage(root)
     assert "secret" not in str(caught.value)
 
@@ -124,7 +124,7 @@ def test_roots_that_are_not_normalized(root: str) -> None:
         ),
         ("s3://bucket/", {"whole_file_limit_bytes": "all"}, r"'whole_file_limit_bytes' must be a whole number"),
         ("s3://bucket/", {"client": "boto3"}, r"'client' must be one of s3fs, obstore, not 'boto3'"),
-        ("s3://bucket/", {"secret_access_key": "hush"}, r"'secret_access_key' is of no use without 'access_key_id'"),
+        ("s3://bucket/", {"secret_access_key": "hush"}, r"'secret_access_key' requires 'access_key_id'"),
     ],
 )
 def test_bad_options(root: str, options: dict[str, str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Storage options: what they accept, and what their text forms show."""
+"""Storage options: validation and redaction."""
 
 import pickle
 
@@ -53,7 +53,7 @@ def test_the_variable_of_every_credential_is_hidden(variable: str, monkeypatch: 
 @pytest.mark.parametrize(
     ("name", "secret"), [("api_token", False), ("slow", True), ("key_prefix", False), ("signature", True)]
 )
-def test_a_specification_that_does_not_agree_with_its_name_is_rejected(name: str, *, secret: bool) -> None:
+def test_option_whose_name_contradicts_is_secret_is_rejected(name: str, *, secret: bool) -> None:
     with pytest.raises(InvalidInputError, match=f"'{name}'"):
         Option(name, "x", is_secret=secret)
 
@@ -90,7 +90,7 @@ def test_parts_of_credentials_are_redacted_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "A", "with space", "LeakedSecret", "a=b", "x" * 41, "1a", "a/b+c"])
-def test_what_is_no_name_is_refused_and_not_shown(name: str) -> None:
+def test_invalid_option_names_are_rejected_and_not_shown(name: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         StorageOptions({name: "v"})
     assert name == "" or name not in str(caught.value).replace("has a name", "")
@@ -117,7 +117,7 @@ def test_options_as_text(text: str, options: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["the-key", "region=here,the-key", "The-key=x", "=the-key"])
-def test_text_that_is_no_options_is_not_repeated(text: str) -> None:
+def test_invalid_options_text_is_not_shown(text: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         StorageOptions.parse(text)
     assert "the-key" not in str(caught.value).lower()
@@ -187,7 +187,7 @@ WRONG_VALUES = (
         ("file:///lake/", "whole_file_limit_bytes"),
     ],
 )
-def test_a_long_or_odd_value_is_not_repeated(root: str, name: str, value: str) -> None:
+def test_message_hides_long_and_unusual_values(root: str, name: str, value: str) -> None:
     """It may be a credential that was given to the wrong option."""
     with pytest.raises(InvalidInputError) as caught:
         open_storage(root, {name: value})
@@ -195,7 +195,7 @@ def test_a_long_or_odd_value_is_not_repeated(root: str, name: str, value: str) -
 
 
 @pytest.mark.parametrize("root", ["s3://bucket/", "dynamodb://table/"])
-def test_what_a_client_says_is_cut(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_client_libraries_are_shortened(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "x" * 100_000)
     keys = {"endpoint": "http://127.0.0.1:9", "access_key_id": "a", "secret_access_key": "b"}
     with pytest.raises(StorageError) as caught:

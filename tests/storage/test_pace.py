@@ -1,4 +1,4 @@
-"""Requests at a rate."""
+"""Rate limiting of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.meter import PacedStorage
 
 
-def test_threads_together_keep_the_rate(tmp_path: Path) -> None:
+def test_threads_share_the_rate(tmp_path: Path) -> None:
     storage = local_storage(tmp_path)
     storage.create("a", b"x")
     paced = PacedStorage(storage, 50)
@@ -27,7 +27,7 @@ def test_threads_together_keep_the_rate(tmp_path: Path) -> None:
     assert time.monotonic() - begun_s >= 19 / 50
 
 
-def test_who_comes_late_owes_nothing(tmp_path: Path) -> None:
+def test_flush_ignores_later_work(tmp_path: Path) -> None:
     paced = PacedStorage(local_storage(tmp_path), 20)
     paced.exists("a")
     time.sleep(0.1)
@@ -37,11 +37,11 @@ def test_who_comes_late_owes_nothing(tmp_path: Path) -> None:
     assert list(paced.list()) == []
 
 
-def test_a_copy_keeps_the_rate(tmp_path: Path) -> None:
+def test_pickled_copy_keeps_the_rate(tmp_path: Path) -> None:
     copy = pickle.loads(pickle.dumps(PacedStorage(local_storage(tmp_path), 3)))
     assert (copy.requests_per_second, copy.inner.root) == (3, copy.root)
 
 
-def test_a_rate_is_above_zero(tmp_path: Path) -> None:
+def test_rate_must_be_above_zero(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError):
         PacedStorage(local_storage(tmp_path), 0)

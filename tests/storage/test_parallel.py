@@ -1,4 +1,4 @@
-"""The shared threads: order, failures, nesting, forks."""
+"""The shared thread pool: order, failures, nesting and forks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinitylake_ops.storage import run_parallel
 from trinitylake_ops.storage.parallel import MAX_POOL_THREADS, Started, current_round_trip, in_one_round_trip
 
 
-def test_results_in_order_and_calls_at_once() -> None:
+def test_run_parallel_returns_results_in_order() -> None:
     barrier = threading.Barrier(4)
 
     def meet(number: int) -> int:
@@ -27,7 +27,7 @@ def test_results_in_order_and_calls_at_once() -> None:
     assert run_parallel(meet, range(4), 4) == [0, 1, 4, 9]
 
 
-def test_no_more_at_once_than_asked_for() -> None:
+def test_run_parallel_respects_the_concurrency() -> None:
     lock = threading.Lock()
     running, most = 0, 0
 
@@ -58,7 +58,7 @@ def test_first_failure_is_raised_after_all_ended() -> None:
     assert sorted(ended) == list(range(10))
 
 
-def test_interruption_stops_what_has_not_begun() -> None:
+def test_interrupt_stops_calls_that_have_not_started() -> None:
     begun: list[int] = []
 
     def work(number: int) -> None:
@@ -72,8 +72,8 @@ def test_interruption_stops_what_has_not_begun() -> None:
     assert len(begun) < 100
 
 
-def test_nothing_still_runs_after_an_interrupt_of_the_calling_thread() -> None:
-    """A file that another thread still wrote was left behind, as nobody knew of it yet."""
+def test_interrupted_caller_waits_for_running_calls() -> None:
+    """A file that another thread was still writing was left behind."""
     both, caller, caller_id = threading.Barrier(2), threading.current_thread(), threading.get_ident()
     begun: list[int] = []
     ended: list[int] = []
@@ -101,7 +101,7 @@ def test_nested_calls_in_a_crowded_pool_end() -> None:
     assert results == [28 + number for number in range(2 * MAX_POOL_THREADS)]
 
 
-def test_forked_child_has_threads_of_its_own() -> None:
+def test_forked_child_starts_its_own_threads() -> None:
     run_parallel(str, range(8), 4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # what newer versions of Python say of any fork
@@ -123,8 +123,8 @@ def test_round_is_that_of_the_call() -> None:
     assert current_round_trip() is None
 
 
-def test_an_interrupt_goes_before_the_failures_of_others() -> None:
-    """A storage error in its place would be retried, or taken for the outcome of the work."""
+def test_interrupt_takes_precedence_over_failures() -> None:
+    """A storage error instead of it would be retried, or taken for the outcome of the work."""
     both_began = threading.Barrier(2)
 
     def fail_or_interrupt(number: int) -> None:
@@ -135,7 +135,7 @@ def test_an_interrupt_goes_before_the_failures_of_others() -> None:
         run_parallel(fail_or_interrupt, [0, 1], 2)
 
 
-def test_a_started_call_is_made_once_and_keeps_its_outcome() -> None:
+def test_started_call_runs_once_and_keeps_its_result() -> None:
     calls: list[int] = []
 
     def call() -> int:
@@ -152,7 +152,7 @@ def test_a_started_call_is_made_once_and_keeps_its_outcome() -> None:
     assert calls == [1]
 
 
-def test_nobody_waits_for_a_thread_that_has_not_begun() -> None:
+def test_run_parallel_does_not_wait_for_queued_threads() -> None:
     """Neither in a pool where all threads wait, nor for the call itself."""
     go_on = threading.Event()
     crowd = [Started(lambda: go_on.wait(timeout=30)) for _ in range(MAX_POOL_THREADS)]
@@ -163,7 +163,7 @@ def test_nobody_waits_for_a_thread_that_has_not_begun() -> None:
     assert all(one.result() for one in crowd)
 
 
-def test_a_forked_child_makes_a_started_call_itself() -> None:
+def test_forked_child_repeats_a_started_call() -> None:
     begun, held = threading.Event(), threading.Event()
 
     def call() -> bool:

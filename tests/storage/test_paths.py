@@ -1,4 +1,4 @@
-"""Paths, prefixes and roots, on random text."""
+"""Validation of paths, prefixes and roots, with random text."""
 
 from __future__ import annotations
 

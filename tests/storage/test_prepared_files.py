@@ -1,4 +1,4 @@
-"""Files that are on the device before they get their names, and how often a commit waits for the device."""
+"""Staged files, and the number of syncs of a commit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Waits:
         monkeypatch.setattr(os, "link", link)
 
 
-def test_a_prepared_file_is_on_the_device_before_its_name_is_given(
+def test_staged_file_is_synced_before_it_is_linked(
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.create("first", b"x")
@@ -59,7 +59,7 @@ def test_a_prepared_file_is_on_the_device_before_its_name_is_given(
     assert list((folder / "_ops/tmp").iterdir()) == []
 
 
-def test_what_was_prepared_for_nothing_goes(storage: LocalStorage, folder: Path) -> None:
+def test_discarded_staged_file_is_deleted(storage: LocalStorage, folder: Path) -> None:
     data = b"prepared"
     storage.stage("name", data)
     storage.discard_staged(data)
@@ -69,7 +69,7 @@ def test_what_was_prepared_for_nothing_goes(storage: LocalStorage, folder: Path)
     assert storage.read("name") == data
 
 
-def test_a_prepared_file_meets_a_name_that_is_taken(storage: LocalStorage, folder: Path) -> None:
+def test_staged_create_fails_if_the_path_exists(storage: LocalStorage, folder: Path) -> None:
     data = b"prepared"
     storage.stage("name", data)
     storage.create("name", b"another")
@@ -80,7 +80,7 @@ def test_a_prepared_file_meets_a_name_that_is_taken(storage: LocalStorage, folde
 
 
 @pytest.mark.parametrize("call", ["open", "fsync"])
-def test_an_interrupt_while_a_file_is_prepared_leaves_nothing(
+def test_interrupt_during_staging_leaves_no_file(
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     storage.create("first", b"x")
@@ -101,7 +101,7 @@ def test_an_interrupt_while_a_file_is_prepared_leaves_nothing(
     assert list((folder / "_ops/tmp").iterdir()) == []
 
 
-def test_a_commit_that_is_interrupted_while_a_thread_prepares_leaves_no_temporary_file(
+def test_interrupted_commit_leaves_no_staged_file(
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lakehouse.create(storage.root, storage=storage)
@@ -126,15 +126,13 @@ def test_a_commit_that_is_interrupted_while_a_thread_prepares_leaves_no_temporar
     assert lake.latest_version() == 0
 
 
-def test_without_fsync_nothing_is_prepared(folder: Path) -> None:
+def test_without_fsync_nothing_is_staged(folder: Path) -> None:
     storage = LocalStorage(f"file://{folder}/", fsync=False)
     storage.stage("name", b"x")
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
-def test_a_commit_waits_three_times_for_the_device(
-    storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_syncs_three_times(storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New files and the next root's bytes; their folders, new ones too; the root's name. Each in one round."""
     lake = Lakehouse.create(storage.root, storage=storage)
     with lake.transaction() as txn:
@@ -154,7 +152,7 @@ def test_a_commit_waits_three_times_for_the_device(
     assert str(definition.parent) in synced[:link]
 
 
-def test_the_folder_of_an_unfinished_commit_holds_no_temporary_file(storage: LocalStorage, folder: Path) -> None:
+def test_unfinished_commit_leaves_no_temporary_file(storage: LocalStorage, folder: Path) -> None:
     lake = Lakehouse.create(storage.root, storage=storage)
     first, second = lake.transaction(), Lakehouse(storage).transaction()
     for txn in (first, second):
@@ -165,7 +163,7 @@ def test_the_folder_of_an_unfinished_commit_holds_no_temporary_file(storage: Loc
     assert list((folder / "_ops/tmp").iterdir()) == []
 
 
-def test_commits_go_on_where_the_folder_of_temporary_files_was_removed(storage: LocalStorage, folder: Path) -> None:
+def test_commits_continue_after_removal_of_the_temporary_folder(storage: LocalStorage, folder: Path) -> None:
     """A restore that copies files alone leaves it out, and so does who removes empty folders."""
     lake = Lakehouse.create(storage.root, storage=storage)
     for number in range(4):
@@ -179,7 +177,7 @@ def test_commits_go_on_where_the_folder_of_temporary_files_was_removed(storage: 
     assert lake.snapshot().namespaces() == []
 
 
-def test_what_cannot_be_prepared_is_created_all_the_same(
+def test_create_succeeds_after_failed_staging(
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.create("first", b"x")
@@ -204,7 +202,7 @@ def test_what_cannot_be_prepared_is_created_all_the_same(
 # Notes that need not be safe
 
 
-def test_a_note_is_written_over_and_makes_no_folder(storage: LocalStorage, folder: Path) -> None:
+def test_best_effort_write_overwrites_and_creates_no_folder(storage: LocalStorage, folder: Path) -> None:
     storage.write_best_effort("hint", b"9")
     assert not folder.exists()
     storage.create("file", b"x")
@@ -217,7 +215,9 @@ def test_a_note_is_written_over_and_makes_no_folder(storage: LocalStorage, folde
     assert not folder.exists()
 
 
-def test_a_note_follows_no_link_and_waits_for_no_pipe(storage: LocalStorage, folder: Path, tmp_path: Path) -> None:
+def test_best_effort_write_follows_no_link_and_opens_no_pipe(
+    storage: LocalStorage, folder: Path, tmp_path: Path
+) -> None:
     storage.create("file", b"x")
     (tmp_path / "outside").write_bytes(b"1")
     (folder / "hint").symlink_to(tmp_path / "outside")

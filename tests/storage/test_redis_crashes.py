@@ -1,4 +1,4 @@
-"""What is left after a server of Redis was killed, and after a replica that lagged took its place."""
+"""State after a Redis server was killed, and after the promotion of a lagging replica."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_acknowledged_commits_survive_kills_of_the_server(redis_folder: Path, ki
         check_lake(lake)
 
 
-def test_a_killed_server_without_a_synced_file_shows_why_it_is_refused(redis_folder: Path) -> None:
+def test_killed_server_without_synced_file_loses_writes(redis_folder: Path) -> None:
     with running(RedisServer("redis", redis_folder, ("--appendonly", "no"))) as server:
         root = server.fresh_root()
         lake = Lakehouse.create(root, {"volatile": "true"})
@@ -105,7 +105,7 @@ def test_a_killed_server_without_a_synced_file_shows_why_it_is_refused(redis_fol
             lake.snapshot()
 
 
-def test_a_promoted_replica_that_lagged_is_noticed(redis_folder: Path) -> None:
+def test_promotion_of_a_lagging_replica_is_detected(redis_folder: Path) -> None:
     """What was lost shows as missing. A name is never read with other bytes, but for those of a new commit."""
     primary = RedisServer("redis", redis_folder / "primary")
     replica = RedisServer("redis", redis_folder / "replica")
@@ -141,7 +141,7 @@ def test_a_promoted_replica_that_lagged_is_noticed(redis_folder: Path) -> None:
         with pytest.raises(TrinityLakeError):
             lake.snapshot(3)
 
-        # A new commit takes the version of a lost one: whoever knew that one reads the new one.
+        # A new commit takes the version of a lost commit: clients that had read the lost one read the new one.
         other = Lakehouse.open(root, SOON)
         for name in ("new2", "new3"):
             with other.transaction() as txn:
@@ -186,7 +186,7 @@ def test_commits_that_waited_for_the_replica_survive_its_promotion(redis_folder:
         check_lake(again)
 
 
-def test_a_replica_is_refused_by_readers_and_writers(redis_folder: Path) -> None:
+def test_replica_is_rejected_for_reads_and_writes(redis_folder: Path) -> None:
     primary = RedisServer("redis", redis_folder / "primary")
     replica = RedisServer("redis", redis_folder / "replica")
     with running(primary), running(replica):
@@ -197,7 +197,7 @@ def test_a_replica_is_refused_by_readers_and_writers(redis_folder: Path) -> None
                 call()
 
 
-def test_a_server_that_becomes_a_replica_refuses_writes(redis_folder: Path) -> None:
+def test_server_demoted_to_a_replica_rejects_writes(redis_folder: Path) -> None:
     with running(RedisServer("redis", redis_folder)) as server:
         storage = RedisStorage(server.fresh_root(), SOON)
         storage.create("before", b"x")
@@ -206,7 +206,7 @@ def test_a_server_that_becomes_a_replica_refuses_writes(redis_folder: Path) -> N
             storage.create("after", b"x")
 
 
-def test_a_wait_whose_answer_is_lost_is_made_good_by_the_read(redis_folder: Path) -> None:
+def test_read_confirms_a_write_with_a_lost_wait_response(redis_folder: Path) -> None:
     primary = RedisServer("redis", redis_folder / "primary")
     replica = RedisServer("redis", redis_folder / "replica")
     with running(primary), running(replica), RedisProxy(primary.port) as proxy:

@@ -1,4 +1,4 @@
-"""What a server must keep before anything is written to it: each setting on a real server."""
+"""Durability checks before the first write, for each setting of a real server."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def server(redis_folder: Path) -> Iterator[RedisServer]:
         yield server
 
 
-def test_each_setting_that_loses_writes_is_refused(server: RedisServer) -> None:
+def test_each_unsafe_server_setting_is_rejected(server: RedisServer) -> None:
     settings = [
-        ("appendonly", "no", "yes", r"keeps no append-only file \('appendonly no'\).*'volatile=true'"),
+        ("appendonly", "no", "yes", r"has no append-only file \('appendonly no'\).*'volatile=true'"),
         ("appendfsync", "everysec", "always", r"'appendfsync everysec'.*'durability=waitaof'"),
         ("appendfsync", "no", "always", "'appendfsync no'"),
-        ("no-appendfsync-on-rewrite", "yes", "no", "syncs nothing while it rewrites"),
+        ("no-appendfsync-on-rewrite", "yes", "no", "does not sync while it rewrites"),
         ("maxmemory-policy", "allkeys-lru", "noeviction", "may evict any key .*allkeys-lru"),
     ]
     for name, bad, good, message in settings:
@@ -69,7 +69,7 @@ def test_each_setting_that_loses_writes_is_refused(server: RedisServer) -> None:
     RedisStorage(server.fresh_root()).create("name", b"x")
 
 
-def test_the_operator_may_accept_a_lost_second(redis_folder: Path) -> None:
+def test_everysec_accepts_a_server_that_syncs_each_second(redis_folder: Path) -> None:
     with running(RedisServer("redis", redis_folder, EVERY_SECOND)) as server:
         RedisStorage(server.fresh_root(), {"durability": "everysec"}).create("name", b"x")
         RedisStorage(server.fresh_root(), {"durability": "assured"}).create("name", b"x")
@@ -85,10 +85,10 @@ def test_the_operator_may_accept_a_lost_second(redis_folder: Path) -> None:
             options["durability"] = "assured"
 
 
-def test_a_server_that_does_not_tell(server: RedisServer) -> None:
+def test_server_without_permission_to_read_settings_is_rejected(server: RedisServer) -> None:
     server.admin.acl_setuser("writer", enabled=True, passwords=["+word"], keys=["*"], commands=["+@all", "-config"])
     as_writer = {"username": "writer", "password": "word"}
-    message = r"does not let this user ask what it keeps \(CONFIG GET\).*'durability=everysec'"
+    message = r"may not read the durability settings .*\(CONFIG GET\).*'durability=everysec'"
     with refusing(server, message, StoragePermissionError) as options:
         options.update(as_writer)
     RedisStorage(server.fresh_root(), {**as_writer, "durability": "everysec"}).create("name", b"INFO is enough")
@@ -99,7 +99,7 @@ def test_a_server_that_does_not_tell(server: RedisServer) -> None:
     RedisStorage(server.fresh_root(), {**as_writer, "volatile": "true"}).create("name", b"nothing is asked")
 
 
-def test_the_check_costs_one_round_for_a_connection_and_nothing_later(server: RedisServer) -> None:
+def test_durability_check_sends_one_request_per_connection(server: RedisServer) -> None:
     with RedisProxy(server.port) as proxy:
         storage = RedisStorage(f"redis://127.0.0.1:{proxy.port}/0/lake/")
         storage.create("0", b"x")
@@ -115,7 +115,7 @@ def test_the_check_costs_one_round_for_a_connection_and_nothing_later(server: Re
         assert proxy.names() == ["HELLO", "EVAL"], "a reader is not asked for permission to see settings"
 
 
-def test_a_server_that_comes_back_with_other_settings_is_noticed(server: RedisServer) -> None:
+def test_changed_durability_settings_are_detected_after_reconnect(server: RedisServer) -> None:
     storage = RedisStorage(server.fresh_root())
     storage.create("kept", b"x")
     server.kill()
@@ -126,7 +126,7 @@ def test_a_server_that_comes_back_with_other_settings_is_noticed(server: RedisSe
     assert [file.path for file in storage.list()] == ["kept"]
 
 
-def test_valkey_waits_for_its_disk_where_it_does_not_by_itself(tmp_path: Path) -> None:
+def test_waitaof_makes_valkey_durable(tmp_path: Path) -> None:
     with running(RedisServer("valkey", tmp_path / "valkey", EVERY_SECOND)) as server, RedisProxy(server.port) as proxy:
         storage = RedisStorage(f"redis://127.0.0.1:{proxy.port}/0/lake/", {"durability": "waitaof"})
         storage.create("first", b"x")
@@ -139,7 +139,7 @@ def test_valkey_waits_for_its_disk_where_it_does_not_by_itself(tmp_path: Path) -
         assert proxy.names() == ["EVAL"]
 
 
-def test_nobody_relies_on_a_file_that_is_not_on_the_disk(tmp_path: Path) -> None:
+def test_unconfirmed_file_is_confirmed_before_it_is_read(tmp_path: Path) -> None:
     """Reading a name back decides whether an uncertain create landed: so the read waits, too."""
     with running(RedisServer("valkey", tmp_path / "valkey", EVERY_SECOND)) as server:
         server.admin.config_set("appendfsync", "no")  # nothing is synced any more
@@ -160,5 +160,7 @@ def test_nobody_relies_on_a_file_that_is_not_on_the_disk(tmp_path: Path) -> None
 
 
 def test_too_few_replicas_are_noticed_before_the_write(server: RedisServer) -> None:
-    with refusing(server, "has 0 replicas now, and the option 'wait_replicas' wants 1", TransientError) as options:
+    with refusing(
+        server, "has 0 replicas at the moment, and the option 'wait_replicas' requires 1", TransientError
+    ) as options:
         options["wait_replicas"] = "1"

@@ -1,4 +1,4 @@
-"""A lakehouse on Redis from its creation to its purge, what a commit costs, and TLS."""
+"""Lakehouses on Redis from creation to purge, requests of a commit, and TLS."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_a_lakehouse_from_creation_to_purge(redis_server: RedisServer) -> None:
     assert rows_of(exported) == [1, 2, 3]
 
 
-def test_another_lakehouse_is_not_created_over_one(redis_server: RedisServer) -> None:
+def test_create_fails_on_an_existing_lakehouse(redis_server: RedisServer) -> None:
     root = redis_server.fresh_root()
     Lakehouse.create(root)
     with pytest.raises(LakehouseExistsError):
         Lakehouse.create(root)
 
 
-def test_a_table_in_a_folder_of_another_name_is_registered(redis_server: RedisServer) -> None:
+def test_table_in_another_folder_is_registered(redis_server: RedisServer) -> None:
     source = Lakehouse.create(redis_server.fresh_root("warehouse"))
     append_rows(source)
     with catalog_at(source) as catalog:
@@ -82,7 +82,7 @@ def test_a_table_in_a_folder_of_another_name_is_registered(redis_server: RedisSe
     assert rows_of(lake) == [1, 2, 3]
 
 
-def test_what_a_commit_costs(redis_server: RedisServer) -> None:
+def test_capacity_of_a_commit(redis_server: RedisServer) -> None:
     """Documented in docs/storages/README.md."""
     with RedisProxy(redis_server.port) as proxy:
         root = redis_server.fresh_root().replace(str(redis_server.port), str(proxy.port))

@@ -1,4 +1,4 @@
-"""Threads and processes that race for names and versions on Redis, and in the soak on Valkey."""
+"""Races of threads and processes for files and versions on Redis and, in the soak, on Valkey."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def storage(server: RedisServer) -> Storage:
 
 
 @pytest.mark.parametrize("n_rounds", [pytest.param(SHORT, id="short"), pytest.param(FULL, id="full", marks=LONG)])
-def test_32_threads_create_one_name(storage: Storage, n_rounds: dict[int, int]) -> None:
+def test_concurrent_creates_of_32_threads_have_one_winner(storage: Storage, n_rounds: dict[int, int]) -> None:
     for size_bytes, times in n_rounds.items():
         for _ in range(times):
             round_of_threads(storage, f"race/{uuid.uuid4().hex}", size_bytes)
 
 
 @pytest.mark.parametrize("n_rounds", [pytest.param(SHORT, id="short"), pytest.param(FULL, id="full", marks=LONG)])
-def test_8_processes_create_one_name(storage: Storage, n_rounds: dict[int, int]) -> None:
+def test_concurrent_creates_of_8_processes_have_one_winner(storage: Storage, n_rounds: dict[int, int]) -> None:
     names = {f"race/{uuid.uuid4().hex}": size for size, times in n_rounds.items() for _ in range(times)}
     rounds_of_processes(storage, names)
 

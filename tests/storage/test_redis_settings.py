@@ -1,4 +1,4 @@
-"""Roots and options of Redis: what is accepted, and that nothing refused is repeated."""
+"""Roots and options of Redis: validation, and messages without credentials."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_the_parts_of_a_root() -> None:
         "redis://hidden@host:1/0/lake/", "redis:///0/lake/", f"redis://host/0/{'n' * 65}/",
     ],
 )  # fmt: skip
-def test_roots_of_another_form_are_not_repeated(root: str) -> None:
+def test_invalid_roots_are_not_shown(root: str) -> None:
     with pytest.raises(InvalidLocationError, match=r"redis://HOST:PORT/DB/NAME/") as caught:
         open_storage(root)
     assert "hidden" not in str(caught.value)
 
 
-def test_a_query_has_no_place_in_a_normalized_root() -> None:
+def test_root_with_a_query_is_rejected() -> None:
     """Why the prefix is a path: normalization appends a slash, so a query would end up as a folder."""
     assert normalize_root_uri("redis://host/0?prefix=lake") == "redis://host/0?prefix=lake/"
     assert normalize_root_uri("redis://host:6379/0/lake") == "redis://host:6379/0/lake/"
@@ -58,12 +58,12 @@ def test_a_query_has_no_place_in_a_normalized_root() -> None:
     [
         ({"durability": "never"}, "must be one of always, waitaof, everysec, assured"),
         ({"volatile": "yes"}, "must be 'true' or 'false'"),
-        ({"volatile": "true", "durability": "always"}, "leave it out, or leave out 'durability'"),
+        ({"volatile": "true", "durability": "always"}, "exclude each other"),
         ({"wait_replicas": "1.5"}, "must be a whole number"),
         ({"wait_replicas": "-1"}, "must be a whole number from 0 to 1000"),
-        ({"username": "somebody"}, "is of no use without a password"),
+        ({"username": "somebody"}, "requires a password"),
         ({"password": ""}, "is empty"),
-        ({"tls_ca_file": "/ca.pem"}, "write rediss://"),
+        ({"tls_ca_file": "/ca.pem"}, "use the scheme rediss://"),
         ({"read_timeout_seconds": "0"}, "must be a number from 0.001"),
         ({"region": "here"}, "unknown storage option 'region'"),
     ],
@@ -73,13 +73,13 @@ def test_options_that_are_not_valid(options: dict[str, str], message: str) -> No
         open_storage("redis://host/0/lake/", options)
 
 
-def test_a_cluster_has_one_database() -> None:
+def test_cluster_requires_database_0() -> None:
     with pytest.raises(InvalidInputError):
         settings("redis://host/1/lake/", cluster="true")
     assert settings(cluster="true").cluster
 
 
-def test_credentials_come_from_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_come_from_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_USERNAME", "of-environment")
     monkeypatch.setenv("REDIS_PASSWORD", "hidden-there")
     assert (settings().username, settings().password) == ("of-environment", "hidden-there")
@@ -94,16 +94,16 @@ def test_the_password_is_never_shown() -> None:
     assert pickle.loads(pickle.dumps(storage)).options == storage.options
 
 
-def test_waits_that_go_with_each_write() -> None:
+def test_wait_commands_of_writes() -> None:
     assert settings().wait is None
     assert settings(wait_replicas="2", read_timeout_seconds="10").wait == ("WAIT", 2, 8000)
     assert settings(durability="waitaof", wait_replicas="1", read_timeout_seconds="1").wait == ("WAITAOF", 1, 1, 800)
     assert settings(volatile="true").wait is None
 
 
-def test_bounds_of_paths_and_files() -> None:
+def test_limits_of_paths_and_files() -> None:
     storage = RedisStorage("redis://127.0.0.1:1/0/lake/")
-    with pytest.raises(InvalidLocationError, match=f"at most {MAX_PATH_BYTES}"):
+    with pytest.raises(InvalidLocationError, match=f"limit of {MAX_PATH_BYTES} bytes"):
         storage.read("x" * (MAX_PATH_BYTES + 1))
 
     class Large(bytes):
@@ -117,7 +117,7 @@ def test_bounds_of_paths_and_files() -> None:
         storage.create("big", Large())
 
 
-def test_the_server_is_asked_for_its_time_once_a_minute() -> None:
+def test_server_time_is_requested_once_a_minute() -> None:
     local_ms, server_ms, n_asked = 1000.0, 500_000.0, 0
 
     def ask() -> float:

@@ -1,4 +1,4 @@
-"""What is retried, how often, and what never is."""
+"""Which requests are retried, and how often."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def root() -> Iterator[str]:
 
 @pytest.mark.parametrize("kind", OPERATIONS)
 @pytest.mark.parametrize("error", [ThrottledError, TransientError])
-def test_passing_failures_are_retried(root: str, kind: str, error: type[StorageError]) -> None:
+def test_transient_failures_are_retried(root: str, kind: str, error: type[StorageError]) -> None:
     setup = Setup(root, fail(1, error, times=4))
     OPERATIONS[kind](setup.storage)
     assert setup.kinds == [kind] * 5
@@ -76,7 +76,7 @@ def test_last_error_is_raised_after_all_attempts(root: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", OPERATIONS)
 @pytest.mark.parametrize("error", [StoragePermissionError, StorageFullError, StorageError, FileMissingError])
-def test_lasting_failures_are_not_retried(root: str, kind: str, error: type[StorageError]) -> None:
+def test_permanent_failures_are_not_retried(root: str, kind: str, error: type[StorageError]) -> None:
     setup = Setup(root, fail(1, error))
     with pytest.raises(error):
         OPERATIONS[kind](setup.storage)
@@ -85,7 +85,7 @@ def test_lasting_failures_are_not_retried(root: str, kind: str, error: type[Stor
 
 
 @pytest.mark.parametrize("error", [ThrottledError, TransientError])
-def test_a_create_is_sent_once(root: str, error: type[StorageError]) -> None:
+def test_create_is_sent_once(root: str, error: type[StorageError]) -> None:
     """Its caller decides whether it may be sent again."""
     setup = Setup(root, fail(1, error))
     with pytest.raises(error):
@@ -93,7 +93,7 @@ def test_a_create_is_sent_once(root: str, error: type[StorageError]) -> None:
     assert setup.kinds == ["create"]
 
 
-def test_create_with_a_lost_answer_is_not_repeated(root: str) -> None:
+def test_create_with_a_lost_response_is_not_retried(root: str) -> None:
     setup = Setup(root, lose_response(1))
     with pytest.raises(AmbiguousWriteError):
         OPERATIONS["create"](setup.storage)
@@ -101,7 +101,7 @@ def test_create_with_a_lost_answer_is_not_repeated(root: str) -> None:
     assert setup.storage.read("new") == b"x"
 
 
-def test_lost_answer_after_a_retry_of_create_stays_ambiguous(root: str) -> None:
+def test_lost_response_after_a_retried_create_is_ambiguous(root: str) -> None:
     setup = Setup(root, fail(1, TransientError), lose_response(2))
     with pytest.raises(AmbiguousWriteError):
         OPERATIONS["create"](setup.storage)
@@ -109,7 +109,7 @@ def test_lost_answer_after_a_retry_of_create_stays_ambiguous(root: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["write", "delete"])
-def test_write_and_delete_with_lost_answers_are_repeated(root: str, kind: str) -> None:
+def test_write_and_delete_with_lost_responses_are_retried(root: str, kind: str) -> None:
     setup = Setup(root, lose_response(1, times=2))
     OPERATIONS[kind](setup.storage)
     assert setup.kinds == [kind] * 3
@@ -124,7 +124,7 @@ def test_lost_create_race_is_reported_at_once(root: str) -> None:
     assert setup.kinds == ["create"]
 
 
-def test_each_file_of_many_is_retried_by_itself(root: str) -> None:
+def test_create_many_retries_each_file_separately(root: str) -> None:
     setup = Setup(root, *(fail(1, TransientError, path_part=f"many/{number}", times=2) for number in range(5)))
     names = [f"many/{number}" for number in range(5)]
     setup.storage.create_many(dict.fromkeys(names, b"x"))
@@ -161,7 +161,7 @@ def test_clock_is_retried(root: str) -> None:
     assert storage.now_ms() == 7
 
 
-def test_waits_grow_are_random_and_bounded(root: str) -> None:
+def test_retry_delays_grow_randomly_up_to_a_limit(root: str) -> None:
     waits: list[list[float]] = []
     for _ in range(60):
         setup = Setup(root, fail(1, ThrottledError, times=11), attempts=12)

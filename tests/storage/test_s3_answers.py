@@ -1,4 +1,4 @@
-"""Each answer of an S3 server as a typed error, in one line without secrets."""
+"""Error responses of S3 servers as typed errors of one line, without secrets."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def error_for(operation: Request, status: int | None, code: str | None, message:
         (Request.READ, 403, "AccessDenied", StoragePermissionError, "policy of the bucket"),
         (Request.STAT, 403, None, StoragePermissionError, "credentials"),
         (Request.READ, 401, "Anything", StoragePermissionError, "credentials"),
-        (Request.READ, 403, "InvalidAccessKeyId", StoragePermissionError, "credentials are wrong"),
-        (Request.READ, 403, "SignatureDoesNotMatch", StoragePermissionError, "credentials are wrong"),
+        (Request.READ, 403, "InvalidAccessKeyId", StoragePermissionError, "credentials are invalid"),
+        (Request.READ, 403, "SignatureDoesNotMatch", StoragePermissionError, "credentials are invalid"),
         (Request.CREATE, 400, "ExpiredToken", StoragePermissionError, "expired; get new ones"),
         (Request.READ, 400, "TokenRefreshRequired", StoragePermissionError, "expired"),
         (Request.READ, 400, "InvalidToken", StoragePermissionError, "session token"),
@@ -80,7 +80,7 @@ def error_for(operation: Request, status: int | None, code: str | None, message:
         (Request.CREATE, 403, "QuotaExceeded", StorageFullError, "quota"),
         (Request.CREATE, 400, "EntityTooLarge", StorageError, "smaller files"),
         (Request.CREATE, 400, "KeyTooLongError", InvalidLocationError, "shorter"),
-        (Request.READ, 400, "InvalidURI", InvalidLocationError, "plainer name"),
+        (Request.READ, 400, "InvalidURI", InvalidLocationError, "simpler name"),
         (Request.READ, 403, "InvalidObjectState", StorageError, "archived"),
         (Request.CREATE, 400, "BadDigest", TransientError, "damaged"),
         (Request.CREATE, 501, "NotImplemented", StorageError, "If-None-Match"),
@@ -90,7 +90,7 @@ def error_for(operation: Request, status: int | None, code: str | None, message:
         (Request.CREATE, None, None, StorageError, "no reason"),
     ],
 )  # fmt: skip
-def test_answers(
+def test_responses_map_to_typed_errors(
     operation: Request, status: int | None, code: str | None, kind: type[TrinityLakeError], advice: str
 ) -> None:
     error = error_for(operation, status, code)
@@ -104,19 +104,19 @@ def test_answers(
     [(500, "InternalError"), (500, None), (502, None), (503, None), (503, "503"), (504, None), (599, "New"),
      (400, "RequestTimeout"), (408, None)],
 )  # fmt: skip
-def test_answers_that_leave_the_outcome_open(status: int, code: str | None) -> None:
+def test_ambiguous_responses_of_creates(status: int, code: str | None) -> None:
     assert {type(error_for(operation, status, code)) for operation in WRITES} == {AmbiguousWriteError}
     assert {type(error_for(operation, status, code)) for operation in READS} == {TransientError}
 
 
-def test_no_answer() -> None:
+def test_missing_response_is_ambiguous_or_transient() -> None:
     def kinds(failure: TransportFailure, operations: list[Request]) -> set[type[TrinityLakeError]]:
         errors = [error_from_transport(request_for(each), failure, "http://host:9000", "reset") for each in operations]
         assert all("http://host:9000" in str(error) and "reset" in str(error) for error in errors)
         return {type(error) for error in errors}
 
-    assert kinds(TransportFailure.NO_ANSWER, WRITES) == {AmbiguousWriteError}
-    assert kinds(TransportFailure.NO_ANSWER, READS) == {TransientError}
+    assert kinds(TransportFailure.NO_RESPONSE, WRITES) == {AmbiguousWriteError}
+    assert kinds(TransportFailure.NO_RESPONSE, READS) == {TransientError}
     assert kinds(TransportFailure.NOT_CONNECTED, [*WRITES, *READS]) == {UnreachableError}
     assert kinds(TransportFailure.NOT_TRUSTED, [*WRITES, *READS]) == {StorageError}
 
@@ -139,11 +139,11 @@ def test_ranges_beyond_the_end() -> None:
         "<Error><Message>d00df00d</Message></Error>",
     ],
 )
-def test_what_is_never_shown(text: str) -> None:
+def test_secrets_are_redacted_from_messages(text: str) -> None:
     errors = [
         error_for(Request.CREATE, 418, "Teapot", f"some\nlines {text} more"),
         error_for(Request.CREATE, 500, text, f"{text}"),
-        error_from_transport(request_for(Request.READ), TransportFailure.NO_ANSWER, f"http://{text}/", f"{text}"),
+        error_from_transport(request_for(Request.READ), TransportFailure.NO_RESPONSE, f"http://{text}/", f"{text}"),
         error_without_credentials(request_for(Request.READ), f"{text}"),
     ]
     for shown in map(str, errors):
@@ -153,7 +153,7 @@ def test_what_is_never_shown(text: str) -> None:
         assert "token: d00df00d" not in shown
 
 
-def test_the_words_of_a_refusal_of_credentials_are_left_out() -> None:
+def test_permission_errors_omit_the_message_of_the_server() -> None:
     error = error_for(Request.READ, 403, "SignatureDoesNotMatch", "the string to sign was AWS4-HMAC-SHA256 xyz")
     assert "xyz" not in str(error)
 
@@ -164,7 +164,7 @@ def test_the_words_of_a_refusal_of_credentials_are_left_out() -> None:
     st.none() | st.sampled_from(["NoSuchKey", "SlowDown", "AccessDenied", "InternalError"]) | st.text(max_size=40),
     st.none() | st.text(max_size=400),
 )
-def test_every_answer_is_one_short_typed_line(
+def test_every_response_is_a_short_typed_error(
     operation: Request, status: int | None, code: str | None, message: str | None
 ) -> None:
     error = error_for(operation, status, code, message)

@@ -1,4 +1,4 @@
-"""Each operation of both S3 clients meets each fault on the wire (``wire_faults.py``)."""
+"""Wire faults for each operation of both S3 clients (``wire_faults.py``)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def bare(root: str, server: S3Server, client: str, **options: str) -> Storage:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_fault(server: S3Server, behind: Wire, root: str, name: str) -> None:
+def test_every_wire_fault_has_its_documented_effect(server: S3Server, behind: Wire, root: str, name: str) -> None:
     operation = OPERATIONS[name]
     for storage in (behind.patient, behind.hasty):
         assert not RetryStorage(storage).exists("f")  # loads the client, which takes longer than any request
@@ -117,7 +117,7 @@ def test_every_fault(server: S3Server, behind: Wire, root: str, name: str) -> No
             _put(server, root, path)
         expected = when_changing if operation.changes_files else when_reading
         if expected is ThrottledError and operation.method == "HEAD":
-            expected = TransientError  # without a body, nothing says why
+            expected = TransientError  # there is no reason without a body
         if fault_name == "body cut" and name in NO_BODY:
             expected = None
         behind.check_fault(fault, operation, expected)
@@ -151,7 +151,7 @@ def many(server: S3Server) -> Iterator[str]:
     server.delete_all(root)
 
 
-def test_a_list_is_whole_or_raises(server: S3Server, proxy: FaultyProxy, client: str, many: str) -> None:
+def test_listing_is_complete_or_raises(server: S3Server, proxy: FaultyProxy, client: str, many: str) -> None:
     behind = wire_at(many, proxy, server, client)
     everything = [f"{number:04}" for number in range(N_MANY)]
     for name in ("request dropped", "answer dropped", "request held back", "head cut", "body cut", "500", "503", "403"):
@@ -163,9 +163,7 @@ def test_the_clock(server: S3Server, proxy: FaultyProxy, client: str, root: str)
         check_clock(bare(root, server, client, endpoint=proxy.url), proxy, FAULTS[name], HIDDEN)
 
 
-def test_reads_that_are_cut_are_repeated_by_the_retries(
-    server: S3Server, proxy: FaultyProxy, client: str, root: str
-) -> None:
+def test_truncated_reads_are_retried(server: S3Server, proxy: FaultyProxy, client: str, root: str) -> None:
     _put(server, root, "f")
     storage = RetryStorage(bare(root, server, client, endpoint=proxy.url), base_delay_seconds=0.001)
     for fault in (wire.cut_body(times=3), wire.cut_head(times=3), wire.drop_answer(times=3)):
@@ -211,12 +209,12 @@ def test_wrong_bucket_and_credentials(server: S3Server, client: str, root: str, 
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_closed_port(server: S3Server, client: str, root: str, name: str) -> None:
+def test_closed_port_is_unreachable(server: S3Server, client: str, root: str, name: str) -> None:
     check_closed_port(lambda endpoint: bare(root, server, client, endpoint=endpoint), OPERATIONS[name].call, HIDDEN)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_server_that_never_answers(server: S3Server, client: str, root: str, name: str) -> None:
+def test_silent_server_times_out(server: S3Server, client: str, root: str, name: str) -> None:
     def opened(endpoint: str) -> Storage:
         return bare(root, server, client, endpoint=endpoint, read_timeout_seconds=str(READ_TIMEOUT_S))
 

@@ -1,4 +1,4 @@
-"""What the obstore storage sends, what it makes of obstore's exceptions, and where s3fs takes over."""
+"""S3 through obstore: requests, typed errors for its exceptions, and the fallback to s3fs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def storage_at(server: ScriptedServer, kind: type[S3Storage] = ObstoreS3Storage,
         "region": "us-east-1",
         "access_key_id": ACCESS_KEY_ID,
         "secret_access_key": SECRET,
-        "connect_timeout_seconds": "30",  # a slow machine must not look like a fault
+        "connect_timeout_seconds": "30",  # a slow machine must not cause timeouts
         "read_timeout_seconds": "30",
     }
     return kind("s3://bucket/lake/", {**given, **options})
@@ -95,8 +95,8 @@ def dump(*lines: str) -> str:
 # --- exceptions ----------------------------------------------------------------------------------
 
 
-def test_a_file_beyond_its_bound_is_refused_by_its_length_alone() -> None:
-    """The rest of the answer never comes: who waited for it would be told of a cut one."""
+def test_read_rejects_a_file_above_the_limit_by_its_length() -> None:
+    """The rest of the response never arrives: a client that waits for it would see a truncated response."""
     answer = Answer(200, b"abc", STAMPED, announced_bytes=2 << 30)
     with ScriptedServer(always(answer)).running() as server:
         storage = storage_at(server)
@@ -116,7 +116,7 @@ def test_status_and_code_are_read_from_the_dump() -> None:
     assert ACCESS_KEY_ID not in str(made)
 
 
-def test_names_and_answers_cannot_pass_for_the_dump() -> None:
+def test_names_and_responses_cannot_imitate_the_debug_dump() -> None:
     error = GenericError(ANSWERED.format(url=FORGED))
     assert status_and_code(error) == (409, "ConditionalRequestConflict")
 
@@ -145,9 +145,9 @@ def test_names_and_answers_cannot_pass_for_the_dump() -> None:
             ),
             Request.CREATE,
             UnreachableError,
-            "time-out while connecting",
+            "timeout while connecting",
         ),
-        (("    inner: Http(", "        kind: Timeout,"), Request.CREATE, AmbiguousWriteError, "time-out"),
+        (("    inner: Http(", "        kind: Timeout,"), Request.CREATE, AmbiguousWriteError, "timeout"),
         (("    inner: Http(", "        kind: Request,"), Request.WRITE, AmbiguousWriteError, "connection broke"),
         (("    source: HttpError {", "        kind: Interrupted,"), Request.READ, TransientError, "connection broke"),
         (
@@ -166,14 +166,16 @@ def test_names_and_answers_cannot_pass_for_the_dump() -> None:
         (("    source: Metadata {",), Request.CREATE, AmbiguousWriteError, "cannot be read"),
     ],
 )
-def test_what_no_answer_means(lines: tuple[str, ...], operation: Request, kind: type[StorageError], said: str) -> None:
+def test_meaning_of_a_missing_response(
+    lines: tuple[str, ...], operation: Request, kind: type[StorageError], said: str
+) -> None:
     made = typed_error(request(operation), GenericError(dump(*lines)), "http://host")
     assert type(made) is kind
     assert said in str(made)
     assert "Debug" not in str(made)
 
 
-def test_credentials_that_cannot_be_had() -> None:
+def test_missing_credentials_are_reported() -> None:
     error = UnauthenticatedError(f"for path External AWS credential provider: RuntimeError: {SECRET}")
     made = typed_error(request(), error, "http://host")
     assert type(made) is StoragePermissionError
@@ -206,7 +208,7 @@ def test_create_is_one_put_with_the_condition(size_bytes: int) -> None:
         (s3_error(404, "NoSuchBucket"), StorageError),
     ],
 )
-def test_a_create_is_sent_once(answer: Answer | Drop | Silence, kind: type[StorageError]) -> None:
+def test_create_is_sent_once(answer: Answer | Drop | Silence, kind: type[StorageError]) -> None:
     script: Script = lambda number, seen: answer if seen.method == "PUT" else Answer(headers=STAMPED)  # noqa: E731
     with ScriptedServer(script).running() as server:
         timeout_seconds = "1.5" if isinstance(answer, Silence) else "30"
@@ -216,7 +218,7 @@ def test_a_create_is_sent_once(answer: Answer | Drop | Silence, kind: type[Stora
     assert [seen.method for seen in server.requests] == ["HEAD", "PUT"]
 
 
-def test_missing_is_not_forbidden() -> None:
+def test_missing_file_is_not_a_permission_error() -> None:
     with ScriptedServer(always(s3_error(404, "NoSuchKey"))).running() as server:
         assert type(failure(lambda: storage_at(server).read("a"))) is FileMissingError
         assert type(failure(lambda: storage_at(server).stat("a"))) is FileMissingError
@@ -224,7 +226,7 @@ def test_missing_is_not_forbidden() -> None:
         assert type(failure(lambda: storage_at(server).read("a"))) is StoragePermissionError
 
 
-def test_a_read_that_trickles_ends() -> None:
+def test_slow_read_times_out() -> None:
     answer = Answer(body=b"x" * 100, headers=STAMPED, trickle_seconds=0.2)
     with ScriptedServer(always(answer)).running() as server:
         storage = storage_at(server, read_timeout_seconds="0.5", connect_timeout_seconds="0.5")
@@ -233,7 +235,7 @@ def test_a_read_that_trickles_ends() -> None:
         assert time.monotonic() - started < 10
 
 
-def test_the_environment_does_not_replace_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_does_not_override_options(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
         "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
@@ -253,7 +255,7 @@ def test_the_environment_does_not_replace_what_was_asked_for(monkeypatch: pytest
     assert headers["if-none-match"] == "*"
 
 
-def test_credentials_region_and_place_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_region_and_endpoint_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedServer(always(Answer(headers={"ETag": '"tag"'}))).running() as server:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "FROMTHEENVIRONMENT")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -285,7 +287,7 @@ def sized_listing(sizes_bytes: Sequence[tuple[str, int]], next_token: str = "") 
     return Answer(body=f"<ListBucketResult>{truncated}{more}{contents}</ListBucketResult>".encode())
 
 
-def test_folder_objects_do_not_show() -> None:
+def test_listing_omits_folder_objects() -> None:
     def script(number: int, seen: Seen) -> Answer:
         return Answer(404) if seen.method == "HEAD" else listing("lake/", "lake/a/", "lake/a/b", "lake/c")
 
@@ -315,7 +317,7 @@ def test_a_folder_object_does_not_repeat_the_file_of_its_name(size_bytes: int, i
     assert found == [("a", size_bytes), ("a-b", 3), ("a/b", 3)]
 
 
-def test_empty_files_are_remembered_only_until_their_folder_is_passed() -> None:
+def test_empty_files_are_tracked_only_until_their_folder_was_listed() -> None:
     keys = sorted(["a", "a!", "a-b", "a/", "a/b", "a0", "b", *(f"flat/{number:03}" for number in range(100))])
     for position, last_key in enumerate(keys):
         ahead = [key for key in keys[: position + 1] if is_folder_ahead(key, last_key)]
@@ -323,14 +325,14 @@ def test_empty_files_are_remembered_only_until_their_folder_is_passed() -> None:
         assert len(ahead) <= 3, "a list with as many empty files as it likes is listed with flat memory"
 
 
-def test_s3fs_goes_on_after_a_name_that_obstore_refuses() -> None:
+def test_listing_continues_with_s3fs_after_a_key_that_obstore_rejects() -> None:
     keys = ["lake/a", "lake/b//c", "lake/d"]
     with ScriptedServer(always(listing(*keys))).running() as server:
         assert [file.path for file in storage_at(server).list()] == ["a", "d"]
 
 
 @pytest.mark.parametrize("prefix", ["_", "a0", "a/!", "a/ b", "\x80", "\ue000", "a-", "ä"])
-def test_a_list_by_a_part_of_a_name_starts_there(prefix: str) -> None:
+def test_listing_by_a_name_prefix_starts_at_the_prefix(prefix: str) -> None:
     names = ["lake/+", f"lake/{prefix}", f"lake/{prefix}x", "lake/\U0010fffe"]
     with ScriptedServer(always(listing(*names))).running() as server:
         found = [file.path for file in storage_at(server).list(prefix)]
@@ -339,8 +341,8 @@ def test_a_list_by_a_part_of_a_name_starts_there(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("is_paged", [False, True])
-def test_a_list_in_no_order_is_refused_and_read_by_s3fs(is_paged: bool) -> None:
-    """As directory buckets list; the part before the end of a prefix would be taken for all of it."""
+def test_unsorted_listing_is_rejected_by_obstore_and_read_by_s3fs(is_paged: bool) -> None:
+    """Directory buckets list objects unsorted: a part of the listing would look complete."""
     keys = [("lake/c", 3), ("lake/a", 3), ("lake/b", 3)]
 
     def script(number: int, seen: Seen) -> Answer:
@@ -368,7 +370,7 @@ def test_control_characters_are_stored_literally() -> None:
     assert {name.lower(): value for name, value in seen.headers.items()}["if-none-match"] == "*"
 
 
-def test_a_forked_child_works() -> None:
+def test_forked_child_works() -> None:
     with ScriptedServer(always(Answer(body=b"body", headers=STAMPED))).running() as server:
         storage = storage_at(server)
         assert storage.read("a") == b"body"  # obstore's threads run
@@ -379,7 +381,7 @@ def test_a_forked_child_works() -> None:
     assert agents == [True, False, True]
 
 
-def test_failures_of_a_batch_are_told_by_file() -> None:
+def test_delete_batch_reports_failures_by_file() -> None:
     body = b"<DeleteResult><Error><Key>lake/b</Key><Code>AccessDenied</Code></Error></DeleteResult>"
     with ScriptedServer(always(Answer(body=body))).running() as server:
         failures = storage_at(server).delete_batch(["a", "b", "c"])
@@ -395,8 +397,8 @@ def test_text_and_pickle() -> None:
     assert (copy.root, copy.options) == (storage.root, storage.options)
 
 
-def test_the_time_is_asked_for_while_the_first_file_is_read() -> None:
-    """Answers through obstore show no date: the request for it goes out beside, and costs no round."""
+def test_server_time_is_requested_in_parallel_to_the_first_read() -> None:
+    """Answers through obstore show no date: the time is requested in parallel, without an additional round trip."""
     asked, met = threading.Event(), []
 
     def script(_: int, seen: Seen) -> Answer:

@@ -1,4 +1,4 @@
-"""Roots, keys and options of S3, before anything is sent."""
+"""Roots, keys and options of S3, without requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_roots(root: str, bucket: str, key_prefix: str) -> None:
         "s3://" + "hush" * 20 + "/", "s3://hush?x=1/", "s3://hush#x/", "s3://hush%20/", "s3://hush hush/", "s3://hush\n/",
     ],
 )  # fmt: skip
-def test_refused_roots_are_not_repeated(root: str) -> None:
+def test_invalid_roots_are_not_shown_in_messages(root: str) -> None:
     with pytest.raises(InvalidLocationError, match="s3://BUCKET/PREFIX/") as caught:
         S3Location.of(root)
     assert "hush" not in str(caught.value)
@@ -62,7 +62,7 @@ def test_keys_have_at_most_1024_bytes_with_the_prefix_of_the_root() -> None:
 
 
 @pytest.mark.parametrize("key", ["p/", "p/folder/", "p/a//b", "p/./a", "p/a/..", "p//a"])
-def test_keys_that_no_path_has(key: str) -> None:
+def test_listed_keys_without_valid_paths_are_ignored(key: str) -> None:
     assert S3Location.of("s3://bucket/p/").path(key) is None
 
 
@@ -81,11 +81,11 @@ def test_settings() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"access_key_id": "hush"}, "'access_key_id' is of no use without 'secret_access_key'"),
+        ({"access_key_id": "hush"}, "'access_key_id' requires 'secret_access_key'"),
         ({"region": "hush\u202e"}, "'region' must be a name of letters"),
         ({"region": "hush.example/x"}, "'region' must be a name of letters"),
-        ({"secret_access_key": "hush"}, "'secret_access_key' is of no use without 'access_key_id'"),
-        ({"session_token": "hush"}, "'session_token' is of no use without 'access_key_id'"),
+        ({"secret_access_key": "hush"}, "'secret_access_key' requires 'access_key_id'"),
+        ({"session_token": "hush"}, "'session_token' requires 'access_key_id'"),
         ({"region": ""}, "'region' is empty"),
         ({"endpoint": ""}, "'endpoint' is empty"),
         ({"endpoint": "hush:9000"}, "'endpoint' must be http://HOST"),
@@ -101,7 +101,7 @@ def test_settings() -> None:
         ({"read_timeout_seconds": "inf"}, "'read_timeout_seconds' must be a number"),
     ],
 )
-def test_refused_options(options: dict[str, str], message: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message) as caught:
         S3Settings.of(StorageOptions(options))
     assert "hush" not in str(caught.value)
@@ -115,7 +115,7 @@ def test_times_beyond_a_day_are_refused(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a b", "ab\n", "\x00"])
-def test_what_no_header_can_hold_is_refused_unseen(value: str) -> None:
+def test_invalid_header_values_are_rejected_and_not_shown(value: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         S3Settings.of(StorageOptions({"access_key_id": value, "secret_access_key": "s"}))
     assert value not in str(caught.value)

@@ -1,4 +1,4 @@
-"""What the s3fs storage sends, and what it makes of each answer, on the wire."""
+"""S3 through s3fs on the wire: requests, and results for each response."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def storage_at(server: ScriptedServer, **options: str) -> S3Storage:
             "access_key_id": ACCESS_KEY_ID,
             "secret_access_key": SECRET,
             "addressing_style": "path",
-            "connect_timeout_seconds": "30",  # a slow machine must not look like a fault
+            "connect_timeout_seconds": "30",  # a slow machine must not cause timeouts
             "read_timeout_seconds": "30",
             **options,
         },
@@ -111,7 +111,7 @@ def test_each_operation_is_one_request() -> None:
 
 @pytest.mark.parametrize("broken", [Drop(), Answer(announced_bytes=50, body=b"<Err", status=500)], ids=["drop", "cut"])
 @pytest.mark.parametrize("known_connection", [False, True])
-def test_a_lost_answer_is_never_sent_again(broken: Answer | Drop, known_connection: bool) -> None:
+def test_request_with_a_lost_response_is_not_resent(broken: Answer | Drop, known_connection: bool) -> None:
     """The HTTP library would repeat a PUT or DELETE by itself, and s3fs and botocore what they think passes."""
     first = [Answer(body=b"abc")] if known_connection else []
     operations: list[tuple[Callable[[S3Storage], object], type[StorageError]]] = [
@@ -134,7 +134,7 @@ def test_a_lost_answer_is_never_sent_again(broken: Answer | Drop, known_connecti
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504])
-def test_server_errors_leave_a_create_open(status: int) -> None:
+def test_server_errors_of_a_create_are_ambiguous(status: int) -> None:
     with ScriptedServer(always(Answer(status))).running() as server:
         assert type(failure(lambda: storage_at(server).create("a", b"x"))) is AmbiguousWriteError
         assert len(server.requests) == 1
@@ -150,10 +150,10 @@ def test_server_errors_leave_a_create_open(status: int) -> None:
         (s3_error(400, "ExpiredToken", f"token of {ACCESS_KEY_ID}"), StoragePermissionError, "expired"),
         (s3_error(403, "AccessDenied", SECRET), StoragePermissionError, "policy"),
         (s3_error(501, "NotImplemented", f"for {SECRET}"), StorageError, "If-None-Match"),
-        (Answer(200, announced_bytes=10, body=b"x"), AmbiguousWriteError, "no complete answer"),
+        (Answer(200, announced_bytes=10, body=b"x"), AmbiguousWriteError, "no complete response"),
     ],
 )
-def test_answers_to_a_create(answer: Answer, kind: type[StorageError], message: str) -> None:
+def test_responses_to_a_create(answer: Answer, kind: type[StorageError], message: str) -> None:
     with ScriptedServer(always(answer)).running() as server:
         error = failure(lambda: storage_at(server).create("a", b"x"))
         assert type(error) is kind
@@ -181,11 +181,11 @@ def test_time_is_bounded(kind: str) -> None:
         started = time.monotonic()
         error = failure(lambda: storage.read("a"))
         assert type(error) is TransientError
-        assert "time-out" in str(error)
+        assert "timeout" in str(error)
         assert time.monotonic() - started < 10
 
 
-def test_nobody_listens() -> None:
+def test_closed_port_of_the_server_is_unreachable() -> None:
     with ScriptedServer(always(Answer())).running() as server:
         pass
     error = failure(lambda: storage_at(server).create("a", b"x"))
@@ -193,7 +193,7 @@ def test_nobody_listens() -> None:
     assert server.endpoint in str(error)
 
 
-def test_no_tls_there() -> None:
+def test_server_without_tls_is_reported() -> None:
     with ScriptedServer(always(Answer())).running() as server:
         error = failure(lambda: storage_at(server, endpoint=server.endpoint.replace("http:", "https:")).stat("a"))
     assert type(error) is StorageError
@@ -211,7 +211,7 @@ def test_no_tls_there() -> None:
         (None, b"0123456789", b"234"),
     ],
 )
-def test_a_range_is_what_was_asked_for(content_range: str | None, body: bytes, expected: bytes | None) -> None:
+def test_wrong_range_is_rejected(content_range: str | None, body: bytes, expected: bytes | None) -> None:
     answer = Answer(206, body, {"Content-Range": content_range}) if content_range else Answer(200, body)
     with ScriptedServer(always(answer)).running() as server:
         storage = storage_at(server)
@@ -222,8 +222,8 @@ def test_a_range_is_what_was_asked_for(content_range: str | None, body: bytes, e
     assert server.requests[0].headers["Range"] == "bytes=2-4"
 
 
-def test_a_file_beyond_its_bound_is_refused_by_its_length_alone() -> None:
-    """The rest of the answer never comes: who waited for it would be told of a cut one."""
+def test_read_rejects_a_file_above_the_limit_by_its_length() -> None:
+    """The rest of the response never arrives: a client that waits for it would see a truncated response."""
     answer = Answer(200, b"abc", MODIFIED, announced_bytes=2 << 30)
     with ScriptedServer(always(answer)).running() as server:
         storage = storage_at(server)
@@ -234,7 +234,7 @@ def test_a_file_beyond_its_bound_is_refused_by_its_length_alone() -> None:
         assert len(server.requests) == 2
 
 
-def test_an_answer_without_a_length_is_taken_in_up_to_the_bound() -> None:
+def test_response_without_a_length_is_read_up_to_the_limit() -> None:
     chunked = b"".join(b"100000\r\n" + b"x" * (1 << 20) + b"\r\n" for _ in range(3)) + b"0\r\n\r\n"
     headers = {"Transfer-Encoding": "chunked"}
     with ScriptedServer(always(Answer(200, chunked, headers))).running() as server:
@@ -250,14 +250,14 @@ def test_ranges_past_the_end_and_of_length_zero() -> None:
         assert type(failure(lambda: storage_at(server).read("a", offset=1, length=0))) is FileMissingError
 
 
-def test_a_server_that_is_no_s3_server() -> None:
+def test_other_server_is_reported() -> None:
     with ScriptedServer(always(Answer(body=b"<html>hello"))).running() as server:
         storage = storage_at(server)
         assert "endpoint" in str(failure(lambda: storage.stat("a")))
         failure(lambda: list(storage.list()))
 
 
-def test_a_later_page_of_a_list_is_asked_for_again() -> None:
+def test_second_page_of_a_listing_is_retried() -> None:
     script: list[Answer | Drop] = [
         listing(["lake/a"], "t1"),
         s3_error(503, "SlowDown"),
@@ -273,7 +273,7 @@ def test_a_later_page_of_a_list_is_asked_for_again() -> None:
     assert [match and match[1] for match in tokens] == [None, "t1", "t1", "t1", "t2"]
 
 
-def test_a_page_that_stays_away_ends_the_list() -> None:
+def test_missing_page_ends_the_listing_with_an_error() -> None:
     script = [listing(["lake/a"], "t1"), s3_error(403, "AccessDenied")]
     with ScriptedServer(lambda number, seen: script[number]).running() as server:
         files = storage_at(server).list()
@@ -281,10 +281,10 @@ def test_a_page_that_stays_away_ends_the_list() -> None:
         assert type(failure(lambda: next(files))) is StoragePermissionError
     without_token = Answer(body=b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>")
     with ScriptedServer(always(without_token)).running() as server:
-        assert "ends in the middle" in str(failure(lambda: list(storage_at(server).list())))
+        assert "incomplete listing" in str(failure(lambda: list(storage_at(server).list())))
 
 
-def test_a_list_that_repeats_itself_or_lacks_a_size_is_an_error() -> None:
+def test_invalid_page_of_a_listing_is_rejected() -> None:
     again = Answer(
         body=b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
         b"</ListBucketResult>"
@@ -294,10 +294,10 @@ def test_a_list_that_repeats_itself_or_lacks_a_size_is_an_error() -> None:
     for entry in (b"<Key>k</Key>", b"<Size>1</Size>"):
         body = b"<ListBucketResult><Contents>" + entry + b"</Contents></ListBucketResult>"
         with ScriptedServer(always(Answer(body=body))).running() as server:
-            assert "names no key, size or time" in str(failure(lambda: list(storage_at(server).list())))
+            assert "has no key, size or time" in str(failure(lambda: list(storage_at(server).list())))
 
 
-def test_pages_are_asked_for_one_by_one_and_only_when_needed() -> None:
+def test_pages_are_requested_lazily() -> None:
     with ScriptedServer(always(listing(["lake/a", "lake/b"], "more"))).running() as server:
         files = storage_at(server).list()
         assert server.requests == []
@@ -308,13 +308,13 @@ def test_pages_are_asked_for_one_by_one_and_only_when_needed() -> None:
         assert len(server.requests) == 2
 
 
-def test_objects_that_no_path_names_do_not_show() -> None:
+def test_listing_omits_objects_without_valid_paths() -> None:
     keys = ["lake/", "lake/folder/", "lake/a//b", "lake/../c", "lake/_ops/tmp/x", "lake/seen"]
     with ScriptedServer(always(listing(keys))).running() as server:
         assert [file.path for file in storage_at(server).list()] == ["seen"]
 
 
-def test_delete_batch_is_one_request_and_tells_failures_apart() -> None:
+def test_delete_batch_sends_one_request_and_reports_failures() -> None:
     errors = [("lake/b", "AccessDenied"), ("lake/c", "InternalError"), ("lake/d", "SlowDown"), ("lake/e", "NoSuchKey")]
     body = "".join(f"<Error><Key>{key}</Key><Code>{code}</Code></Error>" for key, code in errors)
     with ScriptedServer(always(Answer(body=f"<DeleteResult>{body}</DeleteResult>".encode()))).running() as server:
@@ -328,13 +328,13 @@ def test_delete_batch_is_one_request_and_tells_failures_apart() -> None:
     assert request.body.count(b"<Key>lake/") == 5
 
 
-def test_a_failure_of_an_unknown_name_in_a_batch() -> None:
+def test_batch_failure_for_an_unknown_name_is_an_error() -> None:
     body = b"<DeleteResult><Error><Key>lake/zzz</Key><Code>InternalError</Code></Error></DeleteResult>"
     with ScriptedServer(always(Answer(body=body))).running() as server:
         assert "delete them again" in str(failure(lambda: storage_at(server).delete_batch(["a", "b"])))
 
 
-def test_names_that_xml_cannot_carry_are_deleted_one_by_one() -> None:
+def test_names_that_xml_cannot_represent_are_deleted_separately() -> None:
     with ScriptedServer(always(Answer(body=b"<DeleteResult/>"))).running() as server:
         assert storage_at(server).delete_batch(["a\x01", "b\r", "c\n"]) == {}
     seen = [(request.method, unquote(request.path)) for request in server.requests]
@@ -347,7 +347,7 @@ def test_ten_thousand_deletes_are_ten_requests() -> None:
     assert len(server.requests) == 10
 
 
-def test_now_is_the_date_of_answers() -> None:
+def test_now_ms_uses_the_date_of_responses() -> None:
     server_seconds = int(time.time()) - 1_000
     dated = Answer(headers={"Date": http_date(server_seconds), **MODIFIED})
     with ScriptedServer(always(dated)).running() as server:
@@ -411,7 +411,7 @@ FORKS = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # 
 
 @FORKS
 @pytest.mark.parametrize("process_id_is_reused", [False, True])
-def test_a_forked_child_gets_a_client_of_its_own(monkeypatch: pytest.MonkeyPatch, process_id_is_reused: bool) -> None:
+def test_forked_child_creates_its_own_client(monkeypatch: pytest.MonkeyPatch, process_id_is_reused: bool) -> None:
     """Also one that gets the process id of a dead ancestor."""
     if process_id_is_reused:
         process_id = os.getpid()
@@ -425,7 +425,7 @@ def test_a_forked_child_gets_a_client_of_its_own(monkeypatch: pytest.MonkeyPatch
 
 
 @FORKS
-def test_a_forked_child_starts_with_free_locks() -> None:
+def test_forked_child_starts_with_free_locks() -> None:
     with ScriptedServer(always(Answer(body=b"abc"))).running() as server:
         storage = storage_at(server)
         storage.read("parent")
@@ -434,7 +434,7 @@ def test_a_forked_child_starts_with_free_locks() -> None:
             assert child.finish() == (0, ["abcabc"])
 
 
-def test_a_dropped_storage_closes_its_connections() -> None:
+def test_destroyed_storage_closes_its_connections() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with ScriptedServer(always(Answer(body=b"abc"))).running() as server:

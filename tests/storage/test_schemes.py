@@ -1,4 +1,4 @@
-"""Kinds of storage that other packages add by an entry point."""
+"""Schemes that other packages add by entry points."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from trinitylake_ops.access.external_files import ExternalStorages
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.gcs.settings import GcsSettings
+from trinitylake_ops.storage.opening import with_environment
 from trinitylake_ops.storage.options import StorageOptions, is_secret
-from trinitylake_ops.storage.registry import OWN_SCHEMES, Scheme, environment_of, with_environment
+from trinitylake_ops.storage.registry import OWN_SCHEMES, Scheme, environment_of
 from trinitylake_ops.storage.s3.settings import S3Settings
 
 _MODULE = """
@@ -42,14 +43,14 @@ bag = shelves_of_others:open_shelf
 
 @pytest.fixture(autouse=True)
 def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide what the machine's environment gives to roots."""
+    """Remove the environment variables of storages."""
     for name in {name for scheme in OWN_SCHEMES.values() for name in scheme.environment}:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a package of somebody else."""
+    """Install another package."""
     site = tmp_path / "site"
     info = site / "shelves-1.0.dist-info"
     info.mkdir(parents=True)
@@ -59,7 +60,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(site))
 
 
-def test_a_lakehouse_stands_on_a_storage_of_another_package(tmp_path: Path) -> None:
+def test_lakehouse_uses_a_storage_of_another_package(tmp_path: Path) -> None:
     root = f"shelf://{str(tmp_path).removeprefix('/')}/lake/"
     lake = Lakehouse.create(root, {"slow": "false", "cache_bytes": "0"})
     with lake.transaction() as txn:
@@ -82,18 +83,18 @@ def test_its_options_are_checked_and_its_credentials_hidden() -> None:
     assert options.redact("refused for abc123") == "refused for ***"
 
 
-def test_none_takes_the_place_of_our_own(tmp_path: Path) -> None:
+def test_entry_points_cannot_replace_own_schemes(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="'slow'"):
         open_storage(f"file://{tmp_path}/", {"slow": "true"})
 
 
 @pytest.mark.parametrize("scheme", ["box", "bag"])
-def test_an_entry_point_that_leads_elsewhere_is_refused(scheme: str) -> None:
-    with pytest.raises(InvalidInputError, match=rf"the entry point '{scheme}' .* is no Scheme of that name"):
+def test_invalid_entry_point_is_rejected(scheme: str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"the entry point '{scheme}' .* must be a Scheme with that name"):
         open_storage(f"{scheme}://x/")
 
 
-def test_what_there_is_is_named() -> None:
+def test_message_lists_known_schemes() -> None:
     with pytest.raises(InvalidLocationError, match=r"shelf://"):
         open_storage("crate://x/")
     assert environment_of("crate://x/") == ()
@@ -109,12 +110,12 @@ def test_the_documentation_has_every_scheme_and_what_it_takes_of_the_environment
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("azure.endpoint", "the part before the dot is a scheme, such as file, memory, s3"),
+        ("azure.endpoint", "the part before the dot must be a scheme, for example file, memory, s3"),
         ("s3.endpont", r"unknown storage option 'endpont': s3:// supports"),
         ("gs.fsync", r"unknown storage option 'fsync': gs:// supports"),
     ],
 )
-def test_a_mistyped_option_for_other_roots_is_refused(tmp_path: Path, name: str, said: str) -> None:
+def test_unknown_option_of_another_scheme_is_rejected(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(InvalidInputError, match=said) as caught:
         open_storage(f"file://{tmp_path}/", {name: "nobody-may-see-this"})
     assert "nobody-may-see-this" not in str(caught.value)
@@ -149,7 +150,7 @@ _GIVEN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("root", _GIVEN)
-def test_a_pickled_storage_has_what_the_environment_gave(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickled_storage_contains_options_of_the_environment(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     variables, expected = _GIVEN[root]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -164,7 +165,7 @@ def test_a_pickled_storage_has_what_the_environment_gave(root: str, monkeypatch:
     assert not any(value in repr(options) for name, value in expected.items() if is_secret(name))
 
 
-def test_a_file_of_credentials_goes_along_as_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_contains_the_text_of_the_credentials_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "key.json"
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
     for text, expected in (
@@ -180,7 +181,7 @@ def test_a_file_of_credentials_goes_along_as_its_text(tmp_path: Path, monkeypatc
     assert with_environment("gs://bucket/", {"credentials": "anonymous"}) == {"credentials": "anonymous"}
 
 
-def test_an_emulator_gets_nobodys_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulator_receives_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     assert GcsSettings.of(StorageOptions()).credentials is None
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "a:1")
     assert GcsSettings.of(StorageOptions()).credentials == "anonymous"
@@ -188,8 +189,8 @@ def test_an_emulator_gets_nobodys_token(monkeypatch: pytest.MonkeyPatch) -> None
     assert GcsSettings.of(StorageOptions({"credentials": "/key.json"})).credentials == "/key.json"
 
 
-def test_a_region_is_found_by_each_of_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Botocore looks at one of them only."""
+def test_region_is_read_from_each_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Botocore reads only one of them."""
     monkeypatch.setenv("AWS_REGION", "here")
     assert S3Settings.of(StorageOptions()).region == "here"
     assert S3Settings.of(StorageOptions({"region": "there"})).region == "there"

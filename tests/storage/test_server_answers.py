@@ -1,4 +1,4 @@
-"""What servers answer, and what others leave where our files stand, decodes or is refused; nothing else is raised."""
+"""Arbitrary responses of servers, and arbitrary files of other programs, are decoded or raise typed errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trinitylake_ops.storage.azure.errors import error_from_response as azure_er
 from trinitylake_ops.storage.dynamodb.errors import typed_error as dynamodb_error
 from trinitylake_ops.storage.dynamodb.items import StoredFile
 from trinitylake_ops.storage.gcs.client import batch_responses
-from trinitylake_ops.storage.gcs.errors import Refusal
+from trinitylake_ops.storage.gcs.errors import ErrorResponse
 from trinitylake_ops.storage.gcs.errors import error_from_response as gcs_error
 from trinitylake_ops.storage.http.requests import Request, StorageRequest
 from trinitylake_ops.storage.interface import FileInfo
@@ -45,7 +45,7 @@ PARTS = (
 
 
 def changed(sample: bytes) -> st.SearchStrategy[bytes]:
-    """Samples with some bytes put in another's place, and any bytes at all."""
+    """Samples with some bytes replaced, and arbitrary bytes."""
     at = st.integers(0, len(sample))
     replaced = st.builds(lambda i, n, new: sample[:i] + new + sample[i + n :], at, st.integers(0, 9), st.binary())
     return st.one_of(replaced, st.binary())
@@ -85,7 +85,7 @@ def test_pages_of_azure(document: bytes) -> None:
 @example(b'{"error": [1]}')
 @example(b'{"error": {"errors": {"reason": 1}, "message": null}}')
 def test_refusals_of_google(body: bytes) -> None:
-    refusal = Refusal.of(403, body)
+    refusal = ErrorResponse.of(403, body)
     assert refusal.reason is None or isinstance(refusal.reason, str)
 
 
@@ -99,7 +99,7 @@ def test_answers_of_batches_of_google(body: bytes, content_type: bytes) -> None:
         assert 100 <= answer.status <= 999
 
 
-def test_an_answer_of_a_batch_is_read() -> None:
+def test_batch_response_is_parsed() -> None:
     assert batch_responses("multipart/mixed; boundary=x", PARTS)[1].status == 404
 
 
@@ -121,7 +121,7 @@ def test_items_of_dynamodb(item: dict[str, dict[str, object]]) -> None:
 
 
 @pytest.mark.parametrize("size", ["-1", "1e9", "nan", MOST_DIGITS.decode()])
-def test_an_item_of_no_size_is_no_file(size: str) -> None:
+def test_item_with_an_invalid_size_is_rejected(size: str) -> None:
     item = {"path": {"S": "f"}, "size_bytes": {"N": size}, "modified_ms": {"N": "1"}}
     with pytest.raises(ValueError):
         StoredFile.of_item(item)

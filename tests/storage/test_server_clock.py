@@ -1,4 +1,4 @@
-"""The server's clock from the dates of its answers."""
+"""The estimate of a server's clock from the dates of its responses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class World:
     st.lists(st.tuples(st.floats(0, 60_000), st.floats(0, 3_000), st.floats(0, 3_000)), min_size=1, max_size=30),
     st.floats(-MAX_DRIFT, MAX_DRIFT),
 )
-def test_it_never_leads_nor_goes_back_and_lags_by_a_second_and_a_round_trip_at_most(
+def test_clock_is_never_ahead_never_decreases_and_lags_little(
     exchanges: list[tuple[float, float, float]], drift: float
 ) -> None:
     world = World(drift)
@@ -68,7 +68,7 @@ def test_it_never_leads_nor_goes_back_and_lags_by_a_second_and_a_round_trip_at_m
 
 @pytest.mark.parametrize("drift", [-50e-6, 50e-6, -MAX_DRIFT, MAX_DRIFT])
 @pytest.mark.parametrize("pause_ms", [737.0, 110_007.0])
-def test_a_clock_that_drifts_for_hours_is_followed_without_a_step(drift: float, pause_ms: float) -> None:
+def test_clock_follows_a_drifting_server_without_steps(drift: float, pause_ms: float) -> None:
     world = World(drift)
     world.exchange()
     before_ms, errors_ms = world.now_ms(), []
@@ -83,7 +83,7 @@ def test_a_clock_that_drifts_for_hours_is_followed_without_a_step(drift: float, 
 
 
 @given(st.permutations(range(6)))
-def test_answers_in_any_order(order: list[int]) -> None:
+def test_clock_accepts_responses_in_any_order(order: list[int]) -> None:
     """Threads tell of their answers later than these came, and not in that order."""
     world = World(drift=MAX_DRIFT)
     answers = []
@@ -96,7 +96,7 @@ def test_answers_in_any_order(order: list[int]) -> None:
         assert -1_100 <= world.error_ms() <= 0.01
 
 
-def test_many_answers_make_it_exact() -> None:
+def test_many_responses_tighten_the_estimate() -> None:
     world = World()
     for _ in range(200):
         world.local_ms += 37.0
@@ -105,7 +105,7 @@ def test_many_answers_make_it_exact() -> None:
 
 
 @pytest.mark.parametrize("step_ms", [-3_000_000, -5_000, 5_000, 3_600_000])
-def test_a_clock_that_was_set_is_followed_with_the_next_answer(step_ms: float) -> None:
+def test_clock_follows_a_changed_server_clock_after_one_response(step_ms: float) -> None:
     world = World()
     for _ in range(50):
         world.local_ms += 37.0
@@ -115,7 +115,7 @@ def test_a_clock_that_was_set_is_followed_with_the_next_answer(step_ms: float) -
     assert -1_003 <= world.error_ms() <= 0
 
 
-def test_it_asks_only_when_it_knows_nothing_or_nothing_new() -> None:
+def test_clock_sends_requests_only_without_a_recent_response() -> None:
     world = World()
     world.error_ms()
     world.error_ms()
@@ -129,7 +129,7 @@ def test_it_asks_only_when_it_knows_nothing_or_nothing_new() -> None:
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Sat, 99 Nov 2026 07:00:05 GMT"])
-def test_answers_without_a_date_say_nothing(date: str | None) -> None:
+def test_responses_without_a_date_are_ignored(date: str | None) -> None:
     clock = ServerClock()
     with pytest.raises(StorageError):
         clock.now_ms(lambda: clock.observe(date, 0, 1))
@@ -148,7 +148,7 @@ def test_the_local_clock_runs_on_while_the_machine_sleeps(monkeypatch: pytest.Mo
     assert monotonic_ms() == 2_000, "where the system has no such clock"
 
 
-def test_a_failure_to_ask_comes_through() -> None:
+def test_failed_time_request_raises_its_error() -> None:
     def ask() -> None:
         raise TransientError("no answer")
 
@@ -157,7 +157,7 @@ def test_a_failure_to_ask_comes_through() -> None:
 
 
 @pytest.mark.parametrize("ahead_ms", [-3_602_000.0, 3_602_000.0, -80 * YEAR_MS, 80 * YEAR_MS])
-def test_a_date_that_is_hours_off_is_refused(ahead_ms: float) -> None:
+def test_date_that_is_wrong_by_hours_is_rejected(ahead_ms: float) -> None:
     """A version that got such a time would push all later ones there."""
     world = World()
     world.wall_ahead_ms = ahead_ms
@@ -167,7 +167,7 @@ def test_a_date_that_is_hours_off_is_refused(ahead_ms: float) -> None:
     assert abs(world.error_ms()) < 1_005
 
 
-def test_a_time_that_is_expected_is_asked_beside_and_once() -> None:
+def test_expected_time_is_requested_once_in_parallel() -> None:
     world = World()
     world.clock.expect(world.exchange)
     world.clock.expect(world.exchange)
@@ -177,7 +177,7 @@ def test_a_time_that_is_expected_is_asked_beside_and_once() -> None:
     assert world.n_asked == 1
 
 
-def test_a_time_that_was_expected_long_ago_is_asked_anew() -> None:
+def test_old_expected_time_is_requested_again() -> None:
     world, asked = World(), threading.Event()
 
     def ask() -> None:
@@ -191,7 +191,7 @@ def test_a_time_that_was_expected_long_ago_is_asked_anew() -> None:
     assert world.n_asked == 2
 
 
-def test_who_needs_a_time_hears_that_it_could_not_be_had_and_may_ask_again() -> None:
+def test_failed_expected_time_raises_and_can_be_retried() -> None:
     world = World()
 
     def fails() -> None:

@@ -1,4 +1,4 @@
-"""Many files at once: lists that stream with flat memory, deletes in batches, failures told file by file."""
+"""Many files: streaming listings with constant memory, batches of deletes, and failures by file."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_deleting_10_000_files_takes_10_requests(filled: S3Server, client: str) 
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_files_that_may_not_be_deleted_are_told_one_by_one(radosgw: S3Server, client: str) -> None:
+def test_undeletable_files_are_reported_separately(radosgw: S3Server, client: str) -> None:
     bucket = radosgw.make_bucket()
     storage = open_storage(f"s3://{bucket}/lake/", {**radosgw.storage_options, "client": client})
     names = [f"free/{number}" for number in range(20)] + [f"held/{number}" for number in range(5)]

@@ -1,4 +1,4 @@
-"""What each storage that is asked by HTTP does at a fault on the wire, without retries around it (S7).
+"""Effects of wire faults on storages with HTTP servers, without retries (S7).
 
 An error says whether the request certainly had no effect, or may have had one. A read or list never returns a part. No
 client repeats a request by itself: a repeated create would meet its own file.
@@ -26,7 +26,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.storage import RetryStorage, Storage
 
 BODY = bytes(range(256)) * 400
-#: How long requests may take where no fault makes them wait: a slow machine must not look like a fault.
+#: How long requests may take where no fault makes them wait: a slow machine must not cause timeouts.
 PATIENCE_S = 20.0
 PATIENT = {"connect_timeout_seconds": str(PATIENCE_S), "read_timeout_seconds": str(PATIENCE_S)}
 
@@ -49,7 +49,7 @@ class Operation:
 
 
 def operations(stat_method: str = "HEAD", write_method: str = "PUT") -> dict[str, Operation]:
-    """Return the operations that each storage has, on files ``f`` and ``g`` that stand and ``new`` that does not."""
+    """Return the operations of each storage on the existing files ``f`` and ``g`` and on the missing file ``new``."""
     return {
         "read": Operation(lambda storage: storage.read("f"), "GET"),
         "read of a range": Operation(lambda storage: storage.read("f", offset=7, length=50_000), "GET"),
@@ -158,7 +158,7 @@ def assert_stored_if_sent(is_stored: Callable[[], bool], fault: WireFault, messa
 
 
 def outcome(call: Callable[[], Any], hidden: Iterable[str]) -> tuple[Outcome, Any]:
-    """Return what a call raised, with its error, or None and what it returned. A batch tells failures by file."""
+    """Return what a call raised, with its error, or None and what it returned. A batch reports failures by file."""
     try:
         found = call()
     except StorageError as error:
@@ -192,7 +192,7 @@ def check_clock(storage: Storage, proxy: FaultyProxy, row: Row, hidden: Iterable
 
 
 def check_closed_port(opened: Callable[[str], Storage], call: Callable[[Storage], Any], hidden: Iterable[str]) -> None:
-    """Assert that nothing is sent where nobody listens. ``opened`` opens the storage at an address."""
+    """Assert that nothing is sent to a closed port. ``opened`` opens the storage at an address."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"

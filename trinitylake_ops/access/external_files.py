@@ -14,9 +14,10 @@ from trinitylake_ops.format.file_names import TABLES_PREFIX, owner_path
 from trinitylake_ops.format.locations import validate_path
 from trinitylake_ops.storage.background import at_fork
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.opening import open_storage, with_environment
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
-from trinitylake_ops.storage.registry import open_storage, roots_nest, with_environment
+from trinitylake_ops.storage.registry import roots_nest
 
 #: Loads the latest lakehouse definition; returns None if there is none.
 DefinitionLoader = Callable[[], LakehouseDef | None]

@@ -36,8 +36,8 @@ from trinitylake_ops.operations.metadata_rewrites import check_tables, discarded
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.transfer.copy import Transfer
 from trinitylake_ops.operations.transfer.selection import Selection
+from trinitylake_ops.storage.opening import open_storage
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
-from trinitylake_ops.storage.registry import open_storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.versions.snapshot import Snapshot
 

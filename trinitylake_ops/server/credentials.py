@@ -16,7 +16,7 @@ from trinitylake_ops.iceberg.reach import ReachedFiles
 from trinitylake_ops.server.calls import Call, RequestedTable
 from trinitylake_ops.server.responses import JsonResponse, ok, unsupported
 from trinitylake_ops.server.tokens import Scope
-from trinitylake_ops.storage.registry import with_environment
+from trinitylake_ops.storage.opening import with_environment
 
 #: The access delegation header, and the values that a client may request.
 DELEGATION, _VENDED, _SIGNING = "x-iceberg-access-delegation", "vended-credentials", "remote-signing"

@@ -1,4 +1,4 @@
-"""Storage systems behind one interface, and the wrappers around them."""
+"""Storage systems with a common interface, and wrappers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from trinitylake_ops.storage.local.storage import LocalStorage
     from trinitylake_ops.storage.memory import MemoryStorage, drop_memory_root
     from trinitylake_ops.storage.meter import Measurement, MeteredStorage, RequestCounts
+    from trinitylake_ops.storage.opening import open_storage
     from trinitylake_ops.storage.parallel import run_parallel
     from trinitylake_ops.storage.paths import TEMPORARY_PREFIX
-    from trinitylake_ops.storage.registry import open_storage
     from trinitylake_ops.storage.retry import RetryStorage
 
 __all__ = [
@@ -42,9 +42,9 @@ __getattr__, __dir__ = lazy_face(
         "local.storage": ("LocalStorage",),
         "memory": ("MemoryStorage", "drop_memory_root"),
         "meter": ("Measurement", "MeteredStorage", "RequestCounts"),
+        "opening": ("open_storage",),
         "parallel": ("run_parallel",),
         "paths": ("TEMPORARY_PREFIX",),
-        "registry": ("open_storage",),
         "retry": ("RetryStorage",),
     },
 )

@@ -1,7 +1,7 @@
-"""Did a create land? Settled by reading the name back (docs/internals/protocol.md, C4).
+"""Create-if-absent with read-back: resolves whether a conditional write succeeded (docs/internals/protocol.md, C4).
 
-An answer can be lost while the write took effect. A proxy between us and the storage may also send another answer than
-the storage gave. So no answer but "created" is trusted: the file under the name decides.
+The response to a write that took effect can be lost, and a proxy can replace it. Therefore only a success is trusted.
+After any other response, the file at the path is read to resolve the outcome.
 """
 
 from __future__ import annotations
@@ -34,61 +34,68 @@ def create_settled(
     read_back: Callable[[], bytes] | None = None,
     also: Sequence[Callable[[], None]] = (),
 ) -> bool:
-    """Create a file if absent. Returns True when the file there is ours, False when it is another writer's.
-
-    All sends of the file are made here; the storage below makes each of them once.
+    """Create a file if absent, and resolve the outcome. Resend the file while it does not exist.
 
     Args:
-        storage: The storage.
-        path: The path of the file.
-        data: Its bytes.
-        is_ours: Whether the bytes of an existing file are ours.
-        before_send: Called before every send of the same bytes, including resends.
-        trusts_refusals: Whether a rejection is raised unchanged if the name cannot be read.
-        read_back: Reads the name, for a caller that reads more in the same round trip.
+        storage: The storage. It sends each create once.
+        path: Path of the file.
+        data: Content of the file.
+        is_ours: Whether the content of an existing file was sent by this call.
+        before_send: Called before each send of the file, including resends.
+        trusts_refusals: Whether to raise a rejection unchanged if the path cannot be read.
+        read_back: Reads the path, for a caller that reads more files in the same round trip.
         also: Calls to make in the round trip of the first send.
 
+    Returns:
+        True if this call created the file, False if there is another writer's file.
+
     Raises:
-        AmbiguousWriteError: The outcome is unknown: a send may have taken effect, or still may.
-        TrinityLakeError: Any other error, of ``before_send`` too, means that the file was not created.
+        AmbiguousWriteError: The outcome is unknown: a request may have taken effect, or may still do so.
+        TrinityLakeError: The file was not created. This includes errors of ``before_send``.
     """
     lost_response: TrinityLakeError | None = None
-    # The file of another writer may differ a little from ours in size.
+    # The file of another writer may be larger than ours.
     limit_bytes = max(2 * len(data), storage.whole_file_limit_bytes)
     read_back = read_back or functools.partial(storage.read, path, limit_bytes=limit_bytes)
     for _ in range(_MAX_SENDS):
-        refusal, is_sent = _send(storage, path, data, before_send, also)
+        rejection, is_sent = _send(storage, path, data, before_send, also)
         also = ()
-        if refusal is None:
+        if rejection is None:
             return True
         if not is_sent and lost_response is None:
-            raise refusal
-        if isinstance(refusal, AmbiguousWriteError):
-            lost_response = refusal
+            raise rejection
+        if isinstance(rejection, AmbiguousWriteError):
+            lost_response = rejection
         try:
             return is_ours(read_back())
         except FileMissingError:
-            if isinstance(refusal, AmbiguousWriteError | FileExistsAlreadyError):
-                continue  # not created so far: the same bytes may be sent again
+            if isinstance(rejection, AmbiguousWriteError | FileExistsAlreadyError):
+                continue  # the file does not exist, so it may be sent again
             if lost_response is None:
-                raise refusal from None
-            raise _ambiguous(path, refusal) from refusal
+                raise rejection from None
+            raise _ambiguous(path, rejection) from rejection
         except TrinityLakeError as error:
-            is_definite = isinstance(refusal, UnreachableError) or (
-                trusts_refusals and not isinstance(refusal, AmbiguousWriteError | FileExistsAlreadyError)
+            is_definite = isinstance(rejection, UnreachableError) or (
+                trusts_refusals and not isinstance(rejection, AmbiguousWriteError | FileExistsAlreadyError)
             )
             if is_definite and lost_response is None:
-                raise refusal from None
+                raise rejection from None
             raise _ambiguous(path, error) from error
     if lost_response is None:
-        raise StorageError(f"there is something at {path!r} that is no file; remove it", path=path)
+        raise StorageError(f"cannot create {path!r}: the path exists, but is not a file; remove it", path=path)
     raise _ambiguous(path, lost_response)
 
 
 def create_fresh(storage: Storage, files: Mapping[str, bytes], also: Sequence[Callable[[], None]] = ()) -> None:
-    """Create files as :func:`create_fresh_file` does, in parallel, and make the calls of ``also`` in the same round.
+    """Create files with fresh names in one round trip. See :func:`create_fresh_file`.
 
-    Raises the first failure once no create is on its way any more.
+    Args:
+        storage: The storage.
+        files: Contents by path.
+        also: Calls to make in the same round trip.
+
+    Raises:
+        StorageError: The first failure, after all requests have ended.
     """
     calls: list[Callable[[], None]] = [
         *(functools.partial(create_fresh_file, storage, path, data) for path, data in files.items()),
@@ -98,21 +105,30 @@ def create_fresh(storage: Storage, files: Mapping[str, bytes], also: Sequence[Ca
 
 
 def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:
-    """Create a file under a name that no other writer can have chosen. A file there with these bytes is ours.
+    """Create a file with a name that no other writer can have chosen.
 
-    Nothing refers to the file yet, so a refusal is raised as it came if the name cannot be read either. Raises
-    FileExistsAlreadyError if there are other bytes, AmbiguousWriteError if the outcome cannot be told, other
-    StorageErrors.
+    An existing file with the same content was created by an earlier send. If the path cannot be read after a rejection,
+    the rejection is raised unchanged, because nothing refers to the file yet.
+
+    Args:
+        storage: The storage.
+        path: Path of the file.
+        data: Content of the file.
+
+    Raises:
+        FileExistsAlreadyError: There is a file with other content.
+        AmbiguousWriteError: The outcome is unknown.
+        StorageError: The file was not created.
     """
-    if not create_settled(storage, path, data, is_ours=lambda found: found == data, trusts_refusals=True):
-        raise FileExistsAlreadyError(f"another file stands at the fresh name {path!r}", path=path)
+    if not create_settled(storage, path, data, is_ours=lambda content: content == data, trusts_refusals=True):
+        raise FileExistsAlreadyError(f"cannot create {path!r}: a file with this new name already exists", path=path)
 
 
 def _send(
     storage: Storage, path: str, data: bytes, before_send: Callable[[], None], also: Sequence[Callable[[], None]]
 ) -> tuple[TrinityLakeError | None, bool]:
-    """Send a create, and again after a failure without effect. Returns the error, or None, and whether it was sent."""
-    refusal: TrinityLakeError | None = None
+    """Send a create, with retries after failures without effect. Return the error, if any, and whether it was sent."""
+    rejection: TrinityLakeError | None = None
     is_sent = False
 
     def send() -> None:
@@ -122,23 +138,23 @@ def _send(
         is_sent = True
         storage.create(path, data)
 
-    def send_in_time() -> None:
-        nonlocal refusal
+    def send_with_retries() -> None:
+        nonlocal rejection
         try:
             before_send()
             storage.send_with_retries(send)
         except TrinityLakeError as error:
-            refusal = error
+            rejection = error
 
     if also:
-        _in_one_round_trip(storage, [send_in_time, *also])
+        _in_one_round_trip(storage, [send_with_retries, *also])
     else:
-        send_in_time()
-    return refusal, is_sent
+        send_with_retries()
+    return rejection, is_sent
 
 
 def _in_one_round_trip(storage: Storage, calls: Sequence[Callable[[], None]]) -> None:
-    """Make calls at the same time. Raises the first failure once all have ended."""
+    """Make calls in parallel. Raise the first failure after all have ended."""
 
     def call(work: Callable[[], None]) -> None:
         work()
@@ -147,4 +163,4 @@ def _in_one_round_trip(storage: Storage, calls: Sequence[Callable[[], None]]) ->
 
 
 def _ambiguous(path: str, cause: TrinityLakeError) -> AmbiguousWriteError:
-    return AmbiguousWriteError(f"file {path!r} may or may not have been created: {cause.message}", path=path)
+    return AmbiguousWriteError(f"the outcome of the creation of {path!r} is unknown: {cause.message}", path=path)

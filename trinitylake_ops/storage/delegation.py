@@ -1,4 +1,4 @@
-"""What an operator lets others have to reach files, and credentials that were given to them already."""
+"""Access delegation: vend temporary credentials or signed requests to clients that have no credentials of their own."""
 
 from __future__ import annotations
 
@@ -15,81 +15,89 @@ from trinitylake_ops.errors import InvalidInputError
 
 SHORTEST_SESSION_SECONDS, LONGEST_SESSION_SECONDS, USUAL_SESSION_SECONDS = 900, 43_200, 3_600
 ROLE = re.compile(r"arn:([a-z-]+):iam::[0-9a-z]*:role/[\w+=,.@/-]{1,576}")
-_MOST_KEPT = 10_000
+_MAX_CACHED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class DelegationSettings:
-    """What an operator lets others have, so that they read and write files without keys of their own.
+    """Configuration of access delegation: what the server vends to its clients.
 
-    On S3 ``role`` is the ARN of the role whose sessions they get, empty for none. A session lasts ``seconds``. With
-    ``sign`` single requests of theirs are signed. On Google Cloud Storage ``downscope`` lets them have downscoped
-    tokens, which last as long as those of the server. ``sts_endpoint`` is where sessions and tokens are asked for.
-    Empty stands for the storage's endpoint on S3, for AWS's, or for Google's. Raises InvalidInputError.
-
-    With ``create_only`` a session of the role writes only objects that do not exist. It is for storages that know the
-    condition ``s3:if-none-match``, and for clients that send this header.
+    Raises InvalidInputError for a role that is not an ARN, a duration out of range, and for settings that exclude each
+    other.
     """
 
+    #: S3: ARN of the role whose sessions are vended. Empty: none.
     role: str = ""
+    #: S3: Duration of a session, in seconds. Tokens of Google Cloud Storage last as long as those of the server.
     seconds: int = USUAL_SESSION_SECONDS
+    #: Endpoint that issues sessions and tokens. Empty: the storage's endpoint on S3, that of AWS, or that of Google.
     sts_endpoint: str = ""
+    #: S3: Whether single requests of clients are signed.
     sign: bool = False
+    #: Google Cloud Storage: Whether downscoped tokens are vended.
     downscope: bool = False
+    #: S3: Whether a session can only create objects, and not overwrite any. The storage must support the condition
+    #: ``s3:if-none-match``, and clients must send this header.
     create_only: bool = False
 
     def __post_init__(self) -> None:
         if self.role and not ROLE.fullmatch(self.role):
-            raise InvalidInputError("the role is no ARN of one, such as arn:aws:iam::123456789012:role/lake")
+            raise InvalidInputError("invalid role: it must be an ARN, for example arn:aws:iam::123456789012:role/lake")
         if self.create_only and not self.role:
-            raise InvalidInputError("create_only is a condition of the sessions of a role; set a role, or leave it out")
+            raise InvalidInputError("create_only requires a role, because it restricts the role's sessions; set a role")
         if not SHORTEST_SESSION_SECONDS <= self.seconds <= LONGEST_SESSION_SECONDS:
             raise InvalidInputError(
-                f"a session lasts {SHORTEST_SESSION_SECONDS} to {LONGEST_SESSION_SECONDS} seconds, not {self.seconds}"
+                f"invalid session duration {self.seconds} s: it must be from {SHORTEST_SESSION_SECONDS} to"
+                f" {LONGEST_SESSION_SECONDS} s"
             )
         if self.downscope and (self.role or self.sign or self.seconds != USUAL_SESSION_SECONDS):
             raise InvalidInputError(
-                "downscoped tokens are Google's, while a role, its seconds and signatures are those of S3;"
-                " leave one kind out"
+                "downscope is for Google Cloud Storage, and role, seconds and sign are for S3; remove one or the other"
             )
 
     @property
     def is_on(self) -> bool:
-        """Whether others get anything."""
+        """Whether anything is vended."""
         return self.vends_credentials or self.sign
 
     @property
     def vends_credentials(self) -> bool:
-        """Whether others get credentials."""
+        """Whether credentials are vended."""
         return bool(self.role) or self.downscope
 
 
 class FolderCredentials(Protocol):
-    """Credentials for one folder, which end. No text form of them shows a secret."""
+    """Temporary credentials for one folder. Their text form shows no secret."""
 
     @property
     def expires_at_ms(self) -> int:
-        """When they end."""
+        """Expiration time, in milliseconds since the epoch."""
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """What they are, by the names that clients of Iceberg know."""
+        """The credentials as configuration properties of Iceberg clients."""
 
 
 class Delegate(Protocol):
-    """Gives others access to folders of one storage."""
+    """Vends credentials for folders of one storage."""
 
     settings: DelegationSettings
 
     @property
     def scheme(self) -> str:
-        """The scheme of the roots that it is for."""
+        """Scheme of the roots for which it vends credentials."""
 
     def credentials(self, folder: str, *, writes: bool, name: str) -> FolderCredentials:
-        """Return credentials for a folder, a URI that ends with ``/``, and for nothing beside it.
+        """Return credentials for a folder and nothing else. They are reused for half of their lifetime.
 
-        The same are returned until half of their time is over. ``name`` says for whom.
-        Raises InvalidInputError for a folder that they cannot be bound to, StorageError.
+        Args:
+            folder: URI of the folder, with a final ``/``.
+            writes: Whether the credentials allow writes.
+            name: Name of the principal, for the audit log of the service.
+
+        Raises:
+            InvalidInputError: The credentials cannot be restricted to the folder.
+            StorageError: The service did not issue credentials.
         """
 
 
@@ -97,20 +105,26 @@ C = TypeVar("C", bound=FolderCredentials)
 
 
 class CachedCredentials(Generic[C]):
-    """Credentials that were given, until half of their time is over. Any thread may ask."""
+    """A thread-safe cache of vended credentials. Credentials are reused for half of their lifetime."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: LRUCache[Hashable, tuple[float, C]] = LRUCache(_MOST_KEPT)
+        #: Credentials with the time until which they are reused, in seconds since the epoch.
+        self._cache: LRUCache[Hashable, tuple[float, C]] = LRUCache(_MAX_CACHED)
 
-    def get(self, key: Hashable, make: Callable[[], C]) -> C:
-        """Return those of a key, made anew if there are none. Raises what ``make`` raises."""
-        begun_s = time.time()
+    def get(self, key: Hashable, issue: Callable[[], C]) -> C:
+        """Return the cached credentials of a key, or new ones.
+
+        Args:
+            key: Identifies the folder, the rights and the principal.
+            issue: Requests new credentials. Its errors are raised.
+        """
+        now_s = time.time()
         with self._lock:
-            until_s, kept = self._kept.get(key, (0.0, None))
-        if kept is not None and begun_s < until_s:
-            return kept
-        made = make()
+            reuse_until_s, cached = self._cache.get(key, (0.0, None))
+        if cached is not None and now_s < reuse_until_s:
+            return cached
+        issued = issue()
         with self._lock:
-            self._kept[key] = ((begun_s + made.expires_at_ms / 1_000) / 2, made)
-        return made
+            self._cache[key] = ((now_s + issued.expires_at_ms / 1_000) / 2, issued)
+        return issued

@@ -1,4 +1,4 @@
-"""Tables of errors: which typed error, with which advice, a response of a storage stands for."""
+"""Error tables: map the responses of a storage to typed errors with advice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from trinitylake_ops.errors import TrinityLakeError
 
-#: Messages that several tables have.
+#: Messages of several tables.
 MISSING = "there is no file {path!r} under {root}"
 EXISTS = "{path!r} already exists under {root}; choose another name"
 FULL = "{what}; free space or raise the quota, then retry"
@@ -19,36 +19,36 @@ RETRY = "{what}; retry"
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """One row of a table. Rows are tried in order.
+    """One row of a table. The first row that applies determines the error.
 
-    A row applies if the response has one of its codes or statuses, or if the row has none of either. ``operations`` and
-    ``text`` restrict it further.
+    A row applies if the response has one of its codes or statuses, or if the row has neither codes nor statuses.
+    ``operations`` and ``text`` restrict it further.
     """
 
-    #: AmbiguousWriteError stands for a request whose outcome is unknown: without an effect it is only transient.
+    #: Class of the error. AmbiguousWriteError is replaced by TransientError for operations that change nothing.
     error: type[TrinityLakeError]
-    #: A format string with the names ``failure`` (the failed request), ``what`` (the same and the response), ``path``,
-    #: ``root``, and those that the storage adds.
+    #: Format string with the names ``failure`` (the failed request), ``what`` (the failed request and the response),
+    #: ``path``, ``root``, and names that the storage adds.
     message: str
-    #: The service's names of a failure.
+    #: Error codes of the service.
     codes: Collection[str] = ()
-    #: Numbers of responses, or of errors of the operating system.
+    #: HTTP statuses, or error numbers of the operating system.
     statuses: Collection[int] = ()
-    #: Statuses of responses without a code, as from a proxy.
+    #: Statuses of responses without a code, for example from a proxy.
     bare_statuses: Collection[int] = ()
-    #: The operations for which the row applies. Empty: all.
+    #: Operations for which the row applies. Empty: all.
     operations: Collection[Any] = ()
-    #: An expression that the message of the response contains.
+    #: Expression that must occur in the message of the response.
     text: re.Pattern[str] | None = None
 
     def applies(self, operation: object, status: int | None, code: str | None, message: str) -> bool:
-        """Whether this row is for a response to an operation.
+        """Whether this row applies to a response.
 
         Args:
-            operation: what was requested.
-            status: the number of the response, if it has one.
-            code: the service's name of the failure, if it gave one.
-            message: the service's own text.
+            operation: Operation of the request.
+            status: HTTP status or error number, if there is one.
+            code: The service's error code, if there is one.
+            message: The service's message.
         """
         if self.codes or self.statuses or self.bare_statuses:
             has_status = status is not None and (
@@ -67,10 +67,10 @@ def find_row(
     """Return the first row of a table that applies to a response.
 
     Args:
-        table: the rows. The last one applies to every response.
-        operation: as in ``ErrorRow.applies``, like the following parameters.
-        status: the number of the response.
-        code: the service's name of the failure.
-        message: the service's own text.
+        table: The rows. The last row applies to every response.
+        operation: Operation of the request.
+        status: HTTP status or error number, if there is one.
+        code: The service's error code, if there is one.
+        message: The service's message.
     """
     return next(row for row in table if row.applies(operation, status, code, message))

@@ -1,16 +1,15 @@
-"""The interface of a storage, and storages that wrap another storage.
+"""The storage interface and the base class of storage wrappers.
 
-Every durable effect of the package crosses this interface. So a wrapper around it can count, retry, delay or stop each
-one. Paths are relative to the root (FORMAT.md, L2) and literal. Guarantees S1-S8 are those of docs/storages/README.md;
-``tests/contract`` checks them on every storage.
+Every durable effect of the package goes through this interface, so that a wrapper can count, retry, delay or stop each
+request. Paths are literal and relative to the root (FORMAT.md, L2). The guarantees S1-S8 are defined in
+docs/storages/README.md; ``tests/contract`` checks them on every storage.
 
-A wrapper overrides the single operations (read, stat, stage, commit_lock, create, write, write_best_effort, delete,
-delete_batch, list, now_ms, expect_clock, is_linked, remove_empty_folders, drop_cached, send_with_retries). It keeps
-``exists`` and the ``*_many`` methods. These are inherited from Storage and call the single operations of the outermost
-wrapper. So in
-``Retry(Meter(Local))`` as in ``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes
-every wrapper once. In the first stack the meter counts each attempt, in the second each file. Beside the calls,
-``parallel.current_round_trip`` tells that they belong to one parallel round.
+A wrapper overrides single operations (read, stat, stage, commit_lock, create, write, write_best_effort, delete,
+delete_batch, list, now_ms, expect_clock, is_linked, remove_empty_folders, drop_cached, send_with_retries). It does not
+override ``exists`` and the ``*_many`` methods: these are inherited from Storage and call the single operations of the
+outermost wrapper. A ``create_many`` of five files is therefore five creates, each of which passes every wrapper once,
+both in ``Retry(Meter(Local))``, where the meter counts attempts, and in ``Meter(Retry(Local))``, where it counts files.
+``parallel.current_round_trip`` shows a wrapper which requests share a round trip.
 """
 
 from __future__ import annotations
@@ -26,107 +25,125 @@ from dataclasses import dataclass
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError
 from trinitylake_ops.storage.parallel import run_round_trip
 
-#: The most by which the clocks of a storage and of its users may differ (S8).
+#: Maximum difference between the clocks of a storage and of its users (S8).
 CLOCK_MARGIN_MS = 5 * 60 * 1000
-#: The most bytes of a file that is read whole, if its reader knows no bound of its own.
+#: Default size limit of a file that is read as a whole.
 WHOLE_FILE_LIMIT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A file as a listing or stat shows it; times are the storage's own clock (S8)."""
+    """Metadata of a file, from a listing or a ``stat``."""
 
+    #: Path relative to the root.
     path: str
     size_bytes: int
+    #: Time of the last write on the storage's clock (S8), in milliseconds since the epoch.
     last_modified_ms: int
 
 
 class Storage(ABC):
-    """One root in one storage system.
+    """The files below one root of a storage system.
 
     All methods raise subclasses of :class:`~trinitylake_ops.errors.StorageError` (S7), or
-    :class:`~trinitylake_ops.errors.InvalidLocationError` for a path no storage accepts
-    (``storage/paths.py``). Implementations are thread-safe and picklable.
+    :class:`~trinitylake_ops.errors.InvalidLocationError` for a path that no storage accepts (``storage/paths.py``).
+    Implementations are thread-safe and picklable.
 
-    The ``*_many`` methods are built from the single operations of the same object. In a stack of wrappers only the
-    outermost one fans out. Each single operation then passes every wrapper exactly once, in any stacking order (see
-    ``storage/interface.py``).
+    The ``*_many`` methods call the single operations of the same object, so that only the outermost of several wrappers
+    sends requests in parallel.
     """
 
-    #: Normalized root URI, with its final ``/`` and without credentials.
+    #: Normalized root URI, with a final ``/`` and without credentials.
     root: str
-    #: How many requests ``*_many`` keep in flight.
+    #: Maximum number of parallel requests of the ``*_many`` methods.
     concurrency: int = 16
-    #: So many reads are made one after the other: handing them to threads would take longer than they do.
+    #: Up to this many reads are sent serially, because starting threads would take longer than the reads.
     serial_read_limit: int = 1
-    #: The same of creates.
+    #: Up to this many creates are sent serially.
     serial_create_limit: int = 1
-    #: Whether ``stage`` does something.
+    #: Whether ``stage`` has an effect.
     supports_staging: bool = False
-    #: Whether a list asks for names with its prefix only, and not for a whole folder.
+    #: Whether ``list`` reads only names with the given prefix. Otherwise it reads the whole folder.
     lists_by_prefix: bool = False
-    #: How many files one request of ``delete_batch`` takes.
+    #: Maximum number of files of one ``delete_batch`` request.
     delete_batch_size: int = 1
-    #: The most bytes that ``read`` returns when the caller gives neither a length nor a limit.
+    #: Size limit of ``read`` if the caller passes neither a length nor a limit.
     whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES
 
     @property
     def is_high_latency(self) -> bool:
-        """Whether a create takes longer than handing it to a thread."""
+        """Whether a create takes longer than starting it in another thread."""
         return self.concurrency > 1 and self.serial_create_limit <= 1
 
     @property
     def is_remote(self) -> bool:
-        """Whether creates take long, and no part of one can go ahead."""
+        """Whether creates have a high latency and no part of a create can be staged."""
         return self.is_high_latency and not self.supports_staging
 
     @abstractmethod
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        """Return the bytes of a file, or of the range ``[offset, offset + length)`` cut at its end.
+        """Return the bytes of a file or of a range of it. Never return a part of a file that is being written (S3).
 
-        A range that starts at or past the end is empty. Without a length, at most ``limit_bytes`` are ever held, by
-        default ``whole_file_limit_bytes``. Raises FileMissingError, InvalidInputError for a negative offset or length,
-        CorruptFileError for a file above the limit. Never returns a part of a file that is being written (S3).
+        Args:
+            path: Path relative to the root.
+            offset: First byte of the range. The result is empty if it is at or past the end of the file.
+            length: Number of bytes of the range, which is cut at the end of the file. None: all bytes from ``offset``.
+            limit_bytes: Size limit of a read without a length. None: ``whole_file_limit_bytes``.
+
+        Raises:
+            FileMissingError: There is no file at the path.
+            InvalidInputError: The offset or the length is negative.
+            CorruptFileError: The file exceeds the limit.
         """
 
     @abstractmethod
     def stat(self, path: str) -> FileInfo:
-        """Return size and time of a file. Raises FileMissingError."""
+        """Return the size and the modification time of a file. Raise FileMissingError if it does not exist."""
 
     @abstractmethod
     def create(self, path: str, data: bytes) -> None:
-        """Create a file if no file is there (S1, S3).
+        """Create a file if there is no file at the path (S1, S3).
 
-        Raises FileExistsAlreadyError when the name is occupied, AmbiguousWriteError when the answer
-        was lost and the file may have been created.
+        One call sends one request. ``send_with_retries`` repeats it, and ``conditional_create`` also resolves whether a
+        request with a lost response took effect.
 
-        One call sends one request. ``send_with_retries`` repeats it, and ``conditional_create`` also finds out whether
-        a request with a lost response took effect.
+        Args:
+            path: Path relative to the root.
+            data: Content of the file.
+
+        Raises:
+            FileExistsAlreadyError: There is a file at the path.
+            AmbiguousWriteError: The response was lost, so the file may have been created.
         """
 
     def send_with_retries(self, send: Callable[[], None]) -> None:
-        """Call ``send``, which creates a file, and repeat it after an error that says that it had no effect.
+        """Call ``send``, which creates a file, and call it again after an error that proves that it had no effect.
 
-        Only ``RetryStorage`` repeats it. Raises the last error.
+        Only ``RetryStorage`` repeats the call. It raises the last error.
         """
         send()
 
     def stage(self, path: str, data: bytes) -> None:
-        """Do ahead what a create of this very object at this path would have to wait for. It sends no request.
+        """Prepare the slow part of a create, without sending a request.
 
-        Follow it by ``create``, and by ``discard_staged`` in any case. Best effort: what it cannot do, ``create`` does.
+        The caller must call ``discard_staged`` afterwards, whether or not it calls ``create``. Staging is best effort:
+        ``create`` does whatever was not staged.
+
+        Args:
+            path: Path that will be created.
+            data: The same bytes object that will be passed to ``create``.
         """
-        del path, data  # a request to a server has no part that could go ahead
+        del path, data  # requests to a server cannot be staged
 
     def discard_staged(self, data: bytes) -> None:
-        """Undo a ``stage`` that no ``create`` followed."""
+        """Undo a ``stage`` that was not followed by ``create``."""
         del data
 
     def commit_lock(self, longest_s: float) -> contextlib.AbstractContextManager[bool]:
-        """Wait in line with other processes that commit here, and keep the place in a block.
+        """Wait up to ``longest_s`` seconds for a lock that processes hold while they commit, and hold it in a block.
 
-        At most ``longest_s`` seconds. The block gets whether others were before us: then there is a new version. Advice
-        only: no commit depends on it. A storage that has no line lets everybody pass.
+        The value of the block is whether another process held the lock before, in which case there is a new version.
+        The lock is advisory: no commit depends on it. A storage without locks does not wait.
         """
         del longest_s
         return contextlib.nullcontext(False)
@@ -136,30 +153,31 @@ class Storage(ABC):
         """Create or atomically replace a file (S4)."""
 
     def write_best_effort(self, path: str, data: bytes) -> None:
-        """Write a note whose loss, damage or delay costs requests at most. It need not be atomic, nor outlive a crash.
+        """Write a file whose loss, damage or delay has no effect other than additional requests.
 
-        No folder is made for it: where the folder is gone, nothing is written.
+        The write need not be atomic or durable, and it does not create folders: if the folder does not exist, nothing
+        is written.
         """
         self.write(path, data)
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Delete a file; a missing file is no error (S5)."""
+        """Delete a file. A missing file is not an error (S5)."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        """Yield every file whose path starts with the string ``prefix``, in pages, in no set order (S6).
+        """Yield all files whose paths start with the string ``prefix``, page by page and in no particular order (S6).
 
-        Files under ``_ops/tmp/`` show only when the prefix starts with ``_ops/tmp/``. A file that is created or deleted
-        during the listing may or may not show. All others show once.
+        Files under ``_ops/tmp/`` are omitted unless the prefix starts with ``_ops/tmp/``. A file that is created or
+        deleted during the listing may be omitted. Every other file is yielded once.
         """
 
     @abstractmethod
     def now_ms(self) -> int:
-        """Milliseconds since the epoch on the storage's own clock (S8)."""
+        """Return the time of the storage's clock (S8), in milliseconds since the epoch."""
 
-    def expect_clock(self) -> None:  # noqa: B027 - most storages know the time from any answer
-        """Say that ``now_ms`` is asked soon. Where that takes a request of its own, it goes out beside the next one."""
+    def expect_clock(self) -> None:  # noqa: B027 - most storages get the time from any response
+        """Announce a call of ``now_ms``. If it needs a request, this is sent in parallel to the next request."""
 
     def exists(self, path: str) -> bool:
         """Whether there is a file at the path."""
@@ -170,37 +188,46 @@ class Storage(ABC):
         return True
 
     def is_linked(self, path: str) -> bool:
-        """Whether a path leads to a file by a symbolic link, so that no listing shows it. Asks no remote storage."""
-        del path  # few storages have links
+        """Whether a path has a symbolic link in it, so that listings omit the file. Sends no request to a server."""
+        del path  # most storages have no links
         return False
 
     def remove_empty_folders(self, paths: Sequence[str]) -> None:
-        """Remove folders that deletes of these paths left empty, also the root. Best effort; few storages have any."""
+        """Remove folders, including the root, that became empty when the files at ``paths`` were deleted.
+
+        Best effort. Most storages have no folders.
+        """
         del paths
 
     def drop_cached(self, path: str) -> bool:
-        """Forget a cached copy, so that the next read asks the storage. Returns whether there was one."""
-        del path  # a storage keeps nothing
+        """Drop the cached copy of a file, so that the next read sends a request. Return whether there was a copy."""
+        del path  # only the cache wrapper has copies
         return False
 
     def _check_size(self, path: str, size_bytes: int, length: int | None, limit_bytes: int | None) -> None:
-        """Refuse a read of more bytes than it may return without a length, before it is made."""
-        most_bytes = self.whole_file_limit_bytes if limit_bytes is None else limit_bytes
-        if length is None and size_bytes > most_bytes:
-            raised = ", or raise the storage option 'whole_file_limit_bytes'" if limit_bytes is None else ""
+        """Raise CorruptFileError if a read without a length would exceed its size limit."""
+        max_bytes = self.whole_file_limit_bytes if limit_bytes is None else limit_bytes
+        if length is None and size_bytes > max_bytes:
+            alternative = ", or raise the storage option 'whole_file_limit_bytes'" if limit_bytes is None else ""
             raise CorruptFileError(
-                f"{path!r} has {size_bytes} bytes, and no file of its kind more than {most_bytes}; restore it{raised}",
+                f"cannot read {path!r}: it has {size_bytes} bytes, more than the limit of {max_bytes} bytes for such"
+                f" files; restore it{alternative}",
                 path=path,
             )
 
     def read_many(self, paths: Sequence[str]) -> builtins.list[bytes]:
-        """Read several files in parallel, in the order given. Raises the first failure."""
+        """Read files in parallel and return their contents in the same order. Raise the first failure."""
         return run_round_trip(self.read, paths, self.concurrency, self.serial_read_limit)
 
     def read_available(
         self, paths: Sequence[str], *, limit_bytes: int | None = None
     ) -> builtins.list[bytes | StorageError]:
-        """Read several files in parallel. A failure takes the place of the file's content instead of being raised."""
+        """Read files in parallel and return their contents, or the errors of failed reads, in the same order.
+
+        Args:
+            paths: Paths relative to the root.
+            limit_bytes: Size limit of each file. None: ``whole_file_limit_bytes``.
+        """
 
         def read_or_error(path: str) -> bytes | StorageError:
             try:
@@ -211,7 +238,7 @@ class Storage(ABC):
         return run_round_trip(read_or_error, paths, self.concurrency, self.serial_read_limit)
 
     def create_many(self, files: Mapping[str, bytes]) -> None:
-        """Create several files in parallel, each if absent. Raises the first failure after all ended."""
+        """Create files in parallel, each if absent. Raise the first failure after all requests have ended."""
 
         def create_one(item: tuple[str, bytes]) -> None:
             self.send_with_retries(functools.partial(self.create, *item))
@@ -219,9 +246,9 @@ class Storage(ABC):
         run_round_trip(create_one, list(files.items()), self.concurrency, self.serial_create_limit)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete up to ``delete_batch_size`` files in one request. Returns the failures by path (S5).
+        """Delete up to ``delete_batch_size`` files in one request. Return the failures by path (S5).
 
-        Raises when the request as a whole failed. Then any of the files may or may not be deleted.
+        Raises a StorageError if the whole request failed. Each file may then have been deleted.
         """
         failures: dict[str, StorageError] = {}
         for path in paths:
@@ -232,7 +259,7 @@ class Storage(ABC):
         return failures
 
     def delete_many(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete several files, in parallel batches where the storage has them. Returns the failures by path (S5)."""
+        """Delete files in parallel, in batches if the storage supports them. Return the failures by path (S5)."""
 
         def delete_or_errors(batch: Sequence[str]) -> dict[str, StorageError]:
             try:
@@ -252,7 +279,7 @@ class Storage(ABC):
 
 
 class StorageWrapper(Storage):
-    """Hands every operation on to ``inner``. Subclasses override what they change."""
+    """Forwards every operation to ``inner``. Subclasses override the operations that they change."""
 
     def __init__(self, inner: Storage):
         self.inner = inner
@@ -290,7 +317,7 @@ class StorageWrapper(Storage):
         self.inner.write(path, data)
 
     def write_best_effort(self, path: str, data: bytes) -> None:
-        self.write(path, data)  # of a wrapper that knows writes only
+        self.write(path, data)  # so that a wrapper that overrides only ``write`` sees it
 
     def delete(self, path: str) -> None:
         self.inner.delete(path)

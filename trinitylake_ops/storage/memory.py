@@ -7,16 +7,17 @@ import time
 from collections.abc import Iterator
 
 from trinitylake_ops.errors import FileExistsAlreadyError, FileMissingError, InvalidLocationError
-from trinitylake_ops.storage.error_table import EXISTS
+from trinitylake_ops.storage.error_table import EXISTS, MISSING
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
 from trinitylake_ops.storage.paths import check_path, check_prefix, check_range, is_hidden, split_root
 
 
 class _Files:
-    """All files under one ``memory://name``: key -> (bytes, last modified), guarded by a lock."""
+    """All files under one ``memory://name``."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        #: Content and modification time in milliseconds by key. Guarded by ``lock``.
         self.by_key: dict[str, tuple[bytes, int]] = {}
 
 
@@ -27,9 +28,15 @@ _registry_lock = threading.Lock()
 class MemoryStorage(Storage):
     """Files under ``memory://name/`` or ``memory://name/path/``.
 
-    Every MemoryStorage with the same name in a process shows the same files, so that closing and opening a lakehouse
-    works. Another process, such as a Spark worker, sees its own, empty one. Raises InvalidLocationError for a root
-    without a name.
+    All MemoryStorage objects of a process with the same name share their files, so that a lakehouse can be opened
+    again. Another process, for example a Spark worker, has separate files.
+
+    Args:
+        root: Normalized root URI.
+        whole_file_limit_bytes: Size limit of reads without a length and a limit.
+
+    Raises:
+        InvalidLocationError: The root has no name.
     """
 
     concurrency = 1  # threads would only wait for the lock
@@ -38,7 +45,7 @@ class MemoryStorage(Storage):
     def __init__(self, root: str, *, whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES):
         name, path = split_root(root, "memory")
         if not name:
-            raise InvalidLocationError("a memory root needs a name: write memory://NAME/")
+            raise InvalidLocationError(f"cannot open {root!r}: the root has no name; use memory://NAME/")
         self.root = root
         self.whole_file_limit_bytes = whole_file_limit_bytes
         self._key_prefix = path
@@ -93,10 +100,10 @@ class MemoryStorage(Storage):
     def _find(self, path: str) -> tuple[bytes, int]:
         key = self._key(path)
         with self._files.lock:
-            found = self._files.by_key.get(key)
-        if found is None:
-            raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
-        return found
+            entry = self._files.by_key.get(key)
+        if entry is None:
+            raise FileMissingError(MISSING.format(path=path, root=self.root), path=path)
+        return entry
 
     def _key(self, path: str) -> str:
         check_path(path)
@@ -108,7 +115,7 @@ def _reopen(root: str, whole_file_limit_bytes: int) -> MemoryStorage:
 
 
 def drop_memory_root(root: str) -> None:
-    """Delete every file under a memory root, for all storages that have it open."""
+    """Delete all files under a memory root, for all MemoryStorage objects of this process."""
     storage = MemoryStorage(root)
     with storage._files.lock:
         for key in [key for key in storage._files.by_key if key.startswith(storage._key_prefix)]:

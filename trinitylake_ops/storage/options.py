@@ -1,4 +1,4 @@
-"""Options of storages: the specification of each option, and the strings that users give by name."""
+"""Options of storages: their specifications, their values, and the redaction of credentials."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 
 T = TypeVar("T")
 
-#: The environment variable with options that neither the command line nor the code gives.
+#: Environment variable with default options.
 OPTIONS_VARIABLE = "TRINITYLAKE_STORAGE_OPTIONS"
 
 _HIDDEN = "***"
-# Names are short and have only these letters, so that a credential in their place is seldom taken for one.
+# Names are short and consist of these characters, so that a credential is rarely mistaken for a name.
 _NAME = re.compile(r"(?:[a-z][a-z0-9+-]{0,15}\.)?[a-z][a-z0-9_]{0,39}")
-#: Names of options whose values are credentials, including options of other packages.
+#: Names of options with credentials, including options of other packages.
 _SECRET_NAME = re.compile(r"(?s)(?:.*_)?(?:connection_string|credentials?|key|password|secret|token)(?:_.*)?")
 _SECRET_ASSIGNMENT = re.compile(
     r"((?:connection_string|credentials?|password|secret_\w{1,40}|_secret|_key_id|(?:access|account|api|private)_key"
     r"|_token)['\"]?\s*[=:]\s*)[^\s,]+"
 )
-# A path made of a URI has only one of the two slashes. The keys of Azure's accounts hold slashes and end in "==".
+# A URI that was converted to a path has only one slash. Keys of Azure accounts contain slashes and end in "==".
 _USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})(?:[^/\s@'\"]+|[^\s@'\"]+==)@")
-#: Before the account of Azure stands a container.
+#: An Azure container before an account, which is not a credential.
 _CONTAINER_AT_ACCOUNT = re.compile(r"abfss?:/{1,2}[a-z0-9-]{3,63}@")
-#: Parts of a connection string or signature of Azure that are secret by themselves.
+#: Secret parts of an Azure connection string or signature.
 _SECRET_PARTS = re.compile(r"(?i)(?:^|[;&?])(?:accountkey|sig)=([^;&\s]+)")
-#: Environment variables whose values are credentials. A variable that ends in CREDENTIALS contains the path of a file.
+#: Environment variables with credentials. A variable that ends in CREDENTIALS contains the path of a file.
 _SECRET_VARIABLE = re.compile(r"(?i)(?:.*_)?(?:CONNECTION_STRING|KEY|KEY_ID|PASSWORD|SECRET|TOKEN)")
 _MIN_SECRET_CHARS = 6
-#: What an option that is a word, a number or a flag may look like. Anything else may be a credential in its place.
+#: Invalid values that messages may repeat. Anything else may be a credential.
 _WORD = re.compile(r"[\w.+-]{0,20}", re.ASCII)
 _MAX_DIGITS = 18
 _NO_CONTROL_CHARACTER = re.compile(r"[^\x00-\x1f\x7f]+")
@@ -50,7 +50,7 @@ class Kind(Enum):
     """The kind of the values of an option."""
 
     TEXT = auto()
-    #: A text that fits into a header or an address: without white space.
+    #: Text without white space, for headers and URLs.
     TOKEN = auto()
     FLAG = auto()
     CHOICE = auto()
@@ -63,43 +63,43 @@ class Kind(Enum):
 class Option:
     """The specification of one option of a storage.
 
-    Settings, checks, redaction, Dagster's configuration and the documentation are generated from it. A credential has a
-    name that marks it as one (``is_secret``), because text is redacted where no specification is known.
+    Settings, validation, redaction, Dagster's configuration and the documentation are generated from it. Names of
+    credentials are recognized by ``is_secret``, because texts are also redacted where no specification is available.
 
-    Raises InvalidInputError if ``is_secret`` does not agree with the name.
+    Raises InvalidInputError if ``is_secret`` contradicts the name.
     """
 
     name: str
-    #: What the option is for: plain text that begins in lower case, without a final period.
+    #: What the option does: lower-case text without a final period.
     help: str
     kind: Kind = Kind.TEXT
-    #: The typed value of an option that is missing. None: the storage or the environment decides.
+    #: Typed default value. None: determined by the storage or by environment variables.
     default: str | float | None = None
-    #: The words of a CHOICE.
+    #: Values of a CHOICE.
     choices: tuple[str, ...] = ()
-    #: The least value of a NUMBER or INTEGER.
+    #: Minimum of a NUMBER or INTEGER.
     minimum: float = 0
-    #: The greatest value of a NUMBER or INTEGER.
+    #: Maximum of a NUMBER or INTEGER.
     maximum: float = sys.float_info.max
-    #: The expression that a TEXT, TOKEN or URL must match as a whole.
+    #: Expression that the whole TEXT, TOKEN or URL must match.
     pattern: re.Pattern[str] | None = None
-    #: What a value that matches the pattern is: error messages and documentation continue "must be" with it.
+    #: Description of valid values, after "must be" in messages and documentation.
     form: str = ""
-    #: Whether the values are credentials, which no text may repeat.
+    #: Whether the value is a credential, which messages must not contain.
     is_secret: bool = False
-    #: Environment variables that give the value where no option does; the first that is not empty counts.
+    #: Environment variables that set the value if the option does not. The first one that is not empty is used.
     environment: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.is_secret != is_secret(self.name):
             raise InvalidInputError(
-                f"storage option {self.name!r} cannot be specified: is_secret={self.is_secret} does not agree with its"
-                " name; only names of credentials contain a word such as 'key', 'password', 'secret' or 'token'"
+                f"invalid storage option {self.name!r}: is_secret={self.is_secret} contradicts its name; only names of"
+                " credentials contain 'key', 'password', 'secret' or 'token'"
             )
 
     @property
     def accepted(self) -> str:
-        """The accepted values in words."""
+        """Description of valid values."""
         if self.form:
             return self.form
         if self.kind is Kind.FLAG:
@@ -117,7 +117,7 @@ class Option:
     def parse(self, text: str) -> Any:
         """Return the typed value of a text: str, bool, float or int.
 
-        Raises InvalidInputError for a text that is not accepted. The message repeats it only if it is a short word.
+        Raise InvalidInputError if it is invalid. The message contains the text only if it is a short word.
         """
         value: Any = text
         if self.kind is Kind.FLAG:
@@ -137,20 +137,17 @@ class Option:
         if self.kind not in (Kind.TEXT, Kind.TOKEN, Kind.URL):
             raise InvalidInputError(f"storage option {self.name!r} must be {self.accepted}, not {quoted(text)}")
         if not text:
-            raise InvalidInputError(f"storage option {self.name!r} is empty: leave it out, or give a value")
-        # The text is not repeated, because it may be a credential.
+            raise InvalidInputError(f"storage option {self.name!r} is empty; remove it, or set a value")
+        # The message does not contain the text, which may be a credential.
         raise InvalidInputError(f"storage option {self.name!r} must be {self.accepted}")
 
     def value(self, options: Mapping[str, str]) -> Any:
-        """Return the typed value among options by their plain names, or the default.
-
-        Raises InvalidInputError as ``parse`` does.
-        """
+        """Return the typed value of the option, or the default. Raise InvalidInputError if it is invalid."""
         text = options.get(self.name)
         return self.default if text is None else self.parse(text)
 
     def from_environment(self) -> str:
-        """Return the text that the environment gives, which is empty if it gives none."""
+        """Return the value that environment variables set, or an empty text."""
         return next(filter(None, (os.environ.get(variable) for variable in self.environment)), "")
 
     def _limits(self, form: str) -> str:
@@ -163,30 +160,30 @@ def read_settings(kind: type[T], specs: Iterable[Option], options: Mapping[str, 
     """Build the settings of a storage from its options.
 
     Args:
-        kind: a dataclass; each of its fields has the name of an option or of a computed value.
-        specs: the options of the storage. All of them are checked, including those that no field holds.
-        options: texts by the plain names of options.
-        computed: values that take the place of those of options.
+        kind: A dataclass, each field of which has the name of an option or of a computed value.
+        specs: Options of the storage. All of them are validated, including options without a field.
+        options: Texts by plain names of options.
+        computed: Values that replace those of options.
 
     Raises:
-        InvalidInputError: for a value that its option does not accept.
+        InvalidInputError: A value is invalid.
     """
     values = {spec.name: spec.value(options) for spec in specs} | computed
     return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def quoted(value: str) -> str:
-    """Return a value that an option does not accept as messages show it, or that it is not shown."""
-    return repr(value) if _WORD.fullmatch(value) else "a text that is not shown, as it may be a credential"
+    """Format an invalid value for messages. Hide it if it may be a credential."""
+    return repr(value) if _WORD.fullmatch(value) else "a hidden text, which may be a credential"
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of an option is a credential. No text that this package makes repeats it."""
+    """Whether the value of an option is a credential, which messages and logs must not contain."""
     return _SECRET_NAME.fullmatch(name.rpartition(".")[2]) is not None
 
 
 def is_server_url(value: str) -> bool:
-    """Whether a text is the URL of a server, without credentials, query and fragment."""
+    """Whether a text is the URL of a server, without credentials, query or fragment."""
     try:
         parts = urlsplit(value)
         return (
@@ -209,13 +206,13 @@ def _number(text: str, kind: Kind) -> float | None:
         return None
 
 
-#: Roots that may be read and written beyond the lakehouse's own: URIs with white space between them.
+#: Name of the option with further roots that may be read and written: URIs, separated by white space.
 ALLOWED_ROOTS = "allowed_roots"
 
-#: The most bytes of a file that is read whole, if its kind has no bound of its own.
+#: Size limit of files that are read as a whole, unless their kind has a separate limit.
 WHOLE_FILE_LIMIT = Option(
     "whole_file_limit_bytes",
-    "the largest node or root that is read, in bytes; other kinds of files have their own limits. Raise it where"
+    "maximum size of nodes and roots that are read, in bytes; other kinds of files have separate limits. Raise it if"
     " another program wrote larger nodes",
     Kind.INTEGER,
     default=WHOLE_FILE_LIMIT_BYTES,
@@ -223,27 +220,26 @@ WHOLE_FILE_LIMIT = Option(
     maximum=5 << 30,  # the largest file of one PUT to S3
 )
 CACHE_BYTES = Option(
-    "cache_bytes", "memory for immutable files, in bytes; 0 keeps none", Kind.INTEGER, default=256 << 20
+    "cache_bytes", "memory for caching immutable files, in bytes; 0 disables it", Kind.INTEGER, default=256 << 20
 )
 CACHE_FOLDER = Option(
     "cache_folder",
-    "folder on the local disk that keeps immutable files for all processes and later runs; it must not be within the"
-    " lakehouse",
+    "local folder that caches immutable files for all processes and later runs; it must be outside the lakehouse",
     pattern=re.compile(r"[^\0]+"),
     form="the path of a folder",
 )
 CACHE_FOLDER_BYTES = Option(
-    "cache_folder_bytes", "size of the cache folder, in bytes; 0 keeps none", Kind.INTEGER, default=1 << 30
+    "cache_folder_bytes", "maximum size of the cache folder, in bytes; 0 disables it", Kind.INTEGER, default=1 << 30
 )
-#: Options of every root that decide what is cached, not how the root is reached.
+#: Options that configure caches. They do not affect how a root is accessed.
 CACHE_OPTIONS = (CACHE_BYTES, CACHE_FOLDER, CACHE_FOLDER_BYTES)
-#: Options that every root accepts.
+#: Options of all roots.
 COMMON_OPTIONS = (
     Option(
         ALLOWED_ROOTS,
-        "further roots that may be read, and where tables of others may be written, such as those of registered tables",
+        "further roots that may be read, and where registered tables may be written",
         pattern=ANY_TEXT,
-        form="URIs with white space between them",
+        form="URIs, separated by white space",
     ),
     WHOLE_FILE_LIMIT,
     *CACHE_OPTIONS,
@@ -251,40 +247,44 @@ COMMON_OPTIONS = (
 
 
 class StorageOptions(Mapping[str, str]):
-    """An immutable mapping of option names to strings whose text forms hide credentials.
+    """An immutable mapping of option names to strings. Its text form hides credentials.
 
-    ``SCHEME.NAME`` is the option of that name for all roots of this scheme. ``NAME`` is that for roots of the scheme of
-    the lakehouse. So a catalog and the files of its tables may stand on two kinds of storage.
+    ``SCHEME.NAME`` is an option for all roots of a scheme, and ``NAME`` an option for roots of the lakehouse's scheme.
+    So a catalog and the files of its tables can be on different storages. Pickles contain the credentials, because
+    Spark tasks need them. Mappings are compared and hashed by content.
 
-    It pickles with the credentials, since Spark's tasks need them. It compares and hashes by content. Raises
-    InvalidInputError for a name or value that is no string, and for a name that no option has.
+    Args:
+        values: Values by name.
+
+    Raises:
+        InvalidInputError: A name or a value is not a string, or a name is invalid.
     """
 
     __slots__ = ("_values",)
 
     def __init__(self, values: Mapping[str, str] | None = None):
         self._values: dict[str, str] = dict(values or {})
-        given: Iterable[tuple[object, object]] = self._values.items()
-        for name, value in given:
+        items: Iterable[tuple[object, object]] = self._values.items()
+        for name, value in items:
             if not (isinstance(name, str) and isinstance(value, str)):
                 raise InvalidInputError(f"storage option {name!r} must be a string, not a {type(value).__name__}")
             if not _NAME.fullmatch(name):
                 raise InvalidInputError(
-                    "a storage option has a name that is not shown, as it may be a credential;"
-                    " names are words such as 'endpoint'"
+                    "invalid name of a storage option; it is hidden because it may be a credential; use names such as"
+                    " 'endpoint'"
                 )
 
     @classmethod
     def parse(cls, text: str) -> StorageOptions:
-        """Return the options of a text ``NAME=VALUE,NAME=VALUE``; an empty text has none.
+        """Parse options of the form ``NAME=VALUE,NAME=VALUE``, or an empty text.
 
-        Raises InvalidInputError, which repeats no value.
+        Raise InvalidInputError if the text is invalid. The message contains no values.
         """
         options: dict[str, str] = {}
         for part in filter(None, map(str.strip, text.split(","))):
             name, equals, value = part.partition("=")
             if not equals:
-                raise InvalidInputError("storage options are written as NAME=VALUE, several as NAME=VALUE,NAME=VALUE")
+                raise InvalidInputError("invalid storage options: use the form NAME=VALUE, separated by commas")
             options[name] = value
         return cls(options)
 
@@ -307,9 +307,11 @@ class StorageOptions(Mapping[str, str]):
         return (StorageOptions, (self._values,))
 
     def of_scheme(self, scheme: str, *, is_own: bool = True) -> StorageOptions:
-        """Return the options of one kind of storage by their plain names.
+        """Return the options of one scheme by their plain names.
 
-        With ``is_own`` those without a scheme are among them. One with the scheme comes before one without.
+        Args:
+            scheme: Name of the scheme.
+            is_own: Whether options without a scheme apply. Options with the scheme take precedence.
         """
         prefix = f"{scheme}."
         plain = {name: value for name, value in self._values.items() if is_own and "." not in name}
@@ -317,9 +319,13 @@ class StorageOptions(Mapping[str, str]):
         return StorageOptions({**plain, **named})
 
     def beyond(self, own_root: str, other_root: str) -> StorageOptions | None:
-        """Return the options for another root than the lakehouse's. None where there are none: the environment decides.
+        """Return the options for another root than the lakehouse's, or None if there are none.
 
-        Those with a scheme stay, as the other root may lead to further ones.
+        Options with a scheme are included, because the other root may refer to further roots.
+
+        Args:
+            own_root: Root of the lakehouse.
+            other_root: The other root.
         """
         scheme, own_scheme = (root.partition("://")[0] for root in (other_root, own_root))
         if scheme == own_scheme:
@@ -328,17 +334,17 @@ class StorageOptions(Mapping[str, str]):
         return StorageOptions(further) if further else None
 
     def on_top_of(self, others: Mapping[str, str]) -> StorageOptions:
-        """Return these options with others below them, such as those that the environment gives."""
+        """Return these options with ``others`` as defaults."""
         return StorageOptions({**others, **self._values})
 
     def shown(self) -> dict[str, str]:
-        """Return the options as people may see them: credentials as asterisks."""
+        """Return the options with credentials replaced by asterisks."""
         return {name: _HIDDEN if is_secret(name) else value for name, value in self._values.items()}
 
     def redact(self, text: str) -> str:
-        """Return a text without the credentials of these options and of the environment.
+        """Remove the credentials of these options and of environment variables from a text.
 
-        A server's or a client library's message may contain them.
+        Messages of servers and client libraries may contain them.
         """
         secrets = {value for name, value in self._values.items() if is_secret(name) and value}
         variables = (value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name))
@@ -351,12 +357,9 @@ class StorageOptions(Mapping[str, str]):
 
 
 def redact_assignments(text: str) -> str:
-    """Return a text without parts that may be credentials by their place. Asterisks replace them.
-
-    Such parts are values of names that mean a credential, ``NAME=VALUE``, and the text before the host of a URI.
-    """
+    """Replace likely credentials by asterisks: values of secret names in ``NAME=VALUE``, and user info in URIs."""
     return _USER_INFO.sub(_without_user, _SECRET_ASSIGNMENT.sub(rf"\1{_HIDDEN}", text))
 
 
-def _without_user(found: re.Match[str]) -> str:
-    return found[0] if _CONTAINER_AT_ACCOUNT.fullmatch(found[0]) else f"{found[1]}{_HIDDEN}@"
+def _without_user(match: re.Match[str]) -> str:
+    return match[0] if _CONTAINER_AT_ACCOUNT.fullmatch(match[0]) else f"{match[1]}{_HIDDEN}@"

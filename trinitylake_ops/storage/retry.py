@@ -1,4 +1,4 @@
-"""Retry failed requests of a storage, and requests that only a storage itself can repeat."""
+"""Retries: a wrapper that repeats failed requests, and retries of single pages inside a storage."""
 
 from __future__ import annotations
 
@@ -18,22 +18,29 @@ from trinitylake_ops.telemetry.hub import STORAGE_RETRIES
 
 T = TypeVar("T")
 
+#: Errors that prove that the request had no effect.
 _WITHOUT_EFFECT = (ThrottledError, TransientError)
-_PASSING = (*_WITHOUT_EFFECT, AmbiguousWriteError)
+_RETRYABLE = (*_WITHOUT_EFFECT, AmbiguousWriteError)
 
 
 class RetryStorage(StorageWrapper):
-    """Repeats a request that was throttled or failed in passing, then gives up with the last error.
+    """Repeats throttled and failed requests, with exponential backoff and jitter, and finally raises the last error.
 
-    Throttled and transient requests certainly had no effect. So every operation is repeated after them, except
-    ``create``. It is sent once, because its caller decides whether the file may still be created, and repeats it with
-    ``send_with_retries``. After an AmbiguousWriteError only ``write`` and ``delete`` are repeated. A repeated create
-    could meet its own file and report it as another writer's. A listing is repeated until its first file arrived. A
-    later failure is raised, because files were handed out.
+    A throttled or transient failure proves that the request had no effect, so every operation except ``create`` is
+    repeated after it. ``create`` is sent once, because its caller decides whether the file may still be created, and
+    repeats it with ``send_with_retries``. After an AmbiguousWriteError only ``write`` and ``delete`` are repeated: a
+    repeated create could find its own file and report it as another writer's. A listing is repeated until its first
+    file was yielded; a later failure is raised.
 
-    ``attempts`` counts the first try; the wait before retry k is random in
-    ``[0, min(max_delay_seconds, base_delay_seconds * 2**(k - 1))]``. Raises InvalidInputError for
-    fewer than one attempt or a negative delay.
+    Args:
+        inner: The storage to send the requests to.
+        attempts: Maximum number of attempts, including the first.
+        base_delay_seconds: The delay before retry k is random, from 0 to ``base_delay_seconds * 2**(k - 1)``.
+        max_delay_seconds: Maximum delay.
+        sleep: Waits for a delay in seconds.
+
+    Raises:
+        InvalidInputError: There is less than one attempt, or a delay is negative.
     """
 
     def __init__(
@@ -47,8 +54,8 @@ class RetryStorage(StorageWrapper):
     ):
         if attempts < 1 or base_delay_seconds < 0 or max_delay_seconds < 0:
             raise InvalidInputError(
-                f"retry needs at least 1 attempt and no negative delay, not {attempts} attempts, "
-                f"{base_delay_seconds} s and {max_delay_seconds} s"
+                f"cannot retry with attempts={attempts}, base_delay_seconds={base_delay_seconds} and"
+                f" max_delay_seconds={max_delay_seconds}; use at least 1 attempt and delays of at least 0"
             )
         super().__init__(inner)
         self.attempts = attempts
@@ -56,7 +63,7 @@ class RetryStorage(StorageWrapper):
         self.max_delay_seconds = max_delay_seconds
         self._sleep = sleep
         self._after_no_effect = self._retrying(_WITHOUT_EFFECT)
-        self._after_any = self._retrying(_PASSING)
+        self._after_any = self._retrying(_RETRYABLE)
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         return self._retry(self.inner.read, path, offset=offset, length=length, limit_bytes=limit_bytes)
@@ -77,7 +84,7 @@ class RetryStorage(StorageWrapper):
         self._retry_idempotent(self.inner.delete, path)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete a batch. Only its files that failed in passing are tried again."""
+        """Delete a batch of files. Only files with a retryable failure are sent again."""
         failures: dict[str, StorageError] = {}
 
         def delete_remaining() -> None:
@@ -85,18 +92,18 @@ class RetryStorage(StorageWrapper):
             failed = self.inner.delete_batch(remaining)
             for path in remaining:
                 failures.pop(path, None)
-            lasting.update((path, error) for path, error in failed.items() if not isinstance(error, _PASSING))
-            failures.update((path, error) for path, error in failed.items() if path not in lasting)
+            permanent.update((path, error) for path, error in failed.items() if not isinstance(error, _RETRYABLE))
+            failures.update((path, error) for path, error in failed.items() if path not in permanent)
             if failures:
                 raise next(iter(failures.values()))
 
-        lasting: dict[str, StorageError] = {}
+        permanent: dict[str, StorageError] = {}
         try:
             self._retry_idempotent(delete_remaining)
         except StorageError:
-            if not failures:  # the request as a whole failed, so each of its files did
+            if not failures:  # the whole request failed, not single files
                 raise
-        return failures | lasting
+        return failures | permanent
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         return self._retry(self._started_list, prefix)
@@ -105,25 +112,25 @@ class RetryStorage(StorageWrapper):
         return self._retry(self.inner.now_ms)
 
     def __getstate__(self) -> dict[str, object]:
-        # Retrying holds thread-local figures, which do not pickle.
+        # Retrying has thread-local statistics, which cannot be pickled.
         return {name: value for name, value in self.__dict__.items() if name not in ("_after_no_effect", "_after_any")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._after_no_effect = self._retrying(_WITHOUT_EFFECT)
-        self._after_any = self._retrying(_PASSING)
+        self._after_any = self._retrying(_RETRYABLE)
 
     def _retry(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
         try:
             return call(*args, **options)
-        except _PASSING as error:
+        except _RETRYABLE as error:
             first = error
         return _retry_after(first, self._after_no_effect, lambda: call(*args, **options), self.root)
 
     def _retry_idempotent(self, call: Callable[..., T], *args: Any) -> T:
         try:
             return call(*args)
-        except _PASSING as error:
+        except _RETRYABLE as error:
             first = error
         return _retry_after(first, self._after_any, lambda: call(*args), self.root)
 
@@ -133,9 +140,9 @@ class RetryStorage(StorageWrapper):
             return chain((first,), files)
         return iter(())
 
-    def _retrying(self, kinds: tuple[type[Exception], ...]) -> Retrying:
+    def _retrying(self, errors: tuple[type[Exception], ...]) -> Retrying:
         return Retrying(
-            retry=retry_if_exception_type(kinds),
+            retry=retry_if_exception_type(errors),
             stop=stop_after_attempt(self.attempts),
             wait=wait_random_exponential(multiplier=self.base_delay_seconds, max=self.max_delay_seconds),
             sleep=self._sleep,
@@ -144,7 +151,7 @@ class RetryStorage(StorageWrapper):
 
 
 def without_retries(storage: Storage) -> Storage:
-    """Take the retries out of a stack of wrappers that nobody else uses, and return it."""
+    """Remove all retries from a stack of wrappers, in place, and return the stack."""
     while isinstance(storage, RetryStorage):
         storage = storage.inner
     if isinstance(storage, StorageWrapper):
@@ -153,7 +160,10 @@ def without_retries(storage: Storage) -> Storage:
 
 
 def _retry_after(first: StorageError, retrying: Retrying, call: Callable[[], T], root: str) -> T:
-    """Repeat a call whose first attempt raised ``first``. A call that succeeds at once costs no bookkeeping."""
+    """Repeat a call whose first attempt raised ``first``.
+
+    The first attempt is made by the caller, because tenacity's bookkeeping costs about as much as a fast request.
+    """
     failure: StorageError | None = first
     _count_retry(root, first)
 
@@ -164,7 +174,7 @@ def _retry_after(first: StorageError, retrying: Retrying, call: Callable[[], T],
             raise error
         try:
             return call()
-        except _PASSING as error:
+        except _RETRYABLE as error:
             _count_retry(root, error)
             raise
 
@@ -175,17 +185,27 @@ def _count_retry(root: str, error: StorageError) -> None:
     hub.add(STORAGE_RETRIES, storage=root.partition(":")[0], cause=type(error).__name__)
 
 
-#: A repeated request waits so long at most the first time, and then up to twice as long each time.
+#: Maximum delay before the first retry of a page. It doubles with each further retry.
 FIRST_WAIT_SECONDS = 0.1
 
 
 def retry_listing(call: Callable[..., T], *arguments: Any, longest_s: float = math.inf, **options: Any) -> T:
-    """Make a call that may be repeated, and repeat it while it fails in passing, but not after ``longest_s``.
+    """Fetch one page or part, with up to four retries.
 
-    The retries around the storage would begin with all pages or parts anew.
+    Storages use it for requests that consist of several pages or parts, because RetryStorage would start with the first
+    page again.
+
+    Args:
+        call: Sends the request. It must be idempotent.
+        arguments: Positional arguments of the call.
+        longest_s: No retry starts after this many seconds.
+        options: Keyword arguments of the call.
+
+    Raises:
+        StorageError: The last attempt failed.
     """
     retrying = Retrying(
-        retry=retry_if_exception_type((AmbiguousWriteError, ThrottledError, TransientError)),
+        retry=retry_if_exception_type(_RETRYABLE),
         stop=stop_after_attempt(5) | stop_after_delay(longest_s),
         wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=5),
         reraise=True,

@@ -47,8 +47,8 @@ from trinitylake_ops.iceberg.validation.bounds import read_valid_bounds
 from trinitylake_ops.storage.cache.storage import CacheStorage
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.posix_files import lies_within, link_target
+from trinitylake_ops.storage.opening import open_storage, with_environment
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.registry import open_storage, with_environment
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 write_sealed_parquet()

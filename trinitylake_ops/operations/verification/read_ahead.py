@@ -28,9 +28,9 @@ from trinitylake_ops.operations.verification.storage import KnownFilesStorage
 from trinitylake_ops.operations.verification.tables import CONTENT_KINDS, ContentReader, ReadContent
 from trinitylake_ops.operations.verified_files import PackedBytes
 from trinitylake_ops.storage import FileInfo, Storage
+from trinitylake_ops.storage.opening import with_environment
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.storage.registry import with_environment
 from trinitylake_ops.transaction.change_set import views_in
 
 #: So many definitions are waited for before they are read: enough for every task, few enough to be held.

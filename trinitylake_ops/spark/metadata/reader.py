@@ -17,8 +17,8 @@ from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.spark.metadata.columns import METADATA_TABLES, MetadataTable, Row
 from trinitylake_ops.spark.runtime.errors import arrow_schema, value_of
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.opening import with_environment
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.registry import with_environment
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 

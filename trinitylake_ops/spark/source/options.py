@@ -15,8 +15,8 @@ from typing import Literal, TypeAlias
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.iceberg.write.partition_key import PartitionValue
+from trinitylake_ops.storage.opening import with_environment
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions, is_secret
-from trinitylake_ops.storage.registry import with_environment
 
 ROOT = "root"
 #: The argument of ``load(...)``.

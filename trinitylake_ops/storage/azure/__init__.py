@@ -1,4 +1,4 @@
-"""Azure Blob Storage and Azure Data Lake Storage, by two clients.
+"""Azure Blob Storage and Azure Data Lake Storage, through azure-storage-blob or obstore.
 
-Both speak the Blob service's protocol, which accounts with and without hierarchical names understand.
+Both clients use the Blob service's API, which accounts with and without hierarchical namespaces support.
 """

@@ -1,7 +1,7 @@
-"""The client of Azure's Blob service, the pages of its listings, and its exceptions as errors of a storage.
+"""The client of Azure's Blob service, the pages of its listings, and typed errors for its exceptions.
 
-adlfs wraps the same client, and is left out here. Its operations take several requests each. It sends large bodies as
-lists of blocks, and closes itself in a way that fails in a forked child.
+adlfs, which wraps the same client, is not used: its operations send several requests, it uploads large files as lists
+of blocks, and its destructor fails in a forked child.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from trinitylake_ops.storage.http.settings import longest_seconds
 
 T = TypeVar("T")
 
-_AT_ONCE_BYTES = 1 << 18
+#: Larger bodies are sent in chunks.
+_MAX_UNCHUNKED_BYTES = 1 << 18
 
 
 class _SingleRequestTransport(AioHttpTransport):  # type: ignore[misc] # azure-core hides its type behind a __getattr__
-    """The transport of azure-core without aiohttp's own second sends.
+    """The transport of azure-core without the retries of aiohttp.
 
-    aiohttp repeats a PUT or DELETE whose connection broke before the answer, without a word. A repeated create would
-    meet the file of its first send and report it as another writer's. A test on the wire watches that this is off.
+    aiohttp silently resends a PUT or DELETE whose connection was lost before the response. A resent create would find
+    the file of the first send and report it as another writer's. A wire test checks that the attribute still works.
     """
 
     async def open(self) -> None:
@@ -54,29 +55,30 @@ class _SingleRequestTransport(AioHttpTransport):  # type: ignore[misc] # azure-c
 
 
 class BlobResponse(NamedTuple):
-    """An answer whose body is still to be read. The names of its headers have no case."""
+    """A response before its body is read."""
 
     status: int
+    #: Headers by case-insensitive name.
     headers: Mapping[str, str]
     response: Any  # of aiohttp
 
     @property
     def error_code(self) -> str | None:
-        """The service's own word for what went wrong."""
+        """The service's error code."""
         return self.headers.get("x-ms-error-code")
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class _OpenClient:
     service: BlobServiceClient
     credential: DefaultAzureCredential | None
 
 
 class BlobClient:
-    """Requests to one container from any thread of any process.
+    """A client of one container that can be used from any thread and in forked children.
 
-    An event loop does not survive a fork, so a forked child gets a client of its own at its first request. The client
-    closes when this object is dropped.
+    An event loop does not survive a fork, so a forked child creates a separate client for its first request. The client
+    is closed when this object is garbage-collected.
     """
 
     def __init__(self, container: str, account: Account, settings: AzureSettings):
@@ -85,19 +87,18 @@ class BlobClient:
         self._account = account
         self._settings = settings
         self._lock = threading.Lock()
-        self._opened: list[_Opened] = []  # the client of this process, once it is needed
+        self._opened: list[_OpenClient] = []  # the client of this process, created on first use
         weakref.finalize(self, _close, self._opened)
         at_fork(self)
 
     def run(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a request on the event loop and wait for it. Raises what the client library raises."""
+        """Run a request on the event loop and wait for it. Errors of the client library are raised."""
         return run_on_loop(request())
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
-        """Bound the transfer of a request or an answer with this many bytes of body.
+        """Limit the total time of a request or a response with a body of this size. Raise TimeoutError after it.
 
-        Raises TimeoutError after that time. The client's own time-outs see a silent server, but not one that trickles
-        or stops reading.
+        The client's timeouts detect a server that is silent, but not one that sends or reads very slowly.
         """
         return asyncio.timeout(longest_seconds(self._settings, n_bytes))
 
@@ -111,7 +112,15 @@ class BlobClient:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> AsyncIterator[BlobResponse]:
-        """Send one request about a blob or, without a name, the container, and give its answer to the block."""
+        """Send one request and yield the response before its body is read.
+
+        Args:
+            method: HTTP method.
+            name: Name of the blob. None: the container.
+            query: Query of the URL.
+            headers: Additional headers.
+            body: Body of the request.
+        """
         service = self._client().service
         url = self._container_url if name is None else f"{self._container_url}/{quote(name, safe='/~')}"
         if query:
@@ -120,22 +129,25 @@ class BlobClient:
         if body is not None:
             request.headers["Content-Type"] = "application/octet-stream"
             request.headers["Content-Length"] = str(len(body))
-            # aiohttp sends raw bytes at once, and keeps other requests waiting meanwhile.
-            data: Any = io.BytesIO(body) if len(body) > _AT_ONCE_BYTES else body
+            # aiohttp sends bytes without yielding to other requests, but a file in chunks.
+            data: Any = io.BytesIO(body) if len(body) > _MAX_UNCHUNKED_BYTES else body
             request.data = data
-        # The pipeline signs, and sends once. The library's own calls give no answer to look at before its body.
-        pipeline: Any = service._pipeline  # its type is that of the synchronous client's
-        sent = await pipeline.run(request, stream=True)
-        response = sent.http_response.internal_response
+        # The pipeline signs the request and sends it once. The library's methods do not expose a response before its
+        # body is read.
+        pipeline: Any = service._pipeline  # annotated with the type of the synchronous client
+        pipeline_response = await pipeline.run(request, stream=True)
+        response = pipeline_response.http_response.internal_response
         try:
             yield BlobResponse(response.status, response.headers, response)
         finally:
             response.release() if response.content.is_eof() else response.close()
 
     async def delete_batch(self, names: Sequence[str], on_response: Callable[[Mapping[str, str]], None]) -> list[int]:
-        """Delete blobs in one request, and return the status of each. Raises the library's exceptions.
+        """Delete blobs in one request, and return their statuses. Exceptions of the library are raised.
 
-        ``on_response`` gets the headers of the answer, also of a refusal.
+        Args:
+            names: Names of the blobs.
+            on_response: Called with the headers of the response, even if it is an error.
         """
         container = self._client().service.get_container_client(self._container)
         parts = await container.delete_blobs(
@@ -146,19 +158,19 @@ class BlobClient:
         return [part.status_code async for part in parts]
 
     def after_fork_in_child(self) -> None:
-        """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
+        """Discard the parent's client, and the lock, whose owner may not exist in the child."""
         self._lock = threading.Lock()
         for opened in self._opened:
             leak(opened)
         self._opened.clear()
 
-    def _client(self) -> _Opened:
+    def _client(self) -> _OpenClient:
         with self._lock:
             if not self._opened:
                 self._opened.append(self._open())
             return self._opened[0]
 
-    def _open(self) -> _Opened:
+    def _open(self) -> _OpenClient:
         account, settings = self._account, self._settings
         credential: Any = None
         token = None
@@ -175,21 +187,21 @@ class BlobClient:
             account.endpoint,
             credential=credential,
             transport=transport,
-            # A client that repeats a create after a lost answer meets its own file. RetryStorage repeats only safe
-            # requests.
+            # A client that resends a create after a lost response would find its own file. RetryStorage resends only
+            # requests that are safe to repeat.
             retry_total=0,
             permit_redirects=False,
         )
-        return _Opened(service, token)
+        return _OpenClient(service, token)
 
 
-async def _close_all(opened: _Opened) -> None:
-    await opened.service.close()
-    if opened.credential is not None:
-        await opened.credential.close()
+async def _close_all(client: _OpenClient) -> None:
+    await client.service.close()
+    if client.credential is not None:
+        await client.credential.close()
 
 
-def _close(opened: list[_Opened]) -> None:
+def _close(opened: list[_OpenClient]) -> None:
     if opened:
         close_on_loop(lambda: _close_all(opened[0]))
 
@@ -198,36 +210,38 @@ _FOLDER = "hdi_isfolder"
 
 
 class ListedBlob(NamedTuple):
-    """A blob of a page. The time has whole seconds."""
+    """A blob of a listing."""
 
     name: str
     size_bytes: int
+    #: Truncated to seconds.
     last_modified_ms: int
 
 
 def page_of(document: bytes) -> tuple[list[ListedBlob], str | None]:
-    """Return the files of a page, without folders, and where the next page starts, None after the last.
+    """Parse a page of a listing. Raise ValueError if it is invalid.
 
-    Raises ValueError for a document that is no such page.
+    Returns:
+        The files of the page, without folders, and the marker of the next page, or None for the last page.
     """
     try:
         root = ET.fromstring(document)
     except ET.ParseError:
-        raise ValueError("the answer is no XML") from None
+        raise ValueError("the response is not XML") from None
     if root.tag != "EnumerationResults":
-        raise ValueError("the answer is no list of blobs")
+        raise ValueError("the response is not a listing of blobs")
     blobs = [_blob(element) for element in root.iterfind("Blobs/Blob") if not _is_folder(element)]
     return blobs, root.findtext("NextMarker") or None
 
 
 def date_ms(text: str) -> int:
-    """Return the milliseconds since the epoch of a date of the service. Raises ValueError."""
-    moment = parsedate_to_datetime(text)
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()) * 1000
+    """Parse a date in HTTP format to milliseconds since the epoch. Raise ValueError if it is invalid."""
+    date = parsedate_to_datetime(text)
+    return int((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()) * 1000
 
 
 def _is_folder(blob: ET.Element) -> bool:
-    """Whether this is a folder: one of a hierarchical account, or the marker of one that programs leave elsewhere."""
+    """Whether a blob is a folder of a hierarchical account, or a folder marker of another account."""
     if (blob.findtext("Properties/ResourceType") or "").lower() == "directory":
         return True
     metadata = blob.find("Metadata")
@@ -241,17 +255,23 @@ def _blob(blob: ET.Element) -> ListedBlob:
     size = blob.findtext("Properties/Content-Length")
     modified = blob.findtext("Properties/Last-Modified")
     if name is None or not name.text or size is None or modified is None:
-        raise ValueError("the answer names no blob, size or time")
+        raise ValueError("the response has no name, size or time of a blob")
     text = unquote(name.text) if name.get("Encoded", "").lower() == "true" else name.text
     return ListedBlob(text, int(size), date_ms(modified))
 
 
-#: Every exception that a request may end with.
-CLIENT_ERRORS = (AzureError, aiohttp.ClientError, OSError, ValueError)  # TimeoutError too
+#: All exceptions that a request may raise.
+CLIENT_ERRORS = (AzureError, aiohttp.ClientError, OSError, ValueError)  # TimeoutError is an OSError
 
 
 def typed_error(request: StorageRequest, error: BaseException, endpoint: str) -> TrinityLakeError:
-    """Return the typed error for the end of a request without an answer, one of ``CLIENT_ERRORS``."""
+    """Return the typed error for an exception of a request.
+
+    Args:
+        request: The request that failed.
+        error: One of ``CLIENT_ERRORS``.
+        endpoint: Address of the service, for the message.
+    """
     if isinstance(error, (ClientAuthenticationError, CredentialUnavailableError)):
         return error_without_credentials(request, "there are no valid credentials")
     if isinstance(error, HttpResponseError) and error.status_code is not None:
@@ -261,19 +281,18 @@ def typed_error(request: StorageRequest, error: BaseException, endpoint: str) ->
         failure, reason = aiohttp_failure(inner)
         return error_from_transport(request, failure, endpoint, reason)
     return StorageError(
-        f"{request.failure}: the client of Azure cannot be used ({request.safe(str(error))}); check the storage"
-        " options",
+        f"{request.failure}: the Azure client failed ({request.safe(str(error))}); check the storage options",
         path=request.path,
     )
 
 
 def code_of(error: BaseException) -> str | None:
-    """Return the service's own word behind an exception of its library, if there is one."""
+    """Return the service's error code of an exception of its library, if there is one."""
     code = getattr(error, "error_code", None)
     return getattr(code, "value", code)
 
 
 def _inner(error: BaseException) -> BaseException:
-    """Return the exception of aiohttp behind one of azure-core."""
-    given = getattr(error, "inner_exception", None)
-    return given if isinstance(given, BaseException) else error
+    """Return the exception of aiohttp that an exception of azure-core wraps."""
+    wrapped = getattr(error, "inner_exception", None)
+    return wrapped if isinstance(wrapped, BaseException) else error

@@ -39,23 +39,28 @@ T = TypeVar("T")
 
 _MESSAGE = re.compile(rb"<Message>(.*?)</Message>", re.DOTALL)
 _CODE = re.compile(rb"<Code>\s*([A-Za-z0-9]+)\s*</Code>")
-#: Of the body of an error, no more is read: a message is cut anyway.
-_MOST_ERROR_BYTES = 1 << 16
+#: At most this much of an error response is read, because messages are shortened.
+_MAX_ERROR_BYTES = 1 << 16
 _DELETED = frozenset({202, 404})
-#: A name that is looked up for the date of the answer. It need not be there.
+#: A path whose stat returns the server's time. The file need not exist.
 _CLOCK_PATH = "_ops/clock"
 
 
 class AzureStorage(Storage):
     """Files under ``abfss://container@account.dfs.core.windows.net/prefix/`` or ``az://container/prefix/``.
 
-    A path is the rest of the blob's name, literally. Each operation is one request, sent once. A ``create`` is one Put
-    Blob with ``If-None-Match: *``, never a list of blocks, and a read is one Get Blob. RetryStorage makes the retries,
-    except for the later pages of a list, which only this class can repeat. Times have whole seconds. Folders of
-    hierarchical accounts, and the blobs that mark folders elsewhere, are no files.
+    A path is the rest of the blob's name, literally. Each operation is one request, which is sent once: a ``create`` is
+    one Put Blob with ``If-None-Match: *``, never a list of blocks, and a read is one Get Blob. RetryStorage retries
+    requests, except for the second and later pages of a listing, which this class retries. Times are truncated to
+    seconds. Folders of hierarchical accounts, and folder markers of other accounts, are not files.
 
-    Options: ``AZURE_OPTIONS`` (docs/storages/README.md). Opening sends nothing. Raises InvalidLocationError and
-    InvalidInputError for a root or option that is not valid.
+    Args:
+        root: Normalized root URI. Opening sends no request.
+        options: Options of ``AZURE_OPTIONS`` (docs/storages/README.md).
+
+    Raises:
+        InvalidLocationError: The root is invalid.
+        InvalidInputError: An option is invalid.
     """
 
     concurrency = 16
@@ -91,29 +96,29 @@ class AzureStorage(Storage):
             async with self._sent(Request.READ, path, "GET", name, headers=headers, accepted=(416,)) as response:
                 if response.status == 416:
                     return b""
-                self._refuse_folder(path, response)
+                self._reject_folder(path, response)
                 if "Content-Length" not in response.headers:
-                    return None  # there is no bound of what would come
+                    return None  # the size of the body would be unbounded
                 size_bytes = int(response.headers["Content-Length"])
                 self._check_size(path, size_bytes, length, limit_bytes)
                 async with self._client.time_limit(size_bytes):
                     data = await response.response.read()
                     return requested_part(data, response.headers.get("Content-Range"), size_bytes, offset, length)
 
-        found = self._run(Request.READ, path, get)
-        if found is None:
+        data = self._run(Request.READ, path, get)
+        if data is None:
             raise TransientError(
-                f"{self._request(Request.READ, path).failure}: the service sent other bytes than asked for; retry",
+                f"{self._request(Request.READ, path).failure}: the service did not send the requested range; retry",
                 path=path,
             )
-        return found
+        return data
 
     def stat(self, path: str) -> FileInfo:
         name = self._location.name(path)
 
         async def head() -> FileInfo:
             async with self._sent(Request.STAT, path, "HEAD", name) as response:
-                self._refuse_folder(path, response)
+                self._reject_folder(path, response)
                 return FileInfo(
                     path, int(response.headers["Content-Length"]), date_ms(response.headers["Last-Modified"])
                 )
@@ -122,8 +127,8 @@ class AzureStorage(Storage):
             return self._run(Request.STAT, path, head)
         except KeyError as error:
             raise StorageError(
-                f"cannot look up {path!r} under {self.root}: the answer has no {error.args[0]}; check that the option"
-                " 'endpoint' names a Blob service",
+                f"cannot look up {path!r} under {self.root}: the response has no {error.args[0]}; check that the option"
+                " 'endpoint' is the URL of a Blob service",
                 path=path,
             ) from None
 
@@ -142,7 +147,8 @@ class AzureStorage(Storage):
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
         """Delete up to 256 files in one request.
 
-        The answer does not tell for sure which file failed. So where one did, each is deleted by a request of its own.
+        If any delete failed, each file is deleted by a separate request, because the response does not reliably show
+        which one failed.
         """
         path_by_name = {self._location.name(path): path for path in paths}
         if not path_by_name:
@@ -166,18 +172,19 @@ class AzureStorage(Storage):
     def _check_body(self, path: str, body: bytes) -> None:
         if len(body) > MAX_BODY_BYTES:
             raise StorageError(
-                f"{path!r} has {len(body)} bytes, a request to Azure at most {MAX_BODY_BYTES}: write smaller files",
+                f"cannot write {path!r}: it has {len(body)} bytes, more than Azure's limit of {MAX_BODY_BYTES} bytes"
+                " for one request; write smaller files",
                 path=path,
             )
 
-    def _refuse_folder(self, path: str, response: BlobResponse) -> None:
+    def _reject_folder(self, path: str, response: BlobResponse) -> None:
         headers = response.headers
         is_folder = headers.get("x-ms-resource-type", "").lower() == "directory"
         if is_folder or headers.get("x-ms-meta-hdi_isfolder", "").lower() == "true":
-            raise FileMissingError(f"there is no file {path!r} under {self.root}, but a folder", path=path)
+            raise FileMissingError(f"{path!r} under {self.root} is a folder, not a file", path=path)
 
     def _delete_all(self, path_by_name: Mapping[str, str]) -> bool:
-        """Delete all in one request. Returns whether all are gone for sure, and remembers if there are no batches."""
+        """Delete files in one request. Return whether all of them were deleted. Note if batches are not supported."""
         shown = next(iter(path_by_name.values()))
 
         async def delete() -> Sequence[int] | None:
@@ -212,7 +219,11 @@ class AzureStorage(Storage):
         while marker:
             blobs, next_marker = retry_listing(self._page, prefix, name_prefix, marker)
             if next_marker == marker:
-                raise StorageError(f"cannot list {prefix!r} under {self.root}: the service repeats itself", path=prefix)
+                raise StorageError(
+                    f"cannot list {prefix!r} under {self.root}: the service repeated a page; check the service and any"
+                    " proxy",
+                    path=prefix,
+                )
             marker = next_marker
             yield from blobs
 
@@ -227,7 +238,7 @@ class AzureStorage(Storage):
         except ValueError as error:
             reason = str(error)
         raise StorageError(
-            f"cannot list {prefix!r} under {self.root}: {reason}; check that the option 'endpoint' names a Blob"
+            f"cannot list {prefix!r} under {self.root}: {reason}; check that the option 'endpoint' is the URL of a Blob"
             " service",
             path=prefix,
         )
@@ -236,10 +247,10 @@ class AzureStorage(Storage):
         try:
             self._send(Request.CLOCK, "", "HEAD", self._location.name(_CLOCK_PATH))
         except FileMissingError:
-            return  # the answer has a date
+            return  # the response has a Date header
 
     def _send(self, operation: Request, path: str, method: str, name: str | None, **arguments: Any) -> bytes:
-        """Send a request and return the body of its answer. Raises typed errors."""
+        """Send a request and return the body of the response. Raise typed errors."""
 
         async def send() -> bytes:
             async with self._sent(operation, path, method, name, **arguments) as response:
@@ -261,7 +272,7 @@ class AzureStorage(Storage):
         accepted: Sequence[int] = (),
         **arguments: Any,
     ) -> AsyncIterator[BlobResponse]:
-        """Send one request, look at the server's clock, and give a good answer to the block. Raises typed errors."""
+        """Send one request, update the estimate of the server's clock, and yield the response. Raise typed errors."""
         sending = self._client.send(method, name, **arguments)
         sent_at_ms = monotonic_ms()
         async with self._client.time_limit(len(arguments.get("body") or b"")):
@@ -276,7 +287,7 @@ class AzureStorage(Storage):
 
     async def _failure(self, request: StorageRequest, response: BlobResponse) -> TrinityLakeError:
         async with self._client.time_limit():
-            body: bytes = await response.response.content.read(_MOST_ERROR_BYTES)
+            body: bytes = await response.response.content.read(_MAX_ERROR_BYTES)
         message, code = _MESSAGE.search(body), _CODE.search(body)
         return error_from_response(
             request,
@@ -286,12 +297,12 @@ class AzureStorage(Storage):
         )
 
     def _run(self, operation: Request, path: str, send: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a request. Raises typed errors."""
+        """Run a request. Raise typed errors."""
         try:
             return self._client.run(send)
         except CLIENT_ERRORS as error:
             failure = typed_error(self._request(operation, path), error, self._account.endpoint)
-        # This is raised outside the handler: messages of client libraries may hold parts of the request and its
+        # Raised outside the handler, because messages of client libraries may contain parts of the request and its
         # credentials.
         raise failure
 

@@ -1,7 +1,4 @@
-"""The errors of responses of Azure's Blob service (S7).
-
-Both clients reduce a failure to status, error code and message.
-"""
+"""The error table of Azure's Blob service (S7), which both clients use."""
 
 from __future__ import annotations
 
@@ -28,11 +25,11 @@ from trinitylake_ops.storage.http.requests import (
     error_from_table,
 )
 
-#: Codes of a hierarchical account for a file's name that is a folder, or is below a file.
+#: Codes of a hierarchical account if a path is a folder or below a file.
 NO_FILE_CODES = frozenset(
     {"BlobNotFound", "DirectoryIsNotEmpty", "DirectoryNotEmpty", "PathNotFound", "ResourceNotFound"}
 )
-#: Codes of a hierarchical account for requests that it does not have.
+#: Codes of a hierarchical account that does not support batches.
 NO_BATCH_CODES = frozenset(
     {
         "BlobOverwritePermissionNotSupported", "FeatureNotYetSupportedForHierarchicalNamespaceAccounts",
@@ -46,18 +43,18 @@ _NO_CONTAINER = (
 )
 
 _ERRORS = (
-    # The service's own text is left out, as it may quote the request and its signature.
+    # Permission errors omit the service's message, which may quote the request and its signature.
     ErrorRow(
         StoragePermissionError,
-        "{failure}: the credentials are wrong or have expired; check them, and the clock of this machine (the server"
-        " says {response})",
+        "{failure}: the credentials are invalid or have expired; check them and the clock of this machine (the server"
+        " responded {response})",
         codes={
             "AuthenticationFailed", "InvalidAuthenticationInfo", "MissingAuthentication", "NoAuthenticationInformation",
         },
     ),
     ErrorRow(
         StoragePermissionError,
-        "{failure}: not allowed; check the credentials and their permissions on the container (the server says"
+        "{failure}: not allowed; check the credentials and their permissions on the container (the server responded"
         " {response})",
         codes={
             "AccountIsDisabled", "AuthorizationFailure", "AuthorizationPermissionMismatch",
@@ -73,7 +70,7 @@ _ERRORS = (
         _NO_CONTAINER,
         codes={"ContainerBeingDeleted", "ContainerDisabled", "ContainerNotFound", "FilesystemNotFound"},
     ),
-    ErrorRow(StorageError, "{what}: the account is in another place; set the option 'endpoint'", statuses=REDIRECTS),
+    ErrorRow(StorageError, "{what}: the account is on another server; set the option 'endpoint'", statuses=REDIRECTS),
     ErrorRow(FileMissingError, MISSING, bare_statuses={404}, operations={*OF_ONE_FILE, Request.CLOCK}),
     ErrorRow(StorageError, _NO_CONTAINER, bare_statuses={404}),
     ErrorRow(FileMissingError, MISSING, codes=NO_FILE_CODES, statuses={404}),
@@ -86,7 +83,7 @@ _ERRORS = (
     ),
     ErrorRow(
         StorageError,
-        "{what}: another client holds a lease of the blob; break it",
+        "{what}: another client holds a lease on the blob; break the lease",
         codes={
             "LeaseIdMismatchWithBlobOperation", "LeaseIdMissing", "LeaseLost", "LeaseNotPresentWithBlobOperation",
         },
@@ -98,7 +95,7 @@ _ERRORS = (
     ),
     ErrorRow(
         InvalidLocationError,
-        "{what}; use a shorter or plainer name",
+        "{what}; use a shorter or simpler name",
         codes={"InvalidResourceName", "InvalidSourceUri", "InvalidUri", "OutOfRangeInput"},
     ),
     ErrorRow(
@@ -114,7 +111,7 @@ _ERRORS = (
         statuses={507},
     ),
     ErrorRow(AmbiguousWriteError, "{what}", statuses={408}),
-    # The service names its reason. A proxy that names none may still hold the request.
+    # A response without a code may be from a proxy that still forwards the request.
     ErrorRow(AmbiguousWriteError, "{what}", bare_statuses={409, 429}, operations=CHANGES),
     ErrorRow(
         ThrottledError,
@@ -123,10 +120,10 @@ _ERRORS = (
         statuses={429},
     ),
     ErrorRow(
-        TransientError, "{what}: the data was damaged on its way; retry", codes={"Crc64Mismatch", "Md5Mismatch"}
+        TransientError, "{what}: the data was damaged in transit; retry", codes={"Crc64Mismatch", "Md5Mismatch"}
     ),
-    ErrorRow(TransientError, "{what}: another request for the same name is in progress; retry", bare_statuses={409}),
-    ErrorRow(StorageError, "{what}: the server cannot do this; use another server", statuses={501}),
+    ErrorRow(TransientError, "{what}: another request for the same path is in progress; retry", bare_statuses={409}),
+    ErrorRow(StorageError, "{what}: the server does not support this request; use another server", statuses={501}),
     ErrorRow(AmbiguousWriteError, "{what}", statuses=SERVER_ERRORS),
     ErrorRow(StorageError, "{what}; check the request and the storage options"),
 )  # fmt: skip
@@ -135,22 +132,27 @@ _ERRORS = (
 def error_from_response(
     request: StorageRequest, status: int | None, code: str | None, message: str | None
 ) -> TrinityLakeError:
-    """Return the typed error for a response of the service.
+    """Return the typed error for a response.
 
     Args:
-        request: the request that failed.
-        status: the HTTP status.
-        code: the service's name of the failure, such as ``BlobNotFound``. None if the response has none, like that of
-            a proxy.
-        message: the service's text.
+        request: The request that failed.
+        status: HTTP status.
+        code: The service's error code, for example ``BlobNotFound``. None if the response has none, for example because
+            it is from a proxy.
+        message: The service's message.
     """
     return error_from_table(_ERRORS, request, status, code, message)
 
 
 def error_without_credentials(request: StorageRequest, reason: str) -> StoragePermissionError:
-    """Return the error for a request that could not be authorized; nothing was sent."""
+    """Return the error for a request that could not be authorized and was not sent.
+
+    Args:
+        request: The request.
+        reason: Why there are no credentials, which is redacted.
+    """
     return StoragePermissionError(
-        f"{request.failure}: {request.safe(reason)}; give one of the options 'account_key', 'sas_token' and"
-        " 'connection_string', or set up credentials of Azure",
+        f"{request.failure}: {request.safe(reason)}; set one of the options 'account_key', 'sas_token' and"
+        " 'connection_string', or configure Azure credentials",
         path=request.path,
     )

@@ -37,9 +37,9 @@ _SCOPE = "https://storage.azure.com/.default"
 
 
 class AzureStores(ObstoreClients[AzureStore]):
-    """Clients for the requests of one container.
+    """The obstore clients of one container.
 
-    azure-identity resolves credentials that are neither options nor in the environment's variables for storage.
+    azure-identity provides access tokens if neither options nor environment variables contain credentials.
     """
 
     def __init__(self, container: str, account: Account, settings: AzureSettings):
@@ -55,15 +55,15 @@ class AzureStores(ObstoreClients[AzureStore]):
             self._container,
             config=self._config(),
             client_options={"allow_http": self._account.endpoint.startswith("http://"), **limits},
-            # A client that repeats a create after a lost answer meets its own file. RetryStorage repeats only safe
-            # requests.
+            # A client that resends a create after a lost response would find its own file. RetryStorage resends only
+            # requests that are safe to repeat.
             retry_config={"max_retries": 0, "retry_timeout": timeout},
             **credentials,
         )
 
     def _config(self) -> AzureConfig:
         account = self._account
-        # Defaults are given too, since obstore takes other values from the environment.
+        # Defaults are passed explicitly, because obstore would read other values from the environment.
         config: AzureConfig = {
             "account_name": account.name,
             "endpoint": account.endpoint,
@@ -80,7 +80,7 @@ class AzureStores(ObstoreClients[AzureStore]):
 
 
 def _token_provider() -> Callable[[], AzureCredential]:
-    """Return a provider of tokens for obstore. azure-identity keeps and renews them."""
+    """Return a credential provider for obstore. azure-identity caches and renews the tokens."""
     credential = DefaultAzureCredential()
 
     def current() -> AzureCredential:
@@ -91,18 +91,24 @@ def _token_provider() -> Callable[[], AzureCredential]:
 
 
 _PROVIDER = "External Azure credential provider"
-# obstore itself looks whether a range starts at the end, where the service answers it.
+# obstore itself detects a range that starts at the end of the file.
 _STARTS_AT_END = re.compile(r"^ *source: InvalidRangeRequest \{\n +source: StartTooLarge", re.MULTILINE)
 
 
 def is_beyond_end(error: BaseException) -> bool:
-    """Whether an exception says that the file exists and the range starts at or past its end."""
+    """Whether an exception means that the file exists and the range starts at or past its end."""
     status, code = status_and_code(error)
     return status == 416 or code == "InvalidRange" or _STARTS_AT_END.search(str(error)) is not None
 
 
 def typed_error(request: StorageRequest, error: BaseException, endpoint: str) -> TrinityLakeError:
-    """Return the typed error for the end of a request, one of obstore's exceptions."""
+    """Return the typed error for an exception of obstore.
+
+    Args:
+        request: The request that failed.
+        error: The exception.
+        endpoint: Address of the service, for the message.
+    """
     text = str(error)
     status, code = status_and_code(error)
     if status is not None:
@@ -112,11 +118,11 @@ def typed_error(request: StorageRequest, error: BaseException, endpoint: str) ->
     if is_response_missing(error):
         return error_from_transport(request, transport_failure(error), endpoint, reason(error))
     if request.operation.changes_files:
-        # The service may have done its work, though obstore cannot read the answer.
-        return error_from_transport(request, TransportFailure.NO_ANSWER, endpoint, "an answer that cannot be read")
+        # The request may have taken effect although obstore cannot parse the response.
+        return error_from_transport(request, TransportFailure.NO_RESPONSE, endpoint, "the response is invalid")
     return StorageError(
-        f"{request.failure}: obstore cannot read the service's answer; try the option 'client' ="
-        " 'azure-storage-blob', and check the option 'endpoint'",
+        f"{request.failure}: obstore cannot parse the service's response; check the option 'endpoint', or set the"
+        " option 'client' to 'azure-storage-blob'",
         path=request.path,
     )
 
@@ -125,11 +131,20 @@ T = TypeVar("T")
 
 
 class ObstoreAzureStorage(AzureStorage):
-    """Like AzureStorage, but faster. It reads, looks up, creates and writes through obstore.
+    """A faster AzureStorage: reads, stats, creates and writes through obstore.
 
-    The rest is AzureStorage's, since obstore does not do it as the interface promises. Its lists do not tell the blobs
-    that mark folders from empty files. Its bulk delete does not say which file failed, and it shows no ``Date``. An
-    empty file costs one more request, to tell it from a folder. In a forked child everything is AzureStorage's.
+    It uses azure-storage-blob for everything that obstore cannot do as the interface requires: listings, because
+    obstore does not distinguish folder markers from empty files; bulk deletes, because obstore does not report which
+    file failed; ``now_ms``, because obstore does not expose the ``Date`` header; and all requests in a forked child. An
+    empty file costs one additional request, to distinguish it from a folder.
+
+    Args:
+        root: Normalized root URI. Opening sends no request.
+        options: Options of ``AZURE_OPTIONS`` (docs/storages/README.md).
+
+    Raises:
+        InvalidLocationError: The root is invalid.
+        InvalidInputError: An option is invalid.
     """
 
     concurrency = 32
@@ -159,22 +174,22 @@ class ObstoreAzureStorage(AzureStorage):
                     return b""
                 raise
 
-        found = self._sent_by_obstore(Request.READ, path, get)
-        if not found:
-            self.stat(path)  # a folder is empty, too
-        return found
+        data = self._send_through_obstore(Request.READ, path, get)
+        if not data:
+            self.stat(path)  # raises an error for a folder, which is also empty
+        return data
 
     def stat(self, path: str) -> FileInfo:
         if Fork.happened:
             return super().stat(path)
         name = self._location.name(path)
-        found = self._sent_by_obstore(Request.STAT, path, lambda: obstore.head(self._stores.for_body(), name))
-        if not found["size"]:
-            return super().stat(path)  # a folder is empty, too
-        return FileInfo(path, found["size"], int(found["last_modified"].timestamp()) * 1000)
+        meta = self._send_through_obstore(Request.STAT, path, lambda: obstore.head(self._stores.for_body(), name))
+        if not meta["size"]:
+            return super().stat(path)  # raises an error for a folder, which is also empty
+        return FileInfo(path, meta["size"], int(meta["last_modified"].timestamp()) * 1000)
 
     def expect_clock(self) -> None:
-        """Ask beside: answers through obstore show no ``Date``."""
+        """Request the server's time in parallel, because obstore does not expose the ``Date`` header."""
         self._clock.expect(self._fetch_time)
 
     def _put(self, operation: Request, path: str, data: bytes, condition: Mapping[str, str]) -> None:
@@ -189,12 +204,12 @@ class ObstoreAzureStorage(AzureStorage):
             mode: PutMode = "create" if condition else "overwrite"
             obstore.put(self._stores.for_body(len(body)), name, body, mode=mode, use_multipart=False)
 
-        self._sent_by_obstore(operation, path, put)
+        self._send_through_obstore(operation, path, put)
 
-    def _sent_by_obstore(self, operation: Request, path: str, send: Callable[[], T]) -> T:
+    def _send_through_obstore(self, operation: Request, path: str, send: Callable[[], T]) -> T:
         try:
             return send()
         except OBSTORE_ERRORS as error:
             failure = typed_error(self._request(operation, path), error, self._account.endpoint)
-        # This is raised outside the handler: the text of the client's error holds the raw answer and the request.
+        # Raised outside the handler, because the client's error contains the raw response and the request.
         raise failure

@@ -1,1 +1,1 @@
-"""The cache: in memory, and a folder that processes share."""
+"""Caches of immutable files: in memory, and in a folder that processes share."""

@@ -1,1 +1,1 @@
-"""What every storage must do, as tests that anybody can run on a storage of theirs."""
+"""The storage contract: tests that every storage must pass, also storages of other packages."""

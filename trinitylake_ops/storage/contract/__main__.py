@@ -1,4 +1,4 @@
-"""Runs the contract: ``python -m trinitylake_ops.storage.contract MODULE:FACTORY [options of pytest]``."""
+"""Run the storage contract: ``python -m trinitylake_ops.storage.contract MODULE:FACTORY [pytest options]``."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 from trinitylake_ops.extras import needs
 
 _USAGE = """\
-usage: python -m trinitylake_ops.storage.contract MODULE:FACTORY [options of pytest]
+usage: python -m trinitylake_ops.storage.contract MODULE:FACTORY [pytest options]
 
-Runs on a storage what every storage must do (docs/storages/README.md, "Write a storage").
-FACTORY takes a folder of its own (pathlib.Path) and returns a storage; called twice with one folder, it opens the same
-files twice. Example: python -m trinitylake_ops.storage.contract my_package.tests:on_my_server -x
+Run the tests that every storage must pass (docs/storages/README.md, "Write a storage").
+FACTORY takes an empty folder (pathlib.Path) and returns a storage. Two calls with the same folder return storages with
+the same files. Example: python -m trinitylake_ops.storage.contract my_package.tests:on_my_server -x
 """
 
 
 def main(arguments: list[str]) -> int:
-    """Run the contract, and return the exit code of pytest; 2 without a factory. Raises MissingExtraError."""
+    """Run the contract, and return the exit code of pytest, or 2 without a factory."""
     if not arguments or arguments[0].startswith("-"):
         print(_USAGE, file=sys.stdout if arguments[:1] in (["-h"], ["--help"]) else sys.stderr)
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2

@@ -1,4 +1,7 @@
-"""The option ``--storage MODULE:FACTORY`` of pytest: which storage the contract is run on."""
+"""The pytest option ``--storage MODULE:FACTORY`` of the contract.
+
+This module does not import the suite, because pytest must register the suite for assertion rewriting first.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 
 from trinitylake_ops.storage import Storage
 
-#: Makes a storage for a folder of its own. Twice the same folder is twice the same files.
+#: Returns a storage for an empty folder. Two calls with the same folder return storages with the same files.
 Factory = Callable[[Path], Storage]
 
 FACTORY = pytest.StashKey[Factory]()
@@ -22,20 +25,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--storage",
         metavar="MODULE:FACTORY",
-        help="the storage to test: a function that takes a folder of its own (pathlib.Path) and returns a storage",
+        help="the storage to test: a function that takes an empty folder (pathlib.Path) and returns a storage",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Find the factory. Raises UsageError, one line, where there is none of that name."""
-    given = config.getoption("--storage")
-    if given is None:
-        raise pytest.UsageError("say which storage: --storage MODULE:FACTORY")
-    module, _, name = given.partition(":")
+    """Import the factory. Raise UsageError if there is none."""
+    name = config.getoption("--storage")
+    if name is None:
+        raise pytest.UsageError("the option --storage MODULE:FACTORY is required")
+    module, _, function = name.partition(":")
     try:
-        factory = getattr(import_module(module), name)
+        factory = getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise pytest.UsageError(f"--storage {given}: {error}") from error
+        raise pytest.UsageError(f"--storage {name}: {error}") from error
     if not callable(factory):
-        raise pytest.UsageError(f"--storage {given}: this is no function")
+        raise pytest.UsageError(f"--storage {name}: not a function")
     config.stash[FACTORY] = factory

@@ -1,6 +1,6 @@
-"""What every storage and every wrapper must do: S1-S7 of docs/storages/README.md.
+"""Tests that every storage and every wrapper must pass: S1-S7 of docs/storages/README.md.
 
-A subclass gives ``make_storage``; the name begins with "Test" there, so only there it is collected.
+A subclass whose name begins with "Test" implements ``make_storage``. Only subclasses are collected.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ ODD_NAMES = [
 
 
 def body(seed: int, size_bytes: int) -> bytes:
-    """Return random bytes, the same for the same seed."""
+    """Return random bytes that depend only on the seed."""
     return random.Random(seed).randbytes(size_bytes)
 
 
 def sealed_body(seed: int, size_bytes: int) -> bytes:
-    """A body that shows whether it is whole: random bytes and their hash."""
+    """Return random bytes followed by their hash, so that a part of them can be detected."""
     content = body(seed, size_bytes)
     return content + hashlib.sha256(content).digest()
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether bytes are those that ``sealed_body`` made."""
+    """Whether bytes are a complete result of ``sealed_body``."""
     return len(data) > 32 and hashlib.sha256(data[:-32]).digest() == data[-32:]
 
 
 def paths(files: Iterator[FileInfo]) -> list[str]:
-    """Return the paths of listed files, sorted."""
+    """Return the sorted paths of files."""
     return sorted(file.path for file in files)
 
 
 @contextmanager
 def finally_set(event: threading.Event) -> Iterator[None]:
-    """Set the event also when the block fails, so that those who wait for it end."""
+    """Set the event even if the block fails, so that waiting threads end."""
     try:
         yield
     finally:
@@ -76,7 +76,7 @@ def finally_set(event: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def restless_threads() -> Iterator[None]:
-    """Let threads take turns as often as they can, so that a check apart from its act is caught."""
+    """Switch threads as often as possible, to detect checks that are not atomic with their actions."""
     switch_interval_seconds = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -86,7 +86,7 @@ def restless_threads() -> Iterator[None]:
 
 
 def run_together(calls: list[Callable[[], object]]) -> list[object]:
-    """Start all calls at one moment, each in a thread of its own; results or raised errors, in order."""
+    """Start all calls at the same time in separate threads. Return their results or errors in order."""
     barrier = threading.Barrier(len(calls))
 
     def at_once(call: Callable[[], object]) -> object:
@@ -99,15 +99,15 @@ def run_together(calls: list[Callable[[], object]]) -> list[object]:
 
 
 class StorageContract:
-    """Inherit, and give ``make_storage``: called twice with one folder it opens the same files twice."""
+    """The contract. A subclass implements ``make_storage``: two calls with the same folder open the same files."""
 
-    #: How much a storage rounds its times.
+    #: Precision of modification times.
     time_precision_ms = 1
-    #: Names that this storage refuses, because its client would take them for others.
+    #: Valid names that this storage rejects, because its service does not support them.
     refused_names: frozenset[str] = frozenset()
-    #: How many files come and go during a listing.
+    #: Number of files that are created and deleted during a listing.
     n_passing_files = 150
-    #: How many files a long listing has: more than a page of S3.
+    #: Number of files of a long listing: more than a page of S3.
     n_listed_files = 1200
 
     def make_storage(self, folder: Path) -> Storage:
@@ -120,14 +120,14 @@ class StorageContract:
         if storage.root.startswith("memory://"):
             drop_memory_root(storage.root)
 
-    # --- S1: one winner -----------------------------------------------------------------------
+    # --- S1: one of several creates succeeds --------------------------------------------------
 
     def test_create_then_read(self, storage: Storage) -> None:
         storage.create("a/b", b"body")
         assert storage.read("a/b") == b"body"
         assert storage.stat("a/b").size_bytes == 4
 
-    def test_create_loses_to_a_file_that_is_there(self, storage: Storage) -> None:
+    def test_create_fails_if_the_file_exists(self, storage: Storage) -> None:
         storage.create("name", b"first")
         with pytest.raises(FileExistsAlreadyError) as caught:
             storage.create("name", b"second")
@@ -150,7 +150,7 @@ class StorageContract:
         assert storage.read("name") == b"second"
 
     @pytest.mark.parametrize("size_bytes", [0, 7, 70_000])
-    def test_32_threads_create_one_name(self, storage: Storage, size_bytes: int) -> None:
+    def test_concurrent_creates_of_32_threads_have_one_winner(self, storage: Storage, size_bytes: int) -> None:
         bodies = [str(i).encode().ljust(size_bytes, b"-") if size_bytes else b"" for i in range(32)]
         for round_number in range(4):
             name = f"race/{round_number}"
@@ -166,7 +166,7 @@ class StorageContract:
             assert {type(outcome) for outcome in outcomes} == {type(None), FileExistsAlreadyError}
         assert len(paths(storage.list())) == 4
 
-    # --- S2: a finished write is seen ---------------------------------------------------------
+    # --- S2: completed writes are visible -----------------------------------------------------
 
     def test_finished_writes_are_seen_by_another_opening(self, storage: Storage, tmp_path: Path) -> None:
         other = self.make_storage(tmp_path)
@@ -181,10 +181,10 @@ class StorageContract:
         assert not other.exists("a/name")
         assert paths(other.list("a/")) == []
 
-    # --- S3, S4: whole files ------------------------------------------------------------------
+    # --- S3, S4: only complete files are visible ----------------------------------------------
 
     @pytest.mark.parametrize("size_bytes", [0, 1, MIB, 9 * MIB])
-    def test_bodies_of_any_size(self, storage: Storage, size_bytes: int) -> None:
+    def test_bodies_of_any_size_round_trip(self, storage: Storage, size_bytes: int) -> None:
         data = body(1, size_bytes)
         storage.create("created", data)
         storage.write("written", data)
@@ -192,7 +192,7 @@ class StorageContract:
             assert storage.read(name) == data
             assert storage.stat(name).size_bytes == size_bytes
 
-    def test_buffers_are_stored_as_they_are_at_the_call(self, storage: Storage) -> None:
+    def test_create_copies_mutable_buffers(self, storage: Storage) -> None:
         buffer = bytearray(b"abc")
         storage.create("created", cast(bytes, buffer))
         storage.write("written", cast(bytes, memoryview(buffer)[1:]))
@@ -221,7 +221,7 @@ class StorageContract:
         outcomes = run_together([overwrite, keep_reading, keep_reading, keep_reading])
         assert [outcome for outcome in outcomes if isinstance(outcome, BaseException)] == []
 
-    def test_readers_and_listers_never_see_a_part_of_a_new_file(self, storage: Storage) -> None:
+    def test_readers_never_see_part_of_a_new_file(self, storage: Storage) -> None:
         data = sealed_body(5, 2 * MIB)
         done = threading.Event()
 
@@ -262,12 +262,10 @@ class StorageContract:
             with pytest.raises(InvalidInputError):
                 storage.read("name", offset=offset, length=length)
 
-    def test_a_file_beyond_its_bound_is_refused(self, storage: Storage) -> None:
+    def test_read_rejects_a_file_above_the_limit(self, storage: Storage) -> None:
         storage.create("name", body(1, 5000))
         for _ in range(2):  # from the storage, and from a cache
-            with pytest.raises(
-                CorruptFileError, match=r"'name' has 5000 bytes, and no file of its kind more than 4999"
-            ):
+            with pytest.raises(CorruptFileError, match=r"'name': it has 5000 bytes, more than the limit of 4999 bytes"):
                 storage.read("name", limit_bytes=4999)
             assert storage.read("name", limit_bytes=5000) == storage.read("name")
         assert storage.read("name", offset=4000, limit_bytes=1000) == body(1, 5000)[4000:]
@@ -374,7 +372,7 @@ class StorageContract:
             assert not storage.exists(name)
 
     @pytest.mark.parametrize("path", REFUSED_PATHS)
-    def test_refused_paths(self, storage: Storage, path: str) -> None:
+    def test_invalid_paths_are_rejected(self, storage: Storage, path: str) -> None:
         self.check_refused(storage, path)
 
     def check_refused(self, storage: Storage, path: str) -> None:
@@ -400,7 +398,7 @@ class StorageContract:
         assert paths(storage.list()) == before
 
     @pytest.mark.parametrize("prefix", REFUSED_PREFIXES)
-    def test_refused_prefixes(self, storage: Storage, prefix: str) -> None:
+    def test_invalid_prefixes_are_rejected(self, storage: Storage, prefix: str) -> None:
         with pytest.raises(InvalidLocationError):
             storage.list(prefix)
 
@@ -421,7 +419,7 @@ class StorageContract:
         storage.delete(name)
         assert paths(storage.list()) == ["bystander"]
 
-    # --- many at once -------------------------------------------------------------------------
+    # --- several files ------------------------------------------------------------------------
 
     def test_many(self, storage: Storage) -> None:
         files = {f"many/{number}": str(number).encode() for number in range(40)}

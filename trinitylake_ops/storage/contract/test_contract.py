@@ -1,4 +1,4 @@
-"""The contract on the storage that ``--storage`` names."""
+"""The contract on the storage of the option ``--storage``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from trinitylake_ops.storage.contract.suite import StorageContract
 
 
 class TestStorage(StorageContract):
-    """A class attribute that the factory has, such as ``time_precision_ms``, takes the place of the contract's."""
+    """The contract. Attributes of the factory, for example ``time_precision_ms``, override those of the contract."""
 
     @pytest.fixture(autouse=True)
     def factory(self, request: pytest.FixtureRequest) -> None:
-        """Take the factory, and what it says about the storage."""
+        """Take the factory and its attributes."""
         self._factory = request.config.stash[FACTORY]
         for name in ("time_precision_ms", "n_passing_files", "n_listed_files"):
             setattr(self, name, getattr(self._factory, name, getattr(StorageContract, name)))

@@ -1,4 +1,4 @@
-"""The client of DynamoDB, and its requests."""
+"""The client of DynamoDB, and requests to the table of a root."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from trinitylake_ops.storage.options import StorageOptions
 
 ItemResponse = Mapping[str, Any]
 
-_PIECE_BYTES = 64 * 1024
+_CHUNK_BYTES = 64 * 1024
 _CHECKSUM = "x-amz-crc32"
 
 
-class _WholeResponses:
-    """botocore's transport, which itself takes an answer that was cut, and waits for one that trickles.
+class _VerifyingSession:
+    """A botocore transport that verifies responses and limits their time.
 
-    DynamoDB gives the checksum of every answer. Without it, what a proxy or another server says would look like an
-    answer that holds nothing: like a missing file.
+    botocore accepts truncated responses and waits for slow ones. DynamoDB sends a checksum with every response. Without
+    this check, a response of a proxy or of another server could look like an empty response, and so like a missing
+    file.
     """
 
     def __init__(self, session: URLLib3Session, settings: DynamoDBSettings):
@@ -42,10 +43,10 @@ class _WholeResponses:
         self._settings = settings
 
     def send(self, request: AWSPreparedRequest) -> AWSResponse:
-        """Send a request. Raises what botocore's transport raises."""
+        """Send a request. Raise the exceptions of botocore's transport."""
         n_sent = len(request.body or b"")
         deadline = time.monotonic() + longest_seconds(self._settings, n_sent)
-        request.stream_output = True  # the body is read here
+        request.stream_output = True  # this class reads the body
         response = self._session.send(request)
         try:
             response._content = self._body(response, deadline)
@@ -55,7 +56,7 @@ class _WholeResponses:
             raise ConnectionClosedError(endpoint_url=request.url, request=request, error=error) from None
         finally:
             if response._content is None:
-                response.raw.close()  # what is left of the answer must not be taken for the next one
+                response.raw.close()  # so that the rest of this response is not read as the next response
         response.raw.release_conn()
         return response
 
@@ -64,28 +65,28 @@ class _WholeResponses:
         self._session.close()
 
     def _body(self, response: AWSResponse, deadline: float) -> bytes:
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         n_bytes = 0
-        while piece := response.raw.read1(_PIECE_BYTES):
-            pieces.append(piece)
-            n_bytes += len(piece)
+        while chunk := response.raw.read1(_CHUNK_BYTES):
+            chunks.append(chunk)
+            n_bytes += len(chunk)
             if time.monotonic() > deadline + n_bytes / MIN_BYTES_PER_SECOND:
                 raise TimeoutError
         length, checksum = response.headers.get("content-length"), response.headers.get(_CHECKSUM)
-        body = b"".join(pieces)
+        body = b"".join(chunks)
         if length is not None and length != str(n_bytes):
-            raise ProtocolError(f"{n_bytes} of {length} bytes arrived")
+            raise ProtocolError(f"only {n_bytes} of {length} bytes arrived")
         if checksum is not None and checksum != str(zlib.crc32(body)):
-            raise ProtocolError("the answer does not have its checksum")
+            raise ProtocolError("the checksum of the response is wrong")
         if checksum is None and response.status_code == 200:
-            raise ProtocolError("the answer has no checksum, so it is not DynamoDB's")
+            raise ProtocolError("the response has no checksum, so it is not from DynamoDB")
         return body
 
 
 class DynamoDBClient:
-    """Requests of botocore from any thread of any process.
+    """A client that can be used from any thread and in forked children.
 
-    Connections do not survive a fork, so a forked child gets a client of its own at its first request.
+    Connections do not survive a fork, so a forked child creates a separate client for its first request.
     """
 
     def __init__(self, settings: DynamoDBSettings, options: StorageOptions):
@@ -95,18 +96,23 @@ class DynamoDBClient:
         at_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
+        """Discard the parent's client, and the lock, whose owner may not exist in the child."""
         self._lock = threading.Lock()
         self._client: Any = None
 
     def open(self) -> None:
-        """Load botocore's data about DynamoDB, which takes a while. Raises botocore's exceptions."""
+        """Create the client, which takes long because it loads botocore's service description of DynamoDB."""
         with self._lock:
             if self._client is None:
                 self._client = self._new_client()
 
     def call(self, method: str, arguments: Mapping[str, Any]) -> ItemResponse:
-        """Send one request, once. Raises botocore's exceptions, OSError and ValueError."""
+        """Send one request, once. One of ``CLIENT_ERRORS`` is raised if it fails.
+
+        Args:
+            method: Name of the client's method.
+            arguments: Keyword arguments of the method.
+        """
         self.open()
         response: ItemResponse = getattr(self._client, method)(**arguments)
         return response
@@ -130,60 +136,66 @@ class DynamoDBClient:
                 user_agent_extra="trinitylake-ops",
             ),
         )
-        # There is no public place for it. A test on the wire watches that answers go through it.
-        client._endpoint.http_session = _WholeResponses(client._endpoint.http_session, settings)
+        # botocore has no public option for it. A wire test checks that responses are still verified.
+        client._endpoint.http_session = _VerifyingSession(client._endpoint.http_session, settings)
         return client
 
 
 @functools.cache
 def _service_models() -> Any:
-    """Return botocore's data about DynamoDB: most of the time and memory that a client takes, the same for each."""
+    """Return botocore's service description of DynamoDB, which takes most of the time and memory of a client."""
     return botocore.session.get_session().get_component("data_loader")
 
 
-#: So long a storage waits for a table that it makes. DynamoDB takes some seconds.
+#: Maximum time to wait for a new table. DynamoDB needs some seconds.
 TABLE_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.5
 
 
 class TableRequests:
-    """Sends requests to the table of a root, each once."""
+    """Sends requests to the table of a root. Each is sent once."""
 
     def __init__(self, location: DynamoDBLocation, options: StorageOptions):
         self.options = options
         self._location = location
         self._settings = DynamoDBSettings.of(options)
-        self._endpoint = self._settings.endpoint or "the endpoint of AWS's environment"
+        self._endpoint = self._settings.endpoint or "the endpoint of the AWS configuration"
         self._client = DynamoDBClient(self._settings, options)
         self._clock = ServerClock()
 
     def send(self, operation: Request, path: str, method: str, **arguments: Any) -> ItemResponse:
-        """Send a request and return the answer. Raises typed errors.
+        """Send a request and return the response. Raise typed errors.
 
-        With ``create_table`` a missing table counts as an empty one, and the first create or write makes it.
+        With the option ``create_table``, a missing table is treated as empty, and created by the first create or write.
+
+        Args:
+            operation: Operation of the storage, for errors.
+            path: Path of the file, for errors.
+            method: Name of the client's method.
+            arguments: Keyword arguments of the method.
         """
         if not method.startswith("batch_"):
             arguments = {"TableName": self._location.table, **arguments}
         try:
             return self._call(method, arguments)
         except CLIENT_ERRORS as error:
-            is_to_be_made = self._settings.create_table and code_of(error) in MISSING_TABLE
-            failure = None if is_to_be_made else self._typed(operation, path, error)
-        # This is raised outside the handler: messages of client libraries may hold parts of the request and its
+            is_missing_table = self._settings.create_table and code_of(error) in MISSING_TABLE
+            failure = None if is_missing_table else self._typed(operation, path, error)
+        # Raised outside the handler, because messages of client libraries may contain parts of the request and its
         # credentials.
         if failure is not None:
             raise failure
         if operation not in (Request.CREATE, Request.WRITE):
             return {}
-        self._make_table(operation, path)
+        self._create_table(operation, path)
         return self._once(operation, path, method, arguments)
 
     def now_ms(self) -> int:
-        """Return milliseconds since the epoch on the server's clock. Raises StorageError."""
+        """Return the time of the server's clock, in milliseconds since the epoch."""
         return self._clock.now_ms(self._fetch_time)
 
     def about(self, operation: Request, path: str) -> StorageRequest:
-        """Return the request that an error's message is about."""
+        """Describe a request for error messages."""
         return StorageRequest(operation, path, self._location.root, self.options)
 
     def _fetch_time(self) -> None:
@@ -200,8 +212,8 @@ class TableRequests:
         return typed_error(self.about(operation, path), error, self._endpoint)
 
     def _call(self, method: str, arguments: dict[str, Any]) -> ItemResponse:
-        """Send one request, and look at the server's clock."""
-        self._client.open()  # which is not the server's time
+        """Send one request, and update the estimate of the server's clock."""
+        self._client.open()  # takes long, and must not count as latency of the server
         sent_at_ms = monotonic_ms()
         response: ItemResponse | None = None
         try:
@@ -214,8 +226,8 @@ class TableRequests:
             headers = (response or {}).get("ResponseMetadata", {}).get("HTTPHeaders", {})
             self._clock.observe(headers.get("date"), sent_at_ms, monotonic_ms())
 
-    def _make_table(self, operation: Request, path: str) -> None:
-        """Make the table, or wait for the one that somebody makes."""
+    def _create_table(self, operation: Request, path: str) -> None:
+        """Create the table and wait until it is ready. Another process may create it at the same time."""
         names = (ROOT_KEY, PATH_KEY)
         arguments = {
             "TableName": self._location.table,
@@ -229,7 +241,7 @@ class TableRequests:
         try:
             self._call("create_table", arguments)
         except CLIENT_ERRORS as error:
-            # Where the answer was lost, the table tells what came of it.
+            # If the response was lost, the state of the table shows the outcome.
             if code_of(error) != "ResourceInUseException":
                 failure = self._typed(operation, path, error)
         if failure is not None and not isinstance(failure, AmbiguousWriteError):
@@ -245,14 +257,14 @@ class TableRequests:
                 if response["Table"]["TableStatus"] in ("ACTIVE", "UPDATING"):
                     return
             except CLIENT_ERRORS as error:
-                # Nothing was written yet, so a lost answer is no lost write. A new table may be unknown for a moment.
+                # LIST, because nothing was written yet. A new table may not be visible immediately.
                 failure = None if code_of(error) in MISSING_TABLE else self._typed(Request.LIST, path, error)
             if failure is not None:
                 raise failure
             if time.monotonic() > deadline:
                 raise TransientError(
-                    f"{self.about(operation, path).failure}: the table {self._location.table!r} is not ready "
-                    f"{TABLE_TIMEOUT_SECONDS:.0f} s after it was made; retry",
+                    f"{self.about(operation, path).failure}: the table {self._location.table!r} is not ready"
+                    f" {TABLE_TIMEOUT_SECONDS:.0f} s after its creation; retry",
                     path=path,
                 )
             time.sleep(_POLL_SECONDS)

@@ -11,11 +11,12 @@ from trinitylake_ops.storage.http.aws import AWS_ENVIRONMENT, AwsSettings, aws_e
 from trinitylake_ops.storage.options import Kind, Option
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
-#: DynamoDB limits a sort key, here the path, to this many bytes of UTF-8.
+#: Maximum size of a sort key, here the path, in UTF-8.
 MAX_PATH_BYTES = 1024
-#: DynamoDB limits a partition key to this many bytes of UTF-8. Those of parts are longer than the root's own.
+#: Maximum size of a partition key in UTF-8.
 MAX_PARTITION_KEY_BYTES = 2048
-_LONGEST_ADDITION = len("parts/") + 32 + len("/") + 10
+#: Maximum size of the suffix of a part's partition key.
+_MAX_SUFFIX_BYTES = len("parts/") + 32 + len("/") + 10
 
 #: Options of ``dynamodb://`` roots.
 DYNAMODB_OPTIONS = (
@@ -27,7 +28,7 @@ DYNAMODB_OPTIONS = (
         default=False,
     ),
 )
-#: Variables that decide which server a root is on, and which user asks, if the options do not.
+#: Variables that determine the server of a root and the user, unless options do.
 DYNAMODB_ENVIRONMENT = (*AWS_ENVIRONMENT, "AWS_ENDPOINT_URL_DYNAMODB")
 dynamodb_of_environment = aws_environment(DYNAMODB_OPTIONS)
 
@@ -40,67 +41,74 @@ _TABLE = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 
 @dataclass(frozen=True, slots=True)
 class DynamoDBLocation:
-    """Table and partition key of a root; the partition key begins and ends with ``/``."""
+    """Table and partition key of a root."""
 
     root: str
     table: str
+    #: Partition key, which begins and ends with ``/``.
     partition: str
 
     @classmethod
     def of(cls, root: str) -> DynamoDBLocation:
-        """Split a normalized root URI.
+        """Parse a normalized root URI.
 
-        Raises InvalidLocationError for another form, a root that is too long, and a name that no table has. Such a
-        name may be credentials, or a host with a port. The message does not repeat it.
+        Raise InvalidLocationError if its form, table or length is invalid. The message does not repeat an invalid
+        table, which may be a credential.
         """
         authority = root.removeprefix("dynamodb://").partition("/")[0]
         if not _TABLE.fullmatch(authority):
             raise InvalidLocationError(
-                "a root in DynamoDB has the form dynamodb://TABLE/PREFIX/, with 3 to 255 letters, digits, '.', '_' or "
-                "'-' as TABLE; credentials and the server's address are storage options"
+                "invalid DynamoDB root: it must have the form dynamodb://TABLE/PREFIX/, where TABLE has 3 to 255"
+                " letters, digits, '.', '_' and '-'; set credentials and endpoint by storage options"
             )
         table, partition = split_root(root, "dynamodb")
-        n_bytes, most_bytes = len(partition.encode()), MAX_PARTITION_KEY_BYTES - _LONGEST_ADDITION
-        if n_bytes > most_bytes:
+        n_bytes, max_bytes = len(partition.encode()), MAX_PARTITION_KEY_BYTES - _MAX_SUFFIX_BYTES
+        if n_bytes > max_bytes:
             raise InvalidLocationError(
-                f"the prefix of {root[:80]!r}... has {n_bytes} bytes, and {most_bytes} is the most: use a shorter one"
+                f"{root[:80]!r}... is too long: its prefix has {n_bytes} bytes, more than the limit of {max_bytes}"
+                " bytes; use a shorter prefix"
             )
         return cls(root, table, partition)
 
     def key(self, path: str) -> Key:
-        """Return the key of a file's item. Raises InvalidLocationError for a path not accepted, or too long."""
+        """Return the key of a file's item. Raise InvalidLocationError if the path is invalid or too long."""
         check_path(path)
         _check_length(path)
         return _key(self.partition, path)
 
     def listed(self, prefix: str) -> str:
-        """Return a prefix that lists take. Raises InvalidLocationError as ``key`` does."""
+        """Return the prefix of a listing. Raise InvalidLocationError if it is invalid or too long."""
         check_prefix(prefix)
         _check_length(prefix)
         return prefix
 
-    # No root has such a partition key, as it does not end with "/".
+    # The following partition keys do not end with "/", so they are not the partition key of a root.
 
     def upload_partition(self) -> str:
-        """Return the partition key under which the root's uploads stand."""
+        """Return the partition key of the root's upload records."""
         return f"{self.partition}uploads"
 
     def upload_key(self, upload: str) -> Key:
-        """Return the key of the record of an upload."""
+        """Return the key of an upload record."""
         return _key(self.upload_partition(), upload)
 
     def part_key(self, upload: str, number: int) -> Key:
-        """Return the key of a part. Each has a partition key of its own, so their load is spread."""
+        """Return the key of a part. Each part has a separate partition key, which distributes the load.
+
+        Args:
+            upload: ID of the upload.
+            number: Number of the part.
+        """
         return _key(f"{self.partition}parts/{upload}/{number}", "part")
 
     def clock_key(self) -> Key:
-        """Return a key that no item has: no file has this path."""
+        """Return a key that no item has, because it is not a valid path."""
         return _key(self.partition, ".")
 
 
 @dataclass(frozen=True, slots=True)
 class DynamoDBSettings(AwsSettings):
-    """The checked options of a root. None means that AWS's environment and configuration files decide."""
+    """Validated options. None: determined by AWS's environment variables and configuration files."""
 
     specs = DYNAMODB_OPTIONS
     create_table: bool
@@ -114,5 +122,6 @@ def _check_length(path: str) -> None:
     n_bytes = len(path.encode())
     if n_bytes > MAX_PATH_BYTES:
         raise InvalidLocationError(
-            f"the path {path[:80]!r}... has {n_bytes} bytes, DynamoDB allows {MAX_PATH_BYTES}: use a shorter name"
+            f"{path[:80]!r}... is too long: it has {n_bytes} bytes, and DynamoDB allows {MAX_PATH_BYTES}; use a shorter"
+            " name"
         )

@@ -1,1 +1,1 @@
-"""Google Cloud Storage, by gcsfs."""
+"""Google Cloud Storage, through gcsfs."""

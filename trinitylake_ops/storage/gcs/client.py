@@ -1,7 +1,7 @@
-"""The client of Google Cloud Storage: credentials, multipart uploads, and its exceptions as errors of a storage.
+"""The client of Google Cloud Storage: credentials, requests, multipart bodies, and typed errors for its exceptions.
 
-gcsfs knows the addresses of the service and gives the token of each request. Its own calls are not used: they repeat
-requests, and lose status and headers of the answers.
+gcsfs resolves the URL of the service and provides the access tokens. Its methods for requests are not used, because
+they resend requests and drop the status and the headers of responses.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, longest_secon
 
 
 def scoped_credentials(credentials: str | Mapping[str, Any], scope: str) -> Any:
-    """Return the credentials of a file, or of a text, whose tokens have a scope. Raises ``AUTH_ERRORS``."""
+    """Load credentials whose tokens have a scope. One of ``AUTH_ERRORS`` is raised if that fails.
+
+    Args:
+        credentials: Path of a credentials file, or its parsed contents.
+        scope: OAuth scope of the tokens.
+    """
     if isinstance(credentials, str):
         with open(credentials, encoding="utf-8") as file:
             credentials = json.load(file)
@@ -51,30 +56,36 @@ def scoped_credentials(credentials: str | Mapping[str, Any], scope: str) -> Any:
 
 
 class CredentialsError(Exception):
-    """Credentials could not be loaded, or gave no token. Nothing was sent to the storage."""
+    """Credentials could not be loaded, or there is no token for them. Nothing was sent to the storage."""
 
 
-#: What loading credentials and asking for a token may end with.
+#: All exceptions of loading credentials and requesting a token.
 AUTH_ERRORS = (GoogleAuthError, HttpError, NonRetryableError, OSError, ValueError, KeyError, TypeError)
-#: Every exception that a request may end with.
+#: All exceptions that a request may raise.
 CLIENT_ERRORS = (CredentialsError, aiohttp.ClientError, OSError)  # TimeoutError is an OSError
 
 
 def typed_error(request: StorageRequest, error: BaseException, endpoint: str) -> StorageError:
-    """Return the typed error for the end of a request, one of ``CLIENT_ERRORS``."""
+    """Return the typed error for an exception of a request.
+
+    Args:
+        request: The request that failed.
+        error: One of ``CLIENT_ERRORS``.
+        endpoint: Address of the server, for the message.
+    """
     if isinstance(error, CredentialsError):
         causes = list(_causes(error))
         auth_error = next((cause for cause in causes if isinstance(cause, GoogleAuthError)), error.__cause__)
-        is_passing = any(
+        is_transient = any(
             isinstance(cause, (TransportError, TimeoutError)) or getattr(cause, "retryable", False) for cause in causes
         )
-        return error_without_credentials(request, _reason_for_no_token(auth_error), is_passing=is_passing)
+        return error_without_credentials(request, _reason_without_token(auth_error), is_transient=is_transient)
     failure, reason = aiohttp_failure(error)
     return error_from_transport(request, failure, endpoint, reason)
 
 
-def _reason_for_no_token(cause: BaseException | None) -> str:
-    """Return the first text of google-auth's exception. Errors of other kinds may quote a file: only their name."""
+def _reason_without_token(cause: BaseException | None) -> str:
+    """Return the message of an exception of google-auth, or only the class of any other, which may quote a file."""
     if isinstance(cause, GoogleAuthError) and cause.args:
         return str(cause.args[0]).splitlines()[0] if str(cause.args[0]) else type(cause).__name__
     if isinstance(cause, OSError) and cause.strerror:
@@ -83,7 +94,7 @@ def _reason_for_no_token(cause: BaseException | None) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Return the causes of an exception. gcsfs wraps those of google-auth."""
+    """Yield the causes of an exception. gcsfs wraps the exceptions of google-auth."""
     current = error.__cause__
     while current is not None:
         yield current
@@ -99,17 +110,19 @@ _SCOPE = f"https://www.googleapis.com/auth/devstorage.{_ACCESS}"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request: ``target`` is the path of the URL, quoted; ``parameters`` are its query."""
+    """A request."""
 
     method: str
+    #: Quoted path of the URL.
     target: str
+    #: Query of the URL.
     parameters: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     data: bytes = b""
 
 
-class Opened:
-    """What a process holds open for a storage: gcsfs, and the session with its connections."""
+class OpenClient:
+    """The client of one process: gcsfs, and the session with its connections."""
 
     def __init__(self, settings: GcsSettings):
         self.file_system = GCSFileSystem(
@@ -118,14 +131,14 @@ class Opened:
             token=_token(settings.credentials),
             endpoint_url=settings.endpoint,
             requester_pays=settings.project or False,
-            asynchronous=True,  # otherwise gcsfs closes itself in a way that fails in a forked child
+            asynchronous=True,  # otherwise the destructor of gcsfs fails in a forked child
             use_listings_cache=False,
             skip_instance_cache=True,
         )
         self.session: aiohttp.ClientSession | None = None
 
     def session_on_loop(self, settings: GcsSettings) -> aiohttp.ClientSession:
-        """Return the session, made at the first request. It is called on the event loop only."""
+        """Return the session, which is created for the first request. Must be called on the event loop."""
         if self.session is None:
             self.session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
@@ -135,33 +148,33 @@ class Opened:
                     sock_read=settings.read_timeout_seconds,
                 ),
             )
-            # aiohttp repeats a PUT or DELETE whose connection broke before the answer, without a word. There is no
-            # public switch for it. A test on the wire watches that this one keeps working.
+            # aiohttp silently resends a PUT or DELETE whose connection was lost before the response, and has no public
+            # option for it. A wire test checks that the attribute still works.
             self.session._retry_connection = False
         return self.session
 
 
 class GcsClient:
-    """Requests to the service from any thread of any process.
+    """A client that can be used from any thread and in forked children.
 
-    The client and its event loop do not survive a fork, so a forked child gets a client of its own at its first
-    request. The client closes when this object is dropped.
+    A client and its event loop do not survive a fork, so a forked child creates a separate client for its first
+    request. The client is closed when this object is garbage-collected.
     """
 
     def __init__(self, settings: GcsSettings):
         self._settings = settings
         self._lock = threading.Lock()
-        self._opened: list[Opened] = []  # the client of this process, once it is needed
+        self._opened: list[OpenClient] = []  # the client of this process, created on first use
         weakref.finalize(self, _close, self._opened)
         at_fork(self)
 
     def run(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a request on the client's event loop and wait for it. Raises ``CLIENT_ERRORS``."""
-        self._open()  # credentials are loaded in the caller's thread, as that may wait
+        """Run a request on the event loop and wait for it. One of ``CLIENT_ERRORS`` is raised if it fails."""
+        self._open()  # loads credentials in the caller's thread, because that may block
         return run_on_loop(request())
 
     async def authorize(self) -> None:
-        """Get a new token where the old one is about to expire. A thread does that, as it waits for a server."""
+        """Renew a token that is about to expire, in a thread, because the request blocks."""
         credentials = self._open().file_system.credentials
         if credentials.credentials is None or credentials._credentials_valid(LOCAL_REFRESH_BUFFER):
             return
@@ -169,11 +182,11 @@ class GcsClient:
             async with self.time_limit():
                 await asyncio.to_thread(credentials.maybe_refresh)
         except AUTH_ERRORS as error:
-            raise CredentialsError("the credentials give no token") from error
+            raise CredentialsError("cannot renew the token") from error
 
     @asynccontextmanager
     async def send(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request once, to the one place it is meant for, and give the answer, whose body is still to come."""
+        """Send a request once, without following redirects, and yield the response before its body is read."""
         opened = self._open()
         file_system = opened.file_system
         session = opened.session_on_loop(self._settings)
@@ -188,39 +201,38 @@ class GcsClient:
             yield response
 
     def _headers(self, file_system: GCSFileSystem, call: Call) -> dict[str, str]:
-        # Not by gcsfs, which may ask for a token once more, and wait for it on the event loop.
+        # The same method of gcsfs may request a token and block the event loop.
         headers = {"Accept-Encoding": "identity", "User-Agent": _USER_AGENT, **call.headers}
         if file_system.credentials.credentials is not None:
             file_system.credentials.credentials.apply(headers)
         return headers
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
-        """Bound the transfer of a request or an answer with this many bytes of body.
+        """Limit the total time of a request or a response with a body of this size. Raise TimeoutError after it.
 
-        Raises TimeoutError after that time. The client's own time-outs see a silent server, but not one that trickles
-        or stops reading.
+        The client's timeouts detect a server that is silent, but not one that sends or reads very slowly.
         """
         return asyncio.timeout(longest_seconds(self._settings, n_bytes))
 
     def after_fork_in_child(self) -> None:
-        """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
+        """Discard the parent's client, and the lock, whose owner may not exist in the child."""
         self._lock = threading.Lock()
         for opened in self._opened:
             leak(opened)
         self._opened.clear()
 
-    def _open(self) -> Opened:
+    def _open(self) -> OpenClient:
         with self._lock:
             if not self._opened:
                 try:
-                    self._opened.append(Opened(self._settings))
+                    self._opened.append(OpenClient(self._settings))
                 except AUTH_ERRORS as error:
-                    raise CredentialsError("credentials cannot be loaded") from error
+                    raise CredentialsError("cannot load the credentials") from error
             return self._opened[0]
 
 
 def _token(credentials: str | Mapping[str, Any] | None) -> Any:
-    """Return what gcsfs takes as token. Without an option these are the application default credentials."""
+    """Return the ``token`` argument of gcsfs. Without credentials, it uses the application default credentials."""
     if credentials is None:
         return "google_default"
     if credentials == ANONYMOUS:
@@ -228,7 +240,7 @@ def _token(credentials: str | Mapping[str, Any] | None) -> Any:
     return scoped_credentials(credentials, _SCOPE)
 
 
-def _close(opened: list[Opened]) -> None:
+def _close(opened: list[OpenClient]) -> None:
     session = opened[0].session if opened else None
     if session is not None:
         close_on_loop(session.close)
@@ -236,7 +248,7 @@ def _close(opened: list[Opened]) -> None:
 
 _NUMBER = re.compile(r"\+([0-9]{1,9})>\s*$")
 _STATUS = re.compile(rb"HTTP/[0-9.]+ (\d{3})")
-#: Anybody may read an object that is public from caches for an hour, unless it says so. A storage shows the newest.
+#: Without this header, caches serve a public object for an hour after it was replaced.
 _CACHE_CONTROL = "no-store"
 
 
@@ -248,16 +260,20 @@ class Body(NamedTuple):
 
 
 class PartResponse(NamedTuple):
-    """The answer to one call of a batch."""
+    """The response to one call of a batch."""
 
     status: int
     body: bytes
 
 
 def upload_body(name: str, data: bytes) -> Body:
-    """Return the body that creates or replaces an object: its metadata, then its bytes as they are now.
+    """Build the body of a multipart upload: the metadata and the content of an object.
 
-    The boundary is random, so no content can end its own part.
+    The boundary is random, so that no content can contain it.
+
+    Args:
+        name: Name of the object.
+        data: Content of the object.
     """
     boundary = secrets.token_hex(16)
     metadata = json.dumps({"name": name, "cacheControl": _CACHE_CONTROL})
@@ -265,12 +281,12 @@ def upload_body(name: str, data: bytes) -> Body:
         f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{metadata}\r\n"
         f"--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n"
     )
-    whole = b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))
-    return Body(whole, f"multipart/related; boundary={boundary}")
+    body = b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))
+    return Body(body, f"multipart/related; boundary={boundary}")
 
 
 def batch_of_deletes(targets: Sequence[str]) -> Body:
-    """Return the body of a batch that deletes what the targets, paths of URLs, name."""
+    """Build the body of a batch that deletes objects, given the paths of their URLs."""
     boundary = secrets.token_hex(16)
     parts = [
         f"--{boundary}\r\nContent-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n"
@@ -281,10 +297,18 @@ def batch_of_deletes(targets: Sequence[str]) -> Body:
 
 
 def batch_responses(content_type: str, body: bytes) -> dict[int, PartResponse]:
-    """Return the answers of a batch by the numbers of its calls. An answer that cannot be read is not among them."""
+    """Parse the response of a batch. Omit parts that are invalid.
+
+    Args:
+        content_type: ``Content-Type`` header of the response.
+        body: Body of the response.
+
+    Returns:
+        Responses by the number of their call in the batch.
+    """
     parser = email.parser.BytesParser(policy=email.policy.HTTP)
     message = parser.parsebytes(b"Content-Type: %b\r\n\r\n%b" % (content_type.encode("latin-1", "replace"), body))
-    found: dict[int, PartResponse] = {}
+    responses: dict[int, PartResponse] = {}
     for part in message.iter_parts() if message.is_multipart() else ():
         number = _NUMBER.search(str(part.get("Content-ID", "")))
         payload = part.get_payload(decode=True)
@@ -292,10 +316,15 @@ def batch_responses(content_type: str, body: bytes) -> dict[int, PartResponse]:
         if number is None or status is None or not isinstance(payload, bytes):
             continue
         content = re.split(rb"\r?\n\r?\n", payload.lstrip(), maxsplit=1)
-        found[int(number[1])] = PartResponse(int(status[1]), content[1].strip() if len(content) > 1 else b"")
-    return found
+        responses[int(number[1])] = PartResponse(int(status[1]), content[1].strip() if len(content) > 1 else b"")
+    return responses
 
 
 def object_target(bucket: str, name: str) -> str:
-    """Return what stands after ``b/`` and ``o/`` in the URL of an object: nothing in it means something to a server."""
+    """Return the quoted path of an object in the JSON API.
+
+    Args:
+        bucket: Name of the bucket.
+        name: Name of the object.
+    """
     return f"b/{quote(bucket, safe='')}/o/{quote(name, safe='')}"

@@ -1,7 +1,7 @@
-"""Access to a folder of a bucket for others: tokens that Google's service of tokens (STS) downscopes.
+"""Access delegation on Google Cloud Storage: downscoped tokens for one folder.
 
-A token is bound by a credential access boundary (decision 37). It reaches one folder, for the time of a token of this
-process. The credentials of this process are given to nobody.
+Google's Security Token Service (STS) exchanges a token of this process for one with a credential access boundary
+(decision 37), which has the same lifetime. The credentials of this process are never vended.
 """
 
 from __future__ import annotations
@@ -30,137 +30,165 @@ from trinitylake_ops.storage.gcs.settings import ANONYMOUS, GcsLocation, GcsSett
 from trinitylake_ops.storage.http.settings import is_loopback
 from trinitylake_ops.storage.options import StorageOptions
 
-#: Tokens that are to be downscoped need it. What they may do is bound by the roles of their account.
+#: Scope that tokens need to be downscoped. Their rights are limited by the roles of their account.
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _READER, _CREATOR = "inRole:roles/storage.objectViewer", "inRole:roles/storage.objectCreator"
 _LIST_PREFIX = "api.getAttribute('storage.googleapis.com/objectListPrefix', '')"
-_LONGEST_EXPRESSION_CHARS = 2_048
-#: Within the quotes of an expression these stand for themselves, and in no name of a resource for others.
+_MAX_EXPRESSION_CHARS = 2_048
+#: Characters without a special meaning in quoted strings of expressions and in names of resources.
 _PLAIN = re.compile(r"[A-Za-z0-9._=+@,:/-]+")
 _OAUTH_CODE = re.compile(
     r"(?:Error code )?(access_denied|invalid_(?:client|grant|request|scope|target)|unauthorized_client"
     r"|unsupported_grant_type)\b"
 )
 _TOKEN = re.compile(r"[\x21-\x7e]{1,16384}")
-#: What a strange answer of the service may end with, in google-auth or here.
-_STRANGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+#: Exceptions of google-auth and this module for an invalid response.
+_INVALID_RESPONSE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class DownscopedToken:
-    """A token for one folder, which ends. Its text form hides it. ``expires_at_ms`` is by the clock of this machine."""
+    """A temporary token for one folder. Its text form does not show it."""
 
     token: str = field(repr=False)
+    #: Expiration time on the clock of this machine, in milliseconds since the epoch.
     expires_at_ms: int
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """What it is, by the names that clients of Iceberg know."""
+        """The token as configuration properties of Iceberg clients."""
         return {"gcs.oauth2.token": self.token, "gcs.oauth2.token-expires-at": str(self.expires_at_ms)}
 
 
 class GcsDelegate:
-    """Gives others access to folders of one storage. Raises InvalidInputError for options that make no sense."""
+    """Vends tokens for folders of one storage.
+
+    Args:
+        options: Options of the storage.
+        settings: What is vended.
+
+    Raises:
+        InvalidInputError: The storage has no credentials, or the address of the token service is invalid.
+    """
 
     scheme = "gs"
 
     def __init__(self, options: StorageOptions, settings: DelegationSettings):
         self.settings = settings
-        self._of_storage = GcsSettings.of(options)
-        if self._of_storage.credentials == ANONYMOUS:
+        self._storage_settings = GcsSettings.of(options)
+        if self._storage_settings.credentials == ANONYMOUS:
             raise InvalidInputError(
-                "requests to this storage carry no token, so there is none to downscope; give the server credentials"
+                "cannot vend downscoped tokens: the storage is accessed without credentials; configure credentials of"
+                " the server"
             )
         _check_address(settings.sts_endpoint)
-        self._kept: CachedCredentials[DownscopedToken] = CachedCredentials()
+        self._cached: CachedCredentials[DownscopedToken] = CachedCredentials()
 
     def credentials(self, folder: str, *, writes: bool, name: str) -> DownscopedToken:
-        """Return a token for a folder, a URI that ends with ``/``, and for nothing beside it.
+        """Return a token for a folder and nothing else. It is reused for half of its lifetime.
 
-        The same is returned until half of its time is over, to the same ``name``. Google's logs do not say it.
-        Raises InvalidInputError for a folder that no boundary can name, StoragePermissionError, TransientError,
-        StorageError.
+        Args:
+            folder: URI of the folder, with a final ``/``.
+            writes: Whether the token allows writes.
+            name: Name of the principal. Each principal gets a separate token. Google's logs do not show the name.
+
+        Raises:
+            InvalidInputError: An access boundary cannot describe the folder.
+            StoragePermissionError: The service rejected the request.
+            TransientError: The service did not respond.
+            StorageError: The response is invalid.
         """
         location = GcsLocation.of(folder)
 
-        def exchanged() -> DownscopedToken:
-            return self._typed(lambda: self._exchanged(location, folder_boundary(location, writes=writes)))
+        def exchange_token() -> DownscopedToken:
+            return self._typed(lambda: self._exchange(location, folder_boundary(location, writes=writes)))
 
-        return self._kept.get((folder, writes, name), exchanged)
+        return self._cached.get((folder, writes, name), exchange_token)
 
     @cached_attribute
     def _source(self) -> Any:
         try:
-            if self._of_storage.credentials is None:
+            if self._storage_settings.credentials is None:
                 return google.auth.default(scopes=[_SCOPE])[0]
-            return scoped_credentials(self._of_storage.credentials, _SCOPE)
+            return scoped_credentials(self._storage_settings.credentials, _SCOPE)
         except AUTH_ERRORS as error:
-            raise StoragePermissionError("there are no credentials that may ask for downscoped tokens") from error
+            raise StoragePermissionError(
+                "cannot vend downscoped tokens: the server has no credentials; ask its operator to configure them"
+            ) from error
 
-    def _exchanged(self, location: GcsLocation, boundary: downscoped.CredentialAccessBoundary) -> DownscopedToken:
+    def _exchange(self, location: GcsLocation, boundary: downscoped.CredentialAccessBoundary) -> DownscopedToken:
         request = functools.partial(self._send, Request())
         source = copy.copy(self._source)  # another thread may refresh it at the same time
-        made = _Downscoped(source, boundary, self.settings.sts_endpoint)
-        made.refresh(request)
-        token = made.token
+        credentials = _Downscoped(source, boundary, self.settings.sts_endpoint)
+        credentials.refresh(request)
+        token = credentials.token
         is_token = isinstance(token, str) and _TOKEN.fullmatch(token) and token != source.token
-        if token is None or not is_token or made.expiry is None:
-            raise ValueError("the answer has no token")
+        if token is None or not is_token or credentials.expiry is None:
+            raise ValueError("the response has no token")
         self._check_bucket(location.bucket, source, request)
-        return DownscopedToken(token, int(made.expiry.replace(tzinfo=UTC).timestamp() * 1_000))
+        return DownscopedToken(token, int(credentials.expiry.replace(tzinfo=UTC).timestamp() * 1_000))
 
-    def _send(self, request: Request, url: str, **sent: Any) -> Any:
-        """Send a request of google-auth. The own token, which may be in its body, follows no redirect."""
-        settings = self._of_storage
-        bounds = {
+    def _send(self, request: Request, url: str, **arguments: Any) -> Any:
+        """Send a request of google-auth without following redirects, because its body may contain our token."""
+        settings = self._storage_settings
+        limits = {
             "timeout": (settings.connect_timeout_seconds, settings.read_timeout_seconds),
             "allow_redirects": False,
         }
-        response = request(url, **{**sent, **bounds})
+        response = request(url, **{**arguments, **limits})
         if response.status >= 500 or response.status == 429:
-            raise TransientError(f"the service that gives tokens, or the storage, is busy ({response.status}); retry")
+            raise TransientError(
+                f"cannot vend downscoped tokens: the token service or the storage is busy ({response.status}); retry"
+            )
         return response
 
     def _check_bucket(self, bucket: str, source: Any, request: Callable[..., Any]) -> None:
-        """Raise StoragePermissionError for a bucket with lists of rights (ACLs), which no boundary is for."""
-        endpoint = self._of_storage.endpoint or f"https://storage.{source.universe_domain}"
+        """Raise StoragePermissionError for a bucket with ACLs, which access boundaries do not restrict."""
+        endpoint = self._storage_settings.endpoint or f"https://storage.{source.universe_domain}"
         headers: dict[str, str] = {}
         source.apply(headers)
         url = f"{endpoint}/storage/v1/b/{quote(bucket, safe='')}?fields=iamConfiguration"
         response = request(url=url, method="GET", headers=headers)
         if response.status != 200:
             raise StoragePermissionError(
-                f"no downscoped token is given, as the settings of the bucket cannot be read ({response.status}); the"
-                " operator gives the server the permission storage.buckets.get"
+                f"cannot vend downscoped tokens: the settings of the bucket cannot be read ({response.status}); grant"
+                " the server the permission storage.buckets.get"
             )
         access_setting = json.loads(response.data).get("iamConfiguration", {}).get("uniformBucketLevelAccess", {})
         if access_setting.get("enabled") is not True:
             raise StoragePermissionError(
-                "no downscoped token is given, as the bucket has no uniform bucket-level access; its operator turns"
-                " that on"
+                "cannot vend downscoped tokens: the bucket has no uniform bucket-level access; enable it"
             )
 
     def _typed(self, fetch_token: Callable[[], DownscopedToken]) -> DownscopedToken:
-        """Return what a call returns. Its errors become typed, and none repeats what a service said."""
+        """Call a function and convert its errors to typed errors, whose messages do not repeat any response."""
         try:
             return fetch_token()
         except (StorageError, InvalidInputError):
             raise
         except TransportError as error:
-            raise TransientError("the service that gives tokens, or the storage, does not answer; retry") from error
+            raise TransientError(
+                "cannot vend downscoped tokens: the token service or the storage did not respond; retry"
+            ) from error
         except GoogleAuthError as error:
             raise StoragePermissionError(
-                f"no downscoped token is given for this table{_code(error)}; the operator of the server looks at its"
-                " credentials, and whether they may ask Google's service of tokens"
+                f"cannot vend credentials for this table: the token service rejected the request{_code(error)}; ask the"
+                " operator of the server to check its credentials and their access to Google's Security Token Service"
             ) from error
-        except _STRANGE as error:
-            raise StorageError("the answer is not one of Google's services of tokens and storage") from error
+        except _INVALID_RESPONSE_ERRORS as error:
+            raise StorageError(
+                "cannot vend downscoped tokens: the response is not from Google's token service or storage; check their"
+                " addresses"
+            ) from error
         except OSError as error:
-            raise StorageError(f"the service of tokens cannot be asked: {type(error).__name__}") from error
+            raise StorageError(
+                f"cannot vend downscoped tokens: the request to the token service failed ({type(error).__name__});"
+                " check the network"
+            ) from error
 
 
 class _Downscoped(downscoped.Credentials):
-    """Downscoped credentials, which may ask a service of tokens at another address than Google's public one."""
+    """Downscoped credentials whose token service can have another address than Google's public one."""
 
     def __init__(self, source: Any, boundary: downscoped.CredentialAccessBoundary, sts_endpoint: str):
         super().__init__(source, boundary, universe_domain=source.universe_domain)  # type: ignore[no-untyped-call]
@@ -169,37 +197,43 @@ class _Downscoped(downscoped.Credentials):
 
 
 def folder_boundary(location: GcsLocation, *, writes: bool) -> downscoped.CredentialAccessBoundary:
-    """Return the boundary of a token for a folder.
+    """Return the access boundary of a token for a folder.
 
-    Nothing is deleted by it, and so nothing is replaced: for Google that is to delete. Metadata files and the owner
-    file are the server's. Raises InvalidInputError for a folder whose name may mean something else in an expression,
-    or that is too long.
+    The boundary never allows deletes, and therefore no replacements, which need the same permission on Google Cloud
+    Storage. Only the server writes metadata files and the owner file.
+
+    Args:
+        location: Folder of a table.
+        writes: Whether the token may create files below ``data/`` and ``metadata/``.
+
+    Raises:
+        InvalidInputError: The path of the folder is too long, or contains characters that may have a special meaning in
+            an expression.
     """
     prefix = location.key_prefix
     if not prefix.strip("/") or not _PLAIN.fullmatch(prefix):
         raise InvalidInputError(
-            "no access boundary can name the table's place, as its path has a character that may have a meaning there"
+            "cannot restrict credentials to the table: its path contains characters that may have a special meaning in"
+            " an access boundary"
         )
     bucket = f"projects/_/buckets/{location.bucket}"
     objects = f"resource.name.startsWith('{bucket}/objects/{prefix}"
     rules = [_rule(bucket, _READER, f"{objects}') || {_LIST_PREFIX}.startsWith('{prefix}')")]
     if writes:
-        kept = "".join(f" && !resource.name.endsWith('.metadata.json{end}')" for end in ("", ".gz"))
-        rules.append(_rule(bucket, _CREATOR, f"({objects}data/') || {objects}metadata/')){kept}"))
+        exceptions = "".join(f" && !resource.name.endsWith('.metadata.json{end}')" for end in ("", ".gz"))
+        rules.append(_rule(bucket, _CREATOR, f"({objects}data/') || {objects}metadata/')){exceptions}"))
     return downscoped.CredentialAccessBoundary(rules)  # type: ignore[no-untyped-call]
 
 
 def _rule(bucket: str, role: str, expression: str) -> downscoped.AccessBoundaryRule:
-    if len(expression) > _LONGEST_EXPRESSION_CHARS:
-        raise InvalidInputError(
-            "the path of the lakehouse's root is too long for an access boundary; tokens are not given"
-        )
+    if len(expression) > _MAX_EXPRESSION_CHARS:
+        raise InvalidInputError("cannot restrict credentials to the table: its path is too long for an access boundary")
     condition = downscoped.AvailabilityCondition(expression)  # type: ignore[no-untyped-call]
     return downscoped.AccessBoundaryRule(f"//storage.googleapis.com/{bucket}", [role], condition)  # type: ignore[no-untyped-call]
 
 
 def _check_address(endpoint: str) -> None:
-    """Raise InvalidInputError for an address to which no token of the server may go. It is not repeated."""
+    """Raise InvalidInputError for an address to which the server's token must not be sent."""
     if not endpoint:
         return
     try:
@@ -211,12 +245,12 @@ def _check_address(endpoint: str) -> None:
         is_private = is_plain = False
     if not is_private or not is_plain or re.search(r"[\s\x00-\x1f\x7f]", endpoint):
         raise InvalidInputError(
-            "the address of the service of tokens must be https://HOST[:PORT]/PATH, without credentials;"
-            " the server's own token goes there"
+            "the address of the token service must be https://HOST[:PORT]/PATH without credentials, because the"
+            " server's token is sent to it"
         )
 
 
 def _code(error: GoogleAuthError) -> str:
-    """Return the word of OAuth that an error begins with, in brackets. The rest may quote what was sent."""
-    found = _OAUTH_CODE.match(str(error.args[0])) if error.args else None
-    return f" ({found[1]})" if found else ""
+    """Return the OAuth code of an error in parentheses. The rest of the message may quote the request."""
+    code = _OAUTH_CODE.match(str(error.args[0])) if error.args else None
+    return f" ({code[1]})" if code else ""

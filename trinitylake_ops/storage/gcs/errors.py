@@ -1,4 +1,4 @@
-"""The errors of responses of Google Cloud Storage (S7)."""
+"""The error table of Google Cloud Storage (S7)."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ from trinitylake_ops.storage.http.requests import (
 )
 
 
-class Refusal(NamedTuple):
-    """What an answer with an error says: the service's own word for the reason, if there is one, and its text."""
+class ErrorResponse(NamedTuple):
+    """The parsed body of an error response."""
 
     status: int
+    #: The service's error code, if there is one.
     reason: str | None
     message: str
 
     @classmethod
-    def of(cls, status: int, body: bytes) -> Refusal:
-        """Read the body of an answer: the service's JSON, the plain text of a download, or anything of a proxy's."""
+    def of(cls, status: int, body: bytes) -> ErrorResponse:
+        """Parse a body: JSON of the service, the plain text of a failed download, or any text of a proxy."""
         text = body.decode("utf-8", "replace")
         try:
             error = json.loads(text)["error"]
@@ -57,8 +58,8 @@ class Refusal(NamedTuple):
 
 _NO_BUCKET = "{failure}: the bucket {bucket!r} does not exist; check its name and the option 'endpoint', or create it"
 _REQUESTER_PAYS = (
-    "{failure}: the requester pays for this bucket: name the project in the option 'project' (the server says"
-    " {response})"
+    "{failure}: the requester pays for this bucket; set the option 'project' to the project that pays (the server"
+    " responded {response})"
 )
 
 _ERRORS = (
@@ -67,37 +68,37 @@ _ERRORS = (
         SLOWER,
         codes={"rateLimitExceeded", "slowDown", "usageLimits.rateLimitExceeded", "userRateLimitExceeded"},
     ),
-    # The service names its reason. A proxy that names none may still hold the request.
+    # A response without a code may be from a proxy that still forwards the request.
     ErrorRow(AmbiguousWriteError, "{what}", statuses={408}),
     ErrorRow(AmbiguousWriteError, "{what}", bare_statuses={409, 429}, operations=CHANGES),
     ErrorRow(ThrottledError, SLOWER, statuses={429}),
-    ErrorRow(TransientError, "{what}: another request for the same name is in progress; retry", statuses={409}),
-    ErrorRow(StorageError, "{what}: the server cannot do this; use another server", statuses={501}),
+    ErrorRow(TransientError, "{what}: another request for the same path is in progress; retry", statuses={409}),
+    ErrorRow(StorageError, "{what}: the server does not support this request; use another server", statuses={501}),
     ErrorRow(AmbiguousWriteError, "{what}", statuses=SERVER_ERRORS),
-    # Errors of permissions leave out the server's own text, as it may quote the request or the user.
+    # Permission errors omit the server's message, which may quote the request or the user.
     ErrorRow(
         StoragePermissionError,
-        "{failure}: the credentials are wrong or have expired (the server says {response})",
+        "{failure}: the credentials are invalid or have expired; check them (the server responded {response})",
         statuses={401},
     ),
     ErrorRow(StoragePermissionError, _REQUESTER_PAYS, codes={"userProjectMissing"}),
     ErrorRow(
         StoragePermissionError,
-        "{failure}: check the option 'project', and the rights to let it pay (the server says {response})",
+        "{failure}: requests cannot be billed to the project; check the option 'project' and the permission to use it"
+        " (the server responded {response})",
         codes={"userProjectAccessDenied", "userProjectInconsistent", "userProjectInvalid"},
     ),
     ErrorRow(
         StoragePermissionError,
-        "{failure}: a retention policy or a hold of the bucket keeps the file (the server says {response})",
+        "{failure}: a retention policy or a hold of the bucket protects the file; change it (the server responded"
+        " {response})",
         codes={"objectUnderActiveHold", "retentionPolicyNotMet"},
     ),
     ErrorRow(StorageError, _NO_BUCKET, statuses={404}, text=re.compile(r"bucket does not exist", re.IGNORECASE)),
     ErrorRow(FileMissingError, MISSING, statuses={404}, operations=OF_ONE_FILE),
     ErrorRow(StorageError, _NO_BUCKET, statuses={404}),
     ErrorRow(FileExistsAlreadyError, EXISTS, statuses={412}, operations={Request.CREATE}),
-    ErrorRow(
-        StorageError, "{what}: the bucket is in another place; set the option 'endpoint' to it", statuses=REDIRECTS
-    ),
+    ErrorRow(StorageError, "{what}: the bucket is on another server; set the option 'endpoint'", statuses=REDIRECTS),
     ErrorRow(
         StorageError,
         "{what}: the file is too large for one request; write smaller files",
@@ -112,7 +113,7 @@ _ERRORS = (
     ),
     ErrorRow(
         StoragePermissionError,
-        "{failure}: not allowed; check the credentials and the roles on the bucket (the server says {response})",
+        "{failure}: not allowed; check the credentials and the roles on the bucket (the server responded {response})",
         statuses={403},
     ),
     ErrorRow(StorageError, "{what}; check the request and the server's log"),
@@ -120,29 +121,40 @@ _ERRORS = (
 
 
 def error_from_response(request: StorageRequest, status: int, body: bytes) -> TrinityLakeError:
-    """Return the typed error for a response of the server."""
-    return error_from_table(_ERRORS, request, *Refusal.of(status, body))
+    """Return the typed error for a response.
+
+    Args:
+        request: The request that failed.
+        status: HTTP status.
+        body: Body of the response.
+    """
+    return error_from_table(_ERRORS, request, *ErrorResponse.of(status, body))
 
 
-def error_without_credentials(request: StorageRequest, reason: str, *, is_passing: bool) -> StorageError:
-    """Return the error for a request without a token, so nothing was sent. It is passing if nobody could be asked."""
+def error_without_credentials(request: StorageRequest, reason: str, *, is_transient: bool) -> StorageError:
+    """Return the error for a request that was not sent because there is no token.
+
+    Args:
+        request: The request.
+        reason: Why there is no token, which is redacted.
+        is_transient: Whether the token service could not be reached.
+    """
     why = request.safe(reason)
-    if is_passing:
+    if is_transient:
         return UnreachableError(
-            f"{request.failure}: the server of tokens gave none ({why}); check the network, then retry",
+            f"{request.failure}: the token service did not issue a token ({why}); check the network, then retry",
             path=request.path,
         )
     return StoragePermissionError(
-        f"{request.failure}: no token for the credentials ({why}); check the option 'credentials', or set up "
-        "application default credentials",
+        f"{request.failure}: there is no token for the credentials ({why}); check the option 'credentials', or"
+        " configure application default credentials",
         path=request.path,
     )
 
 
 def unreadable(request: StorageRequest) -> StorageError:
-    """Return the error for an answer of success that is none of the service's."""
+    """Return the error for a successful response that is invalid."""
     return StorageError(
-        f"{request.failure}: the answer is not one of Google Cloud Storage; check that the option 'endpoint' names "
-        "such a server",
+        f"{request.failure}: the response is not from Google Cloud Storage; check the option 'endpoint'",
         path=request.path,
     )

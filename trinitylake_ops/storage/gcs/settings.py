@@ -13,37 +13,38 @@ from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage.http.settings import TIMEOUTS, BucketLocation
 from trinitylake_ops.storage.options import Kind, Option, StorageOptions, read_settings
 
-#: The service gives at most this many objects in one page of a list.
+#: Maximum number of objects of one page of a listing.
 MAX_NAMES_PER_PAGE = 1000
-#: The service takes at most this many calls in one batch.
+#: Maximum number of calls of one batch.
 MAX_CALLS_PER_BATCH = 100
-#: The value of ``credentials`` for requests without any.
+#: Value of ``credentials`` for requests without credentials.
 ANONYMOUS = "anonymous"
-#: The variable with the address of an emulator, as all of Google's clients read it.
+#: Variable with the address of an emulator, which all Google clients read.
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 
-#: Variables that decide which server a root is on, and which user asks, if the options do not.
+#: Variables that determine the server of a root and the user, unless options do.
 GCS_ENVIRONMENT = (
     "CLOUDSDK_ACTIVE_CONFIG_NAME", "CLOUDSDK_CONFIG", "GCE_METADATA_HOST", CREDENTIALS_VARIABLE,
     "GOOGLE_CLOUD_QUOTA_PROJECT", "GOOGLE_CLOUD_UNIVERSE_DOMAIN", EMULATOR_VARIABLE,
 )  # fmt: skip
 
-#: Kinds of credentials that an option may hold. Others name programs and addresses, which only the environment may.
+#: Types of credentials that an option may contain. Other types refer to programs and URLs, which only the environment
+#: may set.
 KINDS_OF_CREDENTIALS = ("service_account", "authorized_user")
-#: What is secret in the text of credentials.
+#: Secret fields of credentials.
 _SECRET_PARTS = ("client_secret", "private_key", "private_key_id", "refresh_token")
 
-#: No file of credentials is larger.
+#: Size limit of a credentials file.
 _MAX_CREDENTIALS_BYTES = 64 << 10
-#: A shorter line of a key is no secret.
+#: Shorter lines of a private key are not redacted.
 _MIN_SECRET_LINE = 8
 
 #: Options of ``gs://`` roots.
 GCS_OPTIONS = (
     Option(
         "credentials",
-        "credentials of Google Cloud; without them the application default credentials are used",
+        "Google Cloud credentials; default: the application default credentials",
         pattern=re.compile(r"(?s).*\S.*"),
         form=f"'{ANONYMOUS}', the absolute path of a JSON file, or the text of such a file",
         is_secret=True,
@@ -51,9 +52,9 @@ GCS_OPTIONS = (
     ),
     Option(
         "project",
-        "project that pays for requests, for buckets whose requester pays",
+        "project to bill for requests to buckets with requester pays",
         pattern=re.compile(r"[a-z0-9][a-z0-9.:-]{1,98}[a-z0-9]"),
-        form="the id of a project of Google Cloud",
+        form="a Google Cloud project ID",
     ),
     Option(
         "endpoint",
@@ -65,58 +66,60 @@ GCS_OPTIONS = (
     *TIMEOUTS,
 )
 _LINE_BREAKS = re.compile(r"[\r\n]")
-_NEVER_A_NAME = ".well-known/acme-challenge/"
+_RESERVED_PREFIX = ".well-known/acme-challenge/"
 
 
 class GcsLocation(BucketLocation):
-    """Bucket and key prefix of a root on Google Cloud Storage, which calls a key the name of an object."""
+    """Bucket and key prefix of a root on Google Cloud Storage, where a key is called the name of an object."""
 
     __slots__ = ()
     scheme = "gs"
     service = "Google Cloud Storage"
     bucket_name = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
     root_form = (
-        "a root on Google Cloud Storage has the form gs://BUCKET/PREFIX/, with at least 3 lower-case letters, digits,"
-        " '.', '_' or '-' as BUCKET; credentials and the server's address are storage options"
+        "invalid Google Cloud Storage root: it must have the form gs://BUCKET/PREFIX/, where BUCKET has at least 3"
+        " lower-case letters, digits, '.', '_' and '-'; set credentials and endpoint by storage options"
     )
 
     def check_key(self, key: str, shown: str) -> None:
-        """Raise InvalidLocationError for a key that is too long, or that the service gives to no object."""
+        """Raise InvalidLocationError if a key is too long, or is not a valid name of an object.
+
+        Args:
+            key: The key.
+            shown: The path or root, for the message.
+        """
         BucketLocation.check_key(self, key, shown)
-        if _LINE_BREAKS.search(key) or key.startswith(_NEVER_A_NAME):
+        if _LINE_BREAKS.search(key) or key.startswith(_RESERVED_PREFIX):
             raise InvalidLocationError(
-                f"Google Cloud Storage has no object named {shown[:80]!r}: names hold no line break and do not begin"
-                f" with {_NEVER_A_NAME!r}"
+                f"{shown[:80]!r} is not a valid object name on Google Cloud Storage: it contains a line break or begins"
+                f" with {_RESERVED_PREFIX!r}; use another name"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class GcsSettings:
-    """The checked options of a root. None means that Google's environment decides.
-
-    ``credentials`` are ``anonymous``, the absolute path of a JSON file, or what such a file holds. No text form of
-    this object shows them.
-    """
+    """Validated options. None: determined by Google's environment variables. The text form shows no credentials."""
 
     endpoint: str | None
     project: str | None
+    #: ``anonymous``, the absolute path of a JSON file, or the parsed contents of such a file.
     credentials: str | Mapping[str, Any] | None = field(repr=False)
     connect_timeout_seconds: float
     read_timeout_seconds: float
 
     @classmethod
     def of(cls, options: StorageOptions) -> GcsSettings:
-        """Check the options. Raises InvalidInputError, which repeats no credentials."""
+        """Validate options. Raise InvalidInputError, whose message contains no credentials, if they are invalid."""
         settings = read_settings(cls, GCS_OPTIONS, options, credentials=_credentials(options.get("credentials")))
         if settings.endpoint:
             return replace(settings, endpoint=settings.endpoint.rstrip("/"))
         if settings.credentials is None and _emulator():
-            return replace(settings, credentials=ANONYMOUS)  # as Google's own clients do: an emulator gets no token
+            return replace(settings, credentials=ANONYMOUS)  # like Google's clients, which send emulators no token
         return settings
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The parts of the credentials that no message may repeat."""
+        """Parts of the credentials that messages must not contain."""
         if not isinstance(self.credentials, Mapping):
             return ()
         texts = [str(self.credentials[part]) for part in _SECRET_PARTS if self.credentials.get(part)]
@@ -124,24 +127,28 @@ class GcsSettings:
 
 
 def check_kind(credentials: object) -> Mapping[str, Any]:
-    """Return credentials as a mapping. Raises ValueError, which repeats nothing, for another form or kind."""
+    """Return parsed credentials. Raise ValueError, whose message contains no credentials, if the type is invalid."""
     if not isinstance(credentials, Mapping) or credentials.get("type") not in KINDS_OF_CREDENTIALS:
-        raise ValueError(f"credentials are a JSON object whose 'type' is one of {', '.join(KINDS_OF_CREDENTIALS)}")
+        raise ValueError(f"credentials must be a JSON object whose 'type' is one of {', '.join(KINDS_OF_CREDENTIALS)}")
     return credentials
 
 
 def gcs_of_environment(root: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return the endpoint and the credentials that the environment gives to a root with these options.
+    """Return the options of a root that environment variables set: endpoint and credentials.
 
-    Credentials are the text of a file that an option may hold, as the file is on no other machine.
+    Credentials are returned as the text of the file, because the file does not exist on other machines.
+
+    Args:
+        root: Normalized root URI.
+        options: Options of the root.
     """
     del root  # the same for every root
     emulator = None if "endpoint" in options else _emulator()
-    found = {} if emulator is None else {"endpoint": emulator}
+    values = {} if emulator is None else {"endpoint": emulator}
     if "credentials" not in options:
-        text = ANONYMOUS if emulator else _text_of(os.environ.get(CREDENTIALS_VARIABLE))
-        found |= {"credentials": text} if text else {}
-    return found
+        text = ANONYMOUS if emulator else _read_credentials(os.environ.get(CREDENTIALS_VARIABLE))
+        values |= {"credentials": text} if text else {}
+    return values
 
 
 def _emulator() -> str | None:
@@ -151,10 +158,10 @@ def _emulator() -> str | None:
     return host if host.startswith(("http://", "https://")) else f"http://{host}"
 
 
-def _text_of(path: str | None) -> str | None:
-    """Return the text of a file of credentials, None where an option may not hold it or where it cannot be read.
+def _read_credentials(path: str | None) -> str | None:
+    """Return the text of a credentials file, or None if it cannot be read or an option may not contain it.
 
-    Whoever sends a request then looks for credentials itself, and says what is wrong.
+    The request then looks for credentials itself, and reports the error.
     """
     if not path:
         return None
@@ -173,9 +180,9 @@ def _credentials(value: str | None) -> str | Mapping[str, Any] | None:
     try:
         return check_kind(json.loads(value))
     except (ValueError, RecursionError):
-        # Not repeated, and not chained: a parser's error quotes the text.
-        reason = f"whose 'type' is one of {', '.join(KINDS_OF_CREDENTIALS)}"
+        pass  # not chained, because the parser's error quotes the text
     raise InvalidInputError(
-        f"storage option 'credentials' must be {ANONYMOUS!r}, the absolute path of a JSON file, or the text of one, "
-        f"{reason}; Google's environment takes every other kind"
+        f"storage option 'credentials' must be {ANONYMOUS!r}, the absolute path of a JSON file, or the text of such a"
+        f" file whose 'type' is one of {', '.join(KINDS_OF_CREDENTIALS)}; set other types by Google's environment"
+        " variables"
     )

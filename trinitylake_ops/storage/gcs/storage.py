@@ -44,15 +44,15 @@ from trinitylake_ops.storage.retry import retry_listing
 
 T = TypeVar("T")
 
-#: A body is read in parts of this size.
-_PIECE_BYTES = 1 << 20
-#: So much of an answer that reports an error is read.
-_MOST_ERROR_BYTES = 64 << 10
+#: A body is read in chunks of this size.
+_CHUNK_BYTES = 1 << 20
+#: At most this much of an error response is read.
+_MAX_ERROR_BYTES = 64 << 10
 _FILE_FIELDS = "name,size,updated"
 
 
 class ObjectResponse(NamedTuple):
-    """An answer of the server, with its whole body."""
+    """A response with its whole body."""
 
     status: int
     headers: Mapping[str, str]
@@ -62,13 +62,18 @@ class ObjectResponse(NamedTuple):
 class GcsStorage(Storage):
     """Files under ``gs://bucket/`` or ``gs://bucket/prefix/``. A path is the rest of the object's name, literally.
 
-    Each operation is one request of the JSON API, sent once. A ``create`` is one multipart upload under the condition
-    ``ifGenerationMatch=0``, never a resumable one, and a read is one GET. RetryStorage makes the retries, except for
-    the later pages of a list, which only this class can repeat. Times have whole seconds. Objects whose names no path
-    has, such as ``folder/``, do not show.
+    Each operation is one request of the JSON API, which is sent once: a ``create`` is one multipart upload with the
+    condition ``ifGenerationMatch=0``, never a resumable upload, and a read is one GET. RetryStorage retries requests,
+    except for the second and later pages of a listing, which this class retries. Times are truncated to seconds.
+    Objects whose names are not paths, for example ``folder/``, are omitted from listings.
 
-    Options: ``GCS_OPTIONS`` (docs/storages/README.md). Opening sends nothing. Raises InvalidLocationError and
-    InvalidInputError for a root or option that is not valid.
+    Args:
+        root: Normalized root URI. Opening sends no request.
+        options: Options of ``GCS_OPTIONS`` (docs/storages/README.md).
+
+    Raises:
+        InvalidLocationError: The root is invalid.
+        InvalidInputError: An option is invalid.
     """
 
     concurrency = 16
@@ -81,7 +86,7 @@ class GcsStorage(Storage):
         self.whole_file_limit_bytes = WHOLE_FILE_LIMIT.value(self.options)
         self._location = GcsLocation.of(root)
         settings = GcsSettings.of(self.options)
-        self._endpoint = settings.endpoint or "the endpoint of Google's environment"
+        self._endpoint = settings.endpoint or "Google's default endpoint"
         self._secrets = settings.secrets
         self._project = settings.project
         self._client = GcsClient(settings)
@@ -107,14 +112,14 @@ class GcsStorage(Storage):
         object_response = self._send(Request.READ, path, call, body_of)
         if object_response.status == 416:
             return b""
-        found = requested_part(object_response.body, object_response.headers.get("Content-Range"), None, offset, length)
-        if found is None:
+        data = requested_part(object_response.body, object_response.headers.get("Content-Range"), None, offset, length)
+        if data is None:
             raise TransientError(
-                f"{self._request(Request.READ, path).failure}: the server sent {len(object_response.body)} bytes, not"
-                " those asked for; retry",
+                f"{self._request(Request.READ, path).failure}: the server sent {len(object_response.body)} bytes that"
+                " are not the requested range; retry",
                 path=path,
             )
-        return found
+        return data
 
     def stat(self, path: str) -> FileInfo:
         target = object_target(self._location.bucket, self._location.key(path))
@@ -133,24 +138,25 @@ class GcsStorage(Storage):
         try:
             self._send(Request.DELETE, path, Call("DELETE", f"/storage/v1/{target}"))
         except FileMissingError:
-            return  # the service says so
+            return  # the service reports missing files
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete up to 100 files in one batch, a request with as many calls in its body."""
+        """Delete up to 100 files in one batch request."""
         by_target = {object_target(self._location.bucket, self._location.key(path)): path for path in paths}
         if not by_target:
             return {}
         query = f"?{urlencode({'userProject': self._project})}" if self._project else ""
         body = batch_of_deletes([f"/storage/v1/{target}{query}" for target in by_target])
         call = Call("POST", "/batch/storage/v1", {}, {"Content-Type": body.content_type}, body.data)
-        found = self._send(Request.DELETE, paths[0], call)
-        responses = batch_responses(found.headers.get("Content-Type", ""), found.body)
+        batch_response = self._send(Request.DELETE, paths[0], call)
+        responses = batch_responses(batch_response.headers.get("Content-Type", ""), batch_response.body)
         failures: dict[str, StorageError] = {}
         for number, path in enumerate(by_target.values()):
             request = self._request(Request.DELETE, path)
             if number not in responses:
                 failures[path] = AmbiguousWriteError(
-                    f"{request.failure}: the answer to a batch says nothing of it; it may have taken effect", path=path
+                    f"{request.failure}: the response to the batch does not include it, so it may have taken effect",
+                    path=path,
                 )
             elif not 200 <= responses[number].status < 300:
                 error = error_from_response(request, *responses[number])
@@ -162,9 +168,9 @@ class GcsStorage(Storage):
         return self._files(prefix, self._location.listed(prefix))
 
     def now_ms(self) -> int:
-        # A list of one object: to ask for the bucket itself would need another right.
-        one = {"maxResults": "1", "prefix": self._location.key_prefix, "fields": "kind"}
-        return self._clock.now_ms(lambda: self._send(Request.CLOCK, "", Call("GET", self._objects(), one)))
+        # A listing of one object, because a request for the bucket needs another permission.
+        parameters = {"maxResults": "1", "prefix": self._location.key_prefix, "fields": "kind"}
+        return self._clock.now_ms(lambda: self._send(Request.CLOCK, "", Call("GET", self._objects(), parameters)))
 
     def _upload(self, operation: Request, path: str, data: bytes, condition: Mapping[str, str]) -> None:
         body = upload_body(self._location.key(path), data)
@@ -178,10 +184,10 @@ class GcsStorage(Storage):
     def _files(self, prefix: str, name_prefix: str) -> Iterator[FileInfo]:
         request = self._request(Request.LIST, prefix)
         for page in self._pages(prefix, name_prefix):
-            for found in _items(request, page):
-                path = self._location.path(found["name"])
+            for item in _items(request, page):
+                path = self._location.path(item["name"])
                 if path is not None and not is_hidden(path, prefix):
-                    yield _file_info(request, path, found)
+                    yield _file_info(request, path, item)
 
     def _pages(self, prefix: str, name_prefix: str) -> Iterator[Mapping[str, Any]]:
         parameters = {
@@ -201,7 +207,9 @@ class GcsStorage(Storage):
         last_token: str | None = None
         while token := current.get("nextPageToken"):
             if token == last_token:
-                raise StorageError(f"{request.failure}: the server repeats itself", path=prefix)
+                raise StorageError(
+                    f"{request.failure}: the server repeated a page; check the server and any proxy", path=prefix
+                )
             last_token, current = token, retry_listing(page, token)
             yield current
 
@@ -212,7 +220,7 @@ class GcsStorage(Storage):
         call: Call,
         body_of: Callable[[aiohttp.ClientResponse], Coroutine[Any, Any, bytes]] | None = None,
     ) -> ObjectResponse:
-        """Send a request. Raises typed errors, also for an answer that refuses it."""
+        """Send a request. Raise typed errors, including for error responses."""
 
         async def exchange() -> ObjectResponse:
             return await self._exchange(call, body_of)
@@ -225,13 +233,13 @@ class GcsStorage(Storage):
             if 200 <= object_response.status < 300 or (object_response.status == 416 and operation is Request.READ):
                 return object_response
             raise error_from_response(self._request(operation, path), object_response.status, object_response.body)
-        # This is raised outside the handler: messages of client libraries may hold parts of the request.
+        # Raised outside the handler, because messages of client libraries may contain parts of the request.
         raise failure
 
     async def _exchange(
         self, call: Call, body_of: Callable[[aiohttp.ClientResponse], Coroutine[Any, Any, bytes]] | None
     ) -> ObjectResponse:
-        """Send one request, look at the server's clock, and take in the answer."""
+        """Send one request, update the estimate of the server's clock, and read the response."""
         await self._client.authorize()
         async with AsyncExitStack() as scope:
             sent_at_ms = monotonic_ms()
@@ -242,67 +250,67 @@ class GcsStorage(Storage):
                 body = await body_of(response)
             else:
                 async with self._client.time_limit():
-                    body = await _bounded(response)
+                    body = await _read_bounded(response)
             return ObjectResponse(response.status, response.headers, body)
 
     async def _body(
         self, response: aiohttp.ClientResponse, path: str, length: int | None, limit_bytes: int | None
     ) -> bytes:
-        """Take in a file, unless it is beyond its bound. Its size is known before its first byte, or grows."""
+        """Read a file. Raise CorruptFileError as soon as it exceeds its limit."""
         size_bytes = response.content_length or 0
         self._check_size(path, size_bytes, length, limit_bytes)
         async with self._client.time_limit(size_bytes):
             if response.content_length is not None:
                 return await response.read()
-            pieces: list[bytes] = []
-            async for piece in response.content.iter_chunked(_PIECE_BYTES):
-                pieces.append(piece)
-                size_bytes += len(piece)
+            chunks: list[bytes] = []
+            async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+                chunks.append(chunk)
+                size_bytes += len(chunk)
                 self._check_size(path, size_bytes, length, limit_bytes)
-            return b"".join(pieces)
+            return b"".join(chunks)
 
     def _request(self, operation: Request, path: str) -> StorageRequest:
         return StorageRequest(operation, path, self.root, self.options, self._secrets)
 
 
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    """Take in the body of an answer; of one that reports an error, only its beginning."""
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    """Read the body of a response. Of an error response, read only the beginning."""
     if response.status < 400:
         return await response.read()
-    pieces, n_bytes = [], 0
-    async for piece in response.content.iter_chunked(_MOST_ERROR_BYTES):
-        pieces.append(piece)
-        n_bytes += len(piece)
-        if n_bytes >= _MOST_ERROR_BYTES:
+    chunks, n_bytes = [], 0
+    async for chunk in response.content.iter_chunked(_MAX_ERROR_BYTES):
+        chunks.append(chunk)
+        n_bytes += len(chunk)
+        if n_bytes >= _MAX_ERROR_BYTES:
             break
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 def _decoded(request: StorageRequest, object_response: ObjectResponse) -> Mapping[str, Any]:
     try:
-        found = json.loads(object_response.body)
+        content = json.loads(object_response.body)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, Mapping):
+        content = None
+    if not isinstance(content, Mapping):
         raise unreadable(request)
-    return found
+    return content
 
 
 def _items(request: StorageRequest, page: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     items = page.get("items", [])
     if not isinstance(items, list) or not all(
-        isinstance(found, Mapping) and isinstance(found.get("name"), str) for found in items
+        isinstance(item, Mapping) and isinstance(item.get("name"), str) for item in items
     ):
         raise unreadable(request)
     return items
 
 
-def _file_info(request: StorageRequest, path: str, found: Mapping[str, Any]) -> FileInfo:
-    """Return what the service says of an object. Its times have milliseconds and ``Date`` seconds: all are cut."""
+def _file_info(request: StorageRequest, path: str, item: Mapping[str, Any]) -> FileInfo:
+    """Return the metadata of an object. Times are truncated to seconds, the precision of the ``Date`` header."""
     try:
-        moment = datetime.fromisoformat(found["updated"])
-        if moment.tzinfo is not None:
-            return FileInfo(path, int(found["size"]), int(moment.timestamp()) * 1000)
+        updated = datetime.fromisoformat(item["updated"])
+        if updated.tzinfo is not None:
+            return FileInfo(path, int(item["size"]), int(updated.timestamp()) * 1000)
     except (KeyError, TypeError, ValueError):
         raise unreadable(request) from None
     raise unreadable(request)

@@ -1,6 +1,6 @@
-"""HDFS, through hdfs-native.
+"""HDFS, through hdfs-native, which does not need a Hadoop installation.
 
-No Hadoop is needed beside it. A file is written under a fresh name in ``_ops/tmp/`` and then renamed. The rename is one
-request to the NameNode. In a create it replaces nothing, in a write it replaces atomically. See docs/storages/README.md
-for the guarantees and their limits.
+A file is written with a temporary name in ``_ops/tmp/`` and then renamed by one request to the NameNode. The rename of
+a create fails if the file exists, and the rename of a write replaces the file atomically. docs/storages/README.md
+describes the guarantees and their limits.
 """

@@ -1,7 +1,7 @@
 """The client of HDFS, the threads that make its calls, and the clock of its server.
 
-hdfs-native waits without a limit for the response of a silent server. Such a call continues in its thread, which ends
-with the connection or with the process.
+hdfs-native has no timeout for the response of a silent server. A call that times out continues in its thread until the
+connection or the process ends.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from trinitylake_ops.storage.http.settings import MIN_BYTES_PER_SECOND
 
 T = TypeVar("T")
 
-#: How many threads may hang in abandoned calls.
+#: Maximum number of threads with calls that timed out.
 MAX_HANGING = 64
 
 
 class _Worker:
-    """A thread that makes one call after the other."""
+    """A thread that makes calls one after the other."""
 
     def __init__(self, pool: _Pool):
         self._pool = pool
@@ -54,8 +54,8 @@ class _Worker:
             call, future = self._work.get()
             try:
                 result = call()
-            except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-                future.set_exception(error.with_traceback(None))  # its frames would keep the arguments of the call
+            except BaseException as error:  # noqa: BLE001 - raised by ``Future.result``
+                future.set_exception(error.with_traceback(None))  # its frames would keep the arguments alive
                 del error
             else:
                 future.set_result(result)
@@ -71,9 +71,9 @@ class _Pool:
         self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
-        """Start with no threads: a forked child has none of its parent's."""
+        """Reset the pool: its threads do not exist in a forked child."""
         if self._is_used:
-            # Its parent's garbage may contain an abandoned client. To destroy it would wait for its threads.
+            # The parent's garbage may contain a client. Its destructor would wait for threads that do not exist.
             gc.freeze()
         self.was_forked = self.was_forked or self._is_used
         self._lock = threading.Lock()
@@ -86,7 +86,7 @@ class _Pool:
         with self._lock:
             self._is_used = True
             if len(self._hanging) >= MAX_HANGING:
-                raise OverdueError(f"{MAX_HANGING} earlier requests still wait for an answer", begun=False)
+                raise OverdueError(f"{MAX_HANGING} earlier requests are still waiting for a response", begun=False)
             worker = self._idle.pop() if self._idle else None
         worker = worker or _Worker(self)
         future = worker.make(call)
@@ -96,7 +96,7 @@ class _Pool:
             with self._lock:
                 if not future.done():
                     self._hanging.add(worker)
-                    raise OverdueError("time-out", begun=True) from None
+                    raise OverdueError("timeout", begun=True) from None
             return future.result()
 
     def release_worker(self, worker: _Worker) -> None:
@@ -112,13 +112,19 @@ os.register_at_fork(after_in_child=_pool.after_fork_in_child)
 def call_within(seconds: float, call: Callable[[], T]) -> T:
     """Make a call in another thread, and return its result or raise its error.
 
-    Raises OverdueError if it does not end in time, and ForkedError in a child of a process that made such calls.
+    Args:
+        seconds: Time limit of the call.
+        call: The call.
+
+    Raises:
+        OverdueError: The call timed out, or too many calls hang.
+        ForkedError: This process was forked from a process that made such calls.
     """
     return _pool.call(call, seconds)
 
 
 class HdfsClient:
-    """Makes calls to HDFS, each with a limit of time. Thread-safe."""
+    """Makes calls to HDFS with a time limit. Thread-safe."""
 
     def __init__(self, location: HdfsLocation, settings: HdfsSettings):
         self._location = location
@@ -128,37 +134,48 @@ class HdfsClient:
         at_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Make a new lock: a forked child does not have the thread that held it."""
+        """Replace the lock, and leak the client: its destructor would wait for threads that do not exist."""
         self._lock = threading.Lock()
         if self._client is not None:
-            # A client that is destroyed waits for its threads, which a child does not have.
             leak(self._client)
 
     def send(self, request: Request, work: Callable[[Client], T], n_bytes: int = 0) -> T:
-        """Make a call that transfers so many bytes. Raises the typed error of its failure."""
+        """Make a call. Raise a typed error if it fails.
+
+        Args:
+            request: The step, for errors.
+            work: The call.
+            n_bytes: Number of bytes that the call transfers, which extends its time limit.
+        """
         limit_seconds = self._limit_seconds(n_bytes)
         try:
             return self.call(work, n_bytes)
         except FAILURES as error:
             failure = typed_error(request, error, limit_seconds)
-        # This is raised outside the handler: the client's error holds the server's stack trace.
+        # Raised outside the handler, because the client's error contains the server's stack trace.
         raise failure
 
-    def call(self, work: Callable[[Client], T], n_bytes: int = 0, most_seconds: float = math.inf) -> T:
-        """Make a call that transfers so many bytes. Raises one of ``FAILURES``."""
+    def call(self, work: Callable[[Client], T], n_bytes: int = 0, max_seconds: float = math.inf) -> T:
+        """Make a call. Raise one of ``FAILURES`` if it fails.
+
+        Args:
+            work: The call.
+            n_bytes: Number of bytes that the call transfers, which extends its time limit.
+            max_seconds: Upper bound of the time limit.
+        """
         client = self._current()
         try:
-            most_seconds = min(self._limit_seconds(n_bytes), most_seconds)
-            return call_within(most_seconds, lambda: work(client))  # noqa: F821 - it is deleted after the call
+            limit_seconds = min(self._limit_seconds(n_bytes), max_seconds)
+            return call_within(limit_seconds, lambda: work(client))  # noqa: F821 - it is deleted after the call
         except FAILURES as error:
             if is_connection_lost(error):
                 self._drop(client)
             raise
         finally:
-            del client  # a traceback keeps this frame: with it, a forked child would destroy the client, and wait
+            del client  # a traceback keeps this frame alive, and the client with it
 
     def typed(self, request: Request, error: BaseException) -> Exception:
-        """Return the typed error for one of ``FAILURES`` that ``call`` raised."""
+        """Return the typed error for an exception of ``call``."""
         return typed_error(request, error, self._settings.read_timeout_seconds)
 
     def _limit_seconds(self, n_bytes: int) -> float:
@@ -171,62 +188,68 @@ class HdfsClient:
             return self._client
 
     def _drop(self, client: Client) -> None:
-        """Let the next call make a new connection: this one may never answer, or tell of its end to each call."""
+        """Discard the client, so that the next call creates a new connection."""
         with self._lock:
             if self._client is client:
                 self._client = None
 
 
-#: An estimate older than this is not used without a new file.
+#: An older estimate requires a new file.
 MAX_AGE_MS = 120_000.0
 
 
 class _Reading(NamedTuple):
-    """The server's clock showed at least ``server_ms`` at a local time."""
+    """A lower bound of the server's clock at a local monotonic time."""
 
     server_ms: float
     local_ms: float
+    #: Local monotonic time of the last response.
     responded_at_ms: float
 
-    def least_at(self, local_ms: float) -> float:
+    def lower_bound_at(self, local_ms: float) -> float:
         return self.server_ms + (local_ms - self.local_ms) * (1 - MAX_DRIFT)
 
 
 class NameNodeClock:
-    """Tells the time of the NameNode's clock, by the local monotonic one since a file was stamped.
+    """Estimates the NameNode's clock from the modification time of a new file and the local monotonic clock.
 
-    The stamp was made between the send of a request and the arrival of its answer. So the result is never ahead of the
-    server's clock, and lags by the time of that request at most, plus 24 ms of drift. It does not go back unless that
-    clock was set. Thread-safe; a forked child keeps what is known.
+    The modification time was set between the send of a request and the arrival of its response. The result is therefore
+    never ahead of the server's clock, and lags by at most the duration of that request plus 24 ms. It never decreases
+    unless the server's clock was set back. Thread-safe; a forked child keeps the estimate.
+
+    Args:
+        local_ms: Returns the local monotonic time in milliseconds.
     """
 
     def __init__(self, *, local_ms: Callable[[], float] = monotonic_ms):
         self._local_ms = local_ms
-        self._known: _Reading | None = None
+        self._last: _Reading | None = None
         self.after_fork_in_child()
         at_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Make a new lock: a forked child does not have the thread that held it."""
+        """Replace the lock: a forked child does not have the thread that held it."""
         self._lock = threading.Lock()
 
     def now_ms(self, stamp: Callable[[], int]) -> int:
-        """Return milliseconds since the epoch. ``stamp`` makes the server stamp a file, and returns that time.
+        """Return the time of the server's clock, in milliseconds since the epoch.
 
-        It is called where the last was more than two minutes ago. Raises what it raises.
+        Args:
+            stamp: Creates a file, and returns its modification time. It is called if the last call was more than two
+                minutes ago. Its errors are raised.
         """
-        known = self._known
-        if known is None or self._local_ms() - known.responded_at_ms > MAX_AGE_MS:
+        last = self._last
+        if last is None or self._local_ms() - last.responded_at_ms > MAX_AGE_MS:
             sent_at_ms = self._local_ms()
             stamped_ms = stamp()
-            known = self._observe(stamped_ms, sent_at_ms, self._local_ms())
-        return int(known.least_at(self._local_ms()))
+            last = self._observe(stamped_ms, sent_at_ms, self._local_ms())
+        return int(last.lower_bound_at(self._local_ms()))
 
     def _observe(self, stamped_ms: float, sent_at_ms: float, received_at_ms: float) -> _Reading:
         reading = _Reading(stamped_ms, received_at_ms, received_at_ms)
-        most_ms = stamped_ms + 1 + (received_at_ms - sent_at_ms) * (1 + MAX_DRIFT)
+        max_ms = stamped_ms + 1 + (received_at_ms - sent_at_ms) * (1 + MAX_DRIFT)
         with self._lock:
-            if self._known is not None and stamped_ms < self._known.least_at(received_at_ms) <= most_ms:
-                reading = self._known._replace(responded_at_ms=received_at_ms)  # the tighter bound of the two
-            self._known = reading
+            if self._last is not None and stamped_ms < self._last.lower_bound_at(received_at_ms) <= max_ms:
+                reading = self._last._replace(responded_at_ms=received_at_ms)  # the tighter bound of the two
+            self._last = reading
             return reading

@@ -1,7 +1,7 @@
-"""Failures of calls of HDFS as errors of a storage.
+"""The error table of HDFS (S7), and typed errors for exceptions of hdfs-native.
 
-The library raises FileNotFoundError, FileExistsError and OSError with a text alone. For all else it raises RuntimeError
-with the class and the message of the server's exception, or with the kind of its own failure.
+The library raises FileNotFoundError, FileExistsError and OSError with only a text. All other errors are RuntimeErrors
+with the class and the message of the server's exception, or with the kind of the library's own error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trinitylake_ops.storage.http.requests import ambiguous_error
 
 
 class OverdueError(Exception):
-    """A call did not end in time, or was not begun because too many others hang."""
+    """A call timed out, or was not started because too many calls hang."""
 
     def __init__(self, reason: str, *, begun: bool):
         super().__init__(reason)
@@ -36,59 +36,60 @@ class OverdueError(Exception):
 
 
 class ForkedError(Exception):
-    """The process was forked after the library was used, which has threads and sockets that a child must not use."""
+    """This process was forked after its parent used the library, whose threads and sockets a child must not use."""
 
 
-#: What hdfs-native raises, and what our calls into it do.
+#: All exceptions that a call may raise.
 FAILURES = (OSError, RuntimeError, ForkedError, OverdueError)
 
 
 class Step(Enum):
-    """A request, or several, that have their effect together. The value is the verb that messages use."""
+    """One or more requests that take effect together. The value is the verb for messages."""
 
     READ = "read"
     STAT = "look up"
     STAGE = "write a temporary file for"  # no reader sees it
-    FOLDER = "make the folder of"
+    FOLDER = "create the folder of"
     CREATE = "create"
     WRITE = "write"
     DELETE = "delete"
     LIST = "list"
-    CLOCK = "ask for the time of"
+    CLOCK = "get the time of"
 
     @property
     def changes_files(self) -> bool:
-        """Whether the step may have had an effect that a reader sees, although no answer says so."""
+        """Whether the step may have an effect for readers although its response is lost."""
         return self in (Step.CREATE, Step.WRITE, Step.DELETE)
 
     @property
     def is_rename(self) -> bool:
-        """Whether the step gives a temporary file its name."""
+        """Whether the step renames a temporary file."""
         return self in (Step.CREATE, Step.WRITE)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One step for a path relative to ``root``, a prefix for LIST."""
+    """A step, as error messages describe it."""
 
     step: Step
+    #: Path relative to the root. For LIST, the prefix.
     path: str
     root: str
 
     @property
     def failure(self) -> str:
-        """The first half of every message: what could not be done, and where."""
+        """The first part of every message: what failed, and where."""
         if self.step is Step.CLOCK:
             return f"cannot {self.step.value} {self.root}"
         return f"cannot {self.step.value} {self.path!r} under {self.root}"
 
 
-#: What the library raises for a failure that it names; every other OSError is one of the transport.
+#: Classes that the library raises for errors of files. All other OSErrors are transport failures.
 _OWN_CLASSES = (FileNotFoundError, FileExistsError, IsADirectoryError)
 _CLASS = re.compile(r'^(?:Fatal)?RPCError\("([A-Za-z0-9_.$]+)", "(.*)"\)$', re.DOTALL)
 _OWN_KIND = re.compile(r"^([A-Za-z]+)\(")
 _NOT_CONNECTED = re.compile(r"Connection refused|failed to lookup address|No route to host|Network is unreachable")
-_FOLDER_THERE = re.compile("must both be directories")
+_IS_FOLDER = re.compile("must both be directories")
 _NO_REPLICA = re.compile(r"could only be replicated to \d+ nodes")
 _NO_SPACE = re.compile(
     r"(?s)^(?!.*(?:There are 0 datanode\(s\) running|[1-9]\d* node\(s\) are excluded))"
@@ -98,8 +99,8 @@ _NO_SOURCE = "rename source "
 _NO_PARENT = "rename destination parent "
 _NOT_NOW = {"SafeModeException", "StandbyException", "RetriableException", "ObserverRetryOnActiveException"}
 _RENAMES = tuple(step for step in Step if step.is_rename)
-_FILE_IN_THE_PATH = "{failure}: there is a file where a folder is needed; choose another path"
-_OTHER_NAME = "{what}; use a shorter or plainer name"
+_FILE_IN_THE_PATH = "{failure}: a part of the path is a file, not a folder; choose another path"
+_OTHER_NAME = "{what}; use a shorter or simpler name"
 
 _BLOCKED = {"ParentNotDirectoryException", "NotDirectoryException"}
 _MAX_SHOWN_CHARACTERS = 200
@@ -107,18 +108,20 @@ _MAX_SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class RpcFailure:
-    """A failure as the server, or the library itself, names it."""
+    """An error of the server or of the library."""
 
+    #: Name of the exception, without its package.
     kind: str
+    #: One line of text.
     message: str
 
     @classmethod
     def of(cls, error: BaseException) -> RpcFailure:
-        """Reduce an exception of the library to the name of its class, without packages, and a line of text."""
+        """Parse an exception of the library."""
         text = str(error)
-        found = _CLASS.match(text)
-        if found:
-            name, message = found[1].rpartition(".")[2].rpartition("$")[2], found[2]
+        match = _CLASS.match(text)
+        if match:
+            name, message = match[1].rpartition(".")[2].rpartition("$")[2], match[2]
         elif isinstance(error, RuntimeError):
             own = _OWN_KIND.match(text)
             name, message = own[1] if own else text, text
@@ -130,31 +133,31 @@ class RpcFailure:
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """Whether no server answered: a time-out, a connection that broke or could not be made."""
-    return isinstance(error, OverdueError) or type(error) is OSError  # an answer has a class of its own
+    """Whether there is no response: a timeout, or a connection that was lost or could not be established."""
+    return isinstance(error, OverdueError) or type(error) is OSError  # error responses raise subclasses
 
 
 def is_parent_missing(error: BaseException) -> bool:
-    """Whether a rename was refused because the folder of the new name is not there. It had no effect."""
+    """Whether a rename was rejected, without an effect, because the folder of the new name does not exist."""
     return isinstance(error, FileNotFoundError) and str(error).startswith(_NO_PARENT)
 
 
 def is_not_empty(error: BaseException) -> bool:
-    """Whether a delete was refused because a folder with files has that name."""
+    """Whether a delete was rejected because the path is a folder with files."""
     return RpcFailure.of(error).kind == "PathIsNotEmptyDirectoryException"
 
 
 def is_missing_path(error: BaseException) -> bool:
-    """Whether no file can have that name, since none is there, or a part of the path is a file."""
+    """Whether there is no file at the path, possibly because a part of the path is a file."""
     return isinstance(error, FileNotFoundError | IsADirectoryError) or RpcFailure.of(error).kind in _BLOCKED
 
 
-#: Codes are the names of exceptions: of the server, of the library, or of Python.
+#: Codes are names of exceptions of the server, the library or Python.
 _ERRORS = (
-    # Another process removed it, or a client repeated a rename whose response was lost: then it was done.
+    # Another process deleted it, or the library repeated a successful rename whose response was lost.
     ErrorRow(
         AmbiguousWriteError,
-        "{failure}: its temporary file is gone",
+        "{failure}: its temporary file does not exist",
         codes={"FileNotFoundError"},
         operations=_RENAMES,
         text=re.compile(f"^{_NO_SOURCE}"),
@@ -167,9 +170,9 @@ _ERRORS = (
     ),
     ErrorRow(
         FileExistsAlreadyError,
-        "there is a folder named {path!r} under {root}; choose another name",
+        "{path!r} under {root} is a folder; choose another name",
         operations={Step.CREATE},
-        text=_FOLDER_THERE,
+        text=_IS_FOLDER,
     ),
     ErrorRow(FileExistsAlreadyError, EXISTS, codes={"FileExistsError"}, operations={Step.CREATE}),
     ErrorRow(StorageError, _FILE_IN_THE_PATH, codes=_BLOCKED),
@@ -178,19 +181,19 @@ _ERRORS = (
     ErrorRow(InvalidLocationError, _OTHER_NAME, text=re.compile("Pathname too long")),
     ErrorRow(
         StorageError,
-        "{failure}: there is a folder of this name; remove it",
+        "{failure}: it is a folder; remove it",
         operations={Step.WRITE},
-        text=_FOLDER_THERE,
+        text=_IS_FOLDER,
     ),
     ErrorRow(
         StoragePermissionError,
-        "{what}; check the user (HADOOP_USER_NAME or Kerberos), and owner and mode of the folder",
+        "{what}; check the user (HADOOP_USER_NAME or Kerberos), and the owner and mode of the folder",
         codes={"AccessControlException", "AuthorizationException", "InvalidToken", "SaslException"},
     ),
     ErrorRow(
         StoragePermissionError,
-        "{failure}: the server asks for credentials that are not there or not valid ({kind}); check Kerberos' tickets"
-        " and Hadoop's configuration",
+        "{failure}: the credentials are missing or invalid ({kind}); check the Kerberos tickets and the configuration"
+        " of Hadoop",
         codes={"GSSAPIError", "NoSASLMechanism", "SASLError"},
     ),
     ErrorRow(
@@ -203,11 +206,11 @@ _ERRORS = (
     ),
     ErrorRow(
         StorageFullError,
-        "{failure}: no DataNode takes another block; free space or check the DataNodes, then retry",
+        "{failure}: no DataNode accepts a block; free space or check the DataNodes, then retry",
         text=_NO_SPACE,
     ),
     ErrorRow(ThrottledError, SLOWER, operations=set(Step) - set(_RENAMES), text=re.compile("too busy")),
-    # A rename may have been done before the server stopped, and the library has repeated it since.
+    # The server may have completed the rename before it stopped, and the library has repeated it.
     ErrorRow(AmbiguousWriteError, "{what}", codes=_NOT_NOW, operations=_RENAMES),
     ErrorRow(TransientError, RETRY, codes=_NOT_NOW),
     ErrorRow(TransientError, "{failure}: no DataNode can be reached; retry", text=_NO_REPLICA),
@@ -221,18 +224,18 @@ _ERRORS = (
     ),
     ErrorRow(
         UnreachableError,
-        "{what}; check the address of the NameNode, and that it and the DataNodes run, then retry",
+        "{what}; check the address of the NameNode, and that the NameNode and the DataNodes run, then retry",
         codes={"OSError"},
         operations={step for step in Step if not step.changes_files},
         text=_NOT_CONNECTED,
     ),
     ErrorRow(AmbiguousWriteError, "{what}", codes={"IsADirectoryError", "OSError"}),
-    # Another process removed the temporary file while it was written.
+    # Another process deleted the temporary file while it was written.
     ErrorRow(TransientError, RETRY, codes={"FileNotFoundError"}, operations={Step.STAGE}),
     ErrorRow(
         StorageError,
-        "{failure}: the name service is not known; give the port of a NameNode in the root, the option 'namenodes', or"
-        " Hadoop's configuration by HADOOP_CONF_DIR",
+        "{failure}: the name service is unknown; add the port of a NameNode to the root, or set the option 'namenodes'"
+        " or the variable HADOOP_CONF_DIR",
         text=re.compile("No NameNode hosts found"),
     ),
     ErrorRow(StorageError, "{what} ({kind}); check the request and the server's log"),
@@ -240,17 +243,23 @@ _ERRORS = (
 
 
 def typed_error(request: Request, error: BaseException, limit_seconds: float) -> TrinityLakeError:
-    """Return the typed error for the end of a step by one of ``FAILURES``: one line that says what to do."""
+    """Return the typed error for an exception of a step.
+
+    Args:
+        request: The step that failed.
+        error: One of ``FAILURES``.
+        limit_seconds: Time limit of the step, for the message.
+    """
     if isinstance(error, ForkedError):
         return StorageError(
-            f"{request.failure}: this process was forked after HDFS was used, and hdfs-native cannot go on in it;"
-            " start processes by 'spawn' or 'forkserver'",
+            f"{request.failure}: hdfs-native does not work in a process that was forked after its parent used HDFS;"
+            " start processes with 'spawn' or 'forkserver'",
             path=request.path,
         )
     if isinstance(error, OverdueError):
         if not error.begun:
             return UnreachableError(f"{request.failure}: {error}; check the servers", path=request.path)
-        return _ambiguous_error(request, f"{request.failure}: no answer within {limit_seconds:.3g} s")
+        return _ambiguous_error(request, f"{request.failure}: no response within {limit_seconds:.3g} s")
     failure = RpcFailure.of(error)
     row = find_row(_ERRORS, request.step, None, failure.kind, failure.message)
     what = f"{request.failure}: {failure.message}"

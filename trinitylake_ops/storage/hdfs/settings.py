@@ -11,7 +11,7 @@ from trinitylake_ops.storage.http.settings import READ_TIMEOUT
 from trinitylake_ops.storage.options import Kind, Option, StorageOptions, read_settings
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
-#: Variables that decide which server a root is on, and which user asks.
+#: Variables that determine the server of a root and the user.
 HDFS_ENVIRONMENT = (
     "HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_PROXY_USER", "HADOOP_TOKEN_FILE_LOCATION", "HADOOP_USER_NAME",
     "KRB5CCNAME", "KRB5_CONFIG",
@@ -22,29 +22,29 @@ _PORT = r"(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4
 _AUTHORITY = re.compile(rf"({_HOST})(?::({_PORT}))?")
 _NAMENODE = rf"{_HOST}:{_PORT}"
 _MAX_NAMENODES = 16
-#: Of a name service that Hadoop's files describe: enough for three NameNodes, of which one is active.
-_MOST_FAILOVERS = "2"
+#: Failovers for a name service of Hadoop's configuration: enough for three NameNodes, one of which is active.
+_MAX_FAILOVERS = "2"
 
 
 #: Options of ``hdfs://`` roots.
 HDFS_OPTIONS = (
     Option(
         "namenodes",
-        "the NameNodes of a name service, if 'HADOOP_CONF_DIR' does not describe it",
+        "NameNodes of a name service that 'HADOOP_CONF_DIR' does not describe",
         pattern=re.compile(rf"\s*{_NAMENODE}(?:\s+{_NAMENODE}){{0,{_MAX_NAMENODES - 1}}}\s*"),
-        form=f"1 to {_MAX_NAMENODES} of HOST:PORT with white space between them",
+        form=f"1 to {_MAX_NAMENODES} addresses HOST:PORT, separated by white space",
     ),
     Option(
         "replication",
-        "how many DataNodes keep each new file, instead of the server's default",
+        "number of DataNodes that store each new file; default: the server's setting",
         Kind.INTEGER,
         minimum=1,
         maximum=512,  # dfs.replication.max of Hadoop
     ),
     Option(
         "fsync",
-        "the bytes of a file are on the disks of all its DataNodes (hsync) before it gets its name; with 'false' they"
-        " are in their memory",
+        "wait until a file is on the disks of all its DataNodes (hsync) before it becomes visible; with 'false', until"
+        " it is in their memory",
         Kind.FLAG,
         default=True,
     ),
@@ -54,82 +54,91 @@ HDFS_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class HdfsLocation:
-    """Server and folder of a root. The folder begins and ends with ``/``."""
+    """Server and folder of a root."""
 
     root: str
+    #: NameNode or name service.
     host: str
+    #: Port of the NameNode. None for a name service.
     port: int | None
+    #: Absolute path, which begins and ends with ``/``.
     folder: str
 
     @classmethod
     def of(cls, root: str) -> HdfsLocation:
-        """Split a normalized root URI.
+        """Parse a normalized root URI.
 
-        Raises InvalidLocationError for another form, and for names that HDFS keeps for itself. The message does not
-        repeat what may be a credential.
+        Raise InvalidLocationError if its form is invalid or its path is reserved. The message does not repeat an
+        invalid server, which may contain credentials.
         """
-        found = _AUTHORITY.fullmatch(root.removeprefix("hdfs://").partition("/")[0])
-        if not found or not root.startswith("hdfs://"):
+        match = _AUTHORITY.fullmatch(root.removeprefix("hdfs://").partition("/")[0])
+        if not match or not root.startswith("hdfs://"):
             raise InvalidLocationError(
-                "a root on HDFS has the form hdfs://NAMENODE:PORT/PATH/ or hdfs://NAMESERVICE/PATH/; the user comes"
-                " from the variable HADOOP_USER_NAME or from Kerberos"
+                "invalid HDFS root: it must have the form hdfs://NAMENODE:PORT/PATH/ or hdfs://NAMESERVICE/PATH/; set"
+                " the user by the variable HADOOP_USER_NAME or by Kerberos"
             )
         _, folder = split_root(root, "hdfs")
         if folder.startswith("/.reserved/"):
-            raise InvalidLocationError("HDFS keeps the folder /.reserved for itself: choose another root")
+            raise InvalidLocationError("invalid HDFS root: the folder /.reserved is reserved by HDFS; use another root")
         _check_names(folder, root)
-        return cls(root, found[1], int(found[2]) if found[2] else None, folder)
+        return cls(root, match[1], int(match[2]) if match[2] else None, folder)
 
     @property
     def url(self) -> str:
-        """The server alone, as hdfs-native takes it."""
+        """URL of the server, for hdfs-native."""
         return f"hdfs://{self.host}" + (f":{self.port}" if self.port else "")
 
     def absolute(self, path: str) -> str:
-        """Return the absolute path of a file. Raises InvalidLocationError for a path that cannot be stored."""
+        """Return the absolute path of a file. Raise InvalidLocationError if the path is invalid."""
         check_path(path)
         _check_names(path, path)
         return self.folder + path
 
     def check_prefix(self, prefix: str) -> None:
-        """Refuse a prefix that no path has. Raises InvalidLocationError."""
+        """Raise InvalidLocationError if a prefix is invalid."""
         check_prefix(prefix)
         _check_names(prefix, prefix)
 
     def absolute_folder(self, path: str) -> str:
-        """Return the absolute path of a folder that is given with its final ``/``, or empty for the root."""
+        """Return the absolute path of a folder, given with its final ``/``, or empty for the root."""
         return (self.folder + path).rstrip("/") or "/"
 
 
 @dataclass(frozen=True, slots=True)
 class HdfsSettings:
-    """The checked options of a root. ``replication`` None leaves it to the server."""
+    """Validated options."""
 
     fsync: bool
     namenodes: tuple[str, ...]
+    #: None: the server's default.
     replication: int | None
     read_timeout_seconds: float
 
     @classmethod
     def of(cls, options: StorageOptions, location: HdfsLocation) -> HdfsSettings:
-        """Check the options. Raises InvalidInputError."""
+        """Validate options. Raise InvalidInputError if they are invalid.
+
+        Args:
+            options: Options of the root.
+            location: Parsed root.
+        """
         if "namenodes" in options and location.port is not None:
             raise InvalidInputError(
-                "storage option 'namenodes' is for a root on a name service, hdfs://NAMESERVICE/PATH/, and this"
-                " root names a port: leave one of the two out"
+                "storage option 'namenodes' requires a root on a name service, hdfs://NAMESERVICE/PATH/, but this root"
+                " has a port; remove one of them"
             )
         return read_settings(cls, HDFS_OPTIONS, options, namenodes=tuple(options.get("namenodes", "").split()))
 
     def configuration(self, location: HdfsLocation) -> Mapping[str, str]:
-        """Return what hdfs-native is told. It stands before what Hadoop's own files say.
+        """Return the configuration of hdfs-native, which takes precedence over Hadoop's files.
 
-        Each NameNode is asked once: RetryStorage repeats, and knows what may be repeated.
+        Each NameNode is tried once, because RetryStorage repeats requests that are safe to repeat.
         """
         service = location.host
         config = {
             "dfs.client.failover.sleep.base.millis": "10",
             "dfs.client.failover.sleep.max.millis": "100",
-            # Where no other DataNode is to be had, those that are left do. The NameNode makes up for it later.
+            # If there is no replacement for a failed DataNode, continue with the others. The NameNode replicates later.
             "dfs.client.block.write.replace-datanode-on-failure.best-effort": "true",
         }
         if location.port is not None:
@@ -141,13 +150,15 @@ class HdfsSettings:
             for name, address in zip(names, self.namenodes, strict=True):
                 config[f"dfs.namenode.rpc-address.{service}.{name}"] = address
         else:
-            config.setdefault("dfs.client.failover.max.attempts", _MOST_FAILOVERS)
+            config.setdefault("dfs.client.failover.max.attempts", _MAX_FAILOVERS)
         return config
 
 
 def _check_names(path: str, shown: str) -> None:
-    """Refuse names that HDFS does not have. Raises InvalidLocationError."""
+    """Raise InvalidLocationError if HDFS does not support a path."""
     if ":" in path:
-        raise InvalidLocationError(f"{shown!r} holds a ':', which no name in HDFS has: choose another", path=shown)
+        raise InvalidLocationError(f"{shown!r} contains ':', which HDFS does not allow; use another name", path=shown)
     if ".snapshot" in path.split("/"):
-        raise InvalidLocationError(f"{shown!r} names '.snapshot', which HDFS keeps for itself", path=shown)
+        raise InvalidLocationError(
+            f"{shown!r} contains '.snapshot', which is reserved by HDFS; use another name", path=shown
+        )

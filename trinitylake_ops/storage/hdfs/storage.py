@@ -12,6 +12,7 @@ from hdfs_native import Client, FileReader, FileStatus, WriteOptions
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from trinitylake_ops.errors import FileMissingError, StorageError, TrinityLakeError
+from trinitylake_ops.storage.error_table import MISSING
 from trinitylake_ops.storage.hdfs.client import HdfsClient, NameNodeClock
 from trinitylake_ops.storage.hdfs.errors import (
     FAILURES,
@@ -28,24 +29,31 @@ from trinitylake_ops.storage.paths import TEMPORARY_PREFIX, check_range, is_hidd
 
 logger = logging.getLogger(__name__)
 
-_PAGE_ENTRIES = 1000  # so many a NameNode gives at once
+_PAGE_ENTRIES = 1000  # the number of entries in a response of a NameNode
 _FOLDER_MODE = 0o755
-#: A file of at most so many bytes is opened and read in one go. That has no more time than a request without a body.
+#: Files up to this size are opened and read in one call, with the time limit of a request without a body.
 _SMALL_BYTES = 128 << 10
-#: So long a failed write waits, at most, for the end of its temporary file.
-_TIDYING_SECONDS = 2.0
+#: Maximum time that a failed write waits for the deletion of its temporary file.
+_CLEANUP_SECONDS = 2.0
 
 
 class HdfsStorage(Storage):
-    """Files under ``hdfs://namenode:port/folder/``; the folder is made by the first write.
+    """Files under ``hdfs://namenode:port/folder/``. The first write creates the folder.
 
-    A file is written under a fresh name in ``_ops/tmp/`` and then renamed to its own. A create replaces nothing, a
-    write replaces. So a file is visible whole or not at all. With ``fsync`` its bytes are on the disks of all its
-    DataNodes before the rename. The NameNode syncs its log before each answer.
+    A file is written with a temporary name in ``_ops/tmp/`` and then renamed, so that it is visible completely or not
+    at all. The rename of a create fails if the file exists. With ``fsync``, the bytes are on the disks of all DataNodes
+    of the file before the rename. The NameNode syncs its log before each response.
 
-    A killed process may leave a file in ``_ops/tmp/``, where nothing reads it. Times are those of the NameNode. In a
-    process that was forked after another root of HDFS was used, each operation raises StorageError. Raises
-    InvalidLocationError for a root of another form, and InvalidInputError for an option that is not valid.
+    A killed process may leave a file in ``_ops/tmp/``, which nothing reads. Times are from the clock of the NameNode.
+    In a process that was forked after its parent used HDFS, each operation raises StorageError.
+
+    Args:
+        root: Normalized root URI. Opening sends no request.
+        options: Options of ``HDFS_OPTIONS`` (docs/storages/README.md).
+
+    Raises:
+        InvalidLocationError: The root is invalid.
+        InvalidInputError: An option is invalid.
     """
 
     concurrency = 16
@@ -70,32 +78,33 @@ class HdfsStorage(Storage):
         check_range(path, offset, length)
         absolute, request = self._location.absolute(path), self._request(Step.READ, path)
 
-        def wanted(opened: FileReader) -> int:
-            size_bytes = len(opened)
+        def requested_bytes(reader: FileReader) -> int:
+            size_bytes = len(reader)
             n_bytes = max(0, min(size_bytes - offset, size_bytes if length is None else length))
             self._check_size(path, n_bytes, length, limit_bytes)
             return n_bytes
 
         def read_if_small(client: Client) -> bytes | FileReader:
-            opened = client.read(absolute)
-            n_bytes = wanted(opened)
+            reader = client.read(absolute)
+            n_bytes = requested_bytes(reader)
             if n_bytes == 0:
                 return b""
-            return bytes(opened.read_range(offset, n_bytes)) if n_bytes <= _SMALL_BYTES else opened
+            return bytes(reader.read_range(offset, n_bytes)) if n_bytes <= _SMALL_BYTES else reader
 
-        # One hand-over to another thread for most files. A large one has more time, once its size is known.
-        found = self._client.send(request, read_if_small)
-        if isinstance(found, bytes):
-            return found
-        n_bytes = wanted(found)
-        return self._client.send(request, lambda _: bytes(found.read_range(offset, n_bytes)), n_bytes)
+        # A small file takes one call in another thread. A large file takes two, so that the limit depends on its size.
+        content_or_reader = self._client.send(request, read_if_small)
+        if isinstance(content_or_reader, bytes):
+            return content_or_reader
+        reader = content_or_reader
+        n_bytes = requested_bytes(reader)
+        return self._client.send(request, lambda _: bytes(reader.read_range(offset, n_bytes)), n_bytes)
 
     def stat(self, path: str) -> FileInfo:
         absolute = self._location.absolute(path)
-        found = self._client.send(self._request(Step.STAT, path), lambda client: client.get_file_info(absolute))
-        if found.isdir:
-            raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
-        return _file_info(path, found)
+        status = self._client.send(self._request(Step.STAT, path), lambda client: client.get_file_info(absolute))
+        if status.isdir:
+            raise FileMissingError(MISSING.format(path=path, root=self.root), path=path)
+        return _file_info(path, status)
 
     def create(self, path: str, data: bytes) -> None:
         self._put(Step.CREATE, path, data, makes_folder=True)
@@ -107,7 +116,7 @@ class HdfsStorage(Storage):
         self._put(Step.WRITE, path, data, makes_folder=False)
 
     def delete(self, path: str) -> None:
-        """Delete a file. A folder without files goes, too, and comes back with the next file in it."""
+        """Delete a file or an empty folder. The next file in the folder creates it again."""
         absolute = self._location.absolute(path)
         try:
             self._client.call(lambda client: client.delete(absolute, False))
@@ -120,7 +129,7 @@ class HdfsStorage(Storage):
         raise failure
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete files one after the other in one thread: HDFS has no request for several."""
+        """Delete files serially in one thread, because HDFS has no request for several files."""
         for path in paths:
             self._location.absolute(path)
         return super().delete_batch(paths)
@@ -167,7 +176,7 @@ class HdfsStorage(Storage):
         return self._client.send(request, rename)
 
     def _staged(self, temporary: str, body: bytes) -> Callable[[Client], None]:
-        """Return the call that writes a temporary file. Its folders are made by the server."""
+        """Return the call that writes a temporary file. The server creates its folders."""
         options = WriteOptions(replication=self._settings.replication, overwrite=False, create_parent=True)
 
         def stage(client: Client) -> None:
@@ -181,48 +190,48 @@ class HdfsStorage(Storage):
         return stage
 
     def _remove(self, temporary: str) -> None:
-        """Remove a temporary file that got no name, if the server answers. Nothing reads what is left.
+        """Delete a temporary file that was not renamed. Best effort, because nothing reads temporary files.
 
-        The connection may have broken with the request before: then the second attempt has a new one.
+        The second attempt uses a new connection if the first one was lost.
         """
         attempts = Retrying(stop=stop_after_attempt(2), retry=retry_if_exception_type(OSError), reraise=True)
         try:
-            attempts(self._client.call, lambda client: client.delete(temporary, False), most_seconds=_TIDYING_SECONDS)
+            attempts(self._client.call, lambda client: client.delete(temporary, False), max_seconds=_CLEANUP_SECONDS)
         except FAILURES as error:
-            logger.debug("the temporary file %r stays: %s", temporary, error)
+            logger.debug("cannot delete the temporary file %r: %s", temporary, error)
 
     def _new_temporary(self) -> str:
         return f"{self._location.folder}{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
 
     def _stamp(self) -> int:
-        """Let the NameNode stamp an empty file, and return that time."""
+        """Create an empty file, and return the modification time that the NameNode set."""
         temporary, request = self._new_temporary(), self._request(Step.CLOCK, "")
         self._client.send(request, self._staged(temporary, b""))
         try:
-            found = self._client.send(request, lambda client: client.get_file_info(temporary))
+            status = self._client.send(request, lambda client: client.get_file_info(temporary))
         finally:
             self._remove(temporary)
-        return int(found.modification_time)
+        return int(status.modification_time)
 
     def _walk(self, prefix: str) -> Iterator[FileInfo]:
-        """Read one folder after the other, in pages. Only the names of folders still to read are kept."""
+        """List folders one after the other, page by page. Keep only the names of the remaining folders in memory."""
         top, slash, name_start = prefix.rpartition("/")
         folders = [top + slash]
         while folders:
             folder = folders.pop()
             start = name_start if folder == top + slash else ""
             for page in self._pages(prefix, folder):
-                for name, found in page:
+                for name, status in page:
                     if not name.startswith(start):
                         continue
-                    if not found.isdir:
+                    if not status.isdir:
                         if not is_hidden(folder + name, prefix):
-                            yield _file_info(folder + name, found)
+                            yield _file_info(folder + name, status)
                     elif not is_hidden(f"{folder}{name}/", prefix):
                         folders.append(f"{folder}{name}/")
 
     def _pages(self, prefix: str, folder: str) -> Iterator[builtins.list[tuple[str, FileStatus]]]:
-        """Yield the names in a folder and what they are, none where the folder is gone or is a file."""
+        """Yield the names and statuses of a folder's entries. Yield nothing if there is no such folder."""
         absolute = self._location.absolute_folder(folder)
         start = absolute.rstrip("/") + "/"
         request, entries = self._request(Step.LIST, prefix), None
@@ -244,8 +253,8 @@ class HdfsStorage(Storage):
                 raise failure
             if not page:
                 return
-            yield [(one.path.removeprefix(start), one) for one in page if one.path.startswith(start)]
+            yield [(status.path.removeprefix(start), status) for status in page if status.path.startswith(start)]
 
 
-def _file_info(path: str, found: FileStatus) -> FileInfo:
-    return FileInfo(path, found.length, found.modification_time)
+def _file_info(path: str, status: FileStatus) -> FileInfo:
+    return FileInfo(path, status.length, status.modification_time)

@@ -1,1 +1,1 @@
-"""What storages on servers share: clients, requests, errors, options and the server's clock."""
+"""Shared by all storages on servers: client caches, requests, errors, options and the server's clock."""

@@ -1,7 +1,7 @@
-"""Options, and errors in responses, that services of AWS share.
+"""Options and error tables that the AWS services share.
 
-Servers give the same failure different bodies, and client libraries give it different exceptions. So a client reduces a
-failure to status, error code and message. A service asks here about what it has in common with others.
+Response bodies differ between servers, and exceptions differ between client libraries. Each client therefore reduces a
+failure to status, error code and message, which the rows of these tables match.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from trinitylake_ops.storage.http.requests import CHANGES, SERVER_ERRORS, Storag
 from trinitylake_ops.storage.http.settings import TIMEOUTS
 from trinitylake_ops.storage.options import Kind, Option, StorageOptions, is_secret, read_settings
 
-#: Errors of requests without valid rights, by the code of the response. The server's own text is left out.
+#: Errors of requests that lack permission, by the code of the response. The server's text is not shown.
 PERMISSION_CODES = (
     ErrorRow(
         StoragePermissionError,
-        "{failure}: the clocks of this machine and of the server differ too much; set them right (the server says"
+        "{failure}: the clocks of this machine and of the server differ too much; correct them (the server responded"
         " {response})",
         codes={"RequestTimeTooSkewed"},
     ),
     ErrorRow(
         StoragePermissionError,
-        "{failure}: the credentials have expired; get new ones (the server says {response})",
+        "{failure}: the credentials have expired; get new ones (the server responded {response})",
         codes={"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"},
     ),
     ErrorRow(
         StoragePermissionError,
-        "{failure}: the credentials are wrong; check access key, secret and session token (the server says {response})",
+        "{failure}: the credentials are invalid; check access key, secret and session token (the server responded"
+        " {response})",
         codes={
             "AuthFailure", "AuthorizationQueryParametersError", "IncompleteSignatureException", "InvalidAccessKeyId",
             "InvalidClientTokenId", "InvalidSignatureException", "InvalidToken", "MissingAuthenticationToken",
@@ -50,7 +51,7 @@ PERMISSION_CODES = (
     ),
     ErrorRow(
         StoragePermissionError,
-        "{failure}: not allowed; check the credentials and the policy of the bucket or table (the server says"
+        "{failure}: not allowed; check the credentials and the policy of the bucket or table (the server responded"
         " {response})",
         codes={
             "AccessDenied", "AccessDeniedException", "AccessForbidden", "AccountProblem", "AllAccessDisabled",
@@ -59,17 +60,17 @@ PERMISSION_CODES = (
         },
     ),
 )  # fmt: skip
-#: The error of a request without valid rights, by the status of the response.
+#: The error of a request that lacks permission, by the status of the response.
 PERMISSION_STATUSES = ErrorRow(
     StoragePermissionError,
-    "{failure}: not allowed; check the credentials, the clock and the policy of the bucket or table (the server says"
-    " {response})",
+    "{failure}: not allowed; check the credentials, the clock and the policy of the bucket or table (the server"
+    " responded {response})",
     statuses={401, 403},
 )
-#: Errors of requests that failed temporarily or may have had their effect, and of those that the server cannot process.
+#: Errors of requests that failed temporarily, may have taken effect, or are not supported by the server.
 TRANSIENT = (
     ErrorRow(AmbiguousWriteError, "{what}", codes={"RequestTimeout"}, statuses={408}),
-    # A service names its reason. A proxy that names none may still hold the request.
+    # A response without a code may be from a proxy that still forwards the request.
     ErrorRow(AmbiguousWriteError, "{what}", bare_statuses={409, 429}, operations=CHANGES),
     ErrorRow(
         ThrottledError,
@@ -81,15 +82,15 @@ TRANSIENT = (
         },
         statuses={429},
     ),
-    ErrorRow(TransientError, "{what}: another request for the same name is in progress; retry", statuses={409}),
+    ErrorRow(TransientError, "{what}: another request for the same path is in progress; retry", statuses={409}),
     ErrorRow(
         TransientError,
-        "{what}: the data was damaged on its way; retry",
+        "{what}: the data was damaged in transit; retry",
         codes={"BadDigest", "IncompleteBody", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"},
     ),
     ErrorRow(
         StorageError,
-        "{what}: the server cannot do this; use another server",
+        "{what}: the server does not support this request; use another server",
         codes={"NotImplemented"},
         statuses={501},
     ),
@@ -99,16 +100,21 @@ TRANSIENT = (
 
 
 def error_without_credentials(request: StorageRequest, reason: str) -> StoragePermissionError:
-    """Return the error for a request that could not be signed; nothing was sent."""
+    """Return the error for a request that could not be signed and was not sent.
+
+    Args:
+        request: The request.
+        reason: Message of the client library, which is redacted.
+    """
     return StoragePermissionError(
-        f"{request.failure}: {request.safe(reason)}; give the options 'access_key_id' and 'secret_access_key', "
-        "or set up AWS credentials",
+        f"{request.failure}: {request.safe(reason)}; set the options 'access_key_id' and 'secret_access_key', "
+        "or configure AWS credentials",
         path=request.path,
     )
 
 
 def is_without_credentials(error: BaseException) -> bool:
-    """Whether an exception of botocore means that a request could not be signed, so that nothing was sent."""
+    """Whether an exception of botocore means that a request could not be signed and was not sent."""
     from botocore import exceptions
 
     return isinstance(
@@ -123,28 +129,32 @@ def is_without_credentials(error: BaseException) -> bool:
     )
 
 
-#: The variable with the address of all services. That of a single service comes before it.
+#: Variable with the endpoint of all services. The variable of a single service takes precedence.
 ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL"
-#: Variables that decide which server a root is on, and which user asks, if the options do not.
+#: Variables that determine the server of a root and the user, unless options do.
 AWS_ENVIRONMENT = (
     "AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_DEFAULT_PROFILE", "AWS_DEFAULT_REGION", ENDPOINT_VARIABLE,
     "AWS_PROFILE", "AWS_REGION", "AWS_ROLE_ARN", "AWS_SHARED_CREDENTIALS_FILE",
 )  # fmt: skip
 
 
-#: Where AWS's configuration files are, by the variable that names another place.
+#: Default paths of AWS's configuration files, by the variable that overrides the path.
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
-#: How the variables begin or end that a client reads when it is made: who asks, where, through which proxy.
-_READ_BY_CLIENTS = re.compile(r"(?i)AWS_.*|.*_PROXY|HOME|.*_CA_BUNDLE|SSL_CERT_(?:FILE|DIR)|BOTO_CONFIG")
+#: Variables that a client reads when it is created: credentials, endpoints, proxies and certificates.
+_CLIENT_VARIABLES = re.compile(r"(?i)AWS_.*|.*_PROXY|HOME|.*_CA_BUNDLE|SSL_CERT_(?:FILE|DIR)|BOTO_CONFIG")
 
-#: What botocore accepts. Its error for others shows them as they are.
+#: Regions that botocore accepts. For any other value it raises an error that repeats the value.
 _REGION = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
-#: The variable that botocore reads itself. AWS_REGION is read by the other clients of AWS only.
-_REGION_OF_BOTOCORE = "AWS_DEFAULT_REGION"
+#: The variable that botocore reads. It ignores AWS_REGION, which the other AWS clients read.
+_BOTOCORE_REGION_VARIABLE = "AWS_DEFAULT_REGION"
 
 
 def aws_options(service: str) -> tuple[Option, ...]:
-    """Return the options that each service of AWS accepts, by the service's name in variables such as ``S3``."""
+    """Return the options that all AWS services accept.
+
+    Args:
+        service: Name of the service in variables, for example ``S3``.
+    """
     return (
         Option(
             "endpoint",
@@ -157,9 +167,9 @@ def aws_options(service: str) -> tuple[Option, ...]:
             "region of the bucket or table",
             pattern=_REGION,
             form="a name of letters, digits and '-', such as us-east-1",
-            environment=(_REGION_OF_BOTOCORE, "AWS_REGION"),
+            environment=(_BOTOCORE_REGION_VARIABLE, "AWS_REGION"),
         ),
-        Option("access_key_id", "id of the access key", Kind.TOKEN, is_secret=True, environment=("AWS_ACCESS_KEY_ID",)),
+        Option("access_key_id", "ID of the access key", Kind.TOKEN, is_secret=True, environment=("AWS_ACCESS_KEY_ID",)),
         Option(
             "secret_access_key",
             "secret of the access key",
@@ -180,10 +190,11 @@ def aws_options(service: str) -> tuple[Option, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AwsSettings:
-    """The checked options. None means that AWS's environment and configuration files decide."""
+    """Validated options. None: determined by AWS's environment variables and configuration files."""
 
     #: The options of the service.
     specs: ClassVar[tuple[Option, ...]]
+    #: URL of the server.
     endpoint: str | None
     region: str | None
     connect_timeout_seconds: float
@@ -191,48 +202,51 @@ class AwsSettings:
 
     @classmethod
     def of(cls, options: StorageOptions) -> Self:
-        """Check the options. Raises InvalidInputError, which repeats no credentials."""
-        for name, needed in (("access_key_id", "secret_access_key"), ("secret_access_key", "access_key_id"),
-                             ("session_token", "access_key_id")):  # fmt: skip
-            if options.get(name) and not options.get(needed):
-                raise InvalidInputError(
-                    f"storage option {name!r} is of no use without {needed!r}; give both or neither"
-                )
+        """Validate options. Raise InvalidInputError, whose message contains no credentials, if they are invalid."""
+        for name, required in (("access_key_id", "secret_access_key"), ("secret_access_key", "access_key_id"),
+                               ("session_token", "access_key_id")):  # fmt: skip
+            if options.get(name) and not options.get(required):
+                raise InvalidInputError(f"storage option {name!r} requires {required!r}; set both or neither")
         settings = read_settings(cls, cls.specs, options)
-        if settings.region is None and not os.environ.get(_REGION_OF_BOTOCORE):
+        if settings.region is None and not os.environ.get(_BOTOCORE_REGION_VARIABLE):
             return replace(settings, region=os.environ.get("AWS_REGION") or None)
         return settings
 
 
 def aws_environment(specs: tuple[Option, ...]) -> Callable[[str, Mapping[str, str]], dict[str, str]]:
-    """Return a function of a root and its options that returns what the environment gives to the root.
+    """Return a function that reads the options of a root that environment variables set.
 
-    These are credentials where the options have none, the region, and the endpoint. ``specs`` are the options of the
-    service.
+    These are the region, the endpoint, and the credentials unless the root's options contain credentials.
+
+    Args:
+        specs: The options of the service.
+
+    Returns:
+        A function of the root URI and its options.
     """
 
-    def given(root: str, options: Mapping[str, str]) -> dict[str, str]:
+    def from_environment(root: str, options: Mapping[str, str]) -> dict[str, str]:
         del root  # the same for every root
-        found = {spec.name: spec.from_environment() for spec in specs if spec.environment}
+        values = {spec.name: spec.from_environment() for spec in specs if spec.environment}
         if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
-            del found["endpoint"]
-        is_complete = found["access_key_id"] and found["secret_access_key"]
+            del values["endpoint"]
+        is_complete = values["access_key_id"] and values["secret_access_key"]
         if any(map(is_secret, options)) or not is_complete:
-            found = {name: value for name, value in found.items() if not is_secret(name)}
-        return {name: value for name, value in found.items() if value and name not in options}
+            values = {name: value for name, value in values.items() if not is_secret(name)}
+        return {name: value for name, value in values.items() if value and name not in options}
 
-    return given
+    return from_environment
 
 
 def environment_of_clients() -> Hashable:
-    """Return what a client of AWS reads from its environment when it is made, to compare it with later."""
-    variables = frozenset(item for item in os.environ.items() if _READ_BY_CLIENTS.fullmatch(item[0]))
-    return variables, *(_state(os.environ.get(name) or place) for name, place in _FILES.items())
+    """Return the state of the environment variables and files that an AWS client reads when it is created."""
+    variables = frozenset(item for item in os.environ.items() if _CLIENT_VARIABLES.fullmatch(item[0]))
+    return variables, *(_file_state(os.environ.get(name) or default) for name, default in _FILES.items())
 
 
-def _state(path: str) -> tuple[int, int] | None:
+def _file_state(path: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(os.path.expanduser(path))
-    except OSError:  # AWS's clients take a file that they cannot read for none, too
+        state = os.stat(os.path.expanduser(path))
+    except OSError:  # AWS clients ignore files that they cannot read
         return None
-    return found.st_mtime_ns, found.st_size
+    return state.st_mtime_ns, state.st_size

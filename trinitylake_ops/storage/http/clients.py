@@ -1,4 +1,4 @@
-"""Clients that a process keeps, and their event loop."""
+"""Client caches of a process, and the event loop of asynchronous clients."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 Store = TypeVar("Store")
 
-#: Bodies up to this size share one client. Each doubling has a client of its own, with more time.
+#: Requests with bodies up to this size share one client. Each doubling has a separate client with longer timeouts.
 _SMALL_BODY_BYTES = 4 * 1024 * 1024
 _ONE_DAY = timedelta(days=1)
 
 
 class Fork:
-    """Whether this process was forked from one that had used obstore.
+    """Tracks whether this process was forked from a process that had used obstore.
 
-    The runtime of obstore is one per process and has threads, which a forked child does not have. Every request there
-    would wait indefinitely, even through a new client. A process that only imported obstore has no such threads.
+    obstore has one runtime per process, whose threads do not exist in a forked child. Every request of the child would
+    hang, even of a new client. A process that imported obstore without using it has no such threads.
     """
 
     happened = False
-    #: Whether this process made a client, whose requests start the threads.
+    #: Whether this process created a client. Requests of clients start the threads.
     has_clients = False
 
 
@@ -48,10 +48,10 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class ObstoreClients(ABC, Generic[Store]):
-    """Clients for the requests of one root. Nothing is read or sent before the first use. Thread-safe.
+    """The obstore clients of one root, created on first use. Thread-safe.
 
-    A time-out of obstore belongs to a client, not to a request. Its time-out for reading runs while a body is sent,
-    too. So uploads take a client whose time-outs allow for the size of the body.
+    obstore's timeouts belong to a client, not to a request, and its read timeout also runs while a body is sent.
+    Uploads therefore use a client whose timeouts allow for the size of the body.
     """
 
     def __init__(self, timeouts: Timeouts):
@@ -60,9 +60,9 @@ class ObstoreClients(ABC, Generic[Store]):
         self._by_allowance: dict[int | None, Store] = {}
 
     def for_body(self, n_bytes: int = 0) -> Store:
-        """Return the client for a request with a body of this size, or with a short answer.
+        """Return the client for a request with a body of this size, and a short response.
 
-        Raises what the library for credentials raises, when there are none or the configuration cannot be used.
+        Errors of the credentials library, for example for missing credentials, are raised unchanged.
         """
         allowance_bytes = _SMALL_BODY_BYTES
         while allowance_bytes < n_bytes:
@@ -70,11 +70,11 @@ class ObstoreClients(ABC, Generic[Store]):
         return self._store(allowance_bytes)
 
     def for_reading(self) -> Store:
-        """Return the client for answers of unknown size, which ``body_of`` takes in. Raises as ``for_body`` does."""
+        """Return the client for responses of unknown size. Read them with ``body_of``."""
         return self._store(None)
 
     def body_of(self, response: GetResult) -> bytes:
-        """Take in an answer. Its time is bounded here, since only now its size is known. Raises TimeoutError."""
+        """Read the body of a response. Raise TimeoutError if it takes too long for its size."""
         start, end = response.range
         deadline = time.monotonic() + longest_seconds(self._timeouts, end - start)
         chunks = []
@@ -86,12 +86,12 @@ class ObstoreClients(ABC, Generic[Store]):
 
     @abstractmethod
     def _new_store(self, limits: ClientConfig, timeout: timedelta) -> Store:
-        """Return a client with these limits, which sends each request once, within the time-out."""
+        """Create a client with these limits that sends each request once."""
 
     def _store(self, allowance_bytes: int | None) -> Store:
-        found = self._by_allowance.get(allowance_bytes)
-        if found is not None:
-            return found
+        store = self._by_allowance.get(allowance_bytes)
+        if store is not None:
+            return store
         with self._lock:
             if allowance_bytes not in self._by_allowance:
                 self._by_allowance[allowance_bytes] = self._create_store(allowance_bytes)
@@ -114,40 +114,45 @@ class ObstoreClients(ABC, Generic[Store]):
 
 T = TypeVar("T")
 
-#: A process that opens more places than this by turns makes clients anew.
-_MOST = 16
+#: Maximum number of cached clients.
+MAX_CLIENTS = 16
 
 
 class ClientCache(Generic[T]):
-    """The clients that were used last, by all that decides how they ask. Thread-safe.
+    """A thread-safe LRU cache of clients and their connections.
 
-    Making a client takes tens of milliseconds of CPU time: it reads certificates and the descriptions of a service.
-    Its connections are kept with it. A key must hold everything that a client reads when it is made.
+    Creating a client takes tens of milliseconds of CPU time, because it reads certificates and service descriptions.
+    The key of a client must contain everything that the client reads when it is created.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, T] = OrderedDict()
+        self._clients: OrderedDict[Hashable, T] = OrderedDict()
         at_fork(self)
 
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the client of a key, made if need be. Making it may not send anything."""
+    def get(self, key: Hashable, create: Callable[[], T]) -> T:
+        """Return the client of a key.
+
+        Args:
+            key: All settings of the client.
+            create: Creates the client without sending a request.
+        """
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = make()
-            self._kept.move_to_end(key)
-            while len(self._kept) > _MOST:
-                self._kept.popitem(last=False)
-            return self._kept[key]
+            if key not in self._clients:
+                self._clients[key] = create()
+            self._clients.move_to_end(key)
+            while len(self._clients) > MAX_CLIENTS:
+                self._clients.popitem(last=False)
+            return self._clients[key]
 
     def drop(self, client: T) -> None:
-        """Hand a client to no further storage: it may have been made without what it needs."""
+        """Remove a client, for example because it was created before there were credentials."""
         with self._lock:
-            for key in [key for key, kept in self._kept.items() if kept is client]:
-                del self._kept[key]
+            for key in [key for key, cached in self._clients.items() if cached is client]:
+                del self._clients[key]
 
     def after_fork_in_child(self) -> None:
-        """Go on in a forked child, whose thread that held the lock is gone. Clients see to themselves."""
+        """Replace the lock: a forked child does not have the thread that held it. Clients handle forks themselves."""
         self._lock = threading.Lock()
 
 
@@ -155,31 +160,31 @@ _CLOSE_TIMEOUT_SECONDS = 1.0
 
 
 def run_on_loop(request: Coroutine[Any, Any, T]) -> T:
-    """Run a request on the loop and wait for it, in any other thread. Raises what it raises.
+    """Run a request on the event loop and wait for its result. Its errors are raised.
 
-    Raises RuntimeError in the thread of the loop, as when an object collected there sends a request: it would wait for
-    itself.
+    Raise RuntimeError in the thread of the loop, for example if a destructor that runs there sends a request, because
+    it would wait indefinitely.
     """
     loop = fsspec.asyn.get_loop()
     if _is_own_thread(loop):
         request.close()
-        raise RuntimeError("a request was sent from the thread of the event loop, which would wait for itself")
+        raise RuntimeError("cannot send a request from the thread of the event loop: it would wait for itself")
     response = asyncio.run_coroutine_threadsafe(request, loop)
     try:
         return response.result()
     except BaseException:
-        response.cancel()  # after an interrupt no request stays behind
+        response.cancel()  # so that an interrupt leaves no request behind
         raise
 
 
 def close_on_loop(close: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-    """Close a client on the loop, for a moment at most. Without a loop that runs, nothing is left to close."""
+    """Close a client on the event loop, and wait up to a second. Do nothing if there is no running loop."""
     loop = fsspec.asyn.get_loop()
     if loop is None or loop.is_closed():
         return
     closing = asyncio.run_coroutine_threadsafe(close(), loop)
     if _is_own_thread(loop):
-        return  # garbage collection on the loop's own thread: the client closes when this returns
+        return  # called by a destructor on the loop's thread: the client closes after this returns
     try:
         closing.result(_CLOSE_TIMEOUT_SECONDS)
     except TimeoutError:

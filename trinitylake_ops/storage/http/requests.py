@@ -1,7 +1,6 @@
-"""Requests to servers as messages name them, and ranges of HTTP.
+"""Descriptions of requests for error messages, errors from responses, and HTTP ranges. No I/O.
 
-This module is pure. Each storage reduces a failure of its client to the meaning of an answer, or to the kind of a
-:class:`TransportFailure`.
+Each storage reduces a failure of its client library to a status and code, or to a :class:`TransportFailure`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from trinitylake_ops.storage.options import StorageOptions
 
 
 class Request(Enum):
-    """The purpose of a request. The value is the verb that messages use."""
+    """The operation of a request. The value is the verb for messages."""
 
     READ = "read"
     STAT = "look up"
@@ -31,33 +30,33 @@ class Request(Enum):
     WRITE = "write"
     DELETE = "delete"
     LIST = "list"
-    CLOCK = "ask for the time of"
+    CLOCK = "get the time of"
 
     @property
     def changes_files(self) -> bool:
-        """Whether the request may have had an effect although no answer says so."""
+        """Whether the request may take effect although its response is lost."""
         return self in (Request.CREATE, Request.WRITE, Request.DELETE)
 
 
-#: Requests that may have had an effect although no response says so.
+#: Operations that may take effect although the response is lost.
 CHANGES = tuple(request for request in Request if request.changes_files)
-#: Statuses of responses that leave open whether the request had its effect.
+#: Statuses of responses after which the request may have taken effect.
 SERVER_ERRORS = range(500, 1000)
 #: Statuses of responses that refer to another server.
 REDIRECTS = range(300, 400)
-#: Requests for one file, whose absence a response of the status 404 means.
+#: Operations for which status 404 means that the file does not exist.
 OF_ONE_FILE = (Request.READ, Request.STAT, Request.DELETE)
 
 
 class TransportFailure(Enum):
-    """Why there is no answer at all."""
+    """Why a request has no response."""
 
-    NOT_CONNECTED = "no connection"  # refused, unknown host, time-out while connecting: nothing was sent
+    NOT_CONNECTED = "no connection"  # refused, unknown host, timeout while connecting: nothing was sent
     NOT_TRUSTED = "no TLS connection"  # the handshake failed: nothing was sent
-    NO_ANSWER = "no answer"  # lost, cut short, unreadable, or too late: the server may have done its work
+    NO_RESPONSE = "no response"  # lost, truncated, invalid or late: the request may have taken effect
 
 
-# What gives away credentials of AWS, Google and Azure, where a server or a client library quotes a request.
+# Credentials of AWS, Google and Azure in requests that a server or a client library quotes.
 _LOOKS_SECRET = re.compile(
     r"(?i)\b(?:AKIA|ASIA)[A-Z0-9]{8,}\b|\bya29\.[\w.-]+|\bbearer\s+[^\s,;&]+"
     r"|\b(?:sig|signature|credential|x-amz-[a-z-]+|security-?token|access-?key-?id|account-?key|access_token"
@@ -68,12 +67,15 @@ _MAX_SHOWN_CHARACTERS = 160
 
 @dataclass(frozen=True, slots=True)
 class StorageRequest:
-    """One request. ``path`` is relative to ``root``, a prefix for LIST. ``options`` and ``secrets`` are not shown."""
+    """A request to a storage, as error messages describe it."""
 
     operation: Request
+    #: Path relative to the root. For LIST, the prefix.
     path: str
     root: str
+    #: Options of the storage, which may contain credentials.
     options: StorageOptions
+    #: Further texts that messages must not contain.
     secrets: tuple[str, ...] = ()
 
     @property
@@ -83,13 +85,13 @@ class StorageRequest:
 
     @property
     def failure(self) -> str:
-        """The first half of every message: what could not be done, and where."""
+        """The first part of every message: what failed, and where."""
         if self.operation is Request.CLOCK:
             return f"cannot {self.operation.value} {self.root}"
         return f"cannot {self.operation.value} {self.path!r} under {self.root}"
 
     def safe(self, text: str) -> str:
-        """Return one short line without credentials and without markup."""
+        """Shorten a text to one line, without credentials and markup."""
         for secret in self.secrets:
             text = text.replace(secret, "***")
         text = _LOOKS_SECRET.sub("***", self.options.redact(text))
@@ -98,40 +100,52 @@ class StorageRequest:
         return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
 
     def described(self, status: int | None, code: str | None, message: str | None = None) -> str:
-        """Return what the server said, as messages show it: status, its own word for the reason, and its text."""
+        """Format a response for messages.
+
+        Args:
+            status: HTTP status.
+            code: The service's error code.
+            message: The service's message, which is shortened and redacted.
+        """
         response = " ".join(part for part in (str(status) if status is not None else None, code) if part) or "no reason"
         text = self.safe(message or "")
         return f"{self.safe(response)} ({text})" if text else self.safe(response)
 
     def ambiguous_error(self, what: str) -> StorageError:
-        """Return the error for a request that may have had its effect, if it has one."""
+        """Return the error for this request if it has no response: ambiguous for changes, otherwise transient."""
         return ambiguous_error(what, self.path, changes_files=self.operation.changes_files)
 
 
 def ambiguous_error(what: str, path: str, *, changes_files: bool) -> StorageError:
-    """Return the error for what may have taken effect although no answer says so, if it has an effect."""
+    """Return the error for a request without a response.
+
+    Args:
+        what: What failed.
+        path: Path of the file.
+        changes_files: Whether the request may have taken effect. Otherwise the error is transient.
+    """
     if changes_files:
-        return AmbiguousWriteError(f"{what}; it may have taken effect: read the name to see", path=path)
+        return AmbiguousWriteError(f"{what}; it may have taken effect: read the path to find out", path=path)
     return TransientError(f"{what}; retry", path=path)
 
 
 def error_from_table(
     table: Iterable[ErrorRow], request: StorageRequest, status: int | None, code: str | None, message: str | None
 ) -> TrinityLakeError:
-    """Return the typed error for a response of a server: one line that says what to do.
+    """Return the typed error for a response.
 
     Args:
-        table: the errors of the storage. Their messages may also have the names ``bucket`` and
-            ``response``: the response without the server's text, which may quote the request or its signature.
-        request: the request that failed.
-        status: the HTTP status. None for the result of one file in a batch.
-        code: the service's name of the failure. None if the response has none, like that of a proxy.
-        message: the server's text, which is shown shortened, on one line and redacted.
+        table: Error table of the storage. Its messages may also use ``bucket`` and ``response``, which is the response
+            without the server's message, because that may quote the request or its signature.
+        request: The request that failed.
+        status: HTTP status. None for the result of one file in a batch.
+        code: The service's error code. None if the response has none, for example because it is from a proxy.
+        message: The server's message, which is shortened and redacted.
     """
     row = find_row(table, request.operation, status, code, message or "")
     names = {"failure": request.failure, "path": request.path, "root": request.root, "bucket": request.bucket}
     if "{what}" in row.message:
-        names["what"] = f"{request.failure}: the server says {request.described(status, code, message)}"
+        names["what"] = f"{request.failure}: the server responded {request.described(status, code, message)}"
     if "{response}" in row.message:
         names["response"] = request.described(status, code)
     text = row.message.format(**names)
@@ -143,7 +157,14 @@ def error_from_table(
 def error_from_transport(
     request: StorageRequest, failure: TransportFailure, endpoint: str, reason: str
 ) -> StorageError:
-    """Return the typed error for a request that got no answer. ``endpoint`` and ``reason`` are shown redacted."""
+    """Return the typed error for a request without a response.
+
+    Args:
+        request: The request.
+        failure: The kind of failure.
+        endpoint: Address of the server, which is redacted.
+        reason: Reason from the client library, which is redacted.
+    """
     where = f"{request.failure} at {request.safe(endpoint)}"
     why = request.safe(reason)
     if failure is TransportFailure.NOT_TRUSTED:
@@ -156,22 +177,22 @@ def error_from_transport(
             f"{where}: no connection ({why}); check the option 'endpoint' and that the server runs, then retry",
             path=request.path,
         )
-    return request.ambiguous_error(f"{where}: no complete answer ({why})")
+    return request.ambiguous_error(f"{where}: no complete response ({why})")
 
 
 def aiohttp_failure(error: BaseException) -> tuple[TransportFailure, str]:
-    """Return how far a request of aiohttp without a response got, and why there is none."""
+    """Return the kind of failure and its reason for an exception of aiohttp without a response."""
     import aiohttp
 
-    failure = TransportFailure.NO_ANSWER  # an established connection that broke, or a time-out after that
+    failure = TransportFailure.NO_RESPONSE  # a lost connection, or a timeout after it was established
     if isinstance(error, (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)):
         failure = TransportFailure.NOT_TRUSTED
     elif isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
         failure = TransportFailure.NOT_CONNECTED
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return failure, "time-out while connecting"
+        return failure, "timeout while connecting"
     if isinstance(error, TimeoutError):
-        return failure, "time-out"
+        return failure, "timeout"
     if isinstance(error, OSError) and error.strerror:
         return failure, error.strerror
     return failure, str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -181,7 +202,13 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 def range_header(offset: int, length: int | None, name: str = "Range") -> dict[str, str]:
-    """Return the header that asks for a range, if it is not the whole file. Lengths are positive."""
+    """Return the header of a range request. It is empty for a whole file.
+
+    Args:
+        offset: First byte of the range.
+        length: Number of bytes, at least 1. None: up to the end of the file.
+        name: Name of the header.
+    """
     if offset == 0 and length is None:
         return {}
     last = "" if length is None else str(offset + length - 1)
@@ -191,12 +218,17 @@ def range_header(offset: int, length: int | None, name: str = "Range") -> dict[s
 def requested_part(
     data: bytes, content_range: str | None, size_bytes: int | None, offset: int, length: int | None
 ) -> bytes | None:
-    """Return the bytes of the range, or None when the answer does not hold what its headers and the request say.
+    """Return the requested range of a response, or None if the response contradicts its headers or the request.
 
-    ``size_bytes`` is the length that the answer gives, None if it gives none.
+    Args:
+        data: Body of the response.
+        content_range: ``Content-Range`` header, if there is one.
+        size_bytes: ``Content-Length`` header, if there is one.
+        offset: First byte of the requested range.
+        length: Length of the requested range. None: up to the end of the file.
     """
     match = _CONTENT_RANGE.fullmatch(content_range or "")
-    if match is None:  # the whole file, also if a server ignores ranges
+    if match is None:  # the whole file: a server may ignore the Range header
         end = None if length is None else offset + length
         return data[offset:end] if size_bytes in (None, len(data)) else None
     first, last, total = (int(number) for number in match.groups())

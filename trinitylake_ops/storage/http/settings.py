@@ -1,4 +1,4 @@
-"""Options of storages on servers, and roots in buckets."""
+"""Options of storages on servers, and locations of roots in buckets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from trinitylake_ops.errors import InvalidLocationError
 from trinitylake_ops.storage.options import Kind, Option
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
-#: The slowest transfer that a request waits for, on top of the time-outs for connecting and for the answer.
+#: Slowest transfer that does not time out. The time of the transfer is added to the timeouts.
 MIN_BYTES_PER_SECOND = 128 * 1024
-#: More than the threads of the pool that storages share, so that no request waits for a connection.
+#: More than the threads of the pool that storages share, so that requests never wait for a connection.
 MAX_CONNECTIONS = 128
 
 _MIN_TIMEOUT_SECONDS = 0.001
@@ -21,28 +21,32 @@ _MAX_TIMEOUT_SECONDS = 86_400
 
 
 class Timeouts(Protocol):
-    """Settings that say how long a request waits for a connection, and without a byte of an answer."""
+    """Settings with timeouts."""
 
     @property
     def connect_timeout_seconds(self) -> float:
-        """Seconds until a connection stands."""
+        """Maximum time to establish a connection."""
 
     @property
     def read_timeout_seconds(self) -> float:
-        """Seconds without a byte of an answer."""
+        """Maximum time without a byte of the response."""
 
 
 def longest_seconds(timeouts: Timeouts, n_bytes: int = 0) -> float:
-    """Return how long a request, or an answer, with this many bytes of body may take.
+    """Return the maximum total time of a request or a response, in seconds.
 
-    A client's own time-outs see a silent server, but not one that trickles or stops reading.
+    The timeouts of a client detect a server that is silent, but not one that sends or reads very slowly.
+
+    Args:
+        timeouts: The timeouts of the client.
+        n_bytes: Size of the body.
     """
     return timeouts.connect_timeout_seconds + 2 * timeouts.read_timeout_seconds + n_bytes / MIN_BYTES_PER_SECOND
 
 
 CONNECT_TIMEOUT = Option(
     "connect_timeout_seconds",
-    "how long a request waits for a connection before it is tried again, in seconds",
+    "maximum time to connect before the request is retried, in seconds",
     Kind.NUMBER,
     default=5.0,
     minimum=_MIN_TIMEOUT_SECONDS,
@@ -50,7 +54,7 @@ CONNECT_TIMEOUT = Option(
 )
 READ_TIMEOUT = Option(
     "read_timeout_seconds",
-    "how long a request waits without a byte of the response before it is tried again, in seconds",
+    "maximum time without a byte of the response before the request is retried, in seconds",
     Kind.NUMBER,
     default=30.0,
     minimum=_MIN_TIMEOUT_SECONDS,
@@ -60,7 +64,7 @@ TIMEOUTS = (CONNECT_TIMEOUT, READ_TIMEOUT)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether an address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -69,34 +73,30 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-#: S3 and Google Cloud Storage limit a key, the prefix of the root included, to this many bytes of UTF-8.
+#: Maximum size of a key of S3 and Google Cloud Storage in UTF-8, including the prefix of the root.
 MAX_KEY_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class BucketLocation:
-    """Bucket and key prefix of a root; the prefix is empty or ends with ``/``.
-
-    Each service says by a class of its own what its buckets are called, and which keys it takes. ``root_form`` is what
-    a root of another form is answered. It repeats nothing, as that may hold credentials, or a host with a port.
-    """
+    """Bucket and key prefix of a root. Each service has a subclass."""
 
     root: str
     bucket: str
+    #: Empty, or ends with ``/``.
     key_prefix: str
 
     scheme: ClassVar[str]
+    #: Name of the service in messages.
     service: ClassVar[str]
+    #: Valid names of buckets.
     bucket_name: ClassVar[re.Pattern[str]]
+    #: Error message for an invalid root. It does not repeat the root, which may contain credentials.
     root_form: ClassVar[str]
 
     @classmethod
     def of(cls, root: str) -> Self:
-        """Split a normalized root URI.
-
-        Raises InvalidLocationError for another form, for a root that is too long, and for a bucket that is no name of
-        one.
-        """
+        """Parse a normalized root URI. Raise InvalidLocationError if its form, bucket or length is invalid."""
         if not cls.bucket_name.fullmatch(root.removeprefix(f"{cls.scheme}://").partition("/")[0]):
             raise InvalidLocationError(cls.root_form)
         bucket, path = split_root(root, cls.scheme)
@@ -105,24 +105,21 @@ class BucketLocation:
         return location
 
     def key(self, path: str) -> str:
-        """Return the key of a path.
-
-        Raises InvalidLocationError for a path that no storage accepts, or whose key the service does not take.
-        """
+        """Return the key of a path. Raise InvalidLocationError if the path or the key is invalid."""
         check_path(path)
         key = self.key_prefix + path
         self.check_key(key, path)
         return key
 
     def listed(self, prefix: str) -> str:
-        """Return the start of all keys below a path prefix. Raises InvalidLocationError as ``key`` does."""
+        """Return the prefix of the keys of a path prefix. Raise InvalidLocationError if it is invalid."""
         check_prefix(prefix)
         start = self.key_prefix + prefix
         self.check_key(start, prefix)
         return start
 
     def path(self, key: str) -> str | None:
-        """Return the path of a listed key, or None for a key that no path has (``folder/``, ``a//b``)."""
+        """Return the path of a listed key, or None if no path has such a key (``folder/``, ``a//b``)."""
         path = key.removeprefix(self.key_prefix)
         try:
             check_path(path)
@@ -131,10 +128,15 @@ class BucketLocation:
         return path
 
     def check_key(self, key: str, shown: str) -> None:
-        """Raise InvalidLocationError for a key that the service does not take; ``shown`` is what the caller gave."""
+        """Raise InvalidLocationError if a key is too long.
+
+        Args:
+            key: The key.
+            shown: The path or root, for the message.
+        """
         n_bytes = len(key.encode())
         if n_bytes > MAX_KEY_BYTES:
             raise InvalidLocationError(
-                f"the key of {shown[:80]!r}... would have {n_bytes} bytes with the prefix of its root, {self.service}"
-                f" allows {MAX_KEY_BYTES}: use a shorter name"
+                f"{shown[:80]!r}... is too long: its key has {n_bytes} bytes, including the prefix of the root, and"
+                f" {self.service} allows {MAX_KEY_BYTES}; use a shorter name"
             )

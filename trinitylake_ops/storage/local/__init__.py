@@ -1,1 +1,1 @@
-"""Local folders."""
+"""The local file system."""

@@ -1,7 +1,7 @@
-"""The line of processes that commit to one folder, held together by an advisory lock on it (protocol.md, C).
+"""An advisory lock on a folder that processes hold while they commit (docs/internals/protocol.md, C).
 
-Nothing depends on the line: a commit is decided by the creation of its root alone. It saves the attempts that processes
-would lose to each other. The kernel frees the lock of a process that ends, however it does.
+Correctness does not depend on the lock: a commit is decided only by the creation of its root. The lock avoids conflicts
+between processes. The kernel releases it when a process ends, even if the process is killed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Iterator
 
 logger = logging.getLogger(__name__)
 
-#: For so long after a wait, others are taken to have committed meanwhile, even where nobody is seen.
+#: For this long after a wait, other processes are assumed to have committed, even if the lock was free.
 _CROWDED_S = 1.0
 
 
 class CommitLock:
-    """A place in the line before one folder. All threads of a process may use the same object."""
+    """A lock on one folder. Thread-safe."""
 
     def __init__(self, folder: bytes):
         self._folder = folder
@@ -30,14 +30,15 @@ class CommitLock:
 
     @contextlib.contextmanager
     def acquire(self, longest_s: float) -> Iterator[bool]:
-        """Hold the front of the line in a block, and yield whether others were before us, now or a moment ago.
+        """Hold the lock in a block, and yield whether another process held it now or in the last second.
 
-        Goes on without a place after ``longest_s``, and where the file system has no such locks.
+        The block runs without the lock if it is not acquired in ``longest_s`` seconds, or if the file system does not
+        support locks.
         """
         try:
             descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            yield False  # whatever is wrong with the folder, the first write tells it better
+            yield False  # the first write reports what is wrong with the folder
             return
         is_free = _lock(descriptor)
         if not (is_free or self._wait(descriptor, longest_s)):
@@ -49,9 +50,9 @@ class CommitLock:
             _unlock(descriptor)
 
     def _wait(self, descriptor: int, longest_s: float) -> bool:
-        """Wait for the front. Returns whether we got there; the descriptor is closed if not.
+        """Wait for the lock. Return whether it was acquired. Otherwise close the descriptor.
 
-        Where an earlier wait was in vain and its place did not come since, nobody is waited for.
+        Do not wait if an earlier wait timed out and is still blocked.
         """
         if self._abandoned_wait is not None and self._abandoned_wait.is_waiting:
             os.close(descriptor)
@@ -61,34 +62,34 @@ class CommitLock:
             self._crowded_until_s = time.monotonic() + _CROWDED_S
             return True
         self._abandoned_wait = wait
-        logger.info("no longer waiting for a process that commits to %r", os.fsdecode(self._folder))
+        logger.info("gave up waiting for a process that commits to %r", os.fsdecode(self._folder))
         return False
 
 
 class _Wait:
-    """A blocking call for the lock, in a thread of its own: the call cannot be ended, but we need not stay for it.
+    """A blocking call for the lock in a separate thread, because the call cannot be interrupted.
 
-    The kernel lets those through in their order who wait in such calls, and wakes one at a time. To look again and
-    again would cost each of many processes a part of every commit.
+    The kernel grants the lock to blocked callers in order, and wakes one at a time. Polling would cost each of many
+    processes CPU time for every commit.
     """
 
     def __init__(self, descriptor: int):
         self._descriptor = descriptor
         self._choice = threading.Lock()
         self._is_over = threading.Event()
-        self._is_left = False
+        self._is_abandoned = False
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the lock did not come yet."""
+        """Whether the call is still blocked."""
         return not self._is_over.is_set()
 
     def ends_within(self, longest_s: float) -> bool:
-        """Wait for the lock. Returns whether it came; if not, it is freed again as soon as it comes."""
+        """Wait for the lock. Return whether it was acquired. Otherwise release it as soon as it is acquired."""
         try:
-            threading.Thread(target=self._block, name="commit-line", daemon=True).start()
+            threading.Thread(target=self._block, name="commit-lock", daemon=True).start()
         except RuntimeError as error:
-            logger.debug("no thread can wait: %s", error)
+            logger.debug("cannot start a thread that waits for the lock: %s", error)
             os.close(self._descriptor)
             self._is_over.set()
             return False
@@ -102,33 +103,36 @@ class _Wait:
     def _block(self) -> None:
         _lock(self._descriptor, is_blocking=True)
         with self._choice:
-            if self._is_left:
+            if self._is_abandoned:
                 _unlock(self._descriptor)
             self._is_over.set()
 
     def _abandon(self) -> bool:
-        """Stay no longer, unless the lock came just now. Returns whether we left."""
+        """Abandon the wait, unless the lock was just acquired. Return whether the wait was abandoned."""
         with self._choice:
-            self._is_left = self.is_waiting
-            return self._is_left
+            self._is_abandoned = self.is_waiting
+            return self._is_abandoned
 
 
 def _lock(descriptor: int, *, is_blocking: bool = False) -> bool:
-    """Take the lock if it is free, or wait for it. It counts as free where the file system knows none."""
+    """Acquire the lock. Return False if it is held and ``is_blocking`` is false.
+
+    Return True if the file system does not support locks.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if is_blocking else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError as error:
-        logger.debug("the file system has no advisory locks: %s", error)
+        logger.debug("the file system does not support advisory locks: %s", error)
     return True
 
 
 def _unlock(descriptor: int) -> None:
-    """Free the lock, and close. A forked child may hold it by its copy of the descriptor: closing ours would not do."""
+    """Release the lock and close the descriptor. Closing is not enough: a forked child may have a copy of it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     except OSError as error:
-        logger.debug("the file system has no advisory locks: %s", error)
+        logger.debug("the file system does not support advisory locks: %s", error)
     finally:
         os.close(descriptor)

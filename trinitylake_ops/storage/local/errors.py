@@ -1,4 +1,4 @@
-"""The meaning of an error of the operating system for the caller of a storage (S7)."""
+"""The error table of the local file system (S7)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.storage.error_table import EXISTS, FULL, MISSING, RETRY, ErrorRow, find_row
 
 _BEHIND_A_LINK = (
-    "{path!r} under {root} lies behind a symbolic link, which is not followed here; put the file itself there"
+    "{path!r} under {root} is behind a symbolic link, and links are not followed; replace the link by the file"
 )
 _WITHOUT_RESPONSE = {errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EREMOTEIO, errno.ENODEV, errno.ENXIO}
 
@@ -32,7 +32,7 @@ _ERRORS = (
     ErrorRow(FileExistsAlreadyError, EXISTS, statuses={errno.EEXIST}),
     ErrorRow(
         StoragePermissionError,
-        "{what}; check owner, mode and mount options of the folder",
+        "{what}; check the owner, the mode and the mount options of the folder",
         statuses={errno.EACCES, errno.EPERM, errno.EROFS},
     ),
     ErrorRow(StorageFullError, FULL, statuses={errno.ENOSPC, errno.EDQUOT, errno.EFBIG}),
@@ -45,11 +45,11 @@ _ERRORS = (
         },
     ),
     ErrorRow(InvalidLocationError, "{what}; use a shorter name", statuses={errno.ENAMETOOLONG}),
-    ErrorRow(StorageError, "{failure}: there is a folder of this name; remove it", statuses={errno.EISDIR}),
+    ErrorRow(StorageError, "{failure}: it is a folder; remove it", statuses={errno.EISDIR}),
     ErrorRow(
         StorageError,
-        "{failure} safely: the file system has neither hard links nor renaming without replacement; keep the lakehouse"
-        " on another file system",
+        "{failure} safely: the file system supports neither hard links nor renames without replacement; use another"
+        " file system",
         statuses={errno.EOPNOTSUPP},
     ),
     ErrorRow(StorageError, "{what}; check the file system"),
@@ -58,23 +58,29 @@ _ERRORS = (
 
 @contextmanager
 def translated(root: str, path: str, verb: str) -> Iterator[None]:
-    """Raise the typed error for an OSError of the block. ``verb`` names the caller's operation."""
+    """Raise the typed error for an OSError of the block.
+
+    Args:
+        root: Root of the storage.
+        path: Path below the root.
+        verb: Operation of the caller, for example ``read``.
+    """
     try:
         yield
-    except TrinityLakeError:  # some of ours are errors of the operating system, too
+    except TrinityLakeError:  # some typed errors are also OSErrors
         raise
     except OSError as error:
         raise storage_error(error, root, path, verb) from error
 
 
 def storage_error(error: OSError, root: str, path: str, verb: str) -> TrinityLakeError:
-    """Return the typed error for an OSError: one line that says what to do.
+    """Return the typed error for an OSError.
 
     Args:
-        error: the error of the operating system.
-        root: the root of the storage.
-        path: the path below the root.
-        verb: the operation of the caller, such as ``read``.
+        error: Error of the operating system.
+        root: Root of the storage.
+        path: Path below the root.
+        verb: Operation of the caller, for example ``read``.
     """
     row = find_row(_ERRORS, verb, error.errno, None)
     failure = f"cannot {verb} {path!r} under {root}"
@@ -83,53 +89,85 @@ def storage_error(error: OSError, root: str, path: str, verb: str) -> TrinityLak
 
 
 def folder_vanished(root: str, path: str, verb: str) -> TransientError:
-    """A folder was removed again while a file was put into it; nothing took effect."""
+    """Return the error if another process deletes the folder of a file while it is written. Nothing took effect.
+
+    Args:
+        root: Root of the storage.
+        path: Path below the root.
+        verb: Operation of the caller.
+    """
     return TransientError(
-        f"cannot {verb} {path!r} under {root}: its folder keeps being removed; retry when that ended", path=path
+        f"cannot {verb} {path!r} under {root}: another process keeps deleting its folder; retry after that", path=path
     )
 
 
 def link_without_folder(root: str, path: str, verb: str) -> StorageError:
-    """Return the error of a write through a link that leads to no folder, or to one that takes no files."""
+    """Return the error for a write through a link that does not lead to a writable folder.
+
+    Args:
+        root: Root of the storage.
+        path: Path below the root.
+        verb: Operation of the caller.
+    """
     return StorageError(
-        f"cannot {verb} {path!r} under {root}: a link in its path leads to no folder that takes files; repair the link",
+        f"cannot {verb} {path!r} under {root}: a link in its path does not lead to a writable folder; repair the link",
         path=path,
     )
 
 
 def behind_a_link(root: str, path: str) -> LocationNotAllowedError:
-    """Return the error for a path through a link, whose target is decided by the link's creator only."""
+    """Return the error for a path through a link. Links are not followed because anyone may have created them.
+
+    Args:
+        root: Root of the storage.
+        path: Path below the root.
+    """
     return LocationNotAllowedError(_BEHIND_A_LINK.format(root=root, path=path), path=path)
 
 
 def no_folder_possible(root: str, path: str, verb: str) -> StorageError:
-    """A part of the path is a file, so that no folder can be there."""
+    """Return the error for a path whose folder cannot be created, because a part of the path is a file.
+
+    Args:
+        root: Root of the storage.
+        path: Path below the root.
+        verb: Operation of the caller.
+    """
     return StorageError(
-        f"cannot {verb} {path!r} under {root}: a file stands where a folder is needed; choose another path", path=path
+        f"cannot {verb} {path!r} under {root}: a part of its path is a file, not a folder; choose another path",
+        path=path,
     )
 
 
-def root_is_no_folder(root: str, place: bytes) -> StorageError:
+def root_is_no_folder(root: str, name: bytes) -> StorageError:
     """Return the error for a root that is, or is below, something other than a folder.
 
     Args:
-        root: The URI of the root.
-        place: The path that exists and is not a folder.
+        root: Root of the storage.
+        name: Absolute path that exists and is not a folder.
     """
-    kind = "a link to a missing file" if os.path.islink(place) and not os.path.exists(place) else "not a folder"
+    kind = "a link to a missing file" if os.path.islink(name) and not os.path.exists(name) else "not a folder"
     return StorageError(
-        f"cannot list files under {root}: {os.fsdecode(place)!r} is {kind}; restore the folder, or pass another root"
+        f"cannot list files under {root}: {os.fsdecode(name)!r} is {kind}; restore the folder, or use another root"
     )
 
 
 def outcome_unknown(error: OSError) -> bool:
-    """Whether the failed system call may have taken effect all the same."""
+    """Whether a failed system call may have taken effect."""
     return error.errno in _WITHOUT_RESPONSE
 
 
 def ambiguous_write(error: OSError, root: str, path: str, verb: str) -> AmbiguousWriteError:
-    """The name may be there, or may be lost by a crash of the machine."""
+    """Return the error for a write that may have taken effect, or may be lost by a crash of the machine.
+
+    Args:
+        error: Error of the operating system.
+        root: Root of the storage.
+        path: Path below the root.
+        verb: Operation of the caller.
+    """
     reason = os.strerror(error.errno) if error.errno else str(error)
     return AmbiguousWriteError(
-        f"could not {verb} {path!r} under {root} for certain: {reason}; read it to see what stands there", path=path
+        f"cannot {verb} {path!r} under {root} reliably: {reason}; it may have taken effect: read the path to find out",
+        path=path,
     )

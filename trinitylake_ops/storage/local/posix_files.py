@@ -1,4 +1,4 @@
-"""Files and folders by POSIX calls, safe against symbolic links and races."""
+"""File and folder operations with POSIX calls, safe against symbolic links and races."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ _RENAME_NOREPLACE = 1
 
 
 def write_new_file(name: bytes, data: bytes, *, fsync: bool, mode: int = 0o666) -> None:
-    """Write a file that must not exist yet. With ``fsync`` its bytes are on the device on return."""
+    """Write a new file. Raise FileExistsError if it exists.
+
+    Args:
+        name: Absolute path.
+        data: Content of the file.
+        fsync: Whether to sync the content to the device.
+        mode: Permissions, which the umask restricts.
+    """
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         rest = memoryview(data)
@@ -34,12 +41,17 @@ def write_new_file(name: bytes, data: bytes, *, fsync: bool, mode: int = 0o666) 
 
 
 def clock_difference_s(name: bytes) -> float:
-    """Return the seconds by which the clock of this machine is ahead of the one that stamped a file just written."""
+    """Return the number of seconds by which this machine's clock is ahead of the modification time of a new file."""
     return (time.time_ns() - os.stat(name, follow_symlinks=False).st_mtime_ns) / 1e9
 
 
 def overwrite_in_place(name: bytes, data: bytes) -> bool:
-    """Overwrite a regular file of the same size where it is. Returns False where there is none."""
+    """Overwrite a regular file of the same size in place. Return whether there was one.
+
+    Args:
+        name: Absolute path.
+        data: New content.
+    """
     try:
         descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -54,16 +66,20 @@ def overwrite_in_place(name: bytes, data: bytes) -> bool:
         os.close(descriptor)
 
 
-#: How a file is opened that may be anything: a named pipe would block.
+#: Flags for opening a file that may be anything, for example a named pipe, which would block.
 READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def read_range(
     descriptor: int, offset: int, length: int | None, check_size: Callable[[int], None] | None = None
 ) -> bytes:
-    """Read one version of a regular file, and close it. Anything else than a regular file counts as missing.
+    """Read a range of a file and close it. Raise FileNotFoundError if it is not a regular file.
 
-    ``check_size`` gets the number of bytes before they are read.
+    Args:
+        descriptor: Descriptor of the file.
+        offset: First byte of the range.
+        length: Length of the range. None: up to the end of the file.
+        check_size: Called with the number of bytes before they are read.
     """
     try:
         status = os.fstat(descriptor)
@@ -82,7 +98,7 @@ def read_range(
 
 
 def sync_folder(name: bytes) -> None:
-    """Bring the entries of a folder to the device."""
+    """Sync the entries of a folder to the device."""
     descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -91,10 +107,12 @@ def sync_folder(name: bytes) -> None:
 
 
 def create_folder(name: bytes) -> bool:
-    """Make a folder in an existing folder.
+    """Create a folder in an existing folder. Return whether it did not exist.
 
-    Returns whether it was missing. Raises NotADirectoryError where a file is in the way, FileNotFoundError if the outer
-    folder was removed, and PermissionError if the outer folder exists and can contain no new folder, as in ``/proc``.
+    Raises:
+        NotADirectoryError: There is a file at the path.
+        FileNotFoundError: The outer folder was deleted.
+        PermissionError: The outer folder cannot contain new folders, for example in ``/proc``.
     """
     try:
         try:
@@ -109,29 +127,36 @@ def create_folder(name: bytes) -> bool:
 
 
 def _create_in_unlisted_folder(name: bytes) -> None:
-    """Make a folder in one that was just missing, or that lists no new folders."""
+    """Create a folder in a folder that was just deleted, or that cannot contain new folders."""
     outer, _, last = name.rpartition(b"/")
-    held = os.open(outer or b"/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(outer or b"/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.mkdir(last, dir_fd=held)
+        os.mkdir(last, dir_fd=descriptor)
     except FileNotFoundError:
-        if os.fstat(held).st_nlink:  # the held folder was not removed
+        if os.fstat(descriptor).st_nlink:  # the open folder was not deleted
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM)) from None
         raise
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def link_to_free_name(temporary: bytes, target: bytes) -> None:
-    """Give a finished file its name, atomically, unless the name is taken (FileExistsError).
+    """Move a complete file to its name, atomically, without replacing a file.
 
-    A hard link is tried first. A file system without links is asked for a rename without replacement. One that lacks
-    both cannot hold a lakehouse (OSError with EOPNOTSUPP).
+    This creates a hard link or, if the file system does not support links, renames the file without replacement.
+
+    Args:
+        temporary: Path of the complete file.
+        target: Path to create.
+
+    Raises:
+        FileExistsError: The target exists.
+        OSError: The file system supports neither method (EOPNOTSUPP), or the call failed.
     """
     try:
         os.link(temporary, target)
     except FileExistsError:
-        # A network file system may repeat a link whose answer was lost. Then the file there is ours.
+        # A network file system may repeat a link whose response was lost. Then the target is our file.
         status = os.lstat(target)
         if os.path.samestat(status, os.lstat(temporary)):
             return
@@ -163,7 +188,12 @@ _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def lies_within(root: str, other: str) -> bool:
-    """Whether a normalized root is another one, or lies in it: by its text, and for a folder by where it leads."""
+    """Whether a normalized root equals another root or is inside it. Links of ``file://`` roots are resolved.
+
+    Args:
+        root: The inner root.
+        other: The outer root.
+    """
     if root.startswith(other):
         return True
     if not (root.startswith(_FILE) and other.startswith(_FILE)):
@@ -171,88 +201,101 @@ def lies_within(root: str, other: str) -> bool:
     folder = os.path.realpath(other.removeprefix(_FILE))
     outer = _status(folder)
     return any(
-        place == folder
-        or (outer is not None and (status := _status(place)) is not None and os.path.samestat(status, outer))
-        for place in _upwards(os.path.realpath(root.removeprefix(_FILE)))
+        ancestor == folder
+        or (outer is not None and (status := _status(ancestor)) is not None and os.path.samestat(status, outer))
+        for ancestor in _upwards(os.path.realpath(root.removeprefix(_FILE)))
     )
 
 
 def link_target(folder: str, path: str) -> str | None:
-    """Return where a path below a folder leads, if a part of the path is a symbolic link.
+    """Return the resolved path of a file if a part of its path is a symbolic link.
 
     Args:
-        folder: The absolute path of the folder. Links in this path are not examined.
-        path: The path of a file, relative to the folder. The file need not exist.
+        folder: Absolute path of a folder. Links in this path are not examined.
+        path: Path of a file, relative to the folder. The file need not exist.
 
     Returns:
-        The absolute path of the file behind the link, None if no part of ``path`` is a link.
+        The absolute path of the file behind the link, or None if no part of ``path`` is a link.
     """
-    place = folder.rstrip("/")
+    name = folder.rstrip("/")
     for part in path.split("/"):
-        place = f"{place}/{part}"
-        if os.path.islink(place):
+        name = f"{name}/{part}"
+        if os.path.islink(name):
             return os.path.realpath(f"{folder}/{path}")
     return None
 
 
 def check_can_hold(root: str) -> None:
-    """Check that a folder can be made at a root, or be written to. Other storages tell it at the first write.
+    """Check that the folder of a ``file://`` root can be created or written to.
 
-    Raises InvalidInputError where a file stands there or above, StoragePermissionError.
+    Other roots are not checked: their first write reports the error.
+
+    Raises:
+        InvalidInputError: The root, or a folder above it, is a file.
+        StoragePermissionError: The folder is not writable.
     """
     if not root.startswith(_FILE):
         return
     folder = root.removeprefix(_FILE).rstrip("/") or "/"
-    existing = next(place for place in _upwards(folder) if os.path.lexists(place))
-    if not os.path.isdir(existing):  # also a link that leads nowhere
-        raise InvalidInputError(
-            f"target {root!r} cannot be a folder: a file stands at {existing!r}; choose another one"
-        )
+    existing = next(name for name in _upwards(folder) if os.path.lexists(name))
+    if not os.path.isdir(existing):  # includes a dangling link
+        raise InvalidInputError(f"target {root!r} cannot be created: {existing!r} is a file; choose another target")
     if not os.access(existing, os.W_OK | os.X_OK, effective_ids=True):
         raise StoragePermissionError(
-            f"target {root!r} cannot be written: the folder {existing!r} does not allow it; check its owner and mode",
+            f"target {root!r} cannot be written: no permission for the folder {existing!r}; check its owner and mode",
             path=root,
         )
 
 
 def make_root_folder(root: str) -> None:
-    """Make the folder of a root, before something records that files will go there; other storages have no folders.
+    """Create the folder of a ``file://`` root. Other storages have no folders.
 
-    Raises StorageError if the folder cannot be made.
+    Raises a StorageError if the folder cannot be created.
     """
     if not root.startswith(_FILE):
         return
     folder = root.removeprefix(_FILE).rstrip("/") or "/"
-    for place in reversed([place for place in _upwards(folder) if not os.path.isdir(place)]):
-        with translated(root, place, "create"):
-            create_folder(place.encode())
+    for name in reversed([name for name in _upwards(folder) if not os.path.isdir(name)]):
+        with translated(root, name, "create"):
+            create_folder(name.encode())
 
 
 def remove_empty(folder: bytes, paths: Iterable[bytes]) -> None:
-    """Remove the folders of some paths below ``folder`` that are empty, those above them, and ``folder`` itself."""
-    folders = {place for path in paths for place in _folders_above(path)}
-    for place in sorted(folders, key=lambda one: one.count(b"/"), reverse=True):
-        _remove(folder, place)
+    """Remove empty folders: those above ``paths``, and the root folder.
+
+    Args:
+        folder: Absolute path of the root folder.
+        paths: Paths of deleted files, relative to the root folder.
+    """
+    folders = {outer for path in paths for outer in _folders_above(path)}
+    for path in sorted(folders, key=lambda path: path.count(b"/"), reverse=True):
+        _remove(folder, path)
     outer, _, name = folder.rstrip(b"/").rpartition(b"/")
     _remove(outer or b"/", name)
 
 
 @contextmanager
 def folder_without_links(folder: bytes, path: bytes) -> Iterator[tuple[bytes, int]]:
-    """Open the folder of a path below a folder, part by part, so that no link is followed.
+    """Open the folder of a file part by part, so that no link is followed, not even one that is created meanwhile.
 
-    Yields the last name and the descriptor of its folder, for calls that take both. A link that somebody puts there
-    meanwhile is not followed either. Raises OSError, with ELOOP for a link.
+    Yields the name of the file and the descriptor of its folder, for system calls that take both.
+
+    Args:
+        folder: Absolute path of a folder, in which links are followed.
+        path: Path of the file, relative to the folder.
+
+    Raises:
+        OSError: A part of the path is a link (ELOOP), or cannot be opened.
     """
     *parts, name = path.split(b"/")
-    held = os.open(folder, _FOLDER)
+    descriptor = os.open(folder, _FOLDER)
     try:
         for part in parts:
-            outer, held = held, _opened_part(part, held)
+            outer, descriptor = descriptor, _opened_part(part, descriptor)
             os.close(outer)
-        yield name, held
+        yield name, descriptor
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def _opened_part(part: bytes, folder: int) -> int:
@@ -264,11 +307,11 @@ def _opened_part(part: bytes, folder: int) -> int:
         raise
 
 
-def _upwards(place: str) -> Iterator[str]:
-    while place != "/":
-        yield place
-        place = os.path.dirname(place)
-    yield place
+def _upwards(name: str) -> Iterator[str]:
+    while name != "/":
+        yield name
+        name = os.path.dirname(name)
+    yield name
 
 
 def _folders_above(path: bytes) -> Iterator[bytes]:
@@ -280,12 +323,12 @@ def _remove(folder: bytes, path: bytes) -> None:
     try:
         with folder_without_links(folder, path) as (name, outer):
             os.rmdir(name, dir_fd=outer)
-    except OSError as error:  # it is not empty, or gone, or behind a link, or not ours to remove
-        logger.debug("the folder %r stays: %s", path, error)
+    except OSError as error:  # not empty, missing, behind a link, or no permission
+        logger.debug("cannot remove the folder %r: %s", path, error)
 
 
-def _status(place: str) -> os.stat_result | None:
+def _status(name: str) -> os.stat_result | None:
     try:
-        return os.stat(place)
+        return os.stat(name)
     except OSError:
         return None

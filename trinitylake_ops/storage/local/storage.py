@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import FileMissingError, InvalidLocationError, StorageError
+from trinitylake_ops.storage.error_table import MISSING
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
 from trinitylake_ops.storage.local.commit_lock import CommitLock
 from trinitylake_ops.storage.local.errors import (
@@ -44,37 +45,43 @@ from trinitylake_ops.storage.paths import TEMPORARY_PREFIX, check_path, check_pr
 
 logger = logging.getLogger(__name__)
 
-#: The same as for the date of a server.
+#: Maximum difference between the clocks of this machine and of the file system, as for servers.
 _MAX_CLOCK_DIFFERENCE_SECONDS = 3600.0
 _MAX_KNOWN_FOLDERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """Bytes that are on the device under a temporary name."""
+class _StagedFile:
+    """A file that is on the device with a temporary name."""
 
     data: bytes
     temporary: bytes
 
 
 class LocalStorage(Storage):
-    """Files under ``file:///folder/``; the folder is made by the first write.
+    """Files under ``file:///folder/``. The first write creates the folder.
 
-    A file is written under a fresh name in ``_ops/tmp/``. It is then linked (create) or renamed (write) to its own
-    name, so it is visible whole or not at all. With ``fsync`` the file, its folder and the parents of new folders are
-    on the device before a call returns. So an acknowledged write survives a crash of the machine. Deletes are not
-    synced; a crash may bring a file back.
+    A file is written with a temporary name in ``_ops/tmp/``, and then linked (create) or renamed (write) to its name,
+    so that it is visible completely or not at all. With ``fsync``, the file, its folder and the parents of new folders
+    are on the device before a call returns, so that an acknowledged write survives a crash of the machine. Deletes are
+    not synced: a file may reappear after a crash.
 
-    A killed process may leave a file in ``_ops/tmp/``, where nothing reads it. The clock of the
-    machine is the clock of its local file systems, hence of this storage (S8). Names are UTF-8;
-    foreign files with other names are not listed, and neither are symbolic links. Reads follow
-    links below the root unless ``follows_links`` is false. Raises InvalidLocationError for a root
-    that is not ``file:///.../``.
+    A killed process may leave a file in ``_ops/tmp/``, which nothing reads. The clock of this storage (S8) is the clock
+    of the machine. Files whose names are not UTF-8 and symbolic links are omitted from listings.
+
+    Args:
+        root: Normalized root URI, ``file:///.../``.
+        fsync: Whether writes are synced to the device.
+        whole_file_limit_bytes: Size limit of reads without a length and a limit.
+        follows_links: Whether reads, writes and deletes follow symbolic links below the root.
+
+    Raises:
+        InvalidLocationError: The root is invalid.
     """
 
     concurrency = 8  # enough to share the waits for fsync; more threads only contend
-    serial_read_limit = 4  # of files that were read or written lately
-    delete_batch_size = 1000  # an unlink is faster than handing it to a thread
+    serial_read_limit = 4  # for files in the page cache
+    delete_batch_size = 1000  # an unlink is faster than starting it in a thread
 
     def __init__(
         self,
@@ -86,18 +93,18 @@ class LocalStorage(Storage):
     ):
         host, path = split_root(root, "file")
         if host:
-            raise InvalidLocationError("a file root names no host: write file:///folder/")
+            raise InvalidLocationError("invalid file root: it must not contain a host; use file:///FOLDER/")
         self.root = root
         self.fsync = fsync
         self.follows_links = follows_links
         self.whole_file_limit_bytes = whole_file_limit_bytes
-        self.serial_create_limit = 1 if fsync else 4  # without waits for a device
+        self.serial_create_limit = 1 if fsync else 4  # creates without fsync do not wait
         self.supports_staging = fsync
-        self._prepared: dict[int, _Prepared] = {}
+        self._staged: dict[int, _StagedFile] = {}
         self._folder = path.encode()
         self._temporary_folder = (path + TEMPORARY_PREFIX).encode().rstrip(b"/")
         self._known_folders: set[bytes] = set()
-        self._line = CommitLock(self._folder)
+        self._commit_lock = CommitLock(self._folder)
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)
@@ -114,13 +121,14 @@ class LocalStorage(Storage):
 
     @contextlib.contextmanager
     def _within(self, path: str) -> Iterator[tuple[bytes, int | None]]:
-        """Yield a name and the descriptor of its folder, for calls that take both. No link leads there unless followed.
+        """Yield the name of a file and the descriptor of its folder, for system calls that take both.
 
-        Where links are followed, the name is the whole one, and there is no descriptor.
+        If links are not followed, the folder was opened without following links. Otherwise the name is the absolute
+        path and there is no descriptor.
         """
-        place = self._locate(path)
+        name = self._locate(path)
         if self.follows_links:
-            yield place, None
+            yield name, None
             return
         try:
             with folder_without_links(self._folder, path.encode()) as (name, folder):
@@ -134,37 +142,41 @@ class LocalStorage(Storage):
         with translated(self.root, path, "look up"), self._within(path) as (name, folder):
             status = os.stat(name, dir_fd=folder, follow_symlinks=self.follows_links)
         if not stat.S_ISREG(status.st_mode):
-            raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
+            raise FileMissingError(MISSING.format(path=path, root=self.root), path=path)
         return _file_info(path, status)
 
     def is_linked(self, path: str) -> bool:
-        place = self._locate(path)
+        name = self._locate(path)
         with translated(self.root, path, "look up"):
-            return os.path.islink(place) or not self._is_folder_without_links(path.rpartition("/")[0])
+            return os.path.islink(name) or not self._is_folder_without_links(path.rpartition("/")[0])
 
     def stage(self, path: str, data: bytes) -> None:
-        """Bring the bytes of a file to the device under a temporary name, so that ``create`` only has to link it.
+        """Write and sync a file with a temporary name, so that ``create`` only has to link it.
 
-        Best effort: where that fails, ``create`` does all of it, and says what is wrong.
+        Best effort: if staging fails, ``create`` does all the work and reports the error.
+
+        Args:
+            path: Path that will be created.
+            data: The same bytes object that will be passed to ``create``.
         """
         if not self.fsync:
             return
         temporary = self._new_temporary()
-        self._prepared[id(data)] = _Prepared(data, temporary)  # before there is a file: ``discard_staged`` knows of it
+        self._staged[id(data)] = _StagedFile(data, temporary)  # before the file exists, so that it is always discarded
         try:
             self._sync(self._make_folder(self._temporary_folder))
             write_new_file(temporary, data, fsync=True)
         except OSError as error:
-            logger.debug("%r is not prepared: %s", path, error)
+            logger.debug("cannot stage %r: %s", path, error)
             self.discard_staged(data)
 
     def discard_staged(self, data: bytes) -> None:
-        prepared = self._prepared.pop(id(data), None)
-        if prepared is not None:
-            _remove_temporary(prepared.temporary)
+        staged = self._staged.pop(id(data), None)
+        if staged is not None:
+            _remove_temporary(staged.temporary)
 
     def commit_lock(self, longest_s: float) -> contextlib.AbstractContextManager[bool]:
-        return self._line.acquire(longest_s)
+        return self._commit_lock.acquire(longest_s)
 
     def create(self, path: str, data: bytes) -> None:
         self._put(path, data, link_to_free_name, "create")
@@ -173,7 +185,12 @@ class LocalStorage(Storage):
         self._put(path, data, os.replace, "write")
 
     def write_best_effort(self, path: str, data: bytes) -> None:
-        """Overwrite a note where it is, or replace one of another size. Nothing is synced, and no folder is made."""
+        """Overwrite a file of the same size in place, or replace the file. Do not sync it or create folders.
+
+        Args:
+            path: Path relative to the root.
+            data: Content of the file.
+        """
         target = self._locate(path)
         with translated(self.root, path, "write"):
             if overwrite_in_place(target, data):
@@ -183,7 +200,7 @@ class LocalStorage(Storage):
                 write_new_file(temporary, data, fsync=False)
                 os.replace(temporary, target)
             except (FileNotFoundError, NotADirectoryError):
-                return  # somebody removes the folder, which must not come back
+                return  # the folder was deleted, and must not be created again
             finally:
                 _remove_temporary(temporary)
 
@@ -193,7 +210,7 @@ class LocalStorage(Storage):
                 with self._within(path) as (name, folder):
                     os.unlink(name, dir_fd=folder)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                return  # there is no file of that name
+                return  # there is no such file
 
     def remove_empty_folders(self, paths: Sequence[str]) -> None:
         remove_empty(self._folder, map(str.encode, [f"{TEMPORARY_PREFIX}any", *paths]))
@@ -222,7 +239,7 @@ class LocalStorage(Storage):
                 try:
                     self._put_once(path, target, data, publish, verb)
                 except FileNotFoundError:
-                    # Somebody removed a folder that we knew. Nothing took effect: make it again, once.
+                    # Another process deleted a known folder. Nothing took effect, so create it again, once.
                     self._known_folders.clear()
                     self._put_once(path, target, data, publish, verb)
             except FileNotFoundError as error:
@@ -236,11 +253,11 @@ class LocalStorage(Storage):
         self, path: str, target: bytes, data: bytes, publish: Callable[[bytes, bytes], None], verb: str
     ) -> None:
         folder = os.path.dirname(target)
-        made = [*self._make_folder(self._temporary_folder), *self._make_folder(folder)]
-        prepared = self._prepared.pop(id(data), None)
-        temporary = self._new_temporary() if prepared is None else prepared.temporary
+        unsynced = [*self._make_folder(self._temporary_folder), *self._make_folder(folder)]
+        staged = self._staged.pop(id(data), None)
+        temporary = self._new_temporary() if staged is None else staged.temporary
         try:
-            if prepared is None:
+            if staged is None:
                 write_new_file(temporary, data, fsync=self.fsync)
             self._check_clock(path, temporary)
             try:
@@ -253,50 +270,51 @@ class LocalStorage(Storage):
             _remove_temporary(temporary)
         if self.fsync:
             try:
-                self._sync(made, folder)
+                self._sync(unsynced, folder)
             except OSError as error:  # the file is visible, but a crash of the machine may lose it
                 raise ambiguous_write(error, self.root, path, verb) from error
 
     def _check_clock(self, path: str, temporary: bytes) -> None:
-        """Raise StorageError if a file that was just written has a time far from that of this machine.
+        """Raise StorageError if the modification time of a new file differs much from the clock of this machine.
 
-        All times in a lakehouse count by ``now_ms``, so nothing is written with a clock that does not stamp the files.
+        The times of files are compared with ``now_ms``, so the two clocks must agree.
         """
         difference_s = clock_difference_s(temporary)
         if abs(difference_s) > _MAX_CLOCK_DIFFERENCE_SECONDS:
             raise StorageError(
                 f"cannot write {path!r} under {self.root}: the clock of this machine is {difference_s:.0f} s ahead of"
-                " the clock of the file system; set right the one that is wrong",
+                " the clock of the file system; correct the wrong one",
                 path=path,
             )
 
     def _new_temporary(self) -> bytes:
         return b"%b/%b" % (self._temporary_folder, os.urandom(16).hex().encode())
 
-    def _sync(self, made: Sequence[bytes], *folders: bytes) -> None:
-        """Bring the entries of folders to the device, and in the same wait those of folders that were just made."""
-        run_parallel(sync_folder, list({*folders, *map(os.path.dirname, made)}), self.concurrency)
-        self._known_folders.update(made)
+    def _sync(self, unsynced: Sequence[bytes], *folders: bytes) -> None:
+        """Sync the entries of ``folders`` and, in the same wait, the entries for folders that may not be synced."""
+        run_parallel(sync_folder, list({*folders, *map(os.path.dirname, unsynced)}), self.concurrency)
+        self._known_folders.update(unsynced)
 
     def _make_folder(self, folder: bytes) -> builtins.list[bytes]:
-        """Make a folder and its parents. Returns those at or below the root whose entry may not be on the device.
+        """Create a folder and its parents. Return those whose entries may not be on the device.
 
-        An existing folder is among them once, as its maker may not have synced it yet. Without ``fsync`` none are.
+        This includes an existing folder the first time, because the process that created it may not have synced it yet.
+        Without ``fsync``, the result is empty.
         """
         if folder in self._known_folders or folder == b"/":
             return []
         is_below_root = folder.startswith(self._folder)
-        made = self._make_folder(os.path.dirname(folder)) if is_below_root or not os.path.isdir(folder) else []
+        unsynced = self._make_folder(os.path.dirname(folder)) if is_below_root or not os.path.isdir(folder) else []
         was_missing = create_folder(folder)
         if len(self._known_folders) >= _MAX_KNOWN_FOLDERS:
             self._known_folders.clear()
         if self.fsync and (is_below_root or was_missing):
-            return [*made, folder]
+            return [*unsynced, folder]
         self._known_folders.add(folder)
-        return made
+        return unsynced
 
     def _walk(self, prefix: str) -> Iterator[FileInfo]:
-        """Read one folder after the other. Only the names of folders still to read are kept."""
+        """List folders one after the other. Keep only the names of the remaining folders in memory."""
         top, _, name_start = prefix.rpartition("/")
         folder = prefix
         self._check_root_is_folder()
@@ -315,9 +333,9 @@ class LocalStorage(Storage):
             raise storage_error(error, self.root, folder, "list") from error
 
     def _check_root_is_folder(self) -> None:
-        """Raise StorageError if a file or a dangling link is where the root, or a folder above it, should be.
+        """Raise StorageError if the root, or a folder above it, is a file or a dangling link.
 
-        Without this check, a reader would report that no lakehouse exists.
+        Without this check, a reader would report that there is no lakehouse.
         """
         folder = self._folder.rstrip(b"/")
         while folder and not os.path.isdir(folder):
@@ -326,10 +344,13 @@ class LocalStorage(Storage):
             folder = os.path.dirname(folder)
 
     def _has_link(self, path: str) -> bool:
-        """Whether a part of a folder's path is a link. Our writes have names of their own: a look before is enough."""
-        parts = (TEMPORARY_PREFIX.rstrip("/"), path)
-        places = (place for part in parts for place in itertools.accumulate(part.split("/"), "{}/{}".format) if place)
-        return any(os.path.islink(self._folder + place.encode()) for place in places)
+        """Whether a part of the path of a folder, or of the temporary folder, is a link.
+
+        A check before a write is sufficient, because writes use unique temporary names.
+        """
+        paths = (TEMPORARY_PREFIX.rstrip("/"), path)
+        folders = (outer for part in paths for outer in itertools.accumulate(part.split("/"), "{}/{}".format) if outer)
+        return any(os.path.islink(self._folder + folder.encode()) for folder in folders)
 
     def _is_folder_without_links(self, path: str) -> bool:
         name = self._folder
@@ -345,7 +366,7 @@ class LocalStorage(Storage):
 
 
 def _entries(folder: bytes, name_start: str) -> Iterator[tuple[str, os.DirEntry[bytes]]]:
-    """Return entries whose UTF-8 name begins with ``name_start``, none where the folder is gone."""
+    """Yield the entries of a folder whose names begin with ``name_start``. Yield nothing if there is no such folder."""
     try:
         scan = os.scandir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -355,7 +376,7 @@ def _entries(folder: bytes, name_start: str) -> Iterator[tuple[str, os.DirEntry[
             try:
                 name = entry.name.decode()
             except UnicodeDecodeError:
-                continue  # no path can spell the name, so it is no file of the lakehouse
+                continue  # paths are UTF-8, so it is not a file of the lakehouse
             if name.startswith(name_start):
                 yield name, entry
 
@@ -371,9 +392,9 @@ def _remove_temporary(temporary: bytes) -> None:
     try:
         os.unlink(temporary)
     except FileNotFoundError:
-        return  # renamed into place, or never made
+        return  # it was renamed, or never created
     except OSError as error:
-        logger.warning("could not remove the temporary file %r: %s", os.fsdecode(temporary), error.strerror)
+        logger.warning("cannot delete the temporary file %r: %s", os.fsdecode(temporary), error.strerror)
 
 
 def _file_info(path: str, status: os.stat_result) -> FileInfo:

@@ -1,4 +1,4 @@
-"""The client of Redis and Valkey, and its TLS settings."""
+"""The client of Redis and Valkey, with and without TLS and clusters."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ _PLAIN_RESPONSES = (b"+", b"-")
 
 
 class TlsConnection(SSLConnection):
-    """A connection whose handshake has the time of a connection, where redis-py gives it that of an answer.
+    """A TLS connection whose handshake uses the connect timeout. In redis-py it uses the read timeout.
 
-    A server without TLS takes a handshake for the beginning of a line, and waits for its end. So a handshake that got
-    no answer is followed by a question in plain text, without credentials. Raises OSError, which redis-py wraps.
+    A server without TLS interprets a handshake as the beginning of a line and waits for its end. After a handshake that
+    times out, the server is therefore probed with a command in plain text, without credentials. Raises OSError, which
+    redis-py wraps.
     """
 
     def _connect(self) -> socket.socket:
-        answer_s, self.socket_timeout = self.socket_timeout, self.socket_connect_timeout
+        read_timeout_s, self.socket_timeout = self.socket_timeout, self.socket_connect_timeout
         try:
             connected: socket.socket = super()._connect()  # type: ignore[no-untyped-call]
         except TimeoutError as error:
             if "handshake" in str(error) and self._responds_without_tls():
-                raise ssl.SSLError("the port takes no TLS") from error
+                raise ssl.SSLError("the port does not support TLS") from error
             raise
         finally:
-            self.socket_timeout = answer_s
-        connected.settimeout(answer_s)
+            self.socket_timeout = read_timeout_s
+        connected.settimeout(read_timeout_s)
         return connected
 
     def _responds_without_tls(self) -> bool:
@@ -58,18 +59,18 @@ class TlsConnection(SSLConnection):
                 return False
 
 
-#: A thread holds one connection at a time, so there are never as many.
+#: Never reached, because a thread uses one connection at a time.
 _MAX_CONNECTIONS = 1 << 16
-#: A slot that moves on so often within one request belongs to a cluster that is not settled.
+#: Maximum number of redirections of one request. More mean that the cluster is not stable.
 _MAX_REDIRECTIONS = 5
 
 
 class RedisClient:
-    """Sends commands, each of them once, to the server of a root or to the node of a cluster that has its keys.
+    """Sends commands to the server of a root, or to the node of a cluster that has its keys. Thread-safe.
 
-    redis-py's own retries are off: a create that is sent again after a lost answer would meet its own file. Only what
-    the server refused because the keys are on another node is sent there. Connections are made when they are needed. A
-    forked child makes its own. Thread-safe.
+    Each command is sent once. The retries of redis-py are disabled, because a create that is resent after a lost
+    response would find its own file. Only commands that a node rejects because the keys are on another node are sent to
+    that node. Connections are created on first use, also in a forked child.
     """
 
     def __init__(self, location: RedisLocation, settings: RedisSettings):
@@ -81,7 +82,7 @@ class RedisClient:
         at_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Start without connections: a forked child must not use those of its parent."""
+        """Discard the parent's connections."""
         for closer in self._closers:
             closer.detach()
         self._closers = []
@@ -92,10 +93,17 @@ class RedisClient:
         self._checked: WeakSet[Connection] = WeakSet()
 
     def send(self, commands: Sequence[Command], *, changes_files: bool) -> list[Any]:
-        """Send commands in one go and return their replies, errors of the server among them.
+        """Send commands together and return their replies, which may be exceptions.
 
-        A connection that is to change files is asked first what its server keeps, once. Raises NoConnectionError when
-        nothing was sent, NoResponseError, and what :meth:`DurabilityCheck.verify` raises.
+        Args:
+            commands: The commands.
+            changes_files: Whether the commands change files. The durability of the server is then verified first, once
+                for each connection.
+
+        Raises:
+            NoConnectionError: The commands were not sent.
+            NoResponseError: There is no complete response.
+            StorageError: The server is not durable enough.
         """
         if not self._settings.cluster:
             return self._send_to(self._server(), self._location.address, commands, changes_files)
@@ -111,12 +119,12 @@ class RedisClient:
     def _send_to_node(
         self, node: ClusterNode, commands: Sequence[Command], changes_files: bool, is_asking: bool
     ) -> list[Any]:
-        asked = [("ASKING",), *commands] if is_asking else commands
+        all_commands = [("ASKING",), *commands] if is_asking else commands
         try:
             pool = self._known_cluster().get_redis_connection(node).connection_pool
-            replies = self._send_to(pool, f"{node.host}:{node.port}", asked, changes_files)
+            replies = self._send_to(pool, f"{node.host}:{node.port}", all_commands, changes_files)
         except (NoConnectionError, NoResponseError):
-            self._is_cluster_changed = True  # another node may have its place now
+            self._is_cluster_changed = True  # another node may have replaced it
             raise
         return replies[1:] if is_asking else replies
 
@@ -143,7 +151,7 @@ class RedisClient:
         try:
             replies = _exchange(connection, self._check.commands)
         except CLIENT_ERRORS as error:
-            raise NoConnectionError(address, error) from None  # the request itself was not sent
+            raise NoConnectionError(address, error) from None  # the commands were not sent
         self._check.verify(replies)
 
     def _server(self) -> ConnectionPool:
@@ -179,7 +187,7 @@ class RedisClient:
             return self._cluster
 
     def _new_cluster(self) -> RedisCluster:
-        if self._location.is_tls:  # redis-py makes those to nodes, whose handshakes have the time of an answer
+        if self._location.is_tls:  # the connections of redis-py's cluster have no timeout for the handshake
             once = Retry(NoBackoff(), 0)
             first = TlsConnection(host=self._location.host, port=self._location.port, retry=once, **self._arguments())
             first.connect()  # type: ignore[no-untyped-call]
@@ -206,7 +214,7 @@ class RedisClient:
         return node
 
     def _redirect_node(self, moved: AskError) -> ClusterNode:
-        """Return the node that a refusal names. Raises NoConnectionError."""
+        """Return the node to which a response redirects. Raise NoConnectionError if it is unknown."""
         cluster = self._known_cluster()
         try:
             if isinstance(moved, MovedError):
@@ -223,9 +231,9 @@ class RedisClient:
         return node
 
     def _close_at_end(self, close: Callable[[], None]) -> None:
-        """Close connections when this client is collected, also as a part of a circle."""
+        """Close connections when this client is garbage-collected."""
         closer = finalize(self, close)
-        closer.atexit = False  # work beside may still be on its way then
+        closer.atexit = False  # background work may still use them at interpreter exit
         self._closers.append(closer)
 
     def _arguments(self) -> dict[str, Any]:
@@ -236,7 +244,7 @@ class RedisClient:
             "socket_connect_timeout": settings.connect_timeout_seconds,
             "socket_timeout": settings.read_timeout_seconds,
             "socket_keepalive": True,
-            "protocol": 3,  # its greeting tells the server's role
+            "protocol": 3,  # its greeting contains the role of the server
             "driver_info": None,
         }
         if self._location.is_tls:
@@ -249,7 +257,7 @@ class RedisClient:
 
 
 def _greet(checked: WeakSet[Connection], connection: Connection) -> None:
-    """Begin a session: what an earlier one over this connection was told counts no more."""
+    """Start a session, and reject replicas. The durability of the server must be verified again."""
     checked.discard(connection)
     connection.on_connect()
     handshake: Mapping[Any, Any] = connection.handshake_metadata or {}
@@ -258,7 +266,7 @@ def _greet(checked: WeakSet[Connection], connection: Connection) -> None:
 
 
 def _exchange(connection: Connection, commands: Sequence[Command]) -> list[Any]:
-    """Send commands and read their replies. A connection with unread replies is closed."""
+    """Send commands and read their replies. Close the connection if replies remain unread."""
     try:
         connection.send_packed_command(connection.pack_commands(commands), check_health=False)
         replies: list[Any] = []
@@ -267,7 +275,7 @@ def _exchange(connection: Connection, commands: Sequence[Command]) -> list[Any]:
                 replies.append(connection.read_response())
             except (ResponseError, AuthenticationError, BusyLoadingError) as error:
                 replies.append(error)
-                if not connection.is_connected:  # redis-py hangs up after some errors
+                if not connection.is_connected:  # redis-py disconnects after some errors
                     return replies + [error] * (len(commands) - len(replies))
     except BaseException:
         connection.disconnect()

@@ -1,4 +1,4 @@
-"""From redis-py's exceptions and the server's errors to typed errors (S7)."""
+"""The error table of Redis (S7), and typed errors for exceptions of redis-py."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.storage.error_table import RETRY, SLOWER, ErrorRow, find_row
 from trinitylake_ops.storage.http.requests import StorageRequest
 
-#: Every exception that a request may end with. The one of clusters is no RedisError.
+#: All exceptions that a request may raise. RedisClusterException is not a RedisError.
 CLIENT_ERRORS = (RedisError, RedisClusterException, OSError)
 
 
 class NoConnectionError(Exception):
-    """No usable connection was made, for the reason given: the request was not sent."""
+    """The request was not sent, because there is no usable connection."""
 
     def __init__(self, address: str, cause: Exception):
         super().__init__(address)
@@ -49,7 +49,7 @@ class NoConnectionError(Exception):
 
 
 class NoResponseError(Exception):
-    """The request was sent, at least in part, and no whole answer came, for the reason given."""
+    """The request was sent, at least in part, but there is no complete response."""
 
     def __init__(self, address: str, cause: Exception):
         super().__init__(address)
@@ -58,9 +58,10 @@ class NoResponseError(Exception):
 
 
 _CODE = re.compile(r"[A-Z]{2,20}")
-# Older servers put the error of a command within a script into the text of another.
+# Older servers wrap the error of a command in a script in the text of another error.
 _INNER_CODE = re.compile(r"-(OOM|MISCONF|NOPERM|NOREPLICAS|READONLY) ")
-#: The server's words that redis-py takes off the text, by the class that it makes of them; subclasses first.
+#: Error codes by the class of redis-py that replaces them, because redis-py removes the code from the text. Subclasses
+#: precede their base classes.
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (OutOfMemoryError, "OOM"),
     (NoPermissionError, "NOPERM"),
@@ -72,16 +73,16 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (MovedError, "MOVED"),
     (AskError, "ASK"),
 )
-_DISK = "{what}; the server cannot write to its disk: free space there, then retry"
-#: Our code for MOVED where the root is not opened as one of a cluster.
+_DISK = "{what}; the server cannot write to its disk: free space on it, then retry"
+#: Code for MOVED if the option 'cluster' is not set.
 _NOT_A_CLUSTER = "MOVED without the option 'cluster'"
 _OF_TRANSPORT = (RedisConnectionError, TimeoutError, OSError, RedisClusterException)
 
 _ERRORS = (
     ErrorRow(
         StoragePermissionError,
-        "{failure}: user or password are wrong or missing; give the options 'username' and 'password', or set"
-        " REDIS_USERNAME and REDIS_PASSWORD",
+        "{failure}: the user or the password is wrong or missing; set the options 'username' and 'password', or the"
+        " variables REDIS_USERNAME and REDIS_PASSWORD",
         codes={"NOAUTH", "WRONGPASS"},
     ),
     ErrorRow(StoragePermissionError, "{what}; check the server's ACL for this user", codes={"NOPERM"}),
@@ -90,12 +91,14 @@ _ERRORS = (
     ErrorRow(StorageError, _DISK, codes={"MISCONF"}),
     ErrorRow(
         TransientError,
-        "{what}; it is a replica: let the root name the primary, or wait until it is promoted",
+        "{what}; the server is a replica: use the primary in the root, or wait until the replica is promoted",
         codes={"READONLY"},
     ),
-    ErrorRow(TransientError, "{what}; the server wants more replicas than it has: retry", codes={"NOREPLICAS"}),
+    ErrorRow(TransientError, "{what}; the server has fewer replicas than it requires: retry", codes={"NOREPLICAS"}),
     ErrorRow(ThrottledError, SLOWER, codes={"BUSY"}),
-    ErrorRow(StorageError, "{what}; it is a node of a cluster: set the option 'cluster=true'", codes={_NOT_A_CLUSTER}),
+    ErrorRow(
+        StorageError, "{what}; the server is a node of a cluster: set the option 'cluster=true'", codes={_NOT_A_CLUSTER}
+    ),
     ErrorRow(TransientError, RETRY, codes={"ASK", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "TRYAGAIN"}),
     ErrorRow(
         StorageError,
@@ -108,15 +111,17 @@ _ERRORS = (
 
 
 def error_from_reply(request: StorageRequest, error: Exception) -> StorageError:
-    """Return the typed error for an error in the server's response.
+    """Return the typed error for an error response. The request had no effect, because scripts undo partial changes.
 
-    The request had no effect: our scripts undo what they did before they report a failure.
+    Args:
+        request: The request that failed.
+        error: The exception of redis-py.
     """
     text, code = request.safe(_text(error)), _code(error)
     if code == "MOVED" and request.options.get("cluster") != "true":
         code = _NOT_A_CLUSTER
     row = find_row(_ERRORS, request.operation, None, code, text)
-    message = row.message.format(failure=request.failure, what=f"{request.failure}: the server says {text}")
+    message = row.message.format(failure=request.failure, what=f"{request.failure}: the server responded {text}")
     typed = row.error(message, path=request.path)
     assert isinstance(typed, StorageError)
     return typed
@@ -131,13 +136,13 @@ def error_without_connection(request: StorageRequest, failed: NoConnectionError)
         return error_from_reply(request, error)
     reason = request.safe(_text(error))
     if "Cluster mode is not enabled" in reason:
-        return StorageError(f"{where}: the server is no cluster; leave out the option 'cluster'", path=request.path)
+        return StorageError(f"{where}: the server is not a cluster; remove the option 'cluster'", path=request.path)
     if "max number of clients" in reason:
         return ThrottledError(f"{where}: the server has too many clients; retry at a slower pace", path=request.path)
-    if isinstance(error.__context__, (ssl.SSLError, FileNotFoundError, PermissionError)):  # of files of certificates
+    if isinstance(error.__context__, (ssl.SSLError, FileNotFoundError, PermissionError)):  # files of certificates
         return StorageError(
-            f"{where}: the TLS handshake failed ({reason}); check the option 'tls_ca_file', the certificate, and that"
-            " the port takes TLS: redis:// is for one that does not",
+            f"{where}: the TLS handshake failed ({reason}); check the option 'tls_ca_file' and the certificate, or use"
+            " redis:// if the port does not support TLS",
             path=request.path,
         )
     return UnreachableError(
@@ -146,14 +151,14 @@ def error_without_connection(request: StorageRequest, failed: NoConnectionError)
 
 
 def error_without_response(request: StorageRequest, failed: NoResponseError) -> StorageError:
-    """Return the typed error for a request whose answer did not come."""
-    reason = "time-out" if isinstance(failed.cause, TimeoutError) else request.safe(_text(failed.cause))
-    what = f"{request.failure} at {failed.address}: no complete answer ({reason})"
+    """Return the typed error for a request without a response."""
+    reason = "timeout" if isinstance(failed.cause, TimeoutError) else request.safe(_text(failed.cause))
+    what = f"{request.failure} at {failed.address}: no complete response ({reason})"
     return request.ambiguous_error(what)
 
 
 def _code(error: Exception) -> str:
-    """Return the server's word for an error. redis-py takes it off the text where it has a class for it."""
+    """Return the error code of an exception. redis-py removes the code from the text if it has a class for it."""
     if isinstance(error, AuthenticationError):
         return "WRONGPASS"
     text = str(error)

@@ -1,12 +1,12 @@
-r"""What a server of Redis must keep, its clock, and the scripts that it runs.
+r"""Durability checks of a Redis server, its clock, and the scripts that it runs.
 
-Redis runs one script at a time and nothing beside it, so nobody sees a file without its entry in the index. A script
-that fails is not rolled back by Redis, so a script that changes two keys undoes the first change if the second fails.
-The effects of a script stand in the append-only file as one transaction: after a crash there are all or none.
+Redis runs one script at a time and no other command meanwhile, so that no client sees a file without its entry in the
+index. Redis does not roll back a failed script, so a script that changes two keys undoes the first change if the second
+fails. The append-only file contains the effects of a script as one transaction: after a crash there are all or none.
 
-The index is a sorted set whose members all have score 0, so Redis keeps them in the order of their bytes. A member is
-the path, a NUL, and ``size milliseconds``. No path holds a NUL, so the members of one path lie between ``path\0`` and
-``path\1``. The time is the server's own.
+The index is a sorted set whose members all have score 0, so that Redis sorts them by their bytes. A member is the path,
+a NUL, and ``size milliseconds``. Paths contain no NUL, so the members of a path are between ``path\0`` and ``path\1``.
+The time is from the server's clock.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from trinitylake_ops.storage.redis.settings import RedisSettings
 
 Command = tuple[str | bytes | int, ...]
 
-_OTHERWISE = (
-    "or choose by a storage option: 'durability=waitaof' waits for the disk; 'durability=everysec' may lose a second;"
-    " 'durability=assured' is your word that the service keeps all; 'volatile=true' may lose all"
+_ALTERNATIVES = (
+    "or set a storage option: 'durability=waitaof' waits for the disk; 'durability=everysec' may lose the writes of a"
+    " second; 'durability=assured' asserts that the service is durable; 'volatile=true' may lose all files"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class DurabilityCheck:
-    """What is asked of a server, and what its answers must say.
+    """Verifies that the settings of a server provide the durability that the options require.
 
-    ``always`` wants an append-only file that is synced before each answer. ``waitaof`` wants one, and a server that can
-    be asked to wait for its sync (Redis 7.2, Valkey). ``everysec`` wants one, ``assured`` none. In all of them the
-    server must not evict keys that never expire. ``volatile`` wants nothing.
+    ``always`` requires an append-only file that is synced before each response. ``waitaof`` requires an append-only
+    file and the command WAITAOF (Redis 7.2, Valkey). ``everysec`` requires an append-only file. All of these and
+    ``assured`` require that the server does not evict keys without an expiration. ``volatile`` requires nothing.
     """
 
     settings: RedisSettings
@@ -46,21 +46,23 @@ class DurabilityCheck:
 
     @property
     def commands(self) -> Sequence[Command]:
-        """The commands to send, all at once; none where nothing is asked for."""
+        """The commands whose replies are verified, to be sent together. Empty: nothing is required."""
         if self.settings.volatile:
             return ()
-        asked: list[Command] = [("INFO", "persistence"), ("INFO", "memory"), ("INFO", "replication")]
+        commands: list[Command] = [("INFO", "persistence"), ("INFO", "memory"), ("INFO", "replication")]
         if self.settings.durability == "always":
-            asked.append(("CONFIG", "GET", "*appendfsync*"))
+            commands.append(("CONFIG", "GET", "*appendfsync*"))
         if self.settings.waits_for_disk:
-            asked.append(("WAITAOF", 0, 0, 1))
-        return asked
+            commands.append(("WAITAOF", 0, 0, 1))
+        return commands
 
     def verify(self, replies: Sequence[Any]) -> None:
-        """Refuse a server that keeps less than was asked for.
+        """Verify the replies to ``commands``.
 
-        Raises StorageError, StoragePermissionError where the server does not tell, TransientError where it has too few
-        replicas now.
+        Raises:
+            StoragePermissionError: The user may not read the settings of the server.
+            TransientError: The server has too few replicas at the moment.
+            StorageError: The server is not durable enough.
         """
         if self.settings.volatile:
             return
@@ -70,26 +72,26 @@ class DurabilityCheck:
         self._verify_memory(info)
         if int(info.get("connected_slaves", "0")) < self.settings.wait_replicas:
             raise TransientError(
-                f"the server of {self.root} has {info.get('connected_slaves', '0')} replicas now, and the option"
-                f" 'wait_replicas' wants {self.settings.wait_replicas}; nothing was written"
+                f"nothing was written: the server of {self.root} has {info.get('connected_slaves', '0')} replicas at"
+                f" the moment, and the option 'wait_replicas' requires {self.settings.wait_replicas}; retry"
             )
         if self.settings.durability == "assured":
             return
         if info.get("aof_enabled") != "1":
             raise self._unsafe_server_error(
-                "keeps no append-only file ('appendonly no')", "set 'appendonly yes' and 'appendfsync always'"
+                "has no append-only file ('appendonly no')", "set 'appendonly yes' and 'appendfsync always'"
             )
         if self.settings.durability == "always":
             self._verify_sync(self._reply_or_error(replies[3], "CONFIG GET"))
         if self.settings.waits_for_disk and isinstance(replies[3], ResponseError):
             raise self._unsafe_server_error(
-                "has no WAITAOF, which came with Redis 7.2", "set 'appendfsync always' there"
+                "does not support WAITAOF, which requires Redis 7.2", "set 'appendfsync always'"
             )
 
     def _verify_memory(self, info: Mapping[str, str]) -> None:
         policy = info.get("maxmemory_policy", "")
         if not policy:
-            raise self._unsafe_server_error("does not tell its 'maxmemory-policy'", "let INFO memory show it")
+            raise self._unsafe_server_error("does not report its 'maxmemory-policy'", "allow INFO memory to show it")
         if policy.startswith("allkeys"):
             raise self._unsafe_server_error(
                 f"may evict any key ('maxmemory-policy {policy}')", "set 'maxmemory-policy noeviction'"
@@ -97,19 +99,19 @@ class DurabilityCheck:
 
     def _verify_sync(self, reply: Any) -> None:
         if isinstance(reply, Mapping):
-            given = {_text(name): _text(value) for name, value in reply.items()}
+            settings = {_text(name): _text(value) for name, value in reply.items()}
         else:
-            given = dict(zip(map(_text, reply[::2]), map(_text, reply[1::2]), strict=True))
-        sync = given.get("appendfsync")
+            settings = dict(zip(map(_text, reply[::2]), map(_text, reply[1::2]), strict=True))
+        sync = settings.get("appendfsync")
         if sync is None:
-            raise self._unsafe_server_error("does not tell its 'appendfsync'", "let CONFIG GET show it")
+            raise self._unsafe_server_error("does not report its 'appendfsync'", "allow CONFIG GET to show it")
         if sync != "always":
             raise self._unsafe_server_error(
-                f"answers before a write is on its disk ('appendfsync {sync}')", "set 'appendfsync always'"
+                f"responds before a write is on its disk ('appendfsync {sync}')", "set 'appendfsync always'"
             )
-        if given.get("no-appendfsync-on-rewrite") == "yes":
+        if settings.get("no-appendfsync-on-rewrite") == "yes":
             raise self._unsafe_server_error(
-                "syncs nothing while it rewrites its file ('no-appendfsync-on-rewrite yes')", "set it to 'no'"
+                "does not sync while it rewrites its file ('no-appendfsync-on-rewrite yes')", "set it to 'no'"
             )
 
     def _reply_or_error(self, reply: Any, command: str) -> Any:
@@ -117,18 +119,20 @@ class DurabilityCheck:
             isinstance(reply, ResponseError) and "unknown command" in str(reply)
         ):
             raise StoragePermissionError(
-                f"the server of {self.root} does not let this user ask what it keeps ({command}), so nothing was"
-                f" written; allow the command; {_OTHERWISE}"
+                f"nothing was written: this user may not read the durability settings of the server of {self.root}"
+                f" ({command}); allow the command, {_ALTERNATIVES}"
             )
         if isinstance(reply, Exception):
             raise StorageError(
-                f"the server of {self.root} does not tell what it keeps ({command}: {reply}); nothing was written"
+                f"nothing was written: the server of {self.root} does not report its durability settings ({command}:"
+                f" {reply}); check the server"
             )
         return reply
 
     def _unsafe_server_error(self, what: str, advice: str) -> StorageError:
         return StorageError(
-            f"the server of {self.root} {what}, so commits could be lost; nothing was written; {advice}; {_OTHERWISE}"
+            f"nothing was written: the server of {self.root} {what}, so commits could be lost; {advice},"
+            f" {_ALTERNATIVES}"
         )
 
 
@@ -141,37 +145,45 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-#: The server is asked again after so long. Then a clock that was set, and another server after a failover, are seen.
+#: Maximum age of the server's time, so that a changed clock, or another server after a failover, is noticed.
 MAX_AGE_MS = 60_000.0
 
 
 class ServerClock:
-    """Counts on from the server's last answer by the local monotonic clock, so that a commit asks at most once.
+    """Extrapolates the server's last time with the local monotonic clock, so that a commit sends at most one request.
 
-    When an answer arrives, the server's clock shows what it says at least. From there it is counted on a little slower
-    than the local clock. So the result never leads the server's clock, and lags by the way of the answer and 12 ms.
-    It goes back only where the server's clock was set back, or a server with another clock took its place.
+    The extrapolation is slightly slower than the local clock. The result is therefore never ahead of the server's
+    clock, and lags by up to 12 ms plus the latency of the response. It decreases only if the server's clock was set
+    back, or a server with another clock replaced the server.
+
+    Args:
+        local_ms: Returns the local monotonic time in milliseconds.
     """
 
     def __init__(self, local_ms: Callable[[], float] = monotonic_ms):
         self._local_ms = local_ms
-        self._known: tuple[float, float] | None = None
+        #: The server's time and the local time of the last response.
+        self._last: tuple[float, float] | None = None
 
     def now_ms(self, fetch_time: Callable[[], float]) -> int:
-        """Return milliseconds since the epoch on the server's clock. ``fetch_time`` returns the server's time now."""
-        known = self._known
-        if known is None or not 0 <= self._local_ms() - known[1] <= MAX_AGE_MS:
-            server_ms_now = fetch_time()
-            self._known = known = (server_ms_now, self._local_ms())
-        server_ms_now, at_ms = known
-        return int(server_ms_now + (self._local_ms() - at_ms) * (1 - MAX_DRIFT))
+        """Return the time of the server's clock, in milliseconds since the epoch.
+
+        Args:
+            fetch_time: Requests the server's time.
+        """
+        last = self._last
+        if last is None or not 0 <= self._local_ms() - last[1] <= MAX_AGE_MS:
+            server_ms = fetch_time()
+            self._last = last = (server_ms, self._local_ms())
+        server_ms, local_ms = last
+        return int(server_ms + (self._local_ms() - local_ms) * (1 - MAX_DRIFT))
 
 
-#: Separates the path of a member from size and time.
+#: Separates the path of a member from its size and time.
 END_OF_PATH = b"\0"
-#: What follows every member of a path, and comes before every longer path.
+#: Sorts after all members of a path and before all longer paths.
 AFTER_PATH = b"\1"
-#: What follows every text in UTF-8.
+#: Sorts after all text in UTF-8.
 AFTER_ALL = b"\xff"
 
 _NEW_MEMBER = r"""
@@ -180,7 +192,7 @@ local now_ms = time[1] .. string.format('%03d', math.floor(tonumber(time[2]) / 1
 local member = ARGV[1] .. '\0' .. string.len(ARGV[2]) .. ' ' .. now_ms
 """
 
-#: Keys: index, content. Arguments: path, body. Returns 1 when it was created, 0 when the name is taken.
+#: Keys: index, content. Arguments: path, body. Returns 1 if the file was created, 0 if it exists.
 CREATE = (
     r"""
 if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
@@ -226,8 +238,8 @@ end
 return 1
 """
 
-#: Key: content. Arguments: offset, length (-1: to the end), the most bytes to the end. Returns the bytes, nil for a
-#: missing file, or a number: the bytes to the end, which are too many.
+#: Key: content. Arguments: offset, length (-1: to the end), size limit. Returns the bytes, nil if the file does not
+#: exist, or the number of bytes to the end if it exceeds the limit.
 READ = r"""
 local size = redis.call('STRLEN', KEYS[1])
 if size == 0 and redis.call('EXISTS', KEYS[1]) == 0 then return false end
@@ -247,18 +259,26 @@ _MEMBER = re.compile(rb"([^\0]+)\0([0-9]{1,18}) ([0-9]{1,18})", re.DOTALL)
 
 
 def member_range(member_path: bytes) -> tuple[bytes, bytes]:
-    """Return the bounds of a path's members for ZRANGEBYLEX."""
+    """Return the bounds of a path's members, for ZRANGEBYLEX."""
     return b"[" + member_path + END_OF_PATH, b"(" + member_path + AFTER_PATH
 
 
 def file_info(member: bytes, folder: str) -> FileInfo | None:
-    """Return the file of a member below a folder, or None for a member that our scripts never make."""
+    """Parse a member of the index.
+
+    Args:
+        member: The member.
+        folder: Folder of the root.
+
+    Returns:
+        The metadata of the file, or None if the member is invalid.
+    """
     match = _MEMBER.fullmatch(member)
     if match is None:
         return None
-    spelled, size, time_ms = match.groups()
+    member_path, size, time_ms = match.groups()
     try:
-        path = spelled.decode().removeprefix(folder)
+        path = member_path.decode().removeprefix(folder)
         check_path(path)
     except (UnicodeDecodeError, InvalidLocationError):
         return None
@@ -266,5 +286,5 @@ def file_info(member: bytes, folder: str) -> FileInfo | None:
 
 
 def path_of(member: bytes) -> bytes:
-    """Return the part of a member that is its path."""
+    """Return the path of a member."""
     return member.partition(END_OF_PATH)[0]

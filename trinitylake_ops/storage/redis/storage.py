@@ -1,4 +1,4 @@
-"""Storage in Redis, Valkey, or a server that speaks their protocol, through redis-py."""
+"""Storage in Redis, Valkey or a compatible server, through redis-py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trinitylake_ops.errors import (
     TransientError,
 )
 from trinitylake_ops.storage.background import at_fork
-from trinitylake_ops.storage.error_table import EXISTS
+from trinitylake_ops.storage.error_table import EXISTS, MISSING
 from trinitylake_ops.storage.http.requests import Request, StorageRequest
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import WHOLE_FILE_LIMIT, StorageOptions
@@ -55,12 +55,18 @@ T = TypeVar("T")
 class RedisStorage(Storage):
     """Files under ``redis://host:port/db/name/`` or ``rediss://...``, and in folders below.
 
-    Each operation is one request, sent once. A ``create`` is one script: SET NX and the entry in the index.
-    RetryStorage makes the retries, except for the later pages of a list, which only this class can repeat. Where
-    creates and writes wait for a disk or for replicas, the wait goes with the script, on the same connection.
+    Each operation is one request, which is sent once. A ``create`` is one script that sets the value if it does not
+    exist and adds it to the index. RetryStorage retries requests, except for the second and later pages of a listing,
+    which this class retries. If creates and writes wait for a disk or for replicas, the script and the wait are sent
+    together on one connection.
 
-    Options: ``REDIS_OPTIONS`` (docs/storages/README.md). Opening sends nothing. Raises InvalidLocationError and
-    InvalidInputError for a root or option that is not valid.
+    Args:
+        root: Normalized root URI. Opening sends no request.
+        options: Options of ``REDIS_OPTIONS`` (docs/storages/README.md).
+
+    Raises:
+        InvalidLocationError: The root is invalid.
+        InvalidInputError: An option is invalid.
     """
 
     concurrency = 16
@@ -86,7 +92,7 @@ class RedisStorage(Storage):
         return (RedisStorage, (self.root, self.options.on_top_of(redis_of_environment(self.root, self.options))))
 
     def after_fork_in_child(self) -> None:
-        """Make a new lock: a forked child does not have the thread that held it."""
+        """Replace the lock: a forked child does not have the thread that held it."""
         self._lock = threading.Lock()
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
@@ -94,22 +100,22 @@ class RedisStorage(Storage):
         key = self._location.content_key(self._location.member_path(path))
         if path in self._unconfirmed:
             self._confirm(path)
-        most_bytes = self.whole_file_limit_bytes if limit_bytes is None else limit_bytes
-        asked: Command = ("EVAL", READ, 1, key, offset, -1 if length is None else length, most_bytes)
-        found = self._send(Request.READ, path, asked)
-        if found is None:
-            raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
-        if isinstance(found, int):
-            self._check_size(path, found, length, limit_bytes)
-        assert isinstance(found, bytes)
-        return found
+        max_bytes = self.whole_file_limit_bytes if limit_bytes is None else limit_bytes
+        command: Command = ("EVAL", READ, 1, key, offset, -1 if length is None else length, max_bytes)
+        reply = self._send(Request.READ, path, command)
+        if reply is None:
+            raise FileMissingError(MISSING.format(path=path, root=self.root), path=path)
+        if isinstance(reply, int):
+            self._check_size(path, reply, length, limit_bytes)
+        assert isinstance(reply, bytes)
+        return reply
 
     def stat(self, path: str) -> FileInfo:
         first, last = member_range(self._location.member_path(path))
-        found = self._send(Request.STAT, path, ("ZRANGEBYLEX", self._location.index_key, first, last, "LIMIT", 0, 1))
-        if not found:
-            raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
-        return self._file_info(path, found[0])
+        members = self._send(Request.STAT, path, ("ZRANGEBYLEX", self._location.index_key, first, last, "LIMIT", 0, 1))
+        if not members:
+            raise FileMissingError(MISSING.format(path=path, root=self.root), path=path)
+        return self._file_info(path, members[0])
 
     def create(self, path: str, data: bytes) -> None:
         if self._put(Request.CREATE, CREATE, path, data) == 0:
@@ -122,7 +128,7 @@ class RedisStorage(Storage):
         self.delete_batch([path])
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete up to 1,000 files in one script: all of them, or the request as a whole failed."""
+        """Delete up to 1,000 files in one script, which deletes all of them or fails as a whole."""
         members = [self._location.member_path(path) for path in paths]
         if members:
             keys = [self._location.index_key, *map(self._location.content_key, members)]
@@ -143,39 +149,38 @@ class RedisStorage(Storage):
         member, body = self._location.member_path(path), bytes(data)
         if len(body) > MAX_FILE_BYTES:
             raise StorageError(
-                f"cannot {operation.value} {path!r} under {self.root}: it has {len(body)} bytes, and a value of Redis"
-                f" at most {MAX_FILE_BYTES}; write smaller files",
+                f"cannot {operation.value} {path!r} under {self.root}: it has {len(body)} bytes, more than the limit of"
+                f" {MAX_FILE_BYTES} bytes of a Redis value; write smaller files",
                 path=path,
             )
         keys = self._location.index_key, self._location.content_key(member)
-        asked: Command = ("EVAL", script, len(keys), *keys, member, body)
+        command: Command = ("EVAL", script, len(keys), *keys, member, body)
         if self._settings.wait is None:
-            done: int = self._send(operation, path, asked)
-            return done
+            reply: int = self._send(operation, path, command)
+            return reply
         try:
-            done = self._send_and_wait(operation, path, asked)
+            return self._send_and_wait(operation, path, command)
         except AmbiguousWriteError:
             self._unconfirmed.add(path)
             raise
-        return done
 
-    def _send_and_wait(self, operation: Request, path: str, asked: Command) -> int:
-        """Send a script, and wait in the same request until enough copies of its effects are safe.
+    def _send_and_wait(self, operation: Request, path: str, command: Command) -> int:
+        """Send a script and, in the same request, wait until its effects are on the disk or on enough replicas.
 
-        Raises AmbiguousWriteError where they are not: the file is there, but a crash or a failover may lose it.
+        Raise AmbiguousWriteError if they are not: the file exists, but a crash or a failover may lose it.
         """
         wait = self._settings.wait
         assert wait is not None
-        done, copies = self._exchange(operation, path, asked, wait)
+        reply, copies = self._exchange(operation, path, command, wait)
         request = self._request(operation, path)
-        if isinstance(done, Exception):
-            raise error_from_reply(request, done)
+        if isinstance(reply, Exception):
+            raise error_from_reply(request, reply)
         if not isinstance(copies, Exception) and self._are_enough(copies):
-            return int(done)
+            return int(reply)
         outcome = str(copies) if isinstance(copies, Exception) else f"{wait[0]} returned {copies}"
         raise AmbiguousWriteError(
-            f"{request.failure}: disk or replicas did not confirm it in time ({self.options.redact(outcome)}); it may"
-            " be lost by a failover or crash: read the name to see",
+            f"{request.failure}: the disk or the replicas did not confirm it in time ({self.options.redact(outcome)});"
+            " a failover or a crash may lose it: read the path to find out",
             path=path,
         )
 
@@ -185,13 +190,13 @@ class RedisStorage(Storage):
         return int(copies) >= self._settings.wait_replicas
 
     def _confirm(self, path: str) -> None:
-        """Wait for a file whose confirmation is missing, before it is read as a commit that stands.
+        """Wait for the confirmation of an unconfirmed file before it is read, because it may be a commit.
 
-        The wait covers all that the server did before it. Raises TransientError.
+        The wait covers all earlier changes. Raise TransientError if it fails.
         """
         key = self._location.index_key + b":confirmed"
         try:
-            # It changes something, so that the wait after it covers all that came before.
+            # A wait only covers changes up to the last one of its own connection, so this must change a key.
             self._send_and_wait(Request.WRITE, path, ("INCR", key))
         except AmbiguousWriteError as error:
             raise TransientError(f"{error.message}; nobody can rely on the file yet", path=path) from None
@@ -208,36 +213,36 @@ class RedisStorage(Storage):
                     yield info
             if len(page) < MAX_FILES_PER_REQUEST:
                 return
-            # Past all members of the last path: it may have been written again, and have another member now.
+            # Continue after all members of the last path, because a write may have replaced its member.
             after = b"[" + path_of(page[-1]) + AFTER_PATH
             page = retry_listing(self._page, prefix, after, end)
 
     def _page(self, prefix: str, start: bytes, end: bytes) -> Sequence[bytes]:
-        asked: Command = (
+        command: Command = (
             "ZRANGEBYLEX", self._location.index_key, start, end, "LIMIT", 0, MAX_FILES_PER_REQUEST,
         )  # fmt: skip
-        page: Sequence[bytes] = self._send(Request.LIST, prefix, asked)
+        page: Sequence[bytes] = self._send(Request.LIST, prefix, command)
         return page
 
     def _file_info(self, path: str, member: bytes) -> FileInfo:
         info = file_info(member, self._location.folder)
         if info is None:
             raise StorageError(
-                f"the index of {self.root} holds an entry that no script of ours makes: another program writes to"
-                f" {self._location.index_key.decode()!r}; remove what it wrote",
+                f"the index of {self.root} contains an invalid entry: another program writes to the key"
+                f" {self._location.index_key.decode()!r}; delete its entries",
                 path=path,
             )
         return info
 
     def _send(self, operation: Request, path: str, command: Command) -> Any:
-        """Send one command and return its reply. Raises typed errors."""
+        """Send one command and return its reply. Raise typed errors."""
         (reply,) = self._exchange(operation, path, command)
         if isinstance(reply, Exception):
             raise error_from_reply(self._request(operation, path), reply)
         return reply
 
     def _exchange(self, operation: Request, path: str, *commands: Command) -> Sequence[Any]:
-        """Send commands and return their replies, errors of the server among them. Raises typed errors."""
+        """Send commands and return their replies, which may be exceptions. Raise typed errors if there are none."""
         failure: StorageError
         try:
             return self._client.send(commands, changes_files=operation.changes_files)
@@ -245,7 +250,7 @@ class RedisStorage(Storage):
             failure = error_without_connection(self._request(operation, path), error)
         except NoResponseError as error:
             failure = error_without_response(self._request(operation, path), error)
-        # This is raised outside the handler: messages of client libraries may hold parts of the request.
+        # Raised outside the handler, because messages of client libraries may contain parts of the request.
         raise failure
 
     def _request(self, operation: Request, path: str) -> StorageRequest:

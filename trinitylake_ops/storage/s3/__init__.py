@@ -1,1 +1,1 @@
-"""S3, by two clients."""
+"""Amazon S3 and compatible servers, through s3fs or obstore."""

@@ -1,7 +1,7 @@
-"""Access to a folder of a bucket for others: credentials of a session that ends soon, and signatures of requests.
+"""Access delegation on S3: temporary credentials for one folder, and signatures of single requests.
 
-Credentials come from AWS's STS, or from a server that speaks its protocol. They are the session of a role, with a
-policy of its own (decision 37). The keys of this process are given to nobody.
+The credentials are a session of a role with a session policy for the folder, issued by AWS's STS or a compatible server
+(decision 37). The credentials of this process are never vended.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from trinitylake_ops.storage.s3.s3fs_client import BucketAddress, bucket_address
 from trinitylake_ops.storage.s3.settings import S3Location, S3Settings
 from trinitylake_ops.storage.s3.signing import SignedRequest, UnsignedRequest, check_request, signed
 
-_LONGEST_POLICY_CHARS = 2_048
-#: Keys of conditions by which AWS enforces conditional writes.
+_MAX_POLICY_CHARS = 2_048
+#: Condition keys with which AWS enforces conditional writes.
 _IF_NONE_MATCH, _CREATES_OBJECT = "s3:if-none-match", "s3:ObjectCreationOperation"
-#: These stand for other characters in the resources of a policy.
-_WILD = re.compile(r"[*?$]")
-_NO_NAME = re.compile(r"[^A-Za-z0-9+=,.@-]")
-_LONGEST_NAME_CHARS = 64
+#: Characters with a special meaning in the resources of a policy.
+_WILDCARDS = re.compile(r"[*?$]")
+_INVALID_IN_SESSION_NAME = re.compile(r"[^A-Za-z0-9+=,.@-]")
+_MAX_SESSION_NAME_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SessionCredentials:
-    """Credentials that end. Their text form hides them. ``expires_at_ms`` is by the clock of the service."""
+    """Temporary credentials. Their text form shows no secret."""
 
     access_key_id: str = field(repr=False)
     secret_access_key: str = field(repr=False)
     session_token: str = field(repr=False)
+    #: Expiration time on the clock of the service, in milliseconds since the epoch.
     expires_at_ms: int
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """What they are, by the names that clients of Iceberg know."""
+        """The credentials as configuration properties of Iceberg clients."""
         return {
             "s3.access-key-id": self.access_key_id,
             "s3.secret-access-key": self.secret_access_key,
@@ -55,30 +56,45 @@ class SessionCredentials:
 
 
 class S3Delegate:
-    """Gives others access to folders of one storage. Raises InvalidInputError for options that make no sense."""
+    """Vends credentials for folders of one storage, and signs requests.
+
+    Args:
+        options: Options of the storage.
+        settings: What is vended.
+
+    Raises:
+        InvalidInputError: An option is invalid.
+    """
 
     scheme = "s3"
 
     def __init__(self, options: StorageOptions, settings: DelegationSettings):
         self.settings = settings
-        self._of_storage = S3Settings.of(options)
+        self._storage_settings = S3Settings.of(options)
         self._session = new_session(options)
-        self._kept: CachedCredentials[SessionCredentials] = CachedCredentials()
+        self._cached: CachedCredentials[SessionCredentials] = CachedCredentials()
         self._addresses: dict[str, BucketAddress] = {}
 
     def credentials(self, folder: str, *, writes: bool, name: str) -> SessionCredentials:
-        """Return credentials for a folder, a URI that ends with ``/``, and for nothing beside it.
+        """Return credentials for a folder and nothing else. They are reused for half of their lifetime.
 
-        The same are returned until half of their time is over. ``name`` says for whom, in the logs of the service.
-        Raises InvalidInputError for a folder that no policy can name, StoragePermissionError, TransientError.
+        Args:
+            folder: URI of the folder, with a final ``/``.
+            writes: Whether the credentials allow writes.
+            name: Name of the principal, for the audit log of the service.
+
+        Raises:
+            InvalidInputError: A policy cannot describe the folder.
+            StoragePermissionError: The service rejected the request.
+            TransientError: The service did not respond.
         """
         partition = self.settings.role.split(":")[1]
 
-        def assumed() -> SessionCredentials:
+        def assume_role() -> SessionCredentials:
             location, create_only = S3Location.of(folder), self.settings.create_only
-            return self._assumed(folder_policy(location, partition, writes=writes, create_only=create_only), name)
+            return self._assume_role(folder_policy(location, partition, writes=writes, create_only=create_only), name)
 
-        return self._kept.get((folder, writes, name), assumed)
+        return self._cached.get((folder, writes, name), assume_role)
 
     def sign(
         self,
@@ -89,65 +105,65 @@ class S3Delegate:
         name: str,
         reached: Container[str] | None = None,
     ) -> SignedRequest:
-        """Return a signed request for a file below a folder.
+        """Sign a request for a file below a folder.
 
-        It is signed with credentials for that folder alone. Without a role only requests that read are signed, with
-        the keys of this process: servers are known that obey headers which nobody signed.
+        The request is signed with credentials for that folder. Without a role, only reads are signed, with the
+        credentials of this process, because some servers obey headers that are not covered by the signature.
 
         Args:
             request: The request to sign.
-            folder: The folder of the table, a URI that ends with ``/``.
-            may_write: Whether the client may write files there.
-            name: The name of the client, for the logs of the service of sessions.
-            reached: The URIs of the only files that the client may read, None for all files of the folder.
+            folder: URI of the table's folder, with a final ``/``.
+            may_write: Whether the client may write files in the folder.
+            name: Name of the client, for the audit log of the session service.
+            reached: URIs of the files that the client may read. None: all files of the folder.
 
         Raises:
-            LocationNotAllowedError: If the request is beyond the folder, or is not signed for the client.
-            InvalidInputError: If it is no request to this storage.
-            StoragePermissionError: If there are no credentials to sign with.
-            TransientError: If the service of sessions does not respond.
+            LocationNotAllowedError: The request is not for the folder, or the client lacks the permission.
+            InvalidInputError: The request is not a request to this storage.
+            StoragePermissionError: There are no credentials to sign with.
+            TransientError: The session service did not respond.
         """
         location = S3Location.of(folder)
-        place = self._bucket_address(location.bucket)
+        address = self._bucket_address(location.bucket)
         writes = check_request(
-            request, location, place, may_write=may_write and bool(self.settings.role), reached=reached
+            request, location, address, may_write=may_write and bool(self.settings.role), reached=reached
         )
         if self.settings.role:
             session = self.credentials(folder, writes=writes, name=name)
             keys = Credentials(session.access_key_id, session.secret_access_key, session.session_token)
         else:
             keys = self._own_keys()
-        return signed(request, place.region, keys)
+        return signed(request, address.region, keys)
 
     def _bucket_address(self, bucket: str) -> BucketAddress:
         if bucket not in self._addresses:
-            self._addresses[bucket] = bucket_address(self._session, self._of_storage, bucket)
+            self._addresses[bucket] = bucket_address(self._session, self._storage_settings, bucket)
         return self._addresses[bucket]
 
     def _own_keys(self) -> Credentials:
-        found = self._session.get_credentials()
-        if found is None:
-            raise StoragePermissionError("there are no credentials to sign with; set up AWS credentials")
-        frozen = found.get_frozen_credentials()
+        credentials = self._session.get_credentials()
+        if credentials is None:
+            raise StoragePermissionError("cannot sign the request: there are no credentials; configure AWS credentials")
+        frozen = credentials.get_frozen_credentials()
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
 
     @cached_attribute
     def _sts(self) -> botocore.client.BaseClient:
         return self._session.create_client(
             "sts",
-            region_name=self._of_storage.region or "us-east-1",
-            endpoint_url=self.settings.sts_endpoint or self._of_storage.endpoint,
+            region_name=self._storage_settings.region or "us-east-1",
+            endpoint_url=self.settings.sts_endpoint or self._storage_settings.endpoint,
             config=Config(
-                connect_timeout=self._of_storage.connect_timeout_seconds,
-                read_timeout=self._of_storage.read_timeout_seconds,
+                connect_timeout=self._storage_settings.connect_timeout_seconds,
+                read_timeout=self._storage_settings.read_timeout_seconds,
                 retries={"max_attempts": 2},
             ),
         )
 
-    def _assumed(self, policy: str, name: str) -> SessionCredentials:
-        session_name = _NO_NAME.sub("-", f"trinitylake-{name}")[:_LONGEST_NAME_CHARS]
+    def _assume_role(self, policy: str, name: str) -> SessionCredentials:
+        session_name = _INVALID_IN_SESSION_NAME.sub("-", f"trinitylake-{name}")[:_MAX_SESSION_NAME_CHARS]
         try:
-            given = self._sts.assume_role(
+            issued = self._sts.assume_role(
                 RoleArn=self.settings.role,
                 RoleSessionName=session_name,
                 Policy=policy,
@@ -156,42 +172,46 @@ class S3Delegate:
         except ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))[:60]
             raise StoragePermissionError(
-                f"no session of the role {self.settings.role} is given for this table ({code}); the operator of the"
-                " server looks at the role, whom it trusts, and how long its sessions may last"
+                f"cannot vend credentials for this table: the role {self.settings.role} could not be assumed ({code});"
+                " ask the operator of the server to check the role, its trust policy and its maximum session duration"
             ) from error
         except BotoCoreError as error:
             if is_without_credentials(error):
                 raise StoragePermissionError(
-                    "there are no credentials that may ask for a session of the role"
+                    "cannot vend credentials: the server has no credentials to assume the role; ask its operator to"
+                    " configure them"
                 ) from error
-            raise TransientError(f"the service that gives sessions does not answer: {type(error).__name__}") from error
+            raise TransientError(
+                f"cannot vend credentials: the session service did not respond ({type(error).__name__}); retry"
+            ) from error
         return SessionCredentials(
-            given["AccessKeyId"],
-            given["SecretAccessKey"],
-            given["SessionToken"],
-            int(given["Expiration"].timestamp() * 1_000),
+            issued["AccessKeyId"],
+            issued["SecretAccessKey"],
+            issued["SessionToken"],
+            int(issued["Expiration"].timestamp() * 1_000),
         )
 
 
 def folder_policy(location: S3Location, partition: str, *, writes: bool, create_only: bool = False) -> str:
-    """Return the policy of a session for a folder, as compact JSON, since some servers refuse spaces in it.
+    """Return the session policy for a folder, as JSON without spaces, because some servers reject spaces.
 
-    Nothing is ever deleted by it: older versions read the files. Metadata files and the owner file are the server's.
+    The policy never allows deletes, because older versions refer to the files. Only the server writes metadata files
+    and the owner file.
 
     Args:
-        location: The folder of a table.
-        partition: The partition of AWS, such as ``aws``.
-        writes: Whether the session writes files below ``data/`` and ``metadata/``.
-        create_only: Whether it must not overwrite an object. Then a write needs the header ``If-None-Match``. A storage
-            that does not know this condition denies all writes.
+        location: Folder of a table.
+        partition: AWS partition, for example ``aws``.
+        writes: Whether the session may write files below ``data/`` and ``metadata/``.
+        create_only: Whether the session may not overwrite objects. Writes then require the header ``If-None-Match``. A
+            storage that does not support this condition denies all writes.
 
     Raises:
-        InvalidInputError: For a folder whose name a policy would take for a pattern, or that is too long.
+        InvalidInputError: The path of the folder is too long, or contains characters with a special meaning.
     """
     key = location.key_prefix.rstrip("/")
-    if not key or _WILD.search(key) or not key.isprintable() or '"' in key:
+    if not key or _WILDCARDS.search(key) or not key.isprintable() or '"' in key:
         raise InvalidInputError(
-            "no policy can name the table's place, as its path has a character with a meaning there"
+            "cannot restrict credentials to the table: its path contains characters with a special meaning in a policy"
         )
     bucket, files = f"arn:{partition}:s3:::{location.bucket}", f"arn:{partition}:s3:::{location.bucket}/{key}"
     statements: list[dict[str, object]] = [
@@ -208,9 +228,9 @@ def folder_policy(location: S3Location, partition: str, *, writes: bool, create_
         allowed = [f"{files}/data/*", f"{files}/metadata/*"]
         denied = [f"{files}/metadata/*.metadata.json", f"{files}/metadata/*.metadata.json.gz"]
         if create_only:
-            # AWS documents the first operator. Ceph ignores it for an unknown key, but then the second one fails.
+            # AWS documents the first operator. Ceph ignores it for an unknown key, but then the second operator fails.
             conditional = {"Null": {_IF_NONE_MATCH: "false"}, "StringLike": {_IF_NONE_MATCH: "*"}}
-            # Requests that begin a multipart upload or send a part have no such header, and create no object.
+            # Requests that start a multipart upload or upload a part do not have the header, and create no object.
             statements += [
                 {"Effect": "Allow", "Action": ["s3:PutObject"], "Resource": allowed, "Condition": condition}
                 for condition in (conditional, {"Bool": {_CREATES_OBJECT: "false"}})
@@ -220,6 +240,6 @@ def folder_policy(location: S3Location, partition: str, *, writes: bool, create_
         )
         statements.append({"Effect": "Deny", "Action": ["s3:PutObject"], "Resource": denied})
     text = json.dumps({"Version": "2012-10-17", "Statement": statements}, separators=(",", ":"))
-    if len(text) > _LONGEST_POLICY_CHARS:
-        raise InvalidInputError("the path of the lakehouse's root is too long for a policy; credentials are not given")
+    if len(text) > _MAX_POLICY_CHARS:
+        raise InvalidInputError("cannot restrict credentials to the table: its path is too long for a policy")
     return text

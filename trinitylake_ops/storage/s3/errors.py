@@ -1,8 +1,4 @@
-"""The errors of responses of an S3 server (S7), and their meaning.
-
-Every S3 client uses this module. Servers give the same failure different bodies, and client libraries give it different
-exceptions. So a client reduces a failure to status, error code and message, or to the kind of a TransportFailure.
-"""
+"""The error table of S3 (S7), which all S3 clients use."""
 
 from __future__ import annotations
 
@@ -29,9 +25,9 @@ _NO_BUCKET = (
     "{failure}: the bucket {bucket!r} does not exist; check its name and the options 'endpoint' and 'region', or create"
     " it"
 )
-_OTHER_PLACE = "{what}: the bucket is in another place; set the option 'region' or 'endpoint' to it"
+_OTHER_PLACE = "{what}: the bucket is in another region or on another server; set the option 'region' or 'endpoint'"
 
-#: Codes of a file or its place come before the statuses 401 and 403, which some servers give them.
+#: Codes about a file or a bucket precede the statuses 401 and 403, with which some servers return them.
 _ERRORS = (
     *PERMISSION_CODES,
     ErrorRow(
@@ -44,7 +40,7 @@ _ERRORS = (
     ),
     ErrorRow(
         StorageError,
-        "{what}: the file is archived; restore it to a class that can be read",
+        "{what}: the file is archived; restore it to a storage class that can be read",
         codes={"InvalidObjectState"},
     ),
     ErrorRow(
@@ -63,14 +59,14 @@ _ERRORS = (
     ErrorRow(StorageError, _NO_BUCKET, bare_statuses={404}),
     ErrorRow(
         StorageError,
-        "{what}; check that the credentials have not expired and that the option 'region' is right",
+        "{what}; check that the credentials have not expired and that the option 'region' is correct",
         bare_statuses={400},
         operations=set(Request) - set(CHANGES),
     ),
     ErrorRow(FileExistsAlreadyError, EXISTS, statuses={412}, operations={Request.CREATE}),
     ErrorRow(
         InvalidLocationError,
-        "{what}; use a shorter or plainer name",
+        "{what}; use a shorter or simpler name",
         codes={"InvalidBucketName", "InvalidObjectName", "InvalidURI", "KeyTooLong", "KeyTooLongError"},
     ),
     ErrorRow(
@@ -81,7 +77,7 @@ _ERRORS = (
     ),
     ErrorRow(
         StorageError,
-        "{what}: the server cannot do a create under the condition If-None-Match; use another S3 server",
+        "{what}: the server does not support creates with the condition If-None-Match; use another S3 server",
         codes={"NotImplemented"},
         statuses={501},
         operations={Request.CREATE},
@@ -92,20 +88,20 @@ _ERRORS = (
 
 
 def is_range_beyond_end(status: int | None, code: str | None) -> bool:
-    """Whether the response says that the file exists and the range starts at or past its end."""
+    """Whether a response means that the file exists and the range starts at or past its end."""
     return status == 416 or code == "InvalidRange"
 
 
 def error_from_response(
     request: StorageRequest, status: int | None, code: str | None, message: str | None
 ) -> TrinityLakeError:
-    """Return the typed error for a response of the server.
+    """Return the typed error for a response.
 
     Args:
-        request: the request that failed.
-        status: the HTTP status. None for the result of one file in a batch.
-        code: S3's name of the failure, such as ``NoSuchKey``. A response without a body (HEAD) has none or, with some
-            client libraries, the bare status.
-        message: the server's text.
+        request: The request that failed.
+        status: HTTP status. None for the result of one file in a batch.
+        code: S3's error code, for example ``NoSuchKey``. A response without a body (HEAD) has none or, with some client
+            libraries, the status.
+        message: The server's message.
     """
     return error_from_table(_ERRORS, request, status, None if not code or code.isdigit() else code, message)

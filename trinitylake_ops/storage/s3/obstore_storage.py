@@ -33,7 +33,7 @@ from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.retry import retry_listing
-from trinitylake_ops.storage.s3 import s3fs_client as s3_failures
+from trinitylake_ops.storage.s3 import s3fs_client
 from trinitylake_ops.storage.s3.errors import error_from_response, is_range_beyond_end
 from trinitylake_ops.storage.s3.s3fs_client import S3Client, bucket_address, new_session
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 
 class S3Stores(ObstoreClients[S3Store]):
-    """Clients for the requests of one bucket.
+    """The obstore clients of one bucket.
 
-    Botocore resolves credentials, region and place that are not given as options, as for s3fs.
+    As for s3fs, botocore resolves credentials, region and endpoint that are not set by options.
     """
 
     def __init__(self, bucket: str, settings: S3Settings, options: StorageOptions):
@@ -55,26 +55,32 @@ class S3Stores(ObstoreClients[S3Store]):
         self._bucket = bucket
         self._settings = settings
         self._options = options
-        self._place: tuple[str, str, bool] | None = None
+        #: URL of the server, region, and whether the bucket is in the host.
+        self._address: tuple[str, str, bool] | None = None
         self._provider: Callable[[], S3Credential] | None = None
 
     @classmethod
     def shared(cls, client: S3Client, bucket: str, settings: S3Settings, options: StorageOptions) -> S3Stores:
-        """Return the clients of this process for a bucket, beside the shared one of s3fs (decision 33).
+        """Return the clients of this process for a bucket (decision 33).
 
-        That one is the same for equal settings in an equal environment, so it stands for both here.
+        Args:
+            client: The shared s3fs client. It is the same object for equal settings and environments, so it identifies
+                both.
+            bucket: Name of the bucket.
+            settings: Validated options.
+            options: The options, with credentials.
         """
-        return _kept.get((client, bucket), lambda: cls(bucket, settings, options))
+        return _clients.get((client, bucket), lambda: cls(bucket, settings, options))
 
     def _new_store(self, limits: ClientConfig, timeout: timedelta) -> S3Store:
-        if self._place is None or self._provider is None:
+        if self._address is None or self._provider is None:
             self._resolve()
-        assert self._place is not None and self._provider is not None
-        endpoint, region, virtual = self._place
+        assert self._address is not None and self._provider is not None
+        endpoint, region, virtual = self._address
         return S3Store(
             self._bucket,
-            # Defaults are given too, since obstore takes other values from the environment: AWS_ENDPOINT_URL_S3,
-            # AWS_CONDITIONAL_PUT, AWS_SKIP_SIGNATURE would replace our own.
+            # Defaults are passed explicitly, because obstore would read other values from AWS_ENDPOINT_URL_S3,
+            # AWS_CONDITIONAL_PUT and AWS_SKIP_SIGNATURE.
             config={
                 "aws_endpoint_url_s3": endpoint,
                 "endpoint": endpoint,
@@ -85,8 +91,8 @@ class S3Stores(ObstoreClients[S3Store]):
                 "s3_express": False,
             },
             client_options={"allow_http": endpoint.startswith("http://"), **limits},
-            # A client that repeats a create after a lost answer meets its own file. RetryStorage repeats only safe
-            # requests.
+            # A client that resends a create after a lost response would find its own file. RetryStorage resends only
+            # requests that are safe to repeat.
             retry_config={"max_retries": 0, "retry_timeout": timeout},
             credential_provider=self._provider,
         )
@@ -94,25 +100,25 @@ class S3Stores(ObstoreClients[S3Store]):
     def _resolve(self) -> None:
         session = new_session(self._options)
         self._provider = _credential_provider(session)
-        place = bucket_address(session, self._settings, self._bucket)
-        parts = urlsplit(place.endpoint)
-        netloc = f"{self._bucket}.{parts.netloc}" if place.is_virtual else parts.netloc
+        address = bucket_address(session, self._settings, self._bucket)
+        parts = urlsplit(address.endpoint)
+        netloc = f"{self._bucket}.{parts.netloc}" if address.is_virtual else parts.netloc
         endpoint = urlunsplit((parts.scheme, netloc, parts.path, "", ""))
-        self._place = (endpoint, place.region, place.is_virtual)
+        self._address = (endpoint, address.region, address.is_virtual)
 
 
-_kept: ClientCache[S3Stores] = ClientCache()
+_clients: ClientCache[S3Stores] = ClientCache()
 
 
 def _credential_provider(session: botocore.session.Session) -> Callable[[], S3Credential]:
-    """Return a provider of credentials for obstore: botocore's chain, which renews those that expire.
+    """Return a credential provider for obstore that uses botocore's chain, which renews temporary credentials.
 
-    Raises NoCredentialsError when there are none, and the errors of a source of credentials.
+    Raise NoCredentialsError if there are no credentials.
     """
     credentials = session.get_credentials()
     if credentials is None:
         raise botocore.exceptions.NoCredentialsError
-    passing = isinstance(credentials, RefreshableCredentials)
+    is_refreshable = isinstance(credentials, RefreshableCredentials)
 
     def current() -> S3Credential:
         frozen = credentials.get_frozen_credentials()
@@ -120,8 +126,9 @@ def _credential_provider(session: botocore.session.Session) -> Callable[[], S3Cr
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            # The renewal is due at once: botocore itself knows when to renew, and is asked before each request.
-            "expires_at": datetime.now(UTC) if passing else None,
+            # Expire immediately, so that obstore calls the provider before each request and botocore decides when to
+            # renew.
+            "expires_at": datetime.now(UTC) if is_refreshable else None,
         }
 
     return current
@@ -131,40 +138,54 @@ _PROVIDER = "External AWS credential provider"
 
 
 def typed_error(request: StorageRequest, error: BaseException, endpoint: str) -> TrinityLakeError:
-    """Return the typed error for the end of a request, one of obstore's."""
+    """Return the typed error for an exception of obstore.
+
+    Args:
+        request: The request that failed.
+        error: The exception.
+        endpoint: Address of the server, for the message.
+    """
     text = str(error)
     status, code = status_and_code(error)
     if status is not None:
         return error_from_response(request, status, code, server_message(error))
     if isinstance(error, UnauthenticatedError) and _PROVIDER in text:
-        return error_without_credentials(request, "AWS's environment gives no valid credentials")
+        return error_without_credentials(request, "the AWS configuration has no valid credentials")
     if is_response_missing(error):
         return error_from_transport(request, transport_failure(error), endpoint, reason(error))
     if request.operation.changes_files:
-        # The server may have done its work, though obstore cannot read the answer.
-        return error_from_transport(request, TransportFailure.NO_ANSWER, endpoint, "an answer that cannot be read")
+        # The request may have taken effect although obstore cannot parse the response.
+        return error_from_transport(request, TransportFailure.NO_RESPONSE, endpoint, "the response is invalid")
     return StorageError(
-        f"{request.failure}: obstore cannot read the server's answer; try the option 'client' = 's3fs', "
-        "and check the option 'endpoint'",
+        f"{request.failure}: obstore cannot parse the server's response; check the option 'endpoint', or set the option"
+        " 'client' to 's3fs'",
         path=request.path,
     )
 
 
 T = TypeVar("T")
 
-# obstore parses keys as paths and refuses ASCII control characters in them. All other names of a path,
-# those with '%', '?', spaces or '\\' too, go to S3 and come back literally.
+# obstore rejects keys with ASCII control characters. It passes all other characters of paths to S3 literally, including
+# '%', '?', ' ' and '\\'.
 _NOT_IN_OBSTORE = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class ObstoreS3Storage(S3Storage):
-    """Like S3Storage, but faster. It reads, looks up, creates, writes and lists through obstore.
+    """A faster S3Storage: reads, stats, creates, writes and lists through obstore.
 
-    The rest is S3Storage's, since obstore does not do it as the interface promises. This is the case for deletes, as
-    obstore gives one error for a DeleteObjects that failed for some files. It is the case for ``now_ms``, as obstore
-    shows no ``Date``, and for names with control characters. In a list, it is the rest after a key that obstore
-    refuses, such as ``a//b``. In a forked child it is everything. A key ``folder/`` costs one request per list to tell
-    it from an empty file. Every empty file does, too.
+    It uses s3fs for everything that obstore cannot do as the interface requires: deletes, because obstore raises a
+    single error for a DeleteObjects request that failed for some files; ``now_ms``, because obstore does not expose the
+    ``Date`` header; names with control characters; the rest of a listing after a key that obstore rejects, for example
+    ``a//b``; and all requests in a forked child. A listing sends one additional request for each empty file and each
+    key ``folder/``, to distinguish them.
+
+    Args:
+        root: Normalized root URI. Opening sends no request.
+        options: Options of ``S3_OPTIONS`` (docs/storages/README.md).
+
+    Raises:
+        InvalidLocationError: The root is invalid.
+        InvalidInputError: An option is invalid.
     """
 
     concurrency = 32
@@ -201,14 +222,14 @@ class ObstoreS3Storage(S3Storage):
                     return None
                 raise
 
-        return self._sent(Request.READ, path, get) or b""
+        return self._send_through_obstore(Request.READ, path, get) or b""
 
     def stat(self, path: str) -> FileInfo:
         if not self._for_obstore(path):
             return super().stat(path)
         key = self._location.key(path)
-        found = self._sent(Request.STAT, path, lambda: obstore.head(self._stores.for_body(), key))
-        return _file_info(path, found)
+        meta = self._send_through_obstore(Request.STAT, path, lambda: obstore.head(self._stores.for_body(), key))
+        return _file_info(path, meta)
 
     def create(self, path: str, data: bytes) -> None:
         if not self._for_obstore(path):
@@ -221,7 +242,7 @@ class ObstoreS3Storage(S3Storage):
         return self._put(Request.WRITE, path, data)
 
     def expect_clock(self) -> None:
-        """Ask beside: answers through obstore show no ``Date``."""
+        """Request the server's time in parallel, because obstore does not expose the ``Date`` header."""
         self._clock.expect(self._fetch_time)
 
     def _put(self, operation: Request, path: str, data: bytes) -> None:
@@ -232,36 +253,36 @@ class ObstoreS3Storage(S3Storage):
             mode: PutMode = "create" if operation is Request.CREATE else "overwrite"
             obstore.put(self._stores.for_body(len(body)), key, body, mode=mode, use_multipart=False)
 
-        self._sent(operation, path, put)
+        self._send_through_obstore(operation, path, put)
 
     def _files(self, prefix: str, key_prefix: str) -> Iterator[FileInfo]:
         last_key, empty_paths = "", set[str]()
         for page in self._obstore_pages(prefix, key_prefix):
             if page is None:
-                rest = super()._files(prefix, key_prefix)
-                yield from (file for file in rest if self._location.key(file.path) > last_key)
+                all_files = super()._files(prefix, key_prefix)
+                yield from (file for file in all_files if self._location.key(file.path) > last_key)
                 return
             self._check_order(prefix, last_key, page)
-            yield from self._shown(prefix, key_prefix, page, empty_paths)
-            last_key = max(last_key, *(found["path"] for found in page))
+            yield from self._files_of_page(prefix, key_prefix, page, empty_paths)
+            last_key = max(last_key, *(meta["path"] for meta in page))
             empty_paths = {path for path in empty_paths if is_folder_ahead(self._location.key(path), last_key)}
 
     def _check_order(self, prefix: str, last_key: str, page: Sequence[ObjectMeta]) -> None:
-        """Raise StorageError for a list in no order. The part that is asked for would seem to end early."""
-        keys = [last_key, *(found["path"] for found in page if found["size"])]  # names of folders lost their last "/"
+        """Raise StorageError if a listing is not sorted, because the requested range would seem to end early."""
+        keys = [last_key, *(meta["path"] for meta in page if meta["size"])]  # obstore removes the final "/" of folders
         if keys != sorted(keys):
             raise StorageError(
-                f"cannot list {prefix!r} under {self.root}: the server lists files in no order, as directory buckets"
-                " do; set the option 'client' to 's3fs'",
+                f"cannot list {prefix!r} under {self.root}: the listing is not sorted, as in directory buckets; set the"
+                " option 'client' to 's3fs'",
                 path=prefix,
             )
 
     def _obstore_pages(self, prefix: str, key_prefix: str) -> Iterator[Sequence[ObjectMeta] | None]:
-        """Yield the pages of a list in the order of the keys, None where obstore cannot go on.
+        """Yield the pages of a listing, sorted by key. Yield None if obstore cannot continue.
 
-        The lists of obstore have whole folders. So a list by a part of a name starts shortly before the first such name
-        and ends after the last. It has at most a page more than the files that it yields, and the files of the folder
-        ``a/`` for a prefix ``a0``.
+        obstore lists whole folders. A listing by the beginning of a name therefore starts just before the first
+        matching name and stops after the last. It reads at most one page too many, plus the files of the folder ``a/``
+        for a prefix such as ``a0``.
         """
         stream: ListStream[Sequence[ObjectMeta]] | None = None
         start_after = _start_before(key_prefix)
@@ -278,38 +299,38 @@ class ObstoreS3Storage(S3Storage):
             except InvalidPathError:
                 return None
             except OBSTORE_ERRORS:
-                stream = None  # the generator has ended; another try starts after the last page
+                stream = None  # the generator has ended; a retry starts after the last page
                 raise
 
-        def sent_page() -> Sequence[ObjectMeta] | None:
-            return self._sent(Request.LIST, prefix, next_page)
+        def send_next_page() -> Sequence[ObjectMeta] | None:
+            return self._send_through_obstore(Request.LIST, prefix, next_page)
 
-        page = sent_page()
+        page = send_next_page()
         while page:
             yield page
-            start_after = max(found["path"] for found in page)
+            start_after = max(meta["path"] for meta in page)
             if start_after > key_prefix and not start_after.startswith(key_prefix):
                 return
-            page = retry_listing(sent_page)
+            page = retry_listing(send_next_page)
         if page is None:
             yield None
 
-    def _shown(
+    def _files_of_page(
         self, prefix: str, key_prefix: str, page: Sequence[ObjectMeta], empty_paths: set[str]
     ) -> Iterator[FileInfo]:
-        """Yield the files of a page. ``empty_paths`` are those of empty files that may be shown once more."""
+        """Yield the files of a page. Record in ``empty_paths`` the empty files that a later page may list again."""
         empty = []
-        for found in page:
-            key = found["path"]
+        for meta in page:
+            key = meta["path"]
             path = self._location.path(key) if key.startswith(key_prefix) else None
             if path is None or is_hidden(path, prefix):
                 continue
-            if found["size"]:
-                yield _file_info(path, found)
+            if meta["size"]:
+                yield _file_info(path, meta)
             elif path not in empty_paths:
                 empty_paths.add(path)
-                empty.append(_file_info(path, found))
-        # An object "folder/" is shown as "folder", and is empty. A file "folder" may be empty, too.
+                empty.append(_file_info(path, meta))
+        # obstore lists an object "folder/" as "folder", which looks like an empty file.
         are_files = run_parallel(self._is_empty_file, [file.path for file in empty], self.concurrency)
         yield from (file for file, is_file in zip(empty, are_files, strict=True) if is_file)
 
@@ -322,32 +343,32 @@ class ObstoreS3Storage(S3Storage):
     def _for_obstore(self, path: str) -> bool:
         return not (Fork.happened or _NOT_IN_OBSTORE.search(self._location.key_prefix + path))
 
-    def _sent(self, operation: Request, path: str, send: Callable[[], T]) -> T:
+    def _send_through_obstore(self, operation: Request, path: str, send: Callable[[], T]) -> T:
         try:
             return send()
         except OBSTORE_ERRORS as error:
             failure = typed_error(self._request(operation, path), error, self._endpoint)
         except BotoCoreError as error:
-            failure = s3_failures.typed_error(self._request(operation, path), error, self._endpoint)
-        # This is raised outside the handler: the text of the client's error holds the raw answer and the request.
+            failure = s3fs_client.typed_error(self._request(operation, path), error, self._endpoint)
+        # Raised outside the handler, because the client's error contains the raw response and the request.
         raise failure
 
 
 def is_folder_ahead(key: str, last_key: str) -> bool:
-    """Whether a list in the order of keys may still bring an object ``key/`` after ``last_key``."""
+    """Whether a sorted listing may still contain an object ``key/`` after ``last_key``."""
     return f"{key}/" >= last_key
 
 
 def _start_before(key_prefix: str) -> str | None:
-    """Return a string that sorts before all keys with this prefix and after nearly all smaller ones."""
+    """Return a string that sorts before all keys with this prefix and after almost all smaller keys."""
     last = key_prefix[-1:]
     if last in ("", "/", " "):
-        return None  # the list of the folder starts there anyway
-    # obstore takes no control characters, and drops a second "/"; a surrogate is no character.
+        return None  # the listing of the folder starts there
+    # obstore rejects control characters and drops a second "/", and surrogates are not characters.
     before = {"0": ".", "\x80": "~", "\ue000": "\ud7ff"}.get(last, chr(ord(last) - 1))
     return f"{key_prefix[:-1]}{before}\U0010fffd"
 
 
-def _file_info(path: str, found: ObjectMeta) -> FileInfo:
-    # Lists give milliseconds, the answers about a file whole seconds.
-    return FileInfo(path, found["size"], int(found["last_modified"].timestamp()) * 1000)
+def _file_info(path: str, meta: ObjectMeta) -> FileInfo:
+    # Listings have milliseconds, responses about single files have whole seconds.
+    return FileInfo(path, meta["size"], int(meta["last_modified"].timestamp()) * 1000)

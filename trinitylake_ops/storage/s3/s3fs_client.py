@@ -1,4 +1,4 @@
-"""The clients of s3fs and botocore, and their exceptions as errors of a storage."""
+"""Clients of s3fs and botocore, and typed errors for their exceptions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class _SingleRequest:
-    """An aiohttp session that sends each request to the one place it is meant for."""
+    """An aiohttp session that does not follow redirects."""
 
     def __init__(self, session: aiohttp.ClientSession):
         self._session = session
@@ -64,11 +64,11 @@ class _SingleRequest:
 
 
 class _SingleRequestSession(AIOHTTPSession):  # type: ignore[misc] # aiobotocore ships no types
-    """aiobotocore's transport without aiohttp's own second sends.
+    """aiobotocore's transport without the retries of aiohttp.
 
-    aiohttp repeats a PUT or DELETE whose connection broke before the answer, without a word. A repeated create would
-    meet the file of its first send and report it as another writer's. So a lost answer must be raised here. There is no
-    public switch for it in aiohttp. A test on the wire watches that this one keeps working.
+    aiohttp silently resends a PUT or DELETE whose connection was lost before the response. A resent create would find
+    the file of the first send and report it as another writer's, so a lost response must raise an error. aiohttp has no
+    public option for it; a wire test checks that the attribute still works.
     """
 
     async def _get_session(self, proxy_url: str | None) -> _SingleRequest:
@@ -77,57 +77,61 @@ class _SingleRequestSession(AIOHTTPSession):  # type: ignore[misc] # aiobotocore
         return _SingleRequest(session)
 
     async def send(self, request: Any) -> Any:
-        # Before it sends a body, botocore asks whether it may, which costs a round trip. The answer has no time-out in
-        # aiohttp, and some servers and proxies never give it.
+        # botocore waits for "100 Continue" before it sends a body, which costs a round trip. aiohttp has no timeout for
+        # this response, and some servers and proxies never send it.
         request.headers.pop("Expect", None)
         return await super().send(request)
 
 
 class S3Client:
-    """Requests of s3fs from any thread of any process.
+    """An s3fs client that can be used from any thread and in forked children.
 
-    s3fs and its event loop do not survive a fork, so a forked child gets a client of its own at its
-    first request. The client closes when this object is dropped.
+    s3fs and its event loop do not survive a fork, so a forked child creates a separate client for its first request.
+    The client is closed when this object is garbage-collected.
     """
 
     @classmethod
     def shared(cls, settings: S3Settings, options: StorageOptions) -> S3Client:
-        """Return the client of this process for these settings (decision 33)."""
+        """Return the client of this process for the given settings (decision 33).
+
+        Args:
+            settings: Validated options.
+            options: The options, with credentials.
+        """
         key = (settings, options, environment_of_clients())
-        return _kept.get(key, lambda: cls(settings, options))
+        return _clients.get(key, lambda: cls(settings, options))
 
     def unshare(self) -> None:
-        """Let storages that are opened from now on make another client: this one had no answer.
+        """Remove this client from the cache after a request without a response.
 
-        It may have been made before there were credentials.
+        It may have been created before there were credentials.
         """
-        _kept.drop(self)
+        _clients.drop(self)
 
     def __init__(self, settings: S3Settings, options: StorageOptions):
         self._settings = settings
         self._options = options
         self._lock = threading.Lock()
-        self._opened: list[s3fs.S3FileSystem] = []  # the client of this process, once it is needed
+        self._opened: list[s3fs.S3FileSystem] = []  # the client of this process, created on first use
         weakref.finalize(self, _close, self._opened)
         at_fork(self)
 
     def run(self, request: Callable[[s3fs.S3FileSystem], Coroutine[Any, Any, T]]) -> T:
-        """Run a request on the client's event loop and wait for it. Raises what the client library raises."""
+        """Run a request on the event loop and wait for it. Errors of the client library are raised."""
         return run_on_loop(request(self._file_system()))
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
-        """Bound the transfer of a request or an answer with this many bytes of body.
+        """Limit the total time of a request or a response with a body of this size. Raise TimeoutError after it.
 
-        Raises TimeoutError after that time. The client's own time-outs see a silent server, but not one that trickles
-        or stops reading.
+        The client's timeouts detect a server that is silent, but not one that sends or reads very slowly.
         """
         return asyncio.timeout(longest_seconds(self._settings, n_bytes))
 
     def after_fork_in_child(self) -> None:
-        """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
+        """Discard the parent's client, and the lock, whose owner may not exist in the child."""
         self._lock = threading.Lock()
         for opened in self._opened:
-            leak(opened)  # aiohttp complains about unclosed ones
+            leak(opened)  # aiohttp warns about unclosed sessions that are destroyed
         self._opened.clear()
 
     def _file_system(self) -> s3fs.S3FileSystem:
@@ -141,7 +145,7 @@ class S3Client:
         session = AioSession()
         session.register_component("data_loader", service_models())
         session.register("before-call.s3", _stay_in_region)
-        session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
+        session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=response_time)
         file_system = s3fs.S3FileSystem(
             session=session,
             key=options.get("access_key_id"),
@@ -160,7 +164,7 @@ class S3Client:
                 "http_session_cls": _SingleRequestSession,
                 "user_agent": _USER_AGENT,
             },
-            asynchronous=True,  # otherwise s3fs closes itself in a way that fails in a forked child
+            asynchronous=True,  # otherwise the destructor of s3fs fails in a forked child
             use_listings_cache=False,
             skip_instance_cache=True,
         )
@@ -168,36 +172,36 @@ class S3Client:
         return file_system
 
 
-#: botocore puts its own together from some fifteen parts, at each request.
+#: botocore would build its user agent from about fifteen parts for each request.
 _USER_AGENT = f"trinitylake-ops/{version('trinitylake-ops')}"
 
 
-def _timestamp(text: str | float) -> datetime:
-    """Return the time of an answer: ISO 8601 in lists, HTTP's form elsewhere. Raises ValueError.
+def response_time(text: str | float) -> datetime:
+    """Parse a time of a response: ISO 8601 in listings, otherwise the HTTP format. Raise ValueError if it is invalid.
 
-    botocore's own parser guesses the form, which takes longer than all else of a small answer.
+    botocore's parser guesses the format, which takes longer than the rest of a small response.
     """
     if isinstance(text, str):
         with suppress(ValueError):
             return datetime.fromisoformat(text)
         with suppress(ValueError):
             return parsedate_to_datetime(text)
-    moment: datetime = parse_timestamp(text)
-    return moment
+    timestamp: datetime = parse_timestamp(text)
+    return timestamp
 
 
-_kept: ClientCache[S3Client] = ClientCache()
+_clients: ClientCache[S3Client] = ClientCache()
 
 
 def _stay_in_region(params: dict[str, Any], **_: Any) -> None:
-    # For a bucket elsewhere, botocore looks for its region by further requests. When those are redirected too, there is
-    # no end. The caller is told to set the region instead.
+    # For a bucket in another region, botocore sends further requests to find the region. It never stops if those are
+    # redirected as well. Instead, an error message asks the caller to set the region.
     params.get("context", {}).get("s3_redirect", {})["redirected"] = True
 
 
 @cache
 def service_models() -> Any:
-    """Return botocore's data about S3: most of the time and memory that a client takes, and the same for each."""
+    """Return botocore's service description of S3, which takes most of the time and memory of a client."""
     return AioSession().get_component("data_loader")
 
 
@@ -214,15 +218,17 @@ NO_REGION = "us-east-1"
 
 @dataclass(frozen=True, slots=True)
 class BucketAddress:
-    """The address of a service, the region, and whether the bucket's name stands in the host's name."""
+    """How requests address a bucket."""
 
+    #: URL of the service.
     endpoint: str
     region: str
+    #: Whether the bucket is in the host of URLs. Otherwise it is in the path.
     is_virtual: bool
 
 
 def new_session(options: StorageOptions) -> botocore.session.Session:
-    """Return a session with the credentials of the options, else those of AWS's environment."""
+    """Create a session with the credentials of the options or, if there are none, of AWS's configuration."""
     session = botocore.session.Session()
     session.register_component("data_loader", service_models())
     if "access_key_id" in options:
@@ -231,8 +237,14 @@ def new_session(options: StorageOptions) -> botocore.session.Session:
 
 
 def bucket_address(session: botocore.session.Session, settings: S3Settings, bucket: str) -> BucketAddress:
-    """Return the place of a bucket. Nothing is sent."""
-    # This client signs and sends nothing. It knows all places where AWS's endpoints and regions are set up.
+    """Resolve the address of a bucket without sending a request.
+
+    Args:
+        session: Session with AWS's configuration.
+        settings: Validated options of the root.
+        bucket: Name of the bucket.
+    """
+    # This client sends nothing. It resolves the endpoint and the region from all sources of AWS's configuration.
     client = session.create_client(
         "s3",
         region_name=settings.region,
@@ -253,14 +265,14 @@ _NO_RESPONSE = (
     ResponseParserError,
     ResponseStreamingError,
     aiohttp.ClientError,
-    OSError,  # TimeoutError too
+    OSError,  # includes TimeoutError
 )
-#: Every exception that a request may end with.
+#: All exceptions that a request may raise.
 CLIENT_ERRORS = (ClientError, BotoCoreError, ValueError, *_NO_RESPONSE)
 
 
 def error_response(error: BaseException) -> Mapping[str, Any] | None:
-    """Return the parsed answer of the server that a client's exception stands for, if there was one."""
+    """Return the parsed response that caused an exception, if there is one."""
     for cause in _causes(error):
         if isinstance(cause, ClientError):
             response: Mapping[str, Any] = cause.response
@@ -269,12 +281,18 @@ def error_response(error: BaseException) -> Mapping[str, Any] | None:
 
 
 def status_and_code(response: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """Return HTTP status and S3 error code of a parsed answer."""
+    """Return the HTTP status and the S3 error code of a parsed response."""
     return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), response.get("Error", {}).get("Code")
 
 
 def typed_error(request: StorageRequest, error: BaseException, endpoint: str) -> TrinityLakeError:
-    """Return the typed error for the end of a request, one of ``CLIENT_ERRORS``."""
+    """Return the typed error for an exception of a request.
+
+    Args:
+        request: The request that failed.
+        error: One of ``CLIENT_ERRORS``.
+        endpoint: Address of the server, for the message.
+    """
     response = error_response(error)
     if response is not None:
         status, code = status_and_code(response)
@@ -285,8 +303,8 @@ def typed_error(request: StorageRequest, error: BaseException, endpoint: str) ->
         if isinstance(cause, _NO_RESPONSE):
             return error_from_transport(request, _transport_failure(cause), endpoint, _reason(cause))
     return StorageError(
-        f"{request.failure}: the S3 client cannot be used ({request.safe(_reason(error))}); "
-        "check the storage options and AWS's environment variables and configuration files",
+        f"{request.failure}: the S3 client failed ({request.safe(_reason(error))}); check the storage options and the"
+        " environment variables and configuration files of AWS",
         path=request.path,
     )
 
@@ -299,32 +317,32 @@ def _transport_failure(error: BaseException) -> TransportFailure:
         return TransportFailure.NOT_TRUSTED
     if isinstance(error, (ConnectTimeoutError, ProxyConnectionError)):
         return TransportFailure.NOT_CONNECTED
-    # An established connection that breaks is also called a failed connection by botocore.
+    # botocore also raises EndpointConnectionError if an established connection is lost.
     if isinstance(error, EndpointConnectionError) and isinstance(
         inner, (aiohttp.ClientConnectorError, socket.gaierror)
     ):
         return TransportFailure.NOT_CONNECTED
-    return TransportFailure.NO_ANSWER
+    return TransportFailure.NO_RESPONSE
 
 
 def _reason(error: BaseException) -> str:
     inner = _inner(error)
     if isinstance(error, TimeoutError):
-        return "time-out"
+        return "timeout"
     if isinstance(inner, TimeoutError) or "Timeout" in type(error).__name__:
-        return "time-out while connecting" if isinstance(error, ConnectTimeoutError) else "time-out"
+        return "timeout while connecting" if isinstance(error, ConnectTimeoutError) else "timeout"
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _inner(error: BaseException) -> BaseException:
-    given = getattr(error, "kwargs", {}).get("error") if isinstance(error, BotoCoreError) else None
-    return given if isinstance(given, BaseException) else error
+    wrapped = getattr(error, "kwargs", {}).get("error") if isinstance(error, BotoCoreError) else None
+    return wrapped if isinstance(wrapped, BaseException) else error
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Return the exception and its causes. For answers, s3fs raises OSErrors of its own, with the true one as cause."""
+    """Yield an exception and its causes. s3fs raises an OSError whose cause is the exception of botocore."""
     current: BaseException | None = error
     while current is not None:
         yield current

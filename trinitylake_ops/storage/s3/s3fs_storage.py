@@ -1,4 +1,4 @@
-"""Storage in a bucket of Amazon S3 or of a server that speaks its protocol, through s3fs."""
+"""Storage in a bucket of Amazon S3 or a compatible server, through s3fs."""
 
 from __future__ import annotations
 
@@ -23,25 +23,30 @@ from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Location
 T = TypeVar("T")
 S3Response = Mapping[str, Any]
 
-#: An answer without a length is read in parts of this size.
-_PIECE_BYTES = 1 << 20
-# XML cannot carry them, or hands them back changed.
+#: A response without a length is read in chunks of this size.
+_CHUNK_BYTES = 1 << 20
+# Characters that XML cannot represent, or that do not survive a round trip through XML.
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b-\x1f\ufffe\uffff]")
 
 
 class S3Storage(Storage):
     """Files under ``s3://bucket/`` or ``s3://bucket/prefix/``. A path is the rest of the key, literally.
 
-    Each operation is one request, sent once. A ``create`` is one PUT with ``If-None-Match: *`` at any size up to S3's 5
-    GiB, and a read is one GET. RetryStorage makes the retries, except for the later pages of a list, which only this
-    class can repeat. Times have whole seconds, in ``list`` as in ``stat``. Objects whose keys no path has, such as
-    ``folder/``, do not show.
+    Each operation is one request, which is sent once: a ``create`` is one PUT with ``If-None-Match: *``, up to S3's
+    limit of 5 GiB, and a read is one GET. RetryStorage retries requests, except for the second and later pages of a
+    listing, which this class retries. Times are truncated to seconds, both in ``list`` and in ``stat``. Objects whose
+    keys are not paths, for example ``folder/``, are omitted from listings.
 
-    Options: ``S3_OPTIONS`` (docs/storages/README.md). Opening sends nothing. Raises InvalidLocationError and
-    InvalidInputError for a root or option that is not valid.
+    Args:
+        root: Normalized root URI. Opening sends no request.
+        options: Options of ``S3_OPTIONS`` (docs/storages/README.md).
+
+    Raises:
+        InvalidLocationError: The root is invalid.
+        InvalidInputError: An option is invalid.
     """
 
-    # Enough to hide the latency of a distant bucket. Near a server, the one event loop is the limit sooner.
+    # Enough to hide the latency of a distant bucket. Near a server, the single event loop is the bottleneck.
     concurrency = 16
     lists_by_prefix = True
     delete_batch_size = MAX_KEYS_PER_REQUEST
@@ -52,7 +57,7 @@ class S3Storage(Storage):
         self.whole_file_limit_bytes = WHOLE_FILE_LIMIT.value(self.options)
         self._location = S3Location.of(root)
         self._settings = S3Settings.of(self.options)
-        self._endpoint = self._settings.endpoint or "the endpoint of AWS's environment"
+        self._endpoint = self._settings.endpoint or "the endpoint of the AWS configuration"
         self._client = S3Client.shared(self._settings, self.options)
         self._clock = ServerClock()
 
@@ -81,31 +86,31 @@ class S3Storage(Storage):
                 self._check_size(path, size_bytes, length, limit_bytes)
                 if "ContentLength" in response:
                     return response, await body.read()
-                pieces: list[bytes] = []
-                while piece := await body.read(_PIECE_BYTES):
-                    pieces.append(piece)
-                    size_bytes += len(piece)
+                chunks: list[bytes] = []
+                while chunk := await body.read(_CHUNK_BYTES):
+                    chunks.append(chunk)
+                    size_bytes += len(chunk)
                     self._check_size(path, size_bytes, length, limit_bytes)
-                return response, b"".join(pieces)
+                return response, b"".join(chunks)
 
-        got = self._run(Request.READ, path, get)
-        if got is None:
+        response_and_body = self._run(Request.READ, path, get)
+        if response_and_body is None:
             return b""
-        found = _requested_part(*got, offset, length)
-        if found is None:
+        data = _requested_part(*response_and_body, offset, length)
+        if data is None:
             raise TransientError(
-                f"{self._request(Request.READ, path).failure}: the server sent {len(got[1])} bytes, not those asked"
-                " for; retry",
+                f"{self._request(Request.READ, path).failure}: the server sent {len(response_and_body[1])} bytes that"
+                " are not the requested range; retry",
                 path=path,
             )
-        return found
+        return data
 
     def stat(self, path: str) -> FileInfo:
         response = self._send(Request.STAT, path, "head_object", Key=self._location.key(path))
         if "ContentLength" not in response or "LastModified" not in response:
             raise StorageError(
-                f"cannot look up {path!r} under {self.root}: the answer has no size or no time; check that the option "
-                "'endpoint' names an S3 server",
+                f"cannot look up {path!r} under {self.root}: the response has no size or no time; check that the option"
+                " 'endpoint' is the URL of an S3 server",
                 path=path,
             )
         return FileInfo(path, int(response["ContentLength"]), _whole_seconds_ms(response["LastModified"]))
@@ -122,12 +127,13 @@ class S3Storage(Storage):
         try:
             self._send(Request.DELETE, path, "delete_object", Key=self._location.key(path))
         except FileMissingError:
-            return  # some servers say so
+            return  # some servers report missing files
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete up to 1,000 files in one DeleteObjects.
+        """Delete up to 1,000 files in one DeleteObjects request.
 
-        Names with control characters, which its XML cannot carry, take one request each.
+        Files with control characters in their names are deleted by separate requests, because XML cannot represent
+        them.
         """
         path_by_key = {self._location.key(path): path for path in paths}
         in_xml = {key: path for key, path in path_by_key.items() if not _NOT_IN_XML.search(key)}
@@ -154,8 +160,8 @@ class S3Storage(Storage):
             path = path_by_key.get(failed.get("Key", ""))
             if path is None:
                 raise StorageError(
-                    f"cannot tell which files under {self.root} were deleted: the server reports a failure for a name "
-                    "that was not in the request; delete them again"
+                    f"cannot determine which files under {self.root} were deleted: the server reported a failure for a"
+                    " name that was not in the request; delete them again"
                 )
             error = error_from_response(
                 self._request(Request.DELETE, path), None, failed.get("Code"), failed.get("Message")
@@ -166,16 +172,16 @@ class S3Storage(Storage):
 
     def _files(self, prefix: str, key_prefix: str) -> Iterator[FileInfo]:
         for page in self._pages(prefix, key_prefix):
-            for found in page.get("Contents", ()):
-                if not found.keys() >= {"Key", "Size", "LastModified"}:
+            for item in page.get("Contents", ()):
+                if not item.keys() >= {"Key", "Size", "LastModified"}:
                     raise StorageError(
-                        f"cannot list {prefix!r} under {self.root}: the answer names no key, size or time; check that"
-                        " the option 'endpoint' names an S3 server",
+                        f"cannot list {prefix!r} under {self.root}: the response has no key, size or time; check that"
+                        " the option 'endpoint' is the URL of an S3 server",
                         path=prefix,
                     )
-                path = self._location.path(found["Key"])
+                path = self._location.path(item["Key"])
                 if path is not None and not is_hidden(path, prefix):
-                    yield FileInfo(path, int(found["Size"]), _whole_seconds_ms(found["LastModified"]))
+                    yield FileInfo(path, int(item["Size"]), _whole_seconds_ms(item["LastModified"]))
 
     def _pages(self, prefix: str, key_prefix: str) -> Iterator[S3Response]:
         def page(**position: str) -> S3Response:
@@ -186,8 +192,11 @@ class S3Storage(Storage):
         while current.get("IsTruncated"):
             last_token, token = token, current.get("NextContinuationToken")
             if not token or token == last_token:
-                how = "repeats itself" if token else "ends in the middle"
-                raise StorageError(f"cannot list {prefix!r} under {self.root}: the server {how}", path=prefix)
+                how = "repeated a page" if token else "sent an incomplete listing"
+                raise StorageError(
+                    f"cannot list {prefix!r} under {self.root}: the server {how}; check the server and any proxy",
+                    path=prefix,
+                )
             current = retry_listing(page, ContinuationToken=token)
             yield current
 
@@ -198,20 +207,20 @@ class S3Storage(Storage):
         return self._run(operation, path, call)
 
     def _run(self, operation: Request, path: str, send: Callable[[s3fs.S3FileSystem], Coroutine[Any, Any, T]]) -> T:
-        """Send a request. Raises typed errors."""
+        """Send a request. Raise typed errors."""
         try:
             return self._client.run(send)
         except CLIENT_ERRORS as error:
             if error_response(error) is None:
                 self._client.unshare()
             failure = typed_error(self._request(operation, path), error, self._endpoint)
-        # This is raised outside the handler: messages of client libraries may hold parts of the request and its
+        # Raised outside the handler, because messages of client libraries may contain parts of the request and its
         # credentials.
         raise failure
 
     async def _call(self, file_system: s3fs.S3FileSystem, method: str, **arguments: Any) -> S3Response:
-        """Send one request, and look at the server's clock."""
-        await file_system.set_session()  # the first use loads for a while, which is not the server's time
+        """Send one request, and update the estimate of the server's clock."""
+        await file_system.set_session()  # the first call takes long, and must not count as latency of the server
         sent_at_ms = monotonic_ms()
         response: S3Response | None = None
         try:
@@ -230,12 +239,12 @@ class S3Storage(Storage):
 
 
 def _requested_part(response: S3Response, data: bytes, offset: int, length: int | None) -> bytes | None:
-    # If a chunked body, which has no length, is cut, aiohttp notices.
+    # aiohttp detects a truncated chunked body, which has no length.
     chunked = "transfer-encoding" in response["ResponseMetadata"]["HTTPHeaders"]
     size_bytes = None if chunked else response.get("ContentLength", -1)
     return requested_part(data, response.get("ContentRange"), size_bytes, offset, length)
 
 
-def _whole_seconds_ms(moment: datetime) -> int:
-    """S3 gives milliseconds in lists and whole seconds in the answers about a file. Both are cut to seconds."""
-    return int(moment.timestamp()) * 1000
+def _whole_seconds_ms(last_modified: datetime) -> int:
+    """Truncate a time to seconds. S3 returns milliseconds in listings, and whole seconds for single files."""
+    return int(last_modified.timestamp()) * 1000

@@ -1,4 +1,4 @@
-"""Roots ``s3://bucket/prefix/`` and their options, as every S3 client understands them."""
+"""Roots ``s3://bucket/prefix/`` and their options, for all S3 clients."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from trinitylake_ops.storage.http.aws import AWS_ENVIRONMENT, AwsSettings, aws_e
 from trinitylake_ops.storage.http.settings import BucketLocation
 from trinitylake_ops.storage.options import Kind, Option
 
-#: S3 handles at most this many keys in one DeleteObjects or one page of a list.
+#: Maximum number of keys of a DeleteObjects request and of a page of a listing.
 MAX_KEYS_PER_REQUEST = 1000
 
 CLIENT = Option(
     "client",
-    "library that sends the requests; the extras 's3' and 'obstore' install them",
+    "client library; the extras 's3' and 'obstore' install them",
     Kind.CHOICE,
     default="s3fs",
     choices=("s3fs", "obstore"),
@@ -25,13 +25,13 @@ S3_OPTIONS = (
     CLIENT,
     Option(
         "addressing_style",
-        "whether the bucket is in the path or the host of addresses",
+        "whether the bucket is in the path or in the host of URLs",
         Kind.CHOICE,
         default="auto",
         choices=("auto", "path", "virtual"),
     ),
 )
-#: Variables that decide which server a root is on, and which user asks, if the options do not.
+#: Variables that determine the server of a root and the user, unless options do.
 S3_ENVIRONMENT = (*AWS_ENVIRONMENT, "AWS_ENDPOINT_URL_S3")
 s3_of_environment = aws_environment(S3_OPTIONS)
 
@@ -44,14 +44,14 @@ class S3Location(BucketLocation):
     service = "S3"
     bucket_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
     root_form = (
-        "a root on S3 has the form s3://BUCKET/PREFIX/, with 3 to 63 letters, digits, '.', '_' or '-' as BUCKET;"
-        " credentials and the server's address are storage options"
+        "invalid S3 root: it must have the form s3://BUCKET/PREFIX/, where BUCKET has 3 to 63 letters, digits, '.', '_'"
+        " and '-'; set credentials and endpoint by storage options"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class S3Settings(AwsSettings):
-    """The checked options of a root. None means that AWS's environment and configuration files decide."""
+    """Validated options. None: determined by AWS's environment variables and configuration files."""
 
     specs = S3_OPTIONS
     addressing_style: str

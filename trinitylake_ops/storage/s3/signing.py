@@ -1,7 +1,8 @@
-"""Signatures of single requests to S3 for others, who have no keys. Each is checked before it is signed.
+"""Sign single S3 requests for clients without credentials. Each request is validated before it is signed.
 
-A signature covers method, host, path and query, and the headers that it names. Some servers also obey headers that it
-does not name, such as the source of a copy. So what a request writes is bounded by its credentials (decision 37).
+A signature covers the method, host, path and query, and the headers that it lists. Some servers also obey headers that
+are not covered, for example the source of a copy. Writes are therefore also restricted by the credentials that sign
+them (decision 37).
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from trinitylake_ops.storage.s3.s3fs_client import BucketAddress
 from trinitylake_ops.storage.s3.settings import S3Location
 
 _URI = re.compile(r"[\x21-\x7e]+")
-#: No "+", which some servers take for a space. No ";": some servers drop it with the rest of the segment of a path, and
-#: it separates the fields of a query for some.
+#: Without "+", which some servers decode as a space, and without ";", which separates the fields of a query on some
+#: servers, and after which some servers drop the rest of a path segment.
 _PATH = re.compile(r"/[A-Za-z0-9._~!&'()*,=:@%/$-]*")
 _QUERY = re.compile(r"[A-Za-z0-9._~!'()*,=:@%/?$&-]*")
-_LONGEST_URI_CHARS = 8_192
-_MOST_HEADERS = 64
-_NO_TEXT = re.compile(r"[^\x20-\x7e]")
+_MAX_URI_CHARS = 8_192
+_MAX_HEADERS = 64
+_NOT_PRINTABLE = re.compile(r"[^\x20-\x7e]")
 _HASH = re.compile(r"[0-9a-f]{64}|UNSIGNED-PAYLOAD|STREAMING-UNSIGNED-PAYLOAD-TRAILER")
 _CONTENT_HASH = "x-amz-content-sha256"
-#: What is signed: methods, each with all that the query asks for beside the file. ``x-id`` only names the request.
+#: Requests that are signed, by method and query parameters. The parameter ``x-id``, which has no effect, is ignored.
 _READS = frozenset({("GET", frozenset[str]()), ("HEAD", frozenset[str]())})
 _WRITES = frozenset(
     {
@@ -47,9 +48,9 @@ _LIST = frozenset(
         "fetch-owner",
     }
 )  # fmt: skip
-#: Writes that put an object at its key. They are signed to create it only, so that no existing file is overwritten.
+#: Writes that create an object. They are signed with ``If-None-Match: *``, so that they never overwrite a file.
 _CREATES = frozenset({("PUT", frozenset[str]()), ("POST", frozenset({"uploadId"}))})
-#: The only headers of a request that is signed. They describe the body, a range or condition of a read, and the client.
+#: Allowed headers. They describe the body, the range or condition of a read, and the client.
 _KNOWN_HEADERS = re.compile(
     r"host|accept|accept-encoding|authorization|connection|content-encoding|content-length|content-md5|content-type"
     r"|expect|if-match|if-modified-since|if-none-match|if-unmodified-since|range|transfer-encoding|user-agent"
@@ -61,20 +62,24 @@ _REPLACED = frozenset({"authorization", "x-amz-date", "x-amz-security-token", _C
 _ALSO_SIGNED = frozenset({"host", "content-md5", "content-type", "if-none-match"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
+_INVALID_URI = "cannot sign the request: its URI is invalid"
+_OUTSIDE_TABLE = "cannot sign the request: it is not for a file of the table"
+
 
 @dataclass(frozen=True, slots=True)
 class UnsignedRequest:
-    """A request that a client would send to S3. Names of headers are in lower case."""
+    """A request that a client wants to send to S3."""
 
     method: str
     uri: str
     region: str
+    #: Values by lower-case name.
     headers: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class SignedRequest:
-    """The same request with the headers that sign it."""
+    """A request with the headers that sign it."""
 
     uri: str
     headers: Mapping[str, Sequence[str]]
@@ -83,36 +88,39 @@ class SignedRequest:
 def check_request(
     request: UnsignedRequest,
     folder: S3Location,
-    place: BucketAddress,
+    address: BucketAddress,
     *,
     may_write: bool,
     reached: Container[str] | None = None,
 ) -> bool:
-    """Check that a request does no more than read or write one file below a folder. Returns whether it writes.
+    """Check that a request only lists the table's files, or reads or writes one file below a folder.
 
     Args:
         request: The request to sign.
-        folder: The folder of the table.
-        place: How the bucket is reached.
+        folder: Folder of the table.
+        address: Address of the bucket.
         may_write: Whether files may be written.
-        reached: The URIs of the only files that may be read, None for all files of the folder.
+        reached: URIs of the files that may be read. None: all files of the folder.
+
+    Returns:
+        Whether the request writes a file.
 
     Raises:
-        InvalidInputError: If it is no request to this S3.
-        LocationNotAllowedError: If it is not signed for the client.
+        InvalidInputError: The request is not a request to this server and bucket.
+        LocationNotAllowedError: The request is not allowed.
     """
-    if len(request.uri) > _LONGEST_URI_CHARS or len(request.headers) > _MOST_HEADERS:
-        raise InvalidInputError("the request to sign is too long")
+    if len(request.uri) > _MAX_URI_CHARS or len(request.headers) > _MAX_HEADERS:
+        raise InvalidInputError("cannot sign the request: it is too long")
     if not _URI.fullmatch(request.uri):
-        raise InvalidInputError("the URI of the request to sign is not written as one")
-    if request.region != place.region:
-        raise InvalidInputError(f"the region is {place.region}, and requests for others are not signed")
+        raise InvalidInputError(_INVALID_URI)
+    if request.region != address.region:
+        raise InvalidInputError(f"cannot sign the request: its region must be {address.region}")
     try:
         split = urlsplit(request.uri)
     except ValueError as error:
-        raise InvalidInputError(f"the URI of the request to sign is not written as one: {error}") from None
+        raise InvalidInputError(f"{_INVALID_URI}: {error}") from None
     _check_headers(request, split)
-    key, query = _key(split, folder, place), _query(split)
+    key, query = _key(split, folder, address), _query(split)
     if request.method == "GET" and not key and "list-type" in query and reached is None:
         _check_list(query, folder)
         return False
@@ -120,123 +128,110 @@ def check_request(
         check_path(key)
     except InvalidLocationError:
         key = ""
-    if ";" in key:  # a proxy may decode the path, and the server behind it drop the rest of each segment
-        raise LocationNotAllowedError("requests for files with ';' in their names are not signed; choose another name")
+    if ";" in key:  # a proxy may decode the path, and the server behind it may drop the rest of each segment
+        raise LocationNotAllowedError("cannot sign the request: the name of the file contains ';'; choose another name")
     if not key.startswith(folder.key_prefix) or key == folder.key_prefix:
-        raise LocationNotAllowedError("only requests for files of the table are signed")
+        raise LocationNotAllowedError(_OUTSIDE_TABLE)
     if reached is not None and f"s3://{folder.bucket}/{key}" not in reached:
-        raise LocationNotAllowedError("only reads of files that this version of the table names are signed")
+        raise LocationNotAllowedError("cannot sign the request: this version of the table does not refer to the file")
     return _check_kind(request.method, frozenset(query) - {"x-id"}, key.removeprefix(folder.key_prefix), may_write)
 
 
-def _check_kind(method: str, asked: frozenset[str], path: str, may_write: bool) -> bool:
-    if (method, asked) in _READS:
+def _check_kind(method: str, parameters: frozenset[str], path: str, may_write: bool) -> bool:
+    """Return whether a request writes a file. Raise LocationNotAllowedError if it is not allowed."""
+    if (method, parameters) in _READS:
         return False
-    if (method, asked) not in _WRITES:
+    if (method, parameters) not in _WRITES:
+        raise LocationNotAllowedError("cannot sign the request: only reads and writes of files are signed")
+    is_writable = path.startswith(("data/", "metadata/")) and not path.endswith((".metadata.json", ".metadata.json.gz"))
+    if not may_write or not is_writable:
         raise LocationNotAllowedError(
-            "this is not signed: files are read and written, and nothing else is done to them"
-        )
-    is_own = path.startswith(("data/", "metadata/")) and not path.endswith((".metadata.json", ".metadata.json.gz"))
-    if not may_write or not is_own:
-        raise LocationNotAllowedError(
-            "this is not signed: who may write, writes below data/ and metadata/, but no metadata file,"
-            " if the server has a role"
+            "cannot sign the request: writes require the right to write, a role of the server, and a file below data/"
+            " or metadata/ that is not a metadata file"
         )
     return True
 
 
 def _check_headers(request: UnsignedRequest, split: SplitResult) -> None:
-    """Check the headers of a request, because the signature covers some of them and servers may obey the others.
-
-    Args:
-        request: The request to sign.
-        split: Its URI. A ``Host`` header must name the URI's own host.
-
-    Raises:
-        InvalidInputError: For a header that is no plain text, or for another host.
-        LocationNotAllowedError: For a header that is not on the list.
-    """
+    """Reject headers that are not allowed, because servers may obey headers that the signature does not cover."""
     for name, values in request.headers.items():
-        if _NO_TEXT.search(name) or any(_NO_TEXT.search(value) for value in values):
-            raise InvalidInputError("a header of the request to sign is no plain text")
+        if _NOT_PRINTABLE.search(name) or any(_NOT_PRINTABLE.search(value) for value in values):
+            raise InvalidInputError("cannot sign the request: a header contains characters that are not printable")
         if not _KNOWN_HEADERS.fullmatch(name):
-            raise LocationNotAllowedError(
-                f"requests with the header {name[:60]!r} are not signed: it is not on the list of allowed headers"
-            )
+            raise LocationNotAllowedError(f"cannot sign the request: the header {name[:60]!r} is not allowed")
     hosts = request.headers.get("host")
     if hosts is not None and [host.lower() for host in hosts] not in ([split.netloc.lower()], [_host(split)]):
-        raise InvalidInputError("the Host header of the request to sign differs from the host of its URI; leave it out")
+        raise InvalidInputError("cannot sign the request: its Host header differs from the host of its URI; omit it")
 
 
 def _host(split: SplitResult) -> str:
-    """Return the value of the ``Host`` header for a URI, without the default port of its scheme."""
+    """Return the ``Host`` header of a URI, without a default port."""
     try:
         host, port = split.hostname or "", split.port
     except ValueError:
-        raise InvalidInputError("the URI of the request to sign is not written as one") from None
+        raise InvalidInputError(_INVALID_URI) from None
     host = f"[{host}]" if ":" in host else host
     return host if port in (None, _DEFAULT_PORTS.get(split.scheme)) else f"{host}:{port}"
 
 
-def _key(split: SplitResult, folder: S3Location, place: BucketAddress) -> str:
-    """Return the key of the file that a URI names, empty for the bucket itself."""
-    endpoint = urlsplit(place.endpoint)
+def _key(split: SplitResult, folder: S3Location, address: BucketAddress) -> str:
+    """Return the key of a URI. It is empty for the bucket."""
+    endpoint = urlsplit(address.endpoint)
     hosts = {endpoint.netloc: f"{endpoint.path}/{folder.bucket}", f"{folder.bucket}.{endpoint.netloc}": endpoint.path}
     start = hosts.get(split.netloc)
     if split.scheme != endpoint.scheme or start is None or split.fragment or not _PATH.fullmatch(split.path or "/"):
-        raise InvalidInputError("the URI is not one of this bucket, as this server reaches it")
+        raise InvalidInputError("cannot sign the request: its URI does not match the server and the bucket")
     try:
         path = unquote_to_bytes(split.path or "/").decode()
     except UnicodeDecodeError:
-        raise InvalidInputError("the URI is no UTF-8") from None
+        raise InvalidInputError("cannot sign the request: its URI is not valid UTF-8") from None
     if path in (start, f"{start}/"):
         return ""
     if not path.startswith(f"{start}/"):
-        raise LocationNotAllowedError("only requests for files of the table are signed")
+        raise LocationNotAllowedError(_OUTSIDE_TABLE)
     return path.removeprefix(f"{start}/")
 
 
 def _query(split: SplitResult) -> dict[str, str]:
     if not _QUERY.fullmatch(split.query):
-        raise InvalidInputError("the query of the URI cannot be read")
+        raise InvalidInputError("cannot sign the request: the query of its URI is invalid")
     fields = parse_qsl(split.query, keep_blank_values=True, max_num_fields=20)
     if len(dict(fields)) < len(fields):
-        raise InvalidInputError("the query of the URI says something twice")
+        raise InvalidInputError("cannot sign the request: duplicate query parameter in its URI")
     return dict(fields)
 
 
 def _check_list(query: Mapping[str, str], folder: S3Location) -> None:
-    asked = query.get("prefix", "")
-    if not frozenset(query) - {"x-id"} <= _LIST or query["list-type"] != "2" or not asked.startswith(folder.key_prefix):
-        raise LocationNotAllowedError("only lists of the table's own files are signed")
+    is_known = frozenset(query) - {"x-id"} <= _LIST and query["list-type"] == "2"
+    if not is_known or not query.get("prefix", "").startswith(folder.key_prefix):
+        raise LocationNotAllowedError("cannot sign the request: only files of the table can be listed")
 
 
 def signed(request: UnsignedRequest, region: str, keys: Credentials) -> SignedRequest:
-    """Return a request with its signature.
+    """Sign a request.
 
-    A request that puts an object at its key is signed with ``If-None-Match: *``, so that it fails on a storage with
-    conditional writes if the object exists. The client must send that header, because the signature covers it.
+    A request that creates an object is signed with ``If-None-Match: *``, so that it fails on a storage with conditional
+    writes if the object exists. The client must send this header, because the signature covers it.
 
     Args:
         request: The request to sign, which :func:`check_request` accepted.
-        region: The region of the bucket.
-        keys: The credentials to sign with.
+        region: Region of the bucket.
+        keys: Credentials to sign with.
     """
-    kept = {name: ", ".join(values) for name, values in request.headers.items() if name not in _REPLACED}
+    headers = {name: ", ".join(values) for name, values in request.headers.items() if name not in _REPLACED}
     split = urlsplit(request.uri)
-    if "host" in kept:
-        kept["host"] = _host(split)
+    if "host" in headers:
+        headers["host"] = _host(split)
     if (request.method, frozenset(_query(split)) - {"x-id"}) in _CREATES:
-        kept["if-none-match"] = "*"
+        headers["if-none-match"] = "*"
     content_hash = ", ".join(request.headers.get(_CONTENT_HASH, ()))
-    made = AWSRequest(request.method, request.uri, headers=kept)
-    _Signer(keys, region, content_hash if _HASH.fullmatch(content_hash) else "UNSIGNED-PAYLOAD").add_auth(made)
-    headers = {name: [value] for name, value in made.headers.items()}
-    return SignedRequest(request.uri, headers)
+    aws_request = AWSRequest(request.method, request.uri, headers=headers)
+    _Signer(keys, region, content_hash if _HASH.fullmatch(content_hash) else "UNSIGNED-PAYLOAD").add_auth(aws_request)
+    return SignedRequest(request.uri, {name: [value] for name, value in aws_request.headers.items()})
 
 
 class _Signer(S3SigV4Auth):  # type: ignore[misc]
-    """Signs what S3 needs to be signed. The body is the client's, and was not sent here."""
+    """Signs the headers that S3 requires. The body is not available: the client sends it to S3."""
 
     def __init__(self, keys: Credentials, region: str, content_hash: str):
         super().__init__(keys, "s3", region)
@@ -246,8 +241,8 @@ class _Signer(S3SigV4Auth):  # type: ignore[misc]
         return self._content_hash
 
     def headers_to_sign(self, request: AWSRequest) -> object:
-        found = super().headers_to_sign(request)
-        for name in {name for name, _ in found.items()}:
+        headers = super().headers_to_sign(request)
+        for name in {name for name, _ in headers.items()}:
             if name.lower() not in _ALSO_SIGNED and not name.lower().startswith("x-amz-"):
-                del found[name]
-        return found
+                del headers[name]
+        return headers
