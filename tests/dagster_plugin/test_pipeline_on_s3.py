@@ -130,7 +130,7 @@ def test_revoked_credentials_fail_with_clear_message(pipeline: Pipeline, environ
         for job in ("verify", "repair_hint"):
             (failure,) = failures(pipeline.run(job))
             assert StoragePermissionError.__name__ in failure
-            assert "the credentials are wrong" in failure
+            assert "the credentials are invalid" in failure
         published = failures(pipeline.run("monthly_load", "2013-01-01"))
         assert published
         assert all(StoragePermissionError.__name__ in failure for failure in published)

@@ -100,7 +100,7 @@ def place_on(server: Server, name: str = "lake") -> Place:
         return Place(root, shown, {}, hidden, {}, "not allowed", "s3://nosuch/x/")
     shown, wrong = {"durability": "always"}, {"REDIS_USERNAME": "nobody", "REDIS_PASSWORD": "nobody"}
     missing = root.replace("/0/", "/99/")
-    return Place(root, shown, {}, {}, wrong, "user or password are wrong", missing)
+    return Place(root, shown, {}, {}, wrong, "the user or the password is wrong", missing)
 
 
 @contextmanager

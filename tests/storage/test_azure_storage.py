@@ -239,4 +239,4 @@ def test_no_credentials_at_all(tmp_path: Path, azurite: AzureServer, root: str, 
         env={"PATH": str(tmp_path), "HOME": str(tmp_path), "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential"},
     )  # fmt: skip
     assert done.stdout.startswith("StoragePermissionError cannot read 'f'"), done.stdout + done.stderr
-    assert "give one of the options 'account_key'" in done.stdout
+    assert "set one of the options 'account_key'" in done.stdout

@@ -148,8 +148,13 @@ def test_names_and_responses_cannot_imitate_the_debug_dump() -> None:
             "timeout while connecting",
         ),
         (("    inner: Http(", "        kind: Timeout,"), Request.CREATE, AmbiguousWriteError, "timeout"),
-        (("    inner: Http(", "        kind: Request,"), Request.WRITE, AmbiguousWriteError, "connection broke"),
-        (("    source: HttpError {", "        kind: Interrupted,"), Request.READ, TransientError, "connection broke"),
+        (("    inner: Http(", "        kind: Request,"), Request.WRITE, AmbiguousWriteError, "connection was lost"),
+        (
+            ("    source: HttpError {", "        kind: Interrupted,"),
+            Request.READ,
+            TransientError,
+            "connection was lost",
+        ),
         (
             (
                 "    inner: Http(",
