@@ -168,7 +168,7 @@ def test_names_and_responses_cannot_imitate_the_debug_dump() -> None:
         ),
         (("    inner: BareRedirect,",), Request.READ, StorageError, "'region'"),
         (("    source: NotPartial,",), Request.READ, StorageError, "s3fs"),
-        (("    source: Metadata {",), Request.CREATE, AmbiguousWriteError, "cannot be read"),
+        (("    source: Metadata {",), Request.CREATE, AmbiguousWriteError, "is invalid"),
     ],
 )
 def test_meaning_of_a_missing_response(
