@@ -487,7 +487,7 @@ def test_exports(cli: Cli, lake: Lakehouse) -> None:
     assert cli("ls", "--version", "first", "--json").json == ["ns"]
     plan = cli("drop-export", "first", "--json").json
     assert (plan["export"]["name"], plan["other_exports"], plan["loses_files"]) == ("first", [], False)
-    assert "version 1 can expire from then on" in cli("drop-export", "first").out
+    assert "version 1 can expire" in cli("drop-export", "first").out
     assert len(cli("exports", "--json").json) == 2, "a plan drops nothing"
     dropped = cli("drop-export", "first", "--apply", plan["digest"], "--json").json
     assert dropped == {"version": 7, "name": "first"}
@@ -538,7 +538,7 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     (found,) = cli("clones", "--json").json
     assert (found["name"], found["state"], found["versions"], found["parent_versions"]) == (
         "feature-x",
-        "standing",
+        "active",
         0,
         0,
     )
@@ -557,7 +557,7 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     compared = cli("compare", "feature-x", "--html", tmp_path / "page.html", "--json").json
     assert [one["name"] for one in compared["objects"]] == ["ns.filled"]
     assert "ns.filled" in (tmp_path / "page.html").read_text()
-    assert "in the clone alone" in cli("compare", "feature-x").out
+    assert "only in the clone" in cli("compare", "feature-x").out
     plan = cli("promote", "feature-x", "--json").json
     assert [change["table"] for change in plan["changes"]] == ["filled"]
     done = cli("promote", "feature-x", "--apply", plan["digest"], "--json").json
@@ -625,7 +625,7 @@ def test_prune_exports(cli: Cli, lake: Lakehouse) -> None:
     assert [export["name"] for export in cli("exports", "--json").json] == ["by-hand", "nightly-2", "nightly-3"]
     assert "Nothing to do" in cli("prune-exports", "nightly-*", "--keep-last", 2).err
     assert "and no rule keeps it" in cli("prune-exports", "nightly-*", "--keep-last", 1).out
-    assert_error(cli("prune-exports", "*"), 2, "all but the newest would be dropped")
+    assert_error(cli("prune-exports", "*"), 2, "all exports but the newest would be dropped")
     help_text = " ".join(cli("prune-exports", "--help").out.split())
     assert "Keep the last N exports." in help_text and "Keep exports created within" in help_text
     assert "Keep the last N versions." in " ".join(cli("expire", "--help").out.split())
@@ -733,8 +733,8 @@ def test_verify_with_record_and_limits(cli: Cli, lake: Lakehouse) -> None:
     assert cli("verify", "--incremental", "--json").json["known_files"] > 0
     stopped = cli("verify", "--max-requests", 2)
     assert (stopped.code, stopped.err) == (1, "")
-    assert stopped.out.startswith("Not finished, as the budget of 2 requests is spent")
-    assert "not looked at: " in stopped.out
+    assert stopped.out.startswith("Incomplete (the budget of 2 requests is spent)")
+    assert "not checked: " in stopped.out
     assert cli("verify", "--max-seconds", 1000).code == 0
     assert cli("verify", "--max-requests", 0).code == 2
 
@@ -846,7 +846,7 @@ def test_register_table(cli: Cli, lake: Lakehouse, lakes: Lakes) -> None:
     assert result.json["version"] == 3
     assert (result.json["namespace"], result.json["definition"]["table_type"]) == ("ns", "EXTERNAL")
     assert "Registered table ns.more: version 4" in cli("register-table", "ns.more", location).out
-    assert_error(cli("register-table", "ns.orders", location), 3, "ns.orders exists")
+    assert_error(cli("register-table", "ns.orders", location), 3, "ns.orders already exists")
     assert_error(cli("register-table", "nothing.orders", location), 4, "nothing")
     assert_error(cli("register-table", "ns.x", f"{location}x"), 5, "missing")
     for arguments in (
@@ -870,7 +870,7 @@ def test_register_table_registers_a_whole_catalog(cli: Cli, lake: Lakehouse, lak
     assert (result.json["tables"], result.json["version"]) == (["shop.orders"], 3)
     shown = cli("register-table", *catalog)
     assert "1 tables registered, version 4" in shown.out
-    assert "known" in shown.out
+    assert "already registered" in shown.out
     assert lake.snapshot().tables("hr") == ["staff"]
     assert_error(cli("register-table", *catalog, "--namespace", "nothing"), 2, "no namespace 'nothing'")
     rejected = cli("register-table", "--catalog", "other", "--catalog-option", "a-secret")

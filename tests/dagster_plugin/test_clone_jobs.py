@@ -136,7 +136,7 @@ def test_promotion_reports_conflicts_and_applies_choices(jobs: CloneJobs) -> Non
     assert jobs.lake.latest_version() == before
     jobs.must_apply("promote", name="feature", theirs=["ns.t"])
     assert rows(jobs.lake) == rows(jobs.clone)
-    assert "there is no clone 'nothing'" in jobs.run("compare_clone", name="nothing").error
+    assert "clone 'nothing' does not exist" in jobs.run("compare_clone", name="nothing").error
     assert "is not that of a branch" in jobs.run("drop_closed_branch", name="feature").error
 
 

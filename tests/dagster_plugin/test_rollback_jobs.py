@@ -123,7 +123,7 @@ def test_exports_are_restored_and_dropped_with_plan(jobs: Jobs, tmp_path: Path) 
 
     plan = jobs.plan("drop_export", name="away")
     assert (plan["export"], plan["level"]) == ("away", "full")
-    assert "can expire from then on" in plan["what_follows"]
+    assert "can expire" in plan["what_follows"]
     assert [info.name for info in operations.list_exports(jobs.lake)] == ["away", "here"]
     assert jobs.apply(plan, "drop_export").metadata["dropped"] == "away"
     assert [info.name for info in operations.list_exports(jobs.lake)] == ["here"]
@@ -173,7 +173,7 @@ def test_only_one_of_two_concurrent_rollbacks_applies(jobs: Jobs) -> None:
         [outcome for outcome in outcomes if outcome.success is is_done] for is_done in (True, False)
     ]
     assert (succeeded.metadata["rows_before"], succeeded.metadata["rows_after"]) == (6, 3)
-    assert "review the new plan" in refused.error or "was committed after version" in refused.error, refused.error
+    assert "is out of date" in refused.error, refused.error
     assert sum(info.operation == "rollback" for info in jobs.lake.history()) == 1
     assert objects(jobs.lake.snapshot()) == objects(jobs.lake.snapshot(first))
 
@@ -382,7 +382,7 @@ def test_last_passed_version_excludes_undone_versions(shop: Shop) -> None:
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert (plan["to_version"], plan["is_empty"]) == (good, True), "the latest version already has this content"
     _, plan = shop.run("shop_rollback", {"to": {"version": bad}})
-    assert plan["warning"] == f"version {bad} was undone by version {latest}, and would come back"
+    assert plan["warning"] == f"version {latest} already undid version {bad}, which would be restored"
     shop.load(7)
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}, "tables": ["sales.orders"]})
     assert plan["to_version"] == good

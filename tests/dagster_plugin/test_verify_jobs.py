@@ -35,7 +35,7 @@ def test_deep_verify_reports_files_without_checksum(jobs: Jobs) -> None:
     metadata = jobs.must_run("verify", deep=True).metadata
     assert (
         metadata["checksums"]
-        == f"{metadata['checked_files']} files checked by their checksums, 1 definition, 1 node without one"
+        == f"{metadata['checked_files']} files compared with their checksums, 1 definition, 1 node without a checksum"
     )
     assert jobs.must_run("verify").metadata["checksums"] == ""
 

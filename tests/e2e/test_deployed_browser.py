@@ -69,7 +69,9 @@ def test_the_launchpad_says_what_is_wrong_and_nothing_runs(pages: Pages, topolog
     pages.write({"name": "17"})
     pages.launch_button.click()  # which waits until it can be clicked
     dialog = pages.page.get_by_role("dialog")
-    expect(dialog.get_by_text("export name '17' is digits only, which would mean a version")).to_be_visible()
+    expect(
+        dialog.get_by_text("export name '17' has only digits, like a version number; choose another name")
+    ).to_be_visible()
     expect(dialog.get_by_text("Stack Trace")).to_have_count(0)
     expect(dialog.get_by_text("Traceback")).to_have_count(0)
     assert pages.page.url.endswith(launchpad("export"))

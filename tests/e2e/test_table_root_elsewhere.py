@@ -15,7 +15,7 @@ from tests.lakes import lakes
 from tests.operations.aging import Aging
 from tests.operations.changes import append_rows, overwrite_rows
 from tests.operations.copies import clean_up, rows
-from tests.operations.table_roots import TableRoots, needed_there, put_orphans, table_roots
+from tests.operations.table_roots import TableRoots, needed_paths, put_orphans, table_roots
 from tests.servers.redis import RedisServer
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, operations
@@ -110,7 +110,7 @@ def test_what_nothing_needs_is_deleted_there(places: Places, table_roots: TableR
     aging = grown(places, table_roots)
     before = len(places.on_s3())
     clean_up(aging)
-    assert places.on_s3() == needed_there(aging.lake, places.table_root)
+    assert places.on_s3() == needed_paths(aging.lake, places.table_root)
     assert len(places.on_s3()) < before
     assert list(aging.lake.storage.list("tables/")) == []
     report = operations.verify(aging.lake, deep=True)
@@ -137,5 +137,5 @@ def test_exports_restores_and_relocation_keep_tables_there(places: Places, table
     assert rows(lake) == expected
     assert operations.verify(lake, deep=True).findings == ()
     clean_up(aging)
-    assert {info.path for info in storage.list()} == needed_there(lake, target)
+    assert {info.path for info in storage.list()} == needed_paths(lake, target)
     places.server.delete_all(target)

@@ -22,7 +22,7 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 from tests.fuzz.decoders import CORPUS, DECODERS, FUZZ_ROOT, ROWS, TABLE_ID, UUID
 from tests.fuzz.reseal import resealed
 from tests.inventories import inventory_file, manifest
-from tests.operations.later_tables import puffin, vector_blob
+from tests.operations.format_v3_tables import puffin, vector_blob
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.access.table_owners import TableUser
 from trinitylake_ops.format.definitions import (

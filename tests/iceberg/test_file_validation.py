@@ -17,7 +17,7 @@ from pyarrow import orc
 from tests.fuzz.decoders import CORPUS, DECODERS, corpus, regressions
 from tests.iceberg.hostile import change_metadata
 from tests.iceberg.test_catalog import SCHEMA, rows
-from tests.operations.later_tables import puffin, vector_blob
+from tests.operations.format_v3_tables import puffin, vector_blob
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
 from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at

@@ -1,4 +1,4 @@
-"""What disturbs an operation on a clone at one of its requests, and which requests were disturbed by what."""
+"""Inject faults and concurrent operations into requests of clone operations, and count them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SENT = "sent"
 DISTURBANCES = ("dies before", "dies after", "answer lost", "upkeep", "twice at once")
 
 
-class Met(NamedTuple):
-    """What happened, where, and to what: such as ``dies before``, ``promote in the parent``, ``create root``."""
+class Event(NamedTuple):
+    """An event, for example ``dies before`` at ``create root`` of ``promote in the parent``."""
 
     what: str
     where: str
@@ -29,7 +29,7 @@ class Met(NamedTuple):
 
 @dataclass(frozen=True)
 class Disturbance:
-    """A fault, or something else that happens, at the ``at``-th request, of one kind or of any."""
+    """A fault or another action at the ``at``-th request, of one kind or of any."""
 
     name: str
     at: int
@@ -39,7 +39,7 @@ class Disturbance:
 
     @classmethod
     def of(cls, rng: random.Random, visits: Mapping[str, Callable[[], None]]) -> Disturbance:
-        """Choose one, more often at a request that changes something: there are fewer of these."""
+        """Choose a random disturbance, preferably at a request that changes something, because these are rarer."""
         kind = rng.choice((None, None, *KINDS, *EFFECTS, *EFFECTS))
         at = rng.randint(1, 90) if kind is None else rng.randint(1, 6 if kind in EFFECTS else 12)
         name = rng.choice(("dies before", "dies after", "dies after", "answer lost", "answer lost", *visits, *visits))
@@ -53,62 +53,65 @@ class Disturbance:
 
 
 class _Disturbed(FaultyStorage):
-    """Lets a disturbance happen once, and notes at which request."""
+    """Trigger a disturbance once, and count it with its request."""
 
-    def __init__(self, inner: Storage, where: str, met: Counter[Met], disturbed: Disturbance | None):
+    def __init__(self, inner: Storage, where: str, seen: Counter[Event], disturbed: Disturbance | None):
         faults = [] if disturbed is None or disturbed.fault is None else [disturbed.fault]
         super().__init__(inner, faults, concurrency=1)
         self._where = where
-        self._met = met
+        self._events = seen
         self._disturbed = disturbed
-        self._n_like = 0
+        self._n_matching = 0
 
     def _register(self, kind: str, path: str) -> Sequence[Fault]:
         faults = super()._register(kind, path)
         disturbed = self._disturbed
-        self._met[Met(SENT, self._where, _shown(kind, path))] += 1
+        self._events[Event(SENT, self._where, _shown(kind, path))] += 1
         if disturbed is None:
             return faults
         if faults:
-            self._met[Met(disturbed.name, self._where, _shown(kind, path))] += 1
+            self._events[Event(disturbed.name, self._where, _shown(kind, path))] += 1
         is_main = threading.current_thread() is threading.main_thread()
         if disturbed.visit is not None and is_main and disturbed.kind in (None, kind):
-            self._n_like += 1
-            if self._n_like == disturbed.at:
-                self._met[Met(disturbed.name, self._where, _shown(kind, path))] += 1
+            self._n_matching += 1
+            if self._n_matching == disturbed.at:
+                self._events[Event(disturbed.name, self._where, _shown(kind, path))] += 1
                 disturbed.visit()
         return faults
 
 
-def disturbances(inner: Storage, where: str, met: Counter[Met], disturbed: Disturbance | None) -> FaultyStorage:
-    """Return a storage in which one disturbance happens, None for none. ``where`` names operation and side."""
-    return _Disturbed(inner, where, met, disturbed)
+def disturbances(inner: Storage, where: str, seen: Counter[Event], disturbed: Disturbance | None) -> FaultyStorage:
+    """Return a storage with one disturbance, if any. ``where`` names the operation and the side."""
+    return _Disturbed(inner, where, seen, disturbed)
 
 
 def _shown(kind: str, path: str) -> str:
     return f"{kind} {class_of(path.split(' ', maxsplit=1)[0])}"
 
 
-def table_of(met: Counter[Met]) -> str:
-    """Return the requests of each operation, how often they were sent, and how often each disturbance met them."""
-    sent = {(one.where, one.request): count for one, count in met.items() if one.what == SENT}
+def table_of(seen: Counter[Event]) -> str:
+    """Return a table of the requests of each operation, with the number of requests and of disturbances."""
+    sent = {(event.where, event.request): count for event, count in seen.items() if event.what == SENT}
     rows = [["operation", "request", SENT, *DISTURBANCES]]
     rows += [
-        [*one, *(f"{met[Met(what, *one)]:,}" if _applies(what, one[1]) else "-" for what in (SENT, *DISTURBANCES))]
-        for one in sorted(sent)
+        [
+            *item,
+            *(f"{seen[Event(what, *item)]:,}" if _applies(what, item[1]) else "-" for what in (SENT, *DISTURBANCES)),
+        ]
+        for item in sorted(sent)
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
-def never_met(met: Counter[Met], at_least: int) -> list[Met]:
-    """Return what never met a request that was sent so often."""
+def never_seen(seen: Counter[Event], at_least: int) -> list[Event]:
+    """Return the disturbances that frequent requests never had."""
     return [
-        Met(what, one.where, one.request)
-        for one, count in sorted(met.items())
-        if one.what == SENT and count >= at_least
+        Event(what, event.where, event.request)
+        for event, count in sorted(seen.items())
+        if event.what == SENT and count >= at_least
         for what in DISTURBANCES
-        if _applies(what, one.request) and not met[Met(what, one.where, one.request)]
+        if _applies(what, event.request) and not seen[Event(what, event.where, event.request)]
     ]
 
 

@@ -1,7 +1,7 @@
-"""A lakehouse and a clone of it: random steps on both sides, cut off at random requests, beside a model in Python.
+"""Run random steps on a lakehouse and its clone, with faults at random requests, and compare with a model.
 
-The model is two maps from an object to what it holds: a text for a table without files, or the rows of an Iceberg
-table. Every change makes that anew. A step that was cut off has happened as a whole, or not at all.
+The model maps each table of a side to its content: a text for a table without files, or the rows of an Iceberg
+table. An interrupted step must have happened completely or not at all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.faults import DeathError
 from tests.lakes import table
 from tests.operations.aging import DAY_MS, keeping
 from tests.operations.changes import small_sizes
-from tests.operations.clone_faults import Disturbance, Met, disturbances
+from tests.operations.clone_faults import Disturbance, Event, disturbances
 from tests.operations.copy_world import Clock
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
@@ -37,7 +37,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations.clones import clone as clone_module
-from trinitylake_ops.operations.clones import clone_records
+from trinitylake_ops.operations.clones import clone_records as records_module
 from trinitylake_ops.storage import MemoryStorage, Storage, background, drop_memory_root
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 
@@ -46,25 +46,25 @@ _STAMPED = ("a", "b", "c")
 _FILLED = ("s", "t")
 SIDES = ("parent", "clone")
 _LONG_MS = 2 * DAY_MS
-#: What keeps a side in order beside the other one.
-UPKEEP = ("expire", "purge", "orphans", "compact")
+#: Maintenance operations that can run on one side while the other side is used.
+MAINTENANCE = ("expire", "purge", "orphans", "compact")
 
 
 @dataclass(frozen=True)
 class Filled:
-    """An Iceberg table: its rows in the order in which they came, and which change of its metadata is the latest."""
+    """An Iceberg table: its rows in the order of their appends, and the number of its latest metadata change."""
 
     rows: tuple[int, ...]
     change: int
 
 
-#: What a side holds: table -> its stamp, or its rows.
+#: The content of a side: table -> its stamp, or its rows.
 Content = dict[str, object]
 
 
 @dataclass
 class Side:
-    """What one lakehouse holds."""
+    """The content of one lakehouse."""
 
     content: Content = field(default_factory=dict)
 
@@ -73,27 +73,27 @@ class Side:
 
 
 class CloneWorld:
-    """Both sides, what they share, and a journal of what was done.
+    """Both sides, their shared content, and a journal of all steps.
 
-    ``promoted`` has, of each table that was promoted since the last refresh, what the clone held then and what the
-    parent held after it. ``before`` has the parent's versions before promotions, with their content. ``doubtful`` are
-    tables of which a side compacted or trimmed away what tells appends from other changes. Whether appends on both
-    sides of these are combined is not foretold, only what comes of it. ``met`` counts what disturbed which request, and
-    in which order sides were cleaned up.
+    ``promoted`` has, for each table that was promoted since the last refresh, its content in the clone and in the
+    parent after it. ``before`` has the parent's versions before promotions, with their content. ``doubtful`` are
+    tables of which a side compacted or trimmed the snapshots that distinguish appends from other changes. The model
+    predicts the result of combining their appends, but not whether they are combined. ``events`` counts disturbances by
+    request, and orders of maintenance operations.
     """
 
-    def __init__(self, seed: int, clock: Clock, met: Counter[Met]):
+    def __init__(self, seed: int, clock: Clock, seen: Counter[Event]):
         self.rng = random.Random(seed)
         self.clock = clock
-        self.met = met
+        self.events = seen
         self.roots = {side: f"memory://clones-{seed}-{side}/" for side in SIDES}
         self.parent, self.clone = Side(), Side()
         self.shared: Content = {}
         self.promoted: dict[str, tuple[object, object]] = {}
         self.before: list[tuple[int, Content]] = []
         self.doubtful: set[str] = set()
-        self.stands = False
-        self._ends = False
+        self.clone_exists = False
+        self._is_being_dropped = False
         self.journal: list[str] = []
         self._tokens = itertools.count()
         lake = Lakehouse.create(self.roots["parent"], order=3, txn_ttl_millis=60_000, **small_sizes(3))
@@ -112,10 +112,10 @@ class CloneWorld:
         return Lakehouse.open(self.roots[side])
 
     def step(self) -> None:
-        """Do one thing, perhaps with a fault, and check both sides."""
+        """Run one random step, possibly with a fault, and check both sides."""
         self.clock.later(self.rng.choice((1_000, 30_000, DAY_MS)))
         steps: list[Callable[[], None]] = [self._change_parent] * 3 + [self._clean_parent]
-        if self.stands:
+        if self.clone_exists:
             steps += [self._change_clone] * 3 + [self._clean_clone]
             steps += [self._promote] * 3 + [self._refresh] * 2 + [self._drop]
             steps += [self._undo] * 2 if self.before else []
@@ -124,23 +124,23 @@ class CloneWorld:
         self.rng.choice(steps)()
         self.check()
 
-    # What both sides hold
+    # Checks
 
     def check(self) -> None:
         assert _content(self.lake("parent")) == _sorted(self.parent.content), self.journal
-        if self.stands:
+        if self.clone_exists:
             assert _content(self.lake("clone")) == _sorted(self.clone.content), self.journal
 
     def check_all(self) -> None:
-        """Verify both sides, every version of them, and let the parent go on alone."""
-        for side in ("parent", "clone") if self.stands else ("parent",):
+        """Verify all versions of both sides, then drop the clone and verify the parent."""
+        for side in ("parent", "clone") if self.clone_exists else ("parent",):
             report = operations.verify(self.lake(side), deep=True)
             assert report.is_clean, (self.journal, report.findings)
-        if self.stands:
+        if self.clone_exists:
             self.journal.append("drop in the end")
-            self._leap()
+            self._advance_clock()
             operations.drop_clone(self.lake("parent"), _NAME, delete_files=True)
-            self.stands = False
+            self.clone_exists = False
         for _ in range(2):
             self._clean("parent")
         self.check()
@@ -156,9 +156,9 @@ class CloneWorld:
         self._change("clone", self.rng.choice((*_STAMPED, *_FILLED)))
 
     def _change(self, side: str, name: str) -> None:
-        here = self.parent if side == "parent" else self.clone
+        ours_state = self.parent if side == "parent" else self.clone
         lake, token = self.lake(side), next(self._tokens)
-        content = dict(here.content)
+        content = dict(ours_state.content)
         self.journal.append(f"{side}: change {name} ({token})")
         if name in content and self.rng.random() < 0.2:
             with lake.transaction() as txn:
@@ -176,9 +176,9 @@ class CloneWorld:
                 put = txn.alter_table if name in content else txn.create_table
                 put("n", name, table(stamp=str(token)))
             content[name] = str(token)
-        here.set(content)
+        ours_state.set(content)
 
-    def _leap(self) -> None:
+    def _advance_clock(self) -> None:
         self.clock.later(_LONG_MS)
 
     def _clean_parent(self) -> None:
@@ -188,28 +188,28 @@ class CloneWorld:
         self._clean("clone")
 
     def _clean(self, side: str) -> None:
-        """Do steps of upkeep in any order."""
+        """Run all maintenance operations in random order."""
         lake = self.lake(side)
-        deeds: list[Callable[[], None]] = [partial(self._keep, side, what) for what in UPKEEP]
-        deeds.append(lambda: self._rewrite(side, "trim", operations.plan_trim_tables(lake, keeping(1)).execute))
+        actions: list[Callable[[], None]] = [partial(self._keep, side, what) for what in MAINTENANCE]
+        actions.append(lambda: self._rewrite(side, "trim", operations.plan_trim_tables(lake, keeping(1)).execute))
         compact = partial(operations.plan_compact_tables, lake, min_input_files=2)
-        deeds.append(lambda: self._rewrite(side, "compact tables", lambda: compact().execute()))
-        self.rng.shuffle(deeds)
+        actions.append(lambda: self._rewrite(side, "compact tables", lambda: compact().execute()))
+        self.rng.shuffle(actions)
         self.journal.append(f"{side}: clean up")
-        for deed in deeds:
-            deed()
-            self._leap()
+        for action in actions:
+            action()
+            self._advance_clock()
         operations.plan_purge(lake).execute()
         operations.plan_orphan_removal(lake).execute()
 
     def _rewrite(self, side: str, what: str, execute: Callable[[], object]) -> None:
-        """Change the metadata of tables, and none of their rows."""
-        here = self.parent if side == "parent" else self.clone
+        """Rewrite metadata of tables without changing their rows."""
+        ours_state = self.parent if side == "parent" else self.clone
         before = self.lake(side).latest_version()
         execute()
         lake = self.lake(side)
-        changed = {one.table for one in lake.diff(before, lake.latest_version()) if one.table is not None}
-        content = dict(here.content)
+        changed = {change.table for change in lake.diff(before, lake.latest_version()) if change.table is not None}
+        content = dict(ours_state.content)
         for name in changed:
             value = content[name]
             assert isinstance(value, Filled), self.journal
@@ -217,10 +217,10 @@ class CloneWorld:
         if (what, side) != ("compact tables", "parent"):
             self.doubtful |= changed
         self.journal.append(f"{side}: {what} of {sorted(changed)}")
-        here.set(content)
+        ours_state.set(content)
 
     def _keep(self, side: str, what: str) -> None:
-        """Do one step of upkeep."""
+        """Run one maintenance operation."""
         lake = self.lake(side)
         if what == "expire":
             operations.plan_expiration(lake, keeping(self.rng.choice((1, 2)))).execute()
@@ -231,33 +231,33 @@ class CloneWorld:
         else:
             operations.compact(lake)
 
-    def _clean_beside(self) -> None:
-        """Keep sides in order in the middle of something else, in any order, with or without days in between."""
-        deeds = [(side, what) for side in SIDES for what in UPKEEP]
-        self.rng.shuffle(deeds)
+    def _clean_concurrently(self) -> None:
+        """Run maintenance operations during another operation, in random order, with or without days in between."""
+        actions = [(side, what) for side in SIDES for what in MAINTENANCE]
+        self.rng.shuffle(actions)
         is_slow = self.rng.random() < 0.5
         done = []
-        for side, what in deeds:
+        for side, what in actions:
             if is_slow:
-                self._leap()
+                self._advance_clock()
             try:
                 self._keep(side, what)
-            except LakehouseNotFoundError:  # the clone is not made yet, or gone
+            except LakehouseNotFoundError:  # the clone does not exist yet or any more
                 continue
-            except (FileMissingError, CorruptFileError):  # such as roots that are missing among others
-                assert self._ends and side == "clone", self.journal  # half of it is deleted
+            except (FileMissingError, CorruptFileError):  # for example missing roots
+                assert self._is_being_dropped and side == "clone", self.journal  # the clone is partly deleted
                 continue
             done.append(f"{side}'s {what}")
-        background.drain()  # a hint that comes later would be left by a drop
-        self.met.update(Met("order", first, then) for first, then in itertools.combinations(done, 2))
-        self.journal.append(f"clean up beside it, {'slowly' if is_slow else 'at once'}: {', '.join(done)}")
+        background.drain()  # a hint written later would remain after a drop
+        self.events.update(Event("order", first, then) for first, then in itertools.combinations(done, 2))
+        self.journal.append(f"concurrent cleanup, {'slowly' if is_slow else 'at once'}: {', '.join(done)}")
 
     def _make(self) -> None:
         def make(lake: Lakehouse) -> object:
             return operations.plan_clone(lake, self.roots["clone"], _NAME).execute()
 
-        self._cut_off("clone", make, ExportExistsError)
-        self.stands, self.clone, self.doubtful = True, Side(), set()
+        self._run_disturbed("clone", make, ExportExistsError)
+        self.clone_exists, self.clone, self.doubtful = True, Side(), set()
         self.clone.set(self.parent.content)
         self.shared, self.promoted, self.before = dict(self.parent.content), {}, []
 
@@ -266,22 +266,22 @@ class CloneWorld:
             report = operations.drop_clone(lake, _NAME, delete_files=True)
             assert report.is_complete
 
-        self._leap()
-        self._ends = True
-        self._cut_off("drop", drop, ExportNotFoundError)
-        self.stands = self._ends = False
-        left = [info.path for info in MemoryStorage(self.roots["clone"]).list()]
-        assert not left, (self.journal, left)
+        self._advance_clock()
+        self._is_being_dropped = True
+        self._run_disturbed("drop", drop, ExportNotFoundError)
+        self.clone_exists = self._is_being_dropped = False
+        remaining = [info.path for info in MemoryStorage(self.roots["clone"]).list()]
+        assert not remaining, (self.journal, remaining)
 
     def _promote(self) -> None:
         self.before.append((self.lake("parent").latest_version(), dict(self.parent.content)))
         self._merge("promote", self.parent, self.clone)
 
     def _undo(self) -> None:
-        """Roll the parent, or one table of it, back to a version before a promotion, if it is still there."""
+        """Roll the parent or one of its tables back to a version before a promotion, if it has not expired."""
         version, content = self.rng.choice(self.before)
-        held = [name for name in (*_STAMPED, *_FILLED) if name in content or name in self.parent.content]
-        tables = self.rng.choice([[], [self.rng.choice(held)]]) if held else []
+        existing = [name for name in (*_STAMPED, *_FILLED) if name in content or name in self.parent.content]
+        tables = self.rng.choice([[], [self.rng.choice(existing)]]) if existing else []
         self.journal.append(f"parent: roll {tables or 'everything'} back to version {version}")
         try:
             operations.plan_rollback(self.lake("parent"), version, tables=[f"n.{name}" for name in tables]).execute()
@@ -296,21 +296,26 @@ class CloneWorld:
         self._merge("refresh", self.clone, self.parent)
 
     def _merge(self, what: str, ours: Side, theirs: Side) -> None:
-        """Bring one side's changes into the other; a random side is chosen for each conflict."""
+        """Merge one side's changes into the other, with random choices for conflicts."""
         planned = operations.plan_promotion if what == "promote" else operations.plan_refresh
         expected, conflicts = self._merged(ours, theirs)
         plan = planned(self.lake("parent"), _NAME)
-        found = {one.name.removeprefix("n.") for one in plan.conflicts}
-        for name in self.doubtful & found - set(conflicts):
-            here, there = ours.content.get(name), theirs.content.get(name)
-            # What was compacted or trimmed counts as altered, also where the other side dropped it.
-            assert {type(here), type(there)} <= {Filled, type(None)} and here != there, (self.journal, name)
+        results = {conflict.name.removeprefix("n.") for conflict in plan.conflicts}
+        for name in self.doubtful & results - set(conflicts):
+            ours_state, theirs_state = ours.content.get(name), theirs.content.get(name)
+            # Compacted and trimmed tables count as altered, even if the other side dropped them.
+            assert {type(ours_state), type(theirs_state)} <= {Filled, type(None)} and ours_state != theirs_state, (
+                self.journal,
+                name,
+            )
             conflicts.append(name)
-            _put(expected, name, here)
-        assert found == set(conflicts), (self.journal, found, conflicts)
-        chosen = {name: self.rng.choice(("ours", "theirs")) for name in sorted(conflicts)}
-        choices = {side: [f"n.{name}" for name, text in chosen.items() if text == side] for side in ("ours", "theirs")}
-        for name, side in chosen.items():
+            _put(expected, name, ours_state)
+        assert results == set(conflicts), (self.journal, results, conflicts)
+        chosen_sides = {name: self.rng.choice(("ours", "theirs")) for name in sorted(conflicts)}
+        choices = {
+            side: [f"n.{name}" for name, text in chosen_sides.items() if text == side] for side in ("ours", "theirs")
+        }
+        for name, side in chosen_sides.items():
             if side == "theirs":
                 _put(expected, name, theirs.content.get(name))
         if conflicts:
@@ -323,7 +328,7 @@ class CloneWorld:
         before = dict(ours.content)
         side = "parent" if what == "promote" else "clone"
         changes = not planned(self.lake("parent"), _NAME, **choices).is_empty
-        self._cut_off(
+        self._run_disturbed(
             what,
             lambda lake: planned(lake, _NAME, **choices).execute(),
             seen=lambda: _content(self.lake(side)) in (_sorted(before), _sorted(expected)),
@@ -333,71 +338,79 @@ class CloneWorld:
             self.shared, self.promoted = dict(self.parent.content), {}
         if what == "promote":
             for name in (*_STAMPED, *_FILLED):
-                there, last = theirs.content.get(name), self._last(name)[0]
-                if there not in (last, before.get(name)) and chosen.get(name) != "ours":
-                    self.promoted[name] = (there, expected.get(name))
+                theirs_state, last = theirs.content.get(name), self._last(name)[0]
+                if theirs_state not in (last, before.get(name)) and chosen_sides.get(name) != "ours":
+                    self.promoted[name] = (theirs_state, expected.get(name))
 
     def _merged(self, ours: Side, theirs: Side) -> tuple[Content, list[str]]:
-        """Return what the side that gets the changes should hold, conflicts left as they are, and the conflicts.
+        """Return the expected content of the side that receives the changes, and the unresolved conflicts.
 
-        Rows of a table that neither side dropped since are all there: every change of such a table appends. Its first
-        row is of the table alone, so it tells whether both sides have the same one.
+        A table that neither side dropped since has all rows, because every change of such a table appends. Its first
+        row is unique to the table, so it shows whether both sides have the same table.
         """
         expected, conflicts = dict(ours.content), []
         for name in (*_STAMPED, *_FILLED):
-            here, there = ours.content.get(name), theirs.content.get(name)
-            if here == there:
+            ours_state, theirs_state = ours.content.get(name), theirs.content.get(name)
+            if ours_state == theirs_state:
                 continue
             clone, parent = self._last(name)
             into_parent = ours is self.parent
-            has_changed_here = here != (parent if into_parent else clone)
-            has_changed_there = there != (clone if into_parent else parent)
+            has_changed_here = ours_state != (parent if into_parent else clone)
+            has_changed_there = theirs_state != (clone if into_parent else parent)
             if not has_changed_here and has_changed_there and clone == parent:
-                _put(expected, name, there)
+                _put(expected, name, theirs_state)
             elif not has_changed_there and clone == parent:
                 continue
-            elif self.clone.content.get(name) == clone:  # the parent alone changed it since
+            elif self.clone.content.get(name) == clone:  # only the parent changed it since
                 if not into_parent:
-                    _put(expected, name, there)
-            elif isinstance(here, Filled) and isinstance(there, Filled) and self._has_all(here, there, clone):
-                expected[name] = self._combined(here, there, into_parent=into_parent)
+                    _put(expected, name, theirs_state)
+            elif (
+                isinstance(ours_state, Filled)
+                and isinstance(theirs_state, Filled)
+                and self._has_all(ours_state, theirs_state, clone)
+            ):
+                expected[name] = self._combined(ours_state, theirs_state, into_parent=into_parent)
             else:
                 conflicts.append(name)
         return expected, conflicts
 
     def _last(self, name: str) -> tuple[object, object]:
-        """Return what the clone and the parent held of a table in the last state that both had."""
+        """Return the content of a table in the clone and in the parent in the last state that both had."""
         shared = self.shared.get(name)
         return self.promoted.get(name, (shared, shared))
 
-    def _has_all(self, here: Filled, there: Filled, last: object) -> bool:
-        """Whether two tables are the same one, and neither lost rows that both had."""
+    def _has_all(self, ours_state: Filled, theirs_state: Filled, last: object) -> bool:
+        """Whether two tables are the same table, and neither lost common rows."""
         rows = set(last.rows) if isinstance(last, Filled) else set()
-        return here.rows[0] == there.rows[0] and rows <= set(here.rows) and rows <= set(there.rows)
+        return (
+            ours_state.rows[0] == theirs_state.rows[0]
+            and rows <= set(ours_state.rows)
+            and rows <= set(theirs_state.rows)
+        )
 
-    def _combined(self, here: Filled, there: Filled, *, into_parent: bool) -> Filled:
-        """Return what a table holds that both sides have, and of which neither dropped rows."""
-        new = [row for row in there.rows if row not in here.rows]
+    def _combined(self, ours_state: Filled, theirs_state: Filled, *, into_parent: bool) -> Filled:
+        """Return the combined content of a table of which neither side dropped rows."""
+        new = [row for row in theirs_state.rows if row not in ours_state.rows]
         if into_parent:
-            return Filled((*here.rows, *new), next(self._tokens)) if new else here
-        has_more = any(row not in there.rows for row in here.rows)
-        return Filled((*here.rows, *new), next(self._tokens)) if has_more else there
+            return Filled((*ours_state.rows, *new), next(self._tokens)) if new else ours_state
+        has_more = any(row not in theirs_state.rows for row in ours_state.rows)
+        return Filled((*ours_state.rows, *new), next(self._tokens)) if has_more else theirs_state
 
-    def _cut_off(
+    def _run_disturbed(
         self,
         what: str,
         run: Callable[[Lakehouse], object],
         *done: type[Exception],
         seen: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Run something that is disturbed at a random request of one side, then as often as it needs to be done."""
+        """Run an operation with a disturbance at a random request of one side, then again if it failed."""
         side = self.rng.choice(SIDES)
-        visits = {"upkeep": self._clean_beside, "twice at once": lambda: self._beside(run, done)}
+        visits = {"upkeep": self._clean_concurrently, "twice at once": lambda: self._run_concurrently(run, done)}
         disturbed = Disturbance.of(self.rng, visits)
         self.journal.append(f"{what}, with {disturbed.name} at request {disturbed.at} of {side}")
         storages: dict[str, Storage] = {
             root: disturbances(
-                MemoryStorage(root), f"{what} in the {name}", self.met, disturbed if name == side else None
+                MemoryStorage(root), f"{what} in the {name}", self.events, disturbed if name == side else None
             )
             for name, root in self.roots.items()
         }
@@ -408,7 +421,7 @@ class CloneWorld:
                     stack.enter_context(mock.patch.object(module, "open_storage", lambda root, _=None: storages[root]))
                 clear_process_caches()
                 run(Lakehouse(storages[self.roots["parent"]], cache="off"))
-                background.drain()  # the thread that writes the hint may die, too
+                background.drain()  # the thread that writes the hint can die as well
         except (DeathError, TrinityLakeError) as error:
             if isinstance(error, TrinityLakeError) and visit is None and not isinstance(error, AmbiguousWriteError):
                 raise
@@ -419,12 +432,12 @@ class CloneWorld:
             except (*done, LakehouseNotFoundError) as error:
                 assert isinstance(error, done), self.journal
 
-    def _beside(self, run: Callable[[Lakehouse], object], done: tuple[type[Exception], ...]) -> None:
-        """Do the same in another process, in the middle of it."""
+    def _run_concurrently(self, run: Callable[[Lakehouse], object], done: tuple[type[Exception], ...]) -> None:
+        """Run the same operation concurrently in another process."""
         try:
             run(self.lake("parent"))
         except (*done, LakehouseNotFoundError, CommitConflictError) as error:
-            self.journal.append(f"beside it, the same ended with {error!r}")
+            self.journal.append(f"the concurrent operation ended with {error!r}")
 
 
 def _put(content: Content, name: str, value: object) -> None:
@@ -440,11 +453,11 @@ def _sorted(content: Content) -> Content:
 
 def _content(lake: Lakehouse) -> Content:
     snapshot = lake.snapshot()
-    found: Content = {}
+    content: Content = {}
     with catalog_at(lake) as catalog:
         for name in snapshot.tables("n"):
             if name in _FILLED:
-                found[name] = sorted(catalog.load_table(f"n.{name}").scan().to_arrow()["id"].to_pylist())
+                content[name] = sorted(catalog.load_table(f"n.{name}").scan().to_arrow()["id"].to_pylist())
             else:
-                found[name] = snapshot.table("n", name).properties["stamp"]
-    return found
+                content[name] = snapshot.table("n", name).properties["stamp"]
+    return content

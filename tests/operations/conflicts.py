@@ -1,6 +1,6 @@
-"""The conflicts that a promotion and a refresh know: what either side does, and what is said about it.
+"""Conflicts of promotions and refreshes: the changes of both sides, and the reasons that plans report.
 
-Each is done to the side that gets the changes and to the other one, and returns the name of what conflicts.
+Each function changes the side that receives the changes and the other side, and returns the conflicting object.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def schema_changed_on_both(lake: Lakehouse, clone: Lakehouse) -> str:
     return "ns.t"
 
 
-#: Each conflict, and the reason that is given for it in a promotion of the clone "feature".
+#: Each conflict, and its reason in a promotion of the clone "feature".
 CONFLICTS = {
-    both_altered: "the parent altered it, clone feature altered it (in the clone it was not only appended to)",
+    both_altered: "the parent altered it, clone feature altered it (the clone changed it other than by appends)",
     dropped_and_altered: "the parent dropped it, clone feature altered it",
     altered_and_dropped: "the parent altered it, clone feature dropped it",
-    both_created: "the parent created it, clone feature created it (two tables of one name)",
+    both_created: "the parent created it, clone feature created it (these are two tables with the same name)",
     namespace_dropped_under_a_new_table: "the parent dropped its namespace, clone feature has it new or changed",
     namespace_dropped_with_a_new_table_in_it: (
         "clone feature dropped it, the parent has new or changed tables in it (made)"

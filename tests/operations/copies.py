@@ -1,4 +1,4 @@
-"""Lakehouses that are copied as files, and upkeep of them."""
+"""Copy lakehouses as files, and maintain them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.storage import Storage
 
 
-def copied(lake: Lakehouse, target: Storage) -> Lakehouse:
+def copy_lakehouse(lake: Lakehouse, target: Storage) -> Lakehouse:
     """Copy all files, as ``cp -r`` does."""
     lake.close()
     for info in lake.storage.list():
@@ -26,7 +26,7 @@ def files(lake: Lakehouse) -> set[str]:
     return listed(lake.storage)
 
 
-def drop_all(lake: Lakehouse) -> None:
+def delete_all_files(lake: Lakehouse) -> None:
     for path in files(lake):
         lake.storage.delete(path)
 

@@ -1,10 +1,11 @@
-"""A lakehouse and its copies, each with what it must hold: random steps in all of them, on one simulated clock."""
+"""Run random steps on a lakehouse and its copies with a simulated clock, and check the content of each."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,7 +26,7 @@ Content = dict[str, list[int]]
 
 @dataclass
 class Clock:
-    """The time of all storages in memory."""
+    """The clock of all storages in memory."""
 
     now_ms: int = 1_700_000_000_000
 
@@ -35,7 +36,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a lakehouse was exported from and how; ``version`` is the last one of its own that an export made."""
+    """The source and options of an exported lakehouse; ``version`` is its last version that an export created."""
 
     root: str
     level: str
@@ -60,36 +61,35 @@ class Copy:
         return Lakehouse.open(self.root)
 
     def copied_to(self, root: str) -> Copy:
-        """Return what a copy of all files, at another root, holds."""
+        """Return the expected content of a copy of all files at another root."""
         return Copy(root, dict(self.versions), self.needs, dict(self.exports))
 
 
 @dataclass(frozen=True)
 class Scan:
-    """The rows of a table, and every file that was read for them: its storage, its path and its bytes."""
+    """The rows of a table, and every file that was read for them: storage, path and bytes."""
 
     rows: list[int]
     read: dict[tuple[str, str], bytes]
 
     def is_valid(self) -> bool:
-        """Whether all that was read stands there unchanged, so that a scan would read the same once more."""
+        """Whether all these files are unchanged, so that a scan would return the same rows."""
         return all(_bytes_at(*place) is data for place, data in self.read.items())
 
 
 class Recorder:
-    """Notes which files the storages in memory read, from ``begin`` to ``end``."""
+    """Record the files that storages in memory read, from ``begin`` to ``end``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self._read: dict[tuple[str, str], bytes] | None = None
-        find = MemoryStorage._find
+        read = MemoryStorage.read
 
-        def finding(storage: MemoryStorage, path: str) -> tuple[bytes, int]:
-            found = find(storage, path)
+        def recording_read(storage: MemoryStorage, path: str, **options: Any) -> bytes:
             if self._read is not None:
-                self._read[storage.root, path] = found[0]
-            return found
+                self._read[storage.root, path] = read(storage, path)
+            return read(storage, path, **options)
 
-        monkeypatch.setattr(MemoryStorage, "_find", finding)
+        monkeypatch.setattr(MemoryStorage, "read", recording_read)
 
     def begin(self) -> None:
         self._read = {}
@@ -101,7 +101,7 @@ class Recorder:
 
 
 class CopyWorld:
-    """Lakehouses that were made of one another, and a journal of what was done."""
+    """Lakehouses that were copied from each other, and a journal of all steps."""
 
     def __init__(self, seed: int, clock: Clock, recorder: Recorder):
         self._recorder = recorder
@@ -122,7 +122,7 @@ class CopyWorld:
             drop_memory_root(f"{self.name}-{number}/")
 
     def step(self) -> None:
-        """Do one thing in one of the lakehouses, and look whether any of them lost anything."""
+        """Run one random step in one of the lakehouses, and check that none of them lost anything."""
         copy = self.rng.choice(self.copies)
         steps: dict[Callable[[Copy], None], int] = {
             self._write: 8,
@@ -152,22 +152,24 @@ class CopyWorld:
             self._check(copy, max(copy.versions))
 
     def check_all(self) -> None:
-        """Every version that is live reads as it did when it was made, and nothing is wrong with any lakehouse."""
+        """Check that every live version has its original content, and that verify finds nothing."""
         for copy in self.copies:
             for version in sorted(_live(copy.open()) & copy.versions.keys()):
                 self._check(copy, version)
             report = operations.verify(copy.open(), deep=True)
-            # What was moved and not relocated, and what nobody has removed so far, is no harm.
-            found = [
-                one for one in report.findings if one.severity == "error" or one.mend not in ("relocate", "orphans")
+            # Lakehouses that were moved but not relocated, and orphans, are expected.
+            findings = [
+                finding
+                for finding in report.findings
+                if finding.severity == "error" or finding.fix not in ("relocate", "orphans")
             ]
-            assert not found, f"{found} in {copy.root} after {self.journal}"
+            assert not findings, f"{findings} in {copy.root} after {self.journal}"
 
     def _check(self, copy: Copy, version: int) -> None:
         catalog = catalog_at(copy.open(), version)
         names = catalog.list_tables("n") if catalog.namespace_exists("n") else []
-        found = {name[1]: self._rows(copy, version, catalog.load_table(name)) for name in names}
-        assert found == copy.versions[version], f"version {version} of {copy.root} after {self.journal}"
+        results = {name[1]: self._rows(copy, version, catalog.load_table(name)) for name in names}
+        assert results == copy.versions[version], f"version {version} of {copy.root} after {self.journal}"
 
     def _rows(self, copy: Copy, version: int, table: Table) -> list[int]:
         """Scan a table, unless it was scanned before and nothing that it read has changed or gone since.
@@ -183,7 +185,7 @@ class CopyWorld:
             scan = self._scans[place] = Scan(rows, self._recorder.end())
         return scan.rows
 
-    # What people do
+    # Steps of users
 
     def _namespace(self, copy: Copy) -> None:
         with copy.open().transaction() as txn:
@@ -202,7 +204,7 @@ class CopyWorld:
             content = {**content, table: []}
         data = pa.table({"id": rows}, SCHEMA)
         if self.rng.random() < 0.3:
-            catalog.load_table(("n", table)).overwrite(data)  # a version that deletes, and one that appends, at most
+            catalog.load_table(("n", table)).overwrite(data)  # at most one version that deletes and one that appends
             self._note(copy, {**content, table: rows}, made=[{**content, table: []}, {**content, table: rows}])
         else:
             catalog.load_table(("n", table)).append(data)
@@ -260,7 +262,7 @@ class CopyWorld:
         operations.plan_relocation(copy.open()).execute()
         self._note(copy, self._latest(copy))
 
-    # How copies come about
+    # Steps that create copies
 
     def _export(self, copy: Copy) -> None:
         level, definitions = self.rng.choice(
@@ -282,7 +284,7 @@ class CopyWorld:
             self._namespace(made)
 
     def _export_again(self, copy: Copy) -> None:
-        """Export into a lakehouse that an export made and where nobody has committed since."""
+        """Export into a lakehouse that an export created and that has had no other commits since."""
         made = [
             other
             for other in self.copies
@@ -307,7 +309,7 @@ class CopyWorld:
         other.origin = replace(other.origin, version=max(other.versions))
 
     def _drop_export(self, copy: Copy) -> None:
-        """Drop an export; one that left files here only where no lakehouse needs any."""
+        """Drop an export, unless another lakehouse needs its files."""
         is_needed = any(copy.root in other.needs for other in self.copies)
         names = sorted(name for name, level in copy.exports.items() if level == "full" or not is_needed)
         if names:
@@ -324,7 +326,7 @@ class CopyWorld:
         self.copies.append(copy.copied_to(root))
 
     def _move(self, copy: Copy) -> None:
-        """Move a lakehouse; whoever needs its files where they stood cannot go on."""
+        """Move a lakehouse. Lakehouses that need its files at the former root are removed."""
         if any(copy.root in other.needs for other in self.copies):
             return
         root = self._new_root()
@@ -333,7 +335,7 @@ class CopyWorld:
         self.journal.append(f"  to {root}")
         self.copies[self.copies.index(copy)] = copy.copied_to(root)
 
-    # Beside them
+    # Helpers
 
     def _new_root(self) -> str:
         self.n_made += 1
@@ -343,7 +345,7 @@ class CopyWorld:
         return copy.versions[max(copy.versions)]
 
     def _note(self, copy: Copy, content: Content, made: list[Content] | None = None) -> None:
-        """Note what the versions hold that a step made: all the same, or one after another as ``made`` says."""
+        """Record the content of the versions that a step created: all the same, or one by one from ``made``."""
         latest = copy.open().latest_version()
         new = range(max(copy.versions) + 1, latest + 1)
         contents = made[-len(new) :] if made and new else [content] * len(new)
@@ -363,6 +365,6 @@ def _live(lake: Lakehouse) -> set[int]:
 
 def _copy_files(source: str, target: str) -> None:
     background.drain()
-    there, here = MemoryStorage(source), MemoryStorage(target)
-    for info in list(there.list()):
-        here.create(info.path, there.read(info.path))
+    source_storage, target_storage = MemoryStorage(source), MemoryStorage(target)
+    for info in list(source_storage.list()):
+        target_storage.create(info.path, source_storage.read(info.path))

@@ -1,4 +1,4 @@
-"""Lakehouses whose tables stand under a table root, which ages with them."""
+"""Lakehouses whose tables are below a table root with the same simulated clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEW_ID = "00000000-0000-4000-8000-00000000000a"
 
 
 class _SameClock(AgingStorage):
-    """Shows the time of another storage's clock."""
+    """Use the clock of another storage."""
 
     def __init__(self, inner: Storage, clock: AgingStorage, written_ms: dict[str, int]):
         self._clock = clock
@@ -44,7 +44,7 @@ class _SameClock(AgingStorage):
 
 @dataclass
 class TableRoots:
-    """Makes lakehouses with a table root. The storages of table roots have the clock of the first one."""
+    """Create lakehouses with a table root. The storages of table roots use the clock of the first lakehouse."""
 
     lakes: Lakes
     clocks: list[AgingStorage]
@@ -66,19 +66,19 @@ class TableRoots:
 
 @pytest.fixture
 def table_roots(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> TableRoots:
-    """What makes lakehouses with a table root."""
-    made = TableRoots(lakes, [])
+    """A factory of lakehouses with a table root."""
+    factory = TableRoots(lakes, [])
     written_ms: dict[str, dict[str, int]] = {}
 
     def opened(root: str, options: Mapping[str, str] | None = None) -> Storage:
-        return _SameClock(open_storage(root, options), made.clocks[0], written_ms.setdefault(root, {}))
+        return _SameClock(open_storage(root, options), factory.clocks[0], written_ms.setdefault(root, {}))
 
     monkeypatch.setattr(external_files, "open_storage", opened)
-    return made
+    return factory
 
 
 def put_orphans(aging: Aging, root: str) -> set[str]:
-    """Leave what killed writers leave: a file of a table, and a table that no version ever had. Returns the paths."""
+    """Create the files that killed writers leave: a table file, and a table without any version. Return their paths."""
     table_id = aging.lake.snapshot().table("ns", "t").id
     storage = aging.lake.external_storages.storage_of(FileAddress(root, ""))
     claim_folder(storage, NEW_ID, aging.lake.snapshot().definition.id)
@@ -88,17 +88,17 @@ def put_orphans(aging: Aging, root: str) -> set[str]:
     return {*paths, owner_path(NEW_ID)}
 
 
-def there(table_root: str) -> set[str]:
+def paths_under(table_root: str) -> set[str]:
     """Return the paths of all files under a table root in this process's memory or on this machine."""
     return listed(open_storage(table_root))
 
 
-def needed_there(lake: Lakehouse, table_root: str) -> set[str]:
-    """Return the paths under a table root of what the latest version needs, of owner files and of the user's file."""
+def needed_paths(lake: Lakehouse, table_root: str) -> set[str]:
+    """Return the paths under a table root that the latest version needs, and those of owner and user files."""
     base = lake.snapshot()
     io = reading_io(lake)
     tables = [base.table(namespace, name) for namespace in base.namespaces() for name in base.tables(namespace)]
-    found = {file.location for table in tables for file in files_of(table, io) if file.live}
-    found |= {f"{table_root}{owner_path(table.id)}" for table in tables}
+    results = {file.location for table in tables for file in files_of(table, io) if file.live}
+    results |= {f"{table_root}{owner_path(table.id)}" for table in tables}
     own = TableUser(base.definition.id, lake.root).path
-    return {uri.removeprefix(table_root) for uri in found if uri.startswith(table_root)} | {own}
+    return {uri.removeprefix(table_root) for uri in results if uri.startswith(table_root)} | {own}

@@ -60,7 +60,7 @@ def test_acknowledged_version_is_reported_as_past(literal: tuple[Lakehouse, int]
     assert found(lake) == {("past", "chain-broken", version), ("past", "time-not-rising", version)}
     verified = operations.verify(lake)
     assert verified.is_clean
-    assert operations.plan_repair(lake, verified).not_mended == ()
+    assert operations.plan_repair(lake, verified).remaining == ()
     assert operations.reconcile(lake, acknowledge=str(version)).version is None, "it is recorded already"
     another = literal_root(lake, 1)
     operations.reconcile(lake, acknowledge=str(another))

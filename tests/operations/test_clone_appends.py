@@ -1,4 +1,4 @@
-"""Appends on both sides of one table: combined by a promotion and a refresh, each file once, or a conflict."""
+"""Test appends to the same table in a clone and its parent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def clone(parent: Aging, lakes: Lakes) -> Lakehouse:
 
 
 def root_of(lakes: Lakes) -> str:
-    return lakes.named_root("clone")  # it is dropped when the test ends
+    return lakes.named_root("clone")  # dropped at the end of the test
 
 
 def append(lake: Lakehouse, *ids: int) -> None:
@@ -49,25 +49,25 @@ def refresh(lake: Lakehouse) -> operations.RefreshPlan:
     return plan
 
 
-def test_rows_of_both_sides_are_in_the_parent_once(parent: Aging, clone: Lakehouse) -> None:
+def test_promotion_combines_appends_of_both_sides_once(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append(lake, 10)
     append(clone, 20)
     append(clone, 21)
     plan = promote(lake)
     assert plan.conflicts == ()
-    assert [(str(one.name), len(one.files), one.rows) for one in plan.appended] == [("ns.t", 2, 2)]
+    assert [(str(appends.name), len(appends.files), appends.rows) for appends in plan.appended] == [("ns.t", 2, 2)]
     assert plan.files == 2, "the data files of the clone"
     assert "2 files of the clone are appended" in str(plan.table())
     assert rows(lake) == [*THREE, 10, 20, 21]
-    assert len(catalog_at(lake).load_table("ns.t").history()) == 3  # one snapshot for what came
+    assert len(catalog_at(lake).load_table("ns.t").history()) == 3  # one snapshot for the combined files
     assert promote(lake).is_empty
-    # Later appends: only what is new comes.
+    # Later promotions combine only new files.
     append(clone, 22)
     append(lake, 11)
-    assert [len(one.files) for one in promote(lake).appended] == [1]
+    assert [len(item.files) for item in promote(lake).appended] == [1]
     assert rows(lake) == [*THREE, 10, 11, 20, 21, 22]
-    # The clone gets what the parent has, which has all of the clone's.
+    # The refresh takes the parent's table, which contains all rows of the clone.
     assert refresh(lake).appended == ()
     assert rows(clone) == rows(lake)
     assert promote(lake).is_empty
@@ -79,21 +79,21 @@ def test_rows_of_both_sides_are_in_the_parent_once(parent: Aging, clone: Lakehou
     assert operations.verify(lake, deep=True).is_clean
 
 
-def test_a_refresh_puts_the_clones_rows_on_the_parents_table(parent: Aging, clone: Lakehouse) -> None:
+def test_refresh_combines_appends_of_both_sides_once(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append(lake, 10)
     append(clone, 20)
     own = {path for path in files(clone) if path.endswith(".parquet")}
     plan = refresh(lake)
-    assert [(len(one.files), one.rows) for one in plan.appended] == [(1, 1)]
+    assert [(len(appends.files), appends.rows) for appends in plan.appended] == [(1, 1)]
     assert rows(clone) == [*THREE, 10, 20]
     assert {path for path in files(clone) if path.endswith(".parquet")} == own, "no data file is copied"
     assert rows(lake) == [*THREE, 10]
     append(clone, 21)
-    before = [one.snapshot_id for one in catalog_at(lake).load_table("ns.t").history()]
+    before = [snapshot.snapshot_id for snapshot in catalog_at(lake).load_table("ns.t").history()]
     promote(lake)
-    after = [one.snapshot_id for one in catalog_at(lake).load_table("ns.t").history()]
-    assert after[: len(before)] == before, "the parent's history goes on"
+    after = [entry.snapshot_id for entry in catalog_at(lake).load_table("ns.t").history()]
+    assert after[: len(before)] == before, "the parent's history is kept"
     assert rows(lake) == [*THREE, 10, 20, 21]
     append(lake, 11)
     append(clone, 22)
@@ -104,7 +104,7 @@ def test_a_refresh_puts_the_clones_rows_on_the_parents_table(parent: Aging, clon
         assert operations.verify(each, deep=True).is_clean
 
 
-def test_a_plan_does_what_it_said_whatever_the_parent_did_since(parent: Aging, clone: Lakehouse) -> None:
+def test_plan_is_executed_as_shown_after_appends_in_parent(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append(lake, 10)
     append(clone, 20)
@@ -126,7 +126,7 @@ def test_a_plan_does_what_it_said_whatever_the_parent_did_since(parent: Aging, c
         assert operations.verify(each, deep=True).is_clean
 
 
-def test_a_compaction_of_the_parent_is_no_conflict_and_repeats_no_row(parent: Aging, clone: Lakehouse) -> None:
+def test_compaction_in_parent_does_not_conflict_with_appends(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append(lake, 10)
     append(clone, 20)
@@ -138,26 +138,26 @@ def test_a_compaction_of_the_parent_is_no_conflict_and_repeats_no_row(parent: Ag
     assert operations.verify(lake, deep=True).is_clean
 
 
-def altered(lake: Lakehouse) -> None:
+def set_iceberg_property(lake: Lakehouse) -> None:
     catalog_at(lake).load_table("ns.t").transaction().set_properties({"owner": "me"}).commit_transaction()
 
 
-def with_a_column(lake: Lakehouse) -> None:
+def add_column(lake: Lakehouse) -> None:
     with catalog_at(lake).load_table("ns.t").update_schema() as update:
         update.union_by_name(pa.schema([*ROWS.schema, pa.field("more", pa.int64())]))
 
 
-def recreated(lake: Lakehouse) -> None:
+def recreate(lake: Lakehouse) -> None:
     drop(lake, "ns", "t")
     append_rows(lake)
 
 
-def set_back(lake: Lakehouse) -> None:
+def roll_back_snapshot(lake: Lakehouse) -> None:
     table = catalog_at(lake).load_table("ns.t")
     table.manage_snapshots().set_current_snapshot(table.history()[0].snapshot_id).commit()
 
 
-def relabelled(lake: Lakehouse) -> None:
+def set_definition_property(lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         fields = {name: getattr(txn.table("ns", "t"), name) for name in TableDef.__dataclass_fields__}
         txn.alter_table("ns", "t", TableDef(**{**fields, "properties": {"owner": "me"}}))
@@ -166,49 +166,49 @@ def relabelled(lake: Lakehouse) -> None:
 CHANGES = {
     "rows removed": lambda lake: catalog_at(lake).load_table("ns.t").delete("id = 1"),
     "overwritten": lambda lake: overwrite_rows(lake, "ns.t"),
-    "properties of Iceberg": altered,
-    "properties of the definition": relabelled,
-    "another column": with_a_column,
-    "made anew": recreated,
+    "properties of Iceberg": set_iceberg_property,
+    "properties of the definition": set_definition_property,
+    "another column": add_column,
+    "recreated": recreate,
 }
 REASONS = {
-    "rows removed": "in the SIDE it was not only appended to",
-    "overwritten": "in the SIDE it was not only appended to",
+    "rows removed": "the SIDE changed it other than by appends",
+    "overwritten": "the SIDE changed it other than by appends",
     "properties of Iceberg": "their properties differ",
     "properties of the definition": "their properties differ",
     "another column": "their columns differ",
-    "made anew": "two tables of one name",
+    "recreated": "two tables with the same name",
 }
 
 
 @pytest.mark.parametrize("side", ["parent", "clone"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_anything_else_on_one_side_is_a_conflict(parent: Aging, clone: Lakehouse, change: str, side: str) -> None:
+def test_other_changes_conflict_with_appends(parent: Aging, clone: Lakehouse, change: str, side: str) -> None:
     ours, theirs = (parent.lake, clone) if side == "parent" else (clone, parent.lake)
     append(ours, 10)
     CHANGES[change](ours)
     append(theirs, 20)
     for planned in (operations.plan_promotion, operations.plan_refresh):
-        (found,) = planned(parent.lake, NAME).conflicts
-        assert found.name == "ns.t"
-        assert REASONS[change].replace("SIDE", side) in found.reason
+        (conflict,) = planned(parent.lake, NAME).conflicts
+        assert conflict.name == "ns.t"
+        assert REASONS[change].replace("SIDE", side) in conflict.reason
 
 
-def test_a_table_that_was_set_back_is_a_conflict(aging: Aging, lakes: Lakes) -> None:
+def test_rolled_back_table_conflicts_with_appends(aging: Aging, lakes: Lakes) -> None:
     lake = aging.lake
     append_rows(lake)
     append(lake, 4)
     lakes.storage("clone")
     operations.plan_clone(lake, root_of(lakes), NAME).execute()
     clone = Lakehouse.open(root_of(lakes))
-    set_back(lake)
+    roll_back_snapshot(lake)
     append(lake, 10)
     append(clone, 20)
-    assert [found.name for found in operations.plan_promotion(lake, NAME).conflicts] == ["ns.t"]
+    assert [conflict.name for conflict in operations.plan_promotion(lake, NAME).conflicts] == ["ns.t"]
 
 
-def test_appends_that_a_trim_hides_are_not_left_out(aging: Aging, lakes: Lakes) -> None:
-    """The table was empty when the clone was made, so no snapshot of both sides shows that some are missing."""
+def test_trim_does_not_hide_appends(aging: Aging, lakes: Lakes) -> None:
+    """The table was empty when it was cloned, so no common snapshot shows that some are missing."""
     lake = aging.lake
     catalog_at(lake).create_namespace_if_not_exists("ns")
     catalog_at(lake).create_table("ns.t", ROWS.schema)
@@ -220,24 +220,24 @@ def test_appends_that_a_trim_hides_are_not_left_out(aging: Aging, lakes: Lakes) 
     policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
     operations.plan_trim_tables(clone, policy).execute()
     plan = operations.plan_promotion(lake, NAME)
-    assert ([found.name for found in plan.conflicts], list(plan.appended)) == (["ns.t"], [])
+    assert ([conflict.name for conflict in plan.conflicts], list(plan.appended)) == (["ns.t"], [])
 
 
-def test_a_side_can_be_chosen_all_the_same(parent: Aging, clone: Lakehouse) -> None:
+def test_chosen_side_replaces_combined_appends(parent: Aging, clone: Lakehouse) -> None:
     append(parent.lake, 10)
     append(clone, 20)
     operations.plan_promotion(parent.lake, NAME, theirs=["ns.t"]).execute()
     assert rows(parent.lake) == [*THREE, 20]
 
 
-def test_the_steps_of_a_plan(parent: Aging, clone: Lakehouse) -> None:
+def test_plan_lists_steps(parent: Aging, clone: Lakehouse) -> None:
     append(parent.lake, 10)
     append(clone, 20)
     append_rows(clone, "new.t")
     before = files(parent.lake), files(clone)
     promotion = [row[0] for row in operations.plan_promotion(parent.lake, NAME).steps().rows]
     assert promotion.count("copy") == 2, "a data file of each table"
-    assert promotion.count("write anew") == 3, "manifest, list and metadata of the new table"
+    assert promotion.count("rewrite") == 3, "manifest, list and metadata of the new table"
     assert promotion[-4:] == ["append", "added", "added", "changed"]
     steps = [row[0] for row in operations.plan_refresh(parent.lake, NAME).steps().rows]
     assert steps == ["keep", "append", "changed"]
@@ -245,9 +245,7 @@ def test_the_steps_of_a_plan(parent: Aging, clone: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("first", ["refresh", "promotion"])
-def test_a_refresh_and_a_promotion_beside_each_other_bring_each_row_once(
-    parent: Aging, clone: Lakehouse, first: str
-) -> None:
+def test_concurrent_refresh_and_promotion_add_each_row_once(parent: Aging, clone: Lakehouse, first: str) -> None:
     """Both were planned before either committed, and both combine the same appends."""
     lake = parent.lake
     append(lake, 10)
@@ -265,7 +263,7 @@ def test_a_refresh_and_a_promotion_beside_each_other_bring_each_row_once(
         assert operations.verify(each, deep=True).is_clean
 
 
-def test_what_came_between_a_refresh_and_a_promotion_beside_it_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
+def test_append_between_refresh_and_promotion_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append(lake, 10)
     append(clone, 20)
@@ -282,9 +280,7 @@ def test_what_came_between_a_refresh_and_a_promotion_beside_it_is_a_conflict(par
 
 
 @pytest.mark.parametrize("taken", ["clone", "export"])
-def test_a_refresh_takes_no_name_that_somebody_else_has(
-    parent: Aging, clone: Lakehouse, lakes: Lakes, taken: str
-) -> None:
+def test_refresh_record_gets_unused_name(parent: Aging, clone: Lakehouse, lakes: Lakes, taken: str) -> None:
     lake = parent.lake
     append(lake, 10)
     name = f"{NAME}@{lake.latest_version() + 2}"

@@ -1,4 +1,4 @@
-"""Clones in folders: links, files in the way, folders that are left, and tables that the parent reads."""
+"""Test clones in folders: links, existing files, and empty folders."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def clone(lake: Lakehouse, folder: Path) -> Lakehouse:
 
 
 @pytest.mark.parametrize("below", ["", "/deeper/still"])
-def test_a_target_that_is_a_file_is_refused_before_anything_is_recorded(
-    lake: Lakehouse, folder: Path, below: str
-) -> None:
+def test_clone_to_a_file_fails_before_it_is_recorded(lake: Lakehouse, folder: Path, below: str) -> None:
     folder.write_bytes(b"a file")
     before = lake.latest_version()
     for planned in (
@@ -60,8 +58,8 @@ def test_a_target_that_is_a_file_is_refused_before_anything_is_recorded(
     assert folder.read_bytes() == b"a file"
 
 
-def test_a_target_that_may_not_be_written_is_refused_before_anything_is_recorded() -> None:
-    with tempfile.TemporaryDirectory(prefix="trinitylake-test-") as open_folder:  # every user may enter it
+def test_clone_to_read_only_folder_fails_before_it_is_recorded() -> None:
+    with tempfile.TemporaryDirectory(prefix="trinitylake-test-") as open_folder:  # every user can enter it
         os.chmod(open_folder, 0o755)
         lake = Lakehouse.create(f"file://{open_folder}/lake/", {"fsync": "false"})
         closed = Path(open_folder) / "closed"
@@ -71,10 +69,10 @@ def test_a_target_that_may_not_be_written_is_refused_before_anything_is_recorded
         assert lake.latest_version() == 0
 
 
-def test_a_target_is_judged_by_where_it_leads(lake: Lakehouse, lakes: Lakes, tmp_path: Path) -> None:
+def test_clone_target_is_checked_after_resolving_links(lake: Lakehouse, lakes: Lakes, tmp_path: Path) -> None:
     root = Path(lake.root.removeprefix("file://"))
     (tmp_path / "link").symlink_to(root)
-    (root / "out").symlink_to(tmp_path / "elsewhere")
+    (root / "out").symlink_to(tmp_path / "outside")
     above = tmp_path / "above"
     above.symlink_to(tmp_path)
     for target in (f"{tmp_path}/link/clone", f"{tmp_path}/link", str(above)):
@@ -82,12 +80,12 @@ def test_a_target_is_judged_by_where_it_leads(lake: Lakehouse, lakes: Lakes, tmp
             operations.plan_clone(lake, target, "feature")
     with pytest.raises(InvalidInputError):
         operations.plan_clone(lake, f"{root}/out", "feature")
-    operations.plan_clone(lake, f"{above}/beside", "feature").execute()
-    assert rows(Lakehouse.open(f"{tmp_path}/beside")) == [1, 2, 3]
+    operations.plan_clone(lake, f"{above}/sibling", "feature").execute()
+    assert rows(Lakehouse.open(f"{tmp_path}/sibling")) == [1, 2, 3]
 
 
-def linked(clone: Lakehouse, kind: str, secret: Path) -> None:
-    """Put a link to a file, or to its folder, in the place of one of the clone's own, as whoever writes there can."""
+def replace_by_link(clone: Lakehouse, kind: str, secret: Path) -> None:
+    """Replace a file of the clone, or its folder, by a link, as any user with write access can do."""
     place = Path(clone.root.removeprefix("file://"))
     (table,) = (place / "tables").iterdir()
     if kind == "data":
@@ -107,23 +105,23 @@ def linked(clone: Lakehouse, kind: str, secret: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["data", "folder", ".avro", ".json"])
-def test_a_promotion_follows_no_link_out_of_the_clone(
+def test_promotion_does_not_follow_links_out_of_the_clone(
     lake: Lakehouse, clone: Lakehouse, tmp_path: Path, kind: str
 ) -> None:
     append_rows(clone)
-    linked(clone, kind, tmp_path / "secret")
+    replace_by_link(clone, kind, tmp_path / "secret")
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     version = lake.latest_version()
     with pytest.raises(StoragePermissionError if kind in ("data", "folder") else LocationNotAllowedError):
         operations.plan_promotion(lake, "feature").execute()
     assert (lake.latest_version(), rows(lake)) == (version, [1, 2, 3])
-    left = {path for path in tmp_path.rglob("*") if path.is_file()} - before
-    assert not [path for path in left if path.suffix == ".parquet"]
+    remaining = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert not [path for path in remaining if path.suffix == ".parquet"]
     with pytest.raises((StoragePermissionError, LocationNotAllowedError)):
         rows(clone)
 
 
-def test_a_drop_deletes_nothing_behind_a_link_that_came_after_its_plan(
+def test_drop_does_not_follow_link_created_after_its_plan(
     lake: Lakehouse, clone: Lakehouse, folder: Path, tmp_path: Path
 ) -> None:
     append_rows(clone)
@@ -150,7 +148,7 @@ def test_links_to_the_root_of_a_clone_are_followed(lake: Lakehouse, tmp_path: Pa
     assert rows(lake) == [1, 1, 2, 2, 3, 3]
 
 
-def test_a_drop_leaves_no_folder(lake: Lakehouse, clone: Lakehouse, folder: Path) -> None:
+def test_drop_removes_empty_folders(lake: Lakehouse, clone: Lakehouse, folder: Path) -> None:
     append_rows(clone)
     temporary = folder / "_ops" / "tmp" / "of-a-killed-writer"
     temporary.parent.mkdir(exist_ok=True)
@@ -159,17 +157,17 @@ def test_a_drop_leaves_no_folder(lake: Lakehouse, clone: Lakehouse, folder: Path
     assert not folder.exists()
 
 
-def test_a_drop_leaves_folders_of_others(lake: Lakehouse, clone: Lakehouse, folder: Path) -> None:
+def test_drop_keeps_folders_of_other_programs(lake: Lakehouse, clone: Lakehouse, folder: Path) -> None:
     append_rows(clone)
     (folder / "notes" / "empty").mkdir(parents=True)
     (folder / "tables" / "of-others").mkdir()
     (folder / "tables" / "of-others" / "file").write_bytes(b"not ours")
     operations.drop_clone(lake, "feature", delete_files=True)
-    left = {str(path.relative_to(folder)) for path in folder.rglob("*")}
-    assert left == {"notes", "notes/empty", "tables", "tables/of-others", "tables/of-others/file"}
+    remaining = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    assert remaining == {"notes", "notes/empty", "tables", "tables/of-others", "tables/of-others/file"}
 
 
-def test_a_table_that_the_parent_registered_from_a_clone_stops_its_drop(
+def test_drop_fails_while_parent_has_registered_tables_of_the_clone(
     lake: Lakehouse, clone: Lakehouse, folder: Path
 ) -> None:
     append_rows(clone, "ns.made")
@@ -187,11 +185,11 @@ def test_a_table_that_the_parent_registered_from_a_clone_stops_its_drop(
     assert not folder.exists()
 
 
-def test_a_drop_without_files_says_that_they_stay(lake: Lakehouse, clone: Lakehouse, folder: Path) -> None:
+def test_drop_without_files_reports_that_they_stay(lake: Lakehouse, clone: Lakehouse, folder: Path) -> None:
     plan = operations.plan_drop_clone(lake, "feature")
-    assert "no command deletes them later" in str(plan)
+    assert "own files are not deleted" in str(plan)
     report = plan.execute()
     assert (report.files_stay, folder.exists()) == (True, True)
-    assert "no command deletes them later" in str(report)
+    assert "own files are not deleted" in str(report)
     with pytest.raises(TrinityLakeError):
         operations.plan_drop_clone(lake, "feature")

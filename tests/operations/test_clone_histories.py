@@ -1,4 +1,4 @@
-"""Random histories of a lakehouse and its clone: nothing that either needs is ever gone, and no promotion is half."""
+"""Test random histories of a lakehouse and its clone: no needed file is deleted, and promotions are atomic."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from tests.conftest import SHOWN
-from tests.operations.clone_faults import Met, table_of
-from tests.operations.clone_world import SIDES, UPKEEP, CloneWorld
+from tests.operations.clone_faults import Event, table_of
+from tests.operations.clone_world import MAINTENANCE, SIDES, CloneWorld
 from tests.operations.copy_world import Clock
 from trinitylake_ops.operations.gc import delete
 from trinitylake_ops.storage import MemoryStorage
@@ -18,16 +18,16 @@ from trinitylake_ops.storage import MemoryStorage
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 _STEPS = 16
-ORDERS = list(itertools.permutations([f"{side}'s {what}" for side in SIDES for what in UPKEEP], 2))
+ORDERS = list(itertools.permutations([f"{side}'s {what}" for side in SIDES for what in MAINTENANCE], 2))
 
 
-def _run(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> Counter[Met]:
-    """Play seeds, and return what was met. What is wrong with a seed names it."""
-    clock, met = Clock(), Counter[Met]()
+def _run(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> Counter[Event]:
+    """Run the histories of seeds and return the counts of events. A failure names its seed."""
+    clock, seen = Clock(), Counter[Event]()
     monkeypatch.setattr(MemoryStorage, "now_ms", lambda _storage: clock.now_ms)
     monkeypatch.setattr(delete, "_FIRST_PAUSE_SECONDS", 0.0)
     for seed in seeds:
-        world = CloneWorld(seed, clock, met)
+        world = CloneWorld(seed, clock, seen)
         try:
             for _ in range(_STEPS):
                 world.step()
@@ -36,27 +36,28 @@ def _run(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> Counter[Met]:
             raise AssertionError(f"seed {seed}: {world.journal}") from error
         finally:
             world.close()
-    return met
+    return seen
 
 
-def _summary(met: Counter[Met]) -> str:
-    lacking = [pair for pair in ORDERS if not met[Met("order", *pair)]]
-    return f"{table_of(met)}\n\n{len(ORDERS) - len(lacking)} of {len(ORDERS)} orders of two steps of upkeep were met"
+def _summary(seen: Counter[Event]) -> str:
+    lacking = [pair for pair in ORDERS if not seen[Event("order", *pair)]]
+    n_run = len(ORDERS) - len(lacking)
+    return f"{table_of(seen)}\n\n{n_run} of {len(ORDERS)} orders of two maintenance operations were run"
 
 
-def test_nothing_that_is_needed_is_ever_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_histories_lose_no_needed_file(monkeypatch: pytest.MonkeyPatch) -> None:
     _run(monkeypatch, range(2))
 
 
-def test_a_refresh_that_takes_longer_than_orphans_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It recorded a version that is kept for the clone after its manifest was removed."""
+def test_refresh_slower_than_orphan_removal_loses_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refresh must not record a version for the clone after its manifest was removed."""
     _run(monkeypatch, [274])
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(3, 1003, 100))
-def test_nothing_that_is_needed_is_ever_gone_in_1000_more(
+def test_1000_random_histories_lose_no_needed_file(
     monkeypatch: pytest.MonkeyPatch, first: int, record_property: Callable[[str, object], None]
 ) -> None:
     record_property(SHOWN, _summary(_run(monkeypatch, range(first, first + 100))))

@@ -1,4 +1,4 @@
-"""What is told of clones: how far both sides went on, to what they were refreshed, and that they are no exports."""
+"""Test the list of clones and reports about them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def distance(lake: Lakehouse) -> tuple[int | None, int]:
     return info.versions, info.parent_versions
 
 
-def test_only_versions_that_changed_something_count(parent: Aging, clone: Lakehouse) -> None:
+def test_only_versions_with_changes_are_counted(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
-    assert distance(lake) == (0, 0), "that it was recorded is no change"
+    assert distance(lake) == (0, 0), "recording the clone changes no object"
     operations.plan_export(lake, "kept").execute()
     lake.alter_definition(properties={"a": "b"})
     operations.drop_export(lake, "kept")
@@ -53,15 +53,15 @@ def test_only_versions_that_changed_something_count(parent: Aging, clone: Lakeho
     parent.expire()
     assert distance(lake) == (2, 2)
     operations.plan_promotion(lake, "feature").execute()
-    assert distance(lake) == (2, 2), "what came from the clone is nothing that it lacks"
+    assert distance(lake) == (2, 2), "the clone already has promoted changes"
     operations.plan_refresh(lake, "feature").execute()
     assert distance(lake) == (2, 0)
     overwrite_rows(lake, "ns.t")
     parent.clean_up()
-    assert distance(lake) == (2, 3), "purged versions say what they were"
+    assert distance(lake) == (2, 3), "purged versions keep their operation"
 
 
-def test_to_what_it_was_refreshed(parent: Aging, clone: Lakehouse) -> None:
+def test_list_shows_version_of_last_refresh(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     first = only(lake)
     assert first.version == first.cloned_version
@@ -72,7 +72,7 @@ def test_to_what_it_was_refreshed(parent: Aging, clone: Lakehouse) -> None:
     assert (info.version, info.cloned_version) == (version, first.cloned_version)
 
 
-def test_a_clone_of_some_namespaces_is_behind_by_changes_in_these(parent: Aging, lakes: Lakes) -> None:
+def test_partial_clone_counts_parent_changes_of_its_namespaces(parent: Aging, lakes: Lakes) -> None:
     lake = parent.lake
     operations.drop_clone(lake, "feature", delete_files=True)
     operations.plan_clone(lake, lakes.named_root("clone"), "some", namespaces=["n1"]).execute()
@@ -83,16 +83,16 @@ def test_a_clone_of_some_namespaces_is_behind_by_changes_in_these(parent: Aging,
     assert distance(lake) == (0, 1)
 
 
-def test_the_log_calls_a_clone_a_clone(parent: Aging, clone: Lakehouse) -> None:
+def test_log_names_clone_operations(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(lake)
     operations.plan_refresh(lake, "feature").execute()
     operations.drop_clone(lake, "feature")
-    told = [info.operation for info in lake.history(20) if "feature" in (info.message or "")]
-    assert told == ["drop-clone", "refresh", "clone", "clone"]
+    logged = [info.operation for info in lake.history(20) if "feature" in (info.message or "")]
+    assert logged == ["drop-clone", "refresh", "clone", "clone"]
 
 
-def test_verify_calls_a_clone_a_clone(parent: Aging, clone: Lakehouse) -> None:
+def test_verify_distinguishes_clones_from_exports(parent: Aging, clone: Lakehouse) -> None:
     append_rows(parent.lake, "ns.more")
     operations.plan_refresh(parent.lake, "feature").execute()
     report = operations.verify(parent.lake)
@@ -100,33 +100,33 @@ def test_verify_calls_a_clone_a_clone(parent: Aging, clone: Lakehouse) -> None:
     assert "0 exports, 1 clones" in str(report)
     definition = parent.lake.snapshot().definition
     parent.lake.alter_definition(exported_snapshots={})
-    errors = [one for one in operations.verify(parent.lake).findings if one.severity == "error"]
-    assert {one.mend for one in errors} == {"drop-clone"}
-    assert {one.message.partition("'")[0] for one in errors} == {"clone "}
-    lost = tuple(replace(one, manifest_path=f"{one.manifest_path}x") for one in definition.exports)
+    errors = [finding for finding in operations.verify(parent.lake).findings if finding.severity == "error"]
+    assert {error.fix for error in errors} == {"drop-clone"}
+    assert {result.message.partition("'")[0] for result in errors} == {"clone "}
+    lost = tuple(replace(export, manifest_path=f"{export.manifest_path}x") for export in definition.exports)
     parent.lake.alter_definition(exports=lost, exported_snapshots=definition.exported_snapshots)
-    errors = [one for one in operations.verify(parent.lake).findings if one.severity == "error"]
-    assert {one.mend for one in errors} == {"drop-clone"}
+    errors = [item for item in operations.verify(parent.lake).findings if item.severity == "error"]
+    assert {one.fix for one in errors} == {"drop-clone"}
     assert {one.message.partition("'")[0] for one in errors} == {"clone "}
 
 
-def test_verify_tells_a_name_that_two_have(parent: Aging, clone: Lakehouse) -> None:
+def test_verify_reports_duplicate_record_names(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     (record,) = lake.snapshot().definition.exports
     operations.plan_export(lake, "kept").execute()
-    other = next(one for one in lake.snapshot().definition.exports if one.name == "kept")
+    other = next(export for export in lake.snapshot().definition.exports if export.name == "kept")
     lake.alter_definition(exports=(record, replace(other, name="feature")))
-    found = [one for one in operations.verify(lake).findings if one.code == "name-taken-twice"]
-    assert [(one.severity, one.mend) for one in found] == [("error", "drop-clone")]
-    assert "2 exports or clones have the name 'feature'" in found[0].message
+    findings = [finding for finding in operations.verify(lake).findings if finding.code == "name-taken-twice"]
+    assert [(item.severity, item.fix) for item in findings] == [("error", "drop-clone")]
+    assert "2 exports or clones have the name 'feature'" in findings[0].message
 
 
-def test_what_is_the_same_on_both_sides_is_not_told_as_changed(parent: Aging, clone: Lakehouse) -> None:
+def test_compare_omits_objects_equal_on_both_sides(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     operations.plan_promotion(lake, "feature").execute()
     comparison = operations.compare(lake, "feature")
-    assert (comparison.table().rows, "1 became the same in both" in str(comparison)) == ((), True)
+    assert (comparison.table().rows, "1 changed alike in both" in str(comparison)) == ((), True)
     plan = operations.plan_refresh(lake, "feature")
     assert (plan.changes, plan.same, plan.is_empty) == ((), ("ns.t",), False)
     assert [row[:2] for row in plan.rows()] == [("same", "ns.t")]
@@ -139,7 +139,7 @@ def test_what_is_the_same_on_both_sides_is_not_told_as_changed(parent: Aging, cl
     assert operations.plan_refresh(lake, "feature").is_empty
 
 
-def test_versions_of_a_parent_are_told_how_to_be_named(parent: Aging, clone: Lakehouse) -> None:
+def test_error_explains_how_to_name_parent_versions(parent: Aging, clone: Lakehouse) -> None:
     with pytest.raises(ExportNotFoundError, match="'parent@x'"):
         clone.snapshot("parent@x")
     with pytest.raises(ExportNotFoundError, match="'parent@2'"):
@@ -148,8 +148,8 @@ def test_versions_of_a_parent_are_told_how_to_be_named(parent: Aging, clone: Lak
         parent.lake.snapshot("nothing")
 
 
-def test_a_refreshed_clone_is_reported_as_one_clone(parent: Aging, clone: Lakehouse) -> None:
-    """The parent keeps one more version for the clone. That record is not another clone."""
+def test_refreshed_clone_is_listed_once(parent: Aging, clone: Lakehouse) -> None:
+    """The parent keeps another version for the clone. That record is not another clone."""
     for _ in range(2):
         append_rows(parent.lake)
         operations.plan_refresh(parent.lake, "feature").execute()

@@ -1,4 +1,4 @@
-"""Clones: whole lakehouses that cost nothing, pinned in their parents, and dropped without a trace."""
+"""Test clones of lakehouses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.faults import FaultyStorage
 from tests.lakes import Lakes, allowing, objects
 from tests.operations.aging import DAY_MS, Aging, keeping
 from tests.operations.changes import append_rows, create, drop, expire, overwrite_rows
-from tests.operations.copies import copied, files, rows
+from tests.operations.copies import copy_lakehouse, files, rows
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     CommitConflictError,
@@ -37,7 +37,7 @@ NAMES = ("clone-a", "clone-b", "clone-c")
 @pytest.fixture
 def targets(lakes: Lakes) -> None:
     for name in NAMES:
-        lakes.named_root(name)  # its root is dropped when the test ends
+        lakes.named_root(name)  # dropped at the end of the test
 
 
 def root_of(lakes: Lakes, name: str = "clone-a") -> str:
@@ -50,7 +50,7 @@ def cloned(lakes: Lakes, lake: Lakehouse, name: str = "clone-a", **options: obje
 
 
 def aged(clone: Lakehouse, parent: Aging) -> Lakehouse:
-    """Return a clone whose storage has the clock of the parent's."""
+    """Return a clone whose storage uses the parent's clock."""
     return Lakehouse(AgingStorage(clone.storage, parent.clock.time_ms))
 
 
@@ -65,7 +65,7 @@ def parent(aging: Aging) -> Aging:
     return aging
 
 
-def test_a_clone_has_all_objects_and_writes_below_its_own_root(parent: Aging, lakes: Lakes) -> None:
+def test_clone_has_all_objects_and_writes_below_its_root(parent: Aging, lakes: Lakes) -> None:
     before = files(parent.lake)
     clone = cloned(lakes, parent.lake)
     after = files(parent.lake)
@@ -81,11 +81,11 @@ def test_a_clone_has_all_objects_and_writes_below_its_own_root(parent: Aging, la
     assert operations.verify(clone).is_clean
     assert operations.verify(parent.lake).is_clean
     info = only(parent.lake)
-    assert (info.state, info.name, info.versions) == (CloneState.STANDING, info.root.rstrip("/").split("/")[-1], 3)
+    assert (info.state, info.name, info.versions) == (CloneState.ACTIVE, info.root.rstrip("/").split("/")[-1], 3)
     assert info.own_bytes == sum(file.size_bytes for file in clone.storage.list())
 
 
-def test_its_requests_do_not_grow_with_tables(parent: Aging, lakes: Lakes) -> None:
+def test_clone_sends_constant_number_of_requests(parent: Aging, lakes: Lakes) -> None:
     def requests(name: str) -> tuple[int, int]:
         cost = operations.plan_clone(parent.lake, root_of(lakes, name)).execute().cost
         return cost.total_requests, cost.bytes_read
@@ -99,7 +99,7 @@ def test_its_requests_do_not_grow_with_tables(parent: Aging, lakes: Lakes) -> No
     assert second[1] < 2 * first[1]
 
 
-def test_the_parent_keeps_its_version_until_the_clone_is_dropped(parent: Aging, lakes: Lakes) -> None:
+def test_parent_keeps_cloned_version_until_clone_is_dropped(parent: Aging, lakes: Lakes) -> None:
     version = parent.lake.latest_version()
     clone = cloned(lakes, parent.lake)
     overwrite_rows(parent.lake, "ns.t")
@@ -122,9 +122,8 @@ def test_the_parent_keeps_its_version_until_the_clone_is_dropped(parent: Aging, 
     assert operations.list_clones(parent.lake) == []
 
 
-def test_what_a_clone_deletes_is_its_own(parent: Aging, lakes: Lakes) -> None:
-    made = cloned(lakes, parent.lake)
-    clock = AgingStorage(made.storage, parent.clock.time_ms)
+def test_clone_deletes_only_its_own_files(parent: Aging, lakes: Lakes) -> None:
+    clock = AgingStorage(cloned(lakes, parent.lake).storage, parent.clock.time_ms)
     clone = Aging(Lakehouse(clock), clock)
     kept = {path: parent.lake.storage.read(path) for path in files(parent.lake)}
     for _ in range(2):
@@ -136,10 +135,10 @@ def test_what_a_clone_deletes_is_its_own(parent: Aging, lakes: Lakes) -> None:
     assert rows(clone.lake) == [1, 2, 3]
     assert {path: parent.lake.storage.read(path) for path in files(parent.lake)} == kept
     assert operations.verify(clone.lake).is_clean
-    assert only(parent.lake).state == CloneState.STANDING
+    assert only(parent.lake).state == CloneState.ACTIVE
 
 
-def test_time_travel_goes_on_in_the_parent(parent: Aging, lakes: Lakes) -> None:
+def test_time_travel_before_the_clone_reads_the_parent(parent: Aging, lakes: Lakes) -> None:
     before = parent.lake.snapshot()
     parent.clock.time_ms += 10
     create(parent.lake, "later")
@@ -148,10 +147,10 @@ def test_time_travel_goes_on_in_the_parent(parent: Aging, lakes: Lakes) -> None:
     create(aged(clone, parent), "own")
     assert clone.snapshot(timestamp=before.created_at_ms).version == before.version
     assert clone.snapshot("parent@2").version == 2
-    # What the parent committed after the cloned version is none of the clone's past.
+    # Later commits of the parent are not part of the clone's history.
     began_ms = clone.snapshot(0).created_at_ms
-    found = clone.snapshot(timestamp=began_ms - 1)
-    assert not found.has_namespace("later")
+    snapshot = clone.snapshot(timestamp=began_ms - 1)
+    assert not snapshot.has_namespace("later")
     with pytest.raises(VersionNotFoundError):
         clone.snapshot(f"parent@{before.version + 1}")
     with pytest.raises(VersionNotFoundError):
@@ -160,7 +159,7 @@ def test_time_travel_goes_on_in_the_parent(parent: Aging, lakes: Lakes) -> None:
         parent.lake.snapshot("parent@2")
 
 
-def test_versions_from_before_its_beginning_are_compared_and_not_gone_back_to(parent: Aging, lakes: Lakes) -> None:
+def test_rollback_to_version_before_the_clone_fails(parent: Aging, lakes: Lakes) -> None:
     lake = parent.lake
     before = lake.latest_version()
     create(lake, "later", "t")
@@ -168,10 +167,10 @@ def test_versions_from_before_its_beginning_are_compared_and_not_gone_back_to(pa
     clone = cloned(lakes, lake)
     create(aged(clone, parent), "own")
     for back, expected in ((0, {("added", "later", None), ("added", "later", "t")}), (1, {("added", "own", None)})):
-        found = clone.diff(f"parent@{before}", back)
-        changes = {(one.kind, one.namespace, one.table) for one in found}
+        change = clone.diff(f"parent@{before}", back)
+        changes = {(item.kind, item.namespace, item.table) for item in change}
         assert expected <= changes
-        assert {one[1] for one in changes if one[0] == "removed"} == {"n0"}
+        assert {result[1] for result in changes if result[0] == "removed"} == {"n0"}
         assert len(changes) == len(lake.diff(before, before + 2)) + back
         opposite = clone.diff(back, f"parent@{before}")
         assert {one.namespace for one in opposite if one.kind == "added"} == {"n0"}
@@ -182,14 +181,14 @@ def test_versions_from_before_its_beginning_are_compared_and_not_gone_back_to(pa
             operations.plan_rollback(clone, **target)  # type: ignore[arg-type]
 
 
-def test_content_alone_opens_no_parent(parent: Aging, lakes: Lakes) -> None:
-    """A lakehouse that says it is a clone, or a copy of one, does not read roots, whose names can be guessed."""
+def test_clone_reads_no_parent_that_does_not_record_it(parent: Aging, lakes: Lakes) -> None:
+    """A lakehouse that claims to be a clone must not read other roots, whose names can be guessed."""
     while lakes.storage("clone").now_ms() <= parent.lake.snapshot(1).created_at_ms:
-        time.sleep(0.05)  # where the storage's clock tells whole seconds, its versions would be as old
+        time.sleep(0.05)  # some storages have a clock with a resolution of seconds
     clone = cloned(lakes, parent.lake)
     forged = lakes.memory("forged")
     forged.alter_definition(parent=clone.snapshot().definition.parent)
-    copy = copied(clone, lakes.storage("clone-b"))
+    copy = copy_lakehouse(clone, lakes.storage("clone-b"))
     for lake in (forged, copy):
         with pytest.raises(LocationNotAllowedError):
             lake.snapshot("parent@1")
@@ -203,23 +202,25 @@ def test_content_alone_opens_no_parent(parent: Aging, lakes: Lakes) -> None:
         clone.snapshot("parent@1")
 
 
-def test_a_record_alone_reaches_no_other_lakehouse(parent: Aging, lakes: Lakes) -> None:
-    """Whoever writes to the parent cannot let a drop delete the lakehouse of somebody else."""
+def test_clone_record_gives_no_access_to_another_lakehouse(parent: Aging, lakes: Lakes) -> None:
+    """A client with write access to the parent must not cause a drop to delete another lakehouse."""
     other = lakes.memory("other")
     create(other, "precious", "t")
     kept = files(other)
     cloned(lakes, parent.lake)
     definition = parent.lake.snapshot().definition
-    records = tuple(replace(one, target_uri=other.root) if one.clone_id else one for one in definition.exports)
+    records = tuple(
+        replace(export, target_uri=other.root) if export.clone_id else export for export in definition.exports
+    )
     parent.lake.alter_definition(exports=records)
-    assert only(parent.lake).state == CloneState.GONE
+    assert only(parent.lake).state == CloneState.MISSING
     plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
     assert (plan.files, plan.clone_version) == (0, None)
     plan.execute()
     assert files(other) == kept
 
 
-def test_dropping_with_its_files_leaves_nothing_of_it(parent: Aging, lakes: Lakes) -> None:
+def test_drop_with_files_deletes_all_files_of_the_clone(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake)
     append_rows(clone)
     operations.verify(clone, incremental=True)
@@ -229,7 +230,7 @@ def test_dropping_with_its_files_leaves_nothing_of_it(parent: Aging, lakes: Lake
     before = files(parent.lake)
     plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
     assert plan.left == 2
-    # A drop that was cut off knows by the owner file that the rest of a folder is the clone's.
+    # An interrupted drop recognizes the remaining files of a folder by its owner file.
     (owner,) = [number for number, stage in enumerate(plan.stages) if any("_owner.json" in path for path in stage)]
     assert not [path for stage in plan.stages[owner:] for path in stage if "/data/" in path or "/metadata/" in path]
     report = plan.execute(plan.digest)
@@ -240,7 +241,7 @@ def test_dropping_with_its_files_leaves_nothing_of_it(parent: Aging, lakes: Lake
     assert operations.verify(parent.lake).findings == ()
 
 
-def test_a_commit_in_the_clone_stops_its_drop(parent: Aging, lakes: Lakes) -> None:
+def test_drop_fails_after_a_commit_in_the_clone(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake)
     plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
     append_rows(clone)
@@ -251,18 +252,18 @@ def test_a_commit_in_the_clone_stops_its_drop(parent: Aging, lakes: Lakes) -> No
     assert rows(Lakehouse.open(clone.root)) == [1, 1, 2, 2, 3, 3]
 
 
-def test_a_clone_that_vanished_is_told_and_forgotten(parent: Aging, lakes: Lakes) -> None:
+def test_missing_clone_is_listed_and_can_be_dropped(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake)
     lakes.drop(clone.root)
-    assert only(parent.lake).state == CloneState.GONE
+    assert only(parent.lake).state == CloneState.MISSING
     plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
-    assert "is gone" in str(plan)
+    assert "does not exist" in str(plan)
     plan.execute()
     assert operations.list_clones(parent.lake) == []
 
 
-def test_the_definition_of_a_clone_without_roots_goes_with_its_drop(parent: Aging, lakes: Lakes) -> None:
-    """It is deleted last, after the latest root: a drop may be cut off between both."""
+def test_drop_deletes_definition_of_clone_without_roots(parent: Aging, lakes: Lakes) -> None:
+    """The definition is deleted last, after the latest root: a drop can be interrupted in between."""
     clone = cloned(lakes, parent.lake)
     other = lakes.memory("other").snapshot()
     last = clone.snapshot().definition_location
@@ -275,10 +276,10 @@ def test_the_definition_of_a_clone_without_roots_goes_with_its_drop(parent: Agin
     assert files(clone) == {other.definition_location}
 
 
-def test_an_overdue_clone_is_told_and_only_a_drop_ends_it(parent: Aging, lakes: Lakes) -> None:
+def test_overdue_clone_is_kept_until_it_is_dropped(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake, retain_for=DAY_MS)
     append_rows(clone)
-    assert only(parent.lake).state == CloneState.STANDING
+    assert only(parent.lake).state == CloneState.ACTIVE
     overwrite_rows(parent.lake, "ns.t")
     kept = parent.lake.latest_version()
     operations.plan_refresh(parent.lake, only(parent.lake).name, ours=["ns.t"]).execute()
@@ -301,7 +302,7 @@ def test_an_overdue_clone_is_told_and_only_a_drop_ends_it(parent: Aging, lakes: 
     assert operations.list_clones(parent.lake) == []
 
 
-def test_a_clone_of_some_namespaces(parent: Aging, lakes: Lakes) -> None:
+def test_clone_of_some_namespaces(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake, namespaces=["ns", "n1"])
     assert clone.snapshot().namespaces() == ["n1", "ns"]
     assert rows(clone) == [1, 2, 3]
@@ -311,7 +312,7 @@ def test_a_clone_of_some_namespaces(parent: Aging, lakes: Lakes) -> None:
         operations.plan_clone(parent.lake, root_of(lakes, "clone-b"), namespaces=["nowhere"])
 
 
-def test_a_clone_of_an_export_or_a_time(parent: Aging, lakes: Lakes) -> None:
+def test_clone_of_an_export_or_a_time(parent: Aging, lakes: Lakes) -> None:
     version = parent.lake.latest_version()
     operations.plan_export(parent.lake, "kept", "full").execute()
     create(parent.lake, "later")
@@ -328,7 +329,7 @@ def test_a_clone_of_an_export_or_a_time(parent: Aging, lakes: Lakes) -> None:
         operations.plan_clone(parent.lake, root_of(lakes, "clone-c"), version=2)
 
 
-def test_a_whole_lakehouse_exports_and_is_copied_in_full(parent: Aging, lakes: Lakes) -> None:
+def test_clone_can_be_exported_in_full(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake)
     append_rows(clone)
     operations.plan_export(clone, "kept").execute()
@@ -340,14 +341,14 @@ def test_a_whole_lakehouse_exports_and_is_copied_in_full(parent: Aging, lakes: L
     assert rows(away) == [1, 1, 2, 2, 3, 3]
 
 
-def test_what_reads_a_clone_blocks_its_drop(parent: Aging, lakes: Lakes) -> None:
+def test_drop_fails_while_another_lakehouse_reads_the_clone(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake)
     operations.plan_export(clone, "more", target=root_of(lakes, "clone-b")).execute()
     with pytest.raises(MaintenanceBlockedError):
         operations.plan_drop_clone(parent.lake, only(parent.lake).name)
 
 
-def test_what_cannot_be_cloned(parent: Aging, lakes: Lakes) -> None:
+def test_clone_rejects_invalid_sources_and_targets(parent: Aging, lakes: Lakes) -> None:
     lake = parent.lake
     clone = cloned(lakes, lake, name="clone-a")
     target = root_of(lakes, "clone-b")
@@ -365,19 +366,19 @@ def test_what_cannot_be_cloned(parent: Aging, lakes: Lakes) -> None:
         operations.plan_drop_clone(lake, "nothing")
 
 
-def test_a_target_that_is_taken_meanwhile_is_left_alone(parent: Aging, lakes: Lakes) -> None:
+def test_clone_keeps_lakehouse_created_concurrently_at_its_target(parent: Aging, lakes: Lakes) -> None:
     plan = operations.plan_clone(parent.lake, root_of(lakes), "mine")
     other = Lakehouse.create(root_of(lakes))
     create(other, "theirs")
     with pytest.raises(LakehouseExistsError):
         plan.execute()
     assert other.snapshot().namespaces() == ["theirs"]
-    assert only(parent.lake).state == CloneState.CUT_OFF
+    assert only(parent.lake).state == CloneState.INCOMPLETE
     operations.drop_clone(parent.lake, "mine", delete_files=True)
     assert Lakehouse.open(root_of(lakes)).snapshot().namespaces() == ["theirs"]
 
 
-def test_operations_on_exports_leave_clones_alone(parent: Aging, lakes: Lakes) -> None:
+def test_export_operations_reject_clones(parent: Aging, lakes: Lakes) -> None:
     cloned(lakes, parent.lake)
     name = only(parent.lake).name
     for operation in (operations.drop_export, operations.restore_export, operations.verify_export):
@@ -390,7 +391,7 @@ def test_operations_on_exports_leave_clones_alone(parent: Aging, lakes: Lakes) -
     assert len(operations.list_clones(allowing(parent.lake))) == 1
 
 
-def test_a_clone_that_cannot_be_read_is_among_the_others(parent: Aging, lakes: Lakes) -> None:
+def test_unreadable_clone_is_listed(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake)
     path = clone.snapshot().definition_location
     clone.storage.write(path, b"damaged")
@@ -399,23 +400,23 @@ def test_a_clone_that_cannot_be_read_is_among_the_others(parent: Aging, lakes: L
     assert path in (info.reason or "") or "protobuf" in (info.reason or "")
 
 
-def test_no_file_of_a_table_is_read_or_written(parent: Aging, lakes: Lakes) -> None:
+def test_clone_reads_and_writes_no_table_files(parent: Aging, lakes: Lakes) -> None:
     logged = FaultyStorage(parent.lake.storage, [])
     operations.plan_clone(Lakehouse(logged), root_of(lakes)).execute()
     assert logged.log
     assert not [request for request in logged.log if request.path.startswith("tables/")]
 
 
-def test_a_lakehouse_whose_tables_stand_elsewhere_has_no_clones(lakes: Lakes, parent: Aging) -> None:
-    lake, elsewhere = parent.lake, root_of(lakes, "clone-b")
+def test_lakehouse_with_table_root_cannot_be_cloned(lakes: Lakes, parent: Aging) -> None:
+    lake, table_root_uri = parent.lake, root_of(lakes, "clone-b")
     cloned(lakes, lake)
-    empty = Lakehouse.create(root_of(lakes, "clone-c"), table_root=elsewhere)
+    empty = Lakehouse.create(root_of(lakes, "clone-c"), table_root=table_root_uri)
     with pytest.raises(InvalidInputError):
-        operations.plan_clone(empty, f"{elsewhere}clone/", name="of-empty")
+        operations.plan_clone(empty, f"{table_root_uri}clone/", name="of-empty")
     with lake.transaction() as txn:
         for namespace in txn.namespaces():
             txn.drop_namespace(namespace, cascade=True)
-    lake.alter_definition(table_root=elsewhere)
+    lake.alter_definition(table_root=table_root_uri)
     for refused in (operations.compare, operations.plan_promotion, operations.plan_refresh):
         with pytest.raises(InvalidInputError):
             refused(lake, only(lake).name)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Exports, restores, promotions, refreshes and relocations keep the bytes of data files: they rewrite no rows."""
+"""Test that exports, restores, promotions, refreshes and relocations copy data files byte for byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.iceberg.nested import nested_rows
-from tests.operations.later_tables import puffin, vector_blob
+from tests.operations.format_v3_tables import puffin, vector_blob
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import ContentChangedError
 from trinitylake_ops.iceberg import catalog_at
@@ -46,7 +46,7 @@ def append(lake: Lakehouse) -> None:
     catalog_at(lake).load_table("ns.t").append(rows)
 
 
-def test_a_full_export_and_its_restore(lake: Lakehouse, tmp_path: Path) -> None:
+def test_full_export_and_restore_keep_bytes(lake: Lakehouse, tmp_path: Path) -> None:
     before = data(lake)
     operations.plan_export(lake, "backup", "full", target=f"file://{tmp_path}/backup").execute()
     assert data(Lakehouse.open(f"file://{tmp_path}/backup")) == before
@@ -55,7 +55,7 @@ def test_a_full_export_and_its_restore(lake: Lakehouse, tmp_path: Path) -> None:
     assert data(lake) == before
 
 
-def test_a_promotion_and_a_refresh(lake: Lakehouse, tmp_path: Path) -> None:
+def test_promotion_and_refresh_keep_bytes(lake: Lakehouse, tmp_path: Path) -> None:
     operations.plan_clone(lake, f"file://{tmp_path}/clone", "clone").execute()
     clone = Lakehouse.open(f"file://{tmp_path}/clone")
     append(clone)
@@ -68,7 +68,7 @@ def test_a_promotion_and_a_refresh(lake: Lakehouse, tmp_path: Path) -> None:
     assert len(data(lake)) == 3
 
 
-def test_appends_on_both_sides(lake: Lakehouse, tmp_path: Path) -> None:
+def test_combined_appends_keep_bytes(lake: Lakehouse, tmp_path: Path) -> None:
     operations.plan_clone(lake, f"file://{tmp_path}/clone", "clone").execute()
     clone = Lakehouse.open(f"file://{tmp_path}/clone")
     append(clone)
@@ -78,7 +78,7 @@ def test_appends_on_both_sides(lake: Lakehouse, tmp_path: Path) -> None:
     assert (len(data(lake)), {*data(lake)}) == (3, before)
 
 
-def test_a_relocation(tmp_path: Path) -> None:
+def test_relocation_keeps_bytes(tmp_path: Path) -> None:
     lake = created(tmp_path, f"file://{tmp_path}/data/")
     before = data(lake)
     (tmp_path / "data").rename(tmp_path / "moved")
@@ -94,7 +94,7 @@ def deletes(*rows: tuple[str, int]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def test_copied_deletes_must_delete_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_position_deletes_delete_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     source = deletes(("a", 4), ("b", 1), ("a", 2), ("b", 1))
     written = parquet_deletes(source, "deletes", "copy.parquet", str.upper)
     assert pq.read_table(pa.BufferReader(written)).to_pylist() == [
@@ -109,7 +109,7 @@ def test_copied_deletes_must_delete_the_same_rows(monkeypatch: pytest.MonkeyPatc
         parquet_deletes(source, "deletes", "copy.parquet", str)
 
 
-def test_copied_vectors_must_be_the_same() -> None:
+def test_copied_deletion_vectors_are_equal() -> None:
     source, _ = puffin(("a", vector_blob(1, 3)), ("b", vector_blob(2)))
     puffin_vectors(source, "vectors", str.upper)
     counted = itertools.count()

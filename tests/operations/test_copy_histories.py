@@ -1,4 +1,4 @@
-"""Random histories of a lakehouse and of what was copied from it, as files or by exports: nothing is lost."""
+"""Test random histories of a lakehouse and its copies and exports: no needed file is deleted."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def _run(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(first, marks=pytest.mark.soak) for first in range(_SEEDS_EACH, 220, _SEEDS_EACH))]
 )
-def test_nothing_that_is_needed_is_ever_gone(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+def test_random_histories_lose_no_needed_file(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     _run(monkeypatch, range(first, first + _SEEDS_EACH))

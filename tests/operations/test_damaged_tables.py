@@ -1,4 +1,4 @@
-"""A table whose files are damaged, missing or not its own: the other tables are maintained, and its files stay."""
+"""Test maintenance of lakehouses with a damaged table: other tables are maintained, and its files are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.foreign_files import commit_unchecked, data_files_of, manifests_of, w
 from tests.lakes import Lakes
 from tests.operations.aging import Aging, keeping
 from tests.operations.changes import ROWS, append_rows, overwrite_rows
-from tests.operations.copies import copied
+from tests.operations.copies import copy_lakehouse
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     CorruptFileError,
@@ -31,7 +31,7 @@ EXISTING = ManifestEntryStatus.EXISTING
 
 
 class RefusingStorage(StorageWrapper):
-    """A storage that lists some files, but does not return them."""
+    """List some files but fail to return them."""
 
     refused: Mapping[str, type[StorageError]] = {}
 
@@ -41,7 +41,7 @@ class RefusingStorage(StorageWrapper):
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-def refusing(lake: Lakehouse) -> RefusingStorage:
+def refusing_storage(lake: Lakehouse) -> RefusingStorage:
     storage = lake.storage
     while not isinstance(storage, RefusingStorage):
         assert isinstance(storage, StorageWrapper)
@@ -50,7 +50,7 @@ def refusing(lake: Lakehouse) -> RefusingStorage:
 
 
 def refuse(lake: Lakehouse, path: str, error: type[StorageError]) -> None:
-    refusing(lake).refused = {path: error}
+    refusing_storage(lake).refused = {path: error}
 
 
 def folder_of(lake: Lakehouse, name: str) -> str:
@@ -103,7 +103,7 @@ def with_a_foreign_manifest(lake: Lakehouse) -> None:
 
 def with_a_file_elsewhere(lake: Lakehouse) -> None:
     (file, *_) = data_files_of(lake, "ns.t")
-    file._data[1] = "s3://elsewhere/file.parquet"
+    file._data[1] = "s3://other/file.parquet"
     commit_unchecked(
         lake, "ns.t", [written_manifest(lake, catalog_at(lake).load_table("ns.t"), [file], EXISTING, 5)], 5
     )
@@ -128,7 +128,7 @@ def damage(request: pytest.FixtureRequest) -> Callable[[Lakehouse], None]:
     return found
 
 
-def test_a_damaged_table_stops_no_deletion_of_others(lakes: Lakes, damage: Callable[[Lakehouse], None]) -> None:
+def test_damaged_table_does_not_block_deletions_for_others(lakes: Lakes, damage: Callable[[Lakehouse], None]) -> None:
     aging = Aging.on(RefusingStorage(lakes.storage()))
     lake = aging.lake
     append_rows(lake, "ns.t")
@@ -152,14 +152,14 @@ def test_a_damaged_table_stops_no_deletion_of_others(lakes: Lakes, damage: Calla
         assert len(report.damaged) == 1
         assert report.to_dict()["damaged"] == report.damaged
     rest = below(lake, other)
-    assert rest < others, "files of other tables were freed"
+    assert rest < others, "files of other tables were deleted"
     assert f"{other}data/stray.parquet" not in rest
     assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == ROWS.num_rows
     assert below(lake, f"tables/{folder}/") == own | {f"tables/{folder}/data/stray.parquet"}
     assert not operations.verify(lake).is_clean
 
 
-def test_a_damaged_table_stops_no_trim_and_no_compaction_of_others(
+def test_damaged_table_does_not_block_trim_and_compaction_of_others(
     lakes: Lakes, damage: Callable[[Lakehouse], None]
 ) -> None:
     aging = Aging.on(RefusingStorage(lakes.storage()))
@@ -171,7 +171,7 @@ def test_a_damaged_table_stops_no_trim_and_no_compaction_of_others(
     aging.later()
     compacted = operations.plan_compact_tables(lake, min_input_files=2)
     assert list(compacted.left) == ["ns.t"]
-    assert [one.table for one in compacted.execute().tables] == ["other.o"]
+    assert [table.table for table in compacted.execute().tables] == ["other.o"]
     trimmed = operations.plan_trim_tables(lake, keeping(1)).execute()
     assert "other.o" in trimmed.tables
 
@@ -192,7 +192,9 @@ DATA_DAMAGES = (with_a_garbage_data_file, with_a_forbidden_data_file, with_an_ar
 
 
 @pytest.mark.parametrize("damage", DATA_DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_damaged_data_file_stops_no_compaction_of_others(lakes: Lakes, damage: Callable[[Lakehouse], None]) -> None:
+def test_damaged_data_file_does_not_block_compaction_of_others(
+    lakes: Lakes, damage: Callable[[Lakehouse], None]
+) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
     for name in ("ns.t", "other.o"):
         append_rows(lake, name)
@@ -200,14 +202,14 @@ def test_a_damaged_data_file_stops_no_compaction_of_others(lakes: Lakes, damage:
     damage(lake)
     before = below(lake, folder_of(lake, "ns.t"))
     report = operations.plan_compact_tables(lake, min_input_files=2).execute()
-    assert [one.table for one in report.tables] == ["other.o"]
+    assert [table.table for table in report.tables] == ["other.o"]
     assert list(report.left) == ["ns.t"]
     assert below(lake, folder_of(lake, "ns.t")) == before
     assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == 2 * ROWS.num_rows
 
 
 class CountingStorage(StorageWrapper):
-    """A storage that counts the bytes read from files of data."""
+    """Count the bytes read from data files."""
 
     n_bytes = 0
 
@@ -217,7 +219,7 @@ class CountingStorage(StorageWrapper):
         return data
 
 
-def test_compaction_does_not_read_a_data_file_that_is_larger_than_listed(lakes: Lakes) -> None:
+def test_compaction_does_not_read_data_file_larger_than_listed(lakes: Lakes) -> None:
     storage = CountingStorage(lakes.storage())
     lake = Lakehouse.create(storage.root, storage=storage)
     for name in ("ns.t", "other.o"):
@@ -227,7 +229,7 @@ def test_compaction_does_not_read_a_data_file_that_is_larger_than_listed(lakes: 
     lake.storage.write(path, lake.storage.read(path) + bytes(5_000_000))
     storage.n_bytes = 0
     report = operations.plan_compact_tables(lake, min_input_files=2).execute()
-    assert [one.table for one in report.tables] == ["other.o"]
+    assert [table.table for table in report.tables] == ["other.o"]
     assert "larger than" in report.left["ns.t"]
     assert storage.n_bytes < 1_000_000
 
@@ -237,7 +239,7 @@ def test_compaction_does_not_read_a_data_file_that_is_larger_than_listed(lakes: 
     [{"compression-codec": "lzo"}, {"compression-codec": "gzip", "compression-level": "99"}],
     ids=["codec", "level"],
 )
-def test_rows_that_cannot_be_written_stop_no_compaction_of_others(lakes: Lakes, settings: dict[str, str]) -> None:
+def test_unwritable_rows_do_not_block_compaction_of_others(lakes: Lakes, settings: dict[str, str]) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
     for name in ("ns.t", "other.o"):
         append_rows(lake, name)
@@ -246,12 +248,12 @@ def test_rows_that_cannot_be_written_stop_no_compaction_of_others(lakes: Lakes, 
         change.set_properties({f"write.parquet.{name}": value for name, value in settings.items()})
     before = below(lake, folder_of(lake, "ns.t"))
     report = operations.plan_compact_tables(lake, min_input_files=2).execute()
-    assert [one.table for one in report.tables] == ["other.o"]
+    assert [table.table for table in report.tables] == ["other.o"]
     assert list(report.left) == ["ns.t"]
     assert below(lake, folder_of(lake, "ns.t")) == before
 
 
-def test_a_registered_table_that_is_damaged_stops_no_deletion_of_others(lakes: Lakes) -> None:
+def test_damaged_registered_table_does_not_block_deletions_for_others(lakes: Lakes) -> None:
     aging = Aging.on(RefusingStorage(lakes.storage()))
     lake = aging.lake
     append_rows(lake, "ns.t")
@@ -270,14 +272,14 @@ def test_a_registered_table_that_is_damaged_stops_no_deletion_of_others(lakes: L
     assert below(lake, next(iter(own)).rpartition("/")[0].rpartition("/")[0]) >= own
 
 
-def test_metadata_of_a_registered_table_that_may_not_be_read_stops_deletions(lakes: Lakes) -> None:
+def test_forbidden_metadata_of_registered_table_blocks_deletions(lakes: Lakes) -> None:
     aging = Aging.on(RefusingStorage(lakes.storage()))
     lake = aging.lake
     append_rows(lake, "ns.t")
     with lake.transaction() as txn:
         txn.create_table("ns", "theirs", replace(txn.table("ns", "t"), table_type="EXTERNAL"))
         txn.drop_table("ns", "t")
-    aging.clean_up()  # no kept version has the table as a MANAGED one
+    aging.clean_up()  # no kept version has the table as MANAGED
     location = lake.snapshot().table("ns", "theirs").format_properties[METADATA_LOCATION]
     refuse(lake, location, StoragePermissionError)
     stray = f"{location.rpartition('/')[0]}/stray.avro"
@@ -294,7 +296,7 @@ def without_data_file(lake: Lakehouse) -> None:
 
 @pytest.mark.parametrize("damage", [*DAMAGES, without_data_file, *DATA_DAMAGES[1:]], ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("where", ["here", "away"])
-def test_a_full_export_has_the_other_tables_and_names_the_damaged_one(
+def test_full_export_skips_and_reports_damaged_table(
     lakes: Lakes, damage: Callable[[Lakehouse], None], where: str
 ) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
@@ -327,7 +329,7 @@ def changed_since(lake: Lakehouse, whole: str) -> int:
 
 @pytest.mark.parametrize("choice", [{}, {"namespaces": ["ns", "other"]}], ids=["all", "namespaces"])
 @pytest.mark.parametrize("damage", [*DAMAGES, without_data_file], ids=lambda damage: damage.__name__)
-def test_a_rollback_brings_back_the_others_and_names_the_damaged_table(
+def test_approved_rollback_restores_damaged_table_and_reports_it(
     lakes: Lakes, damage: Callable[[Lakehouse], None], choice: dict[str, list[str]]
 ) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
@@ -352,7 +354,7 @@ def test_a_rollback_brings_back_the_others_and_names_the_damaged_table(
     assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == ROWS.num_rows
 
 
-def test_a_rollback_of_other_tables_needs_no_approval_of_damage(lakes: Lakes) -> None:
+def test_rollback_of_other_tables_needs_no_approval(lakes: Lakes) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
     for name in ("ns.t", "ns.whole"):
         append_rows(lake, name)
@@ -364,9 +366,7 @@ def test_a_rollback_of_other_tables_needs_no_approval_of_damage(lakes: Lakes) ->
 
 
 @pytest.mark.parametrize("choice", [{}, {"namespaces": ["ns"]}], ids=["all", "namespaces"])
-def test_damage_that_the_approved_plan_does_not_name_stops_a_rollback(
-    lakes: Lakes, choice: dict[str, list[str]]
-) -> None:
+def test_rollback_fails_for_damage_missing_from_approved_plan(lakes: Lakes, choice: dict[str, list[str]]) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
     for name in ("ns.t", "ns.whole"):
         append_rows(lake, name)
@@ -384,7 +384,7 @@ def test_damage_that_the_approved_plan_does_not_name_stops_a_rollback(
     assert lake.latest_version() == latest
 
 
-def test_a_full_export_without_the_right_to_read_any_table_fails(lakes: Lakes) -> None:
+def test_full_export_fails_without_permission_to_read_any_table(lakes: Lakes) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
     append_rows(lake, "ns.t")
     with_a_forbidden_manifest(lake)
@@ -393,7 +393,7 @@ def test_a_full_export_without_the_right_to_read_any_table_fails(lakes: Lakes) -
 
 
 @pytest.mark.parametrize("error", [StoragePermissionError, StorageError])
-def test_an_owner_file_that_cannot_be_read_stops_no_deletion_of_others(lakes: Lakes, error: type[StorageError]) -> None:
+def test_unreadable_owner_file_does_not_block_deletions_for_others(lakes: Lakes, error: type[StorageError]) -> None:
     aging = Aging.on(RefusingStorage(lakes.storage()))
     lake = aging.lake
     append_rows(lake, "ns.t")
@@ -407,27 +407,27 @@ def test_an_owner_file_that_cannot_be_read_stops_no_deletion_of_others(lakes: La
     assert [lake.storage.exists(stray) for stray in strays] == [True, False]
 
 
-def test_a_damaged_table_stops_no_relocation_of_others(lakes: Lakes, damage: Callable[[Lakehouse], None]) -> None:
+def test_damaged_table_does_not_block_relocation_of_others(lakes: Lakes, damage: Callable[[Lakehouse], None]) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
     append_rows(lake, "ns.t")
     append_rows(lake, "other.o")
     damage(lake)
-    copied(Lakehouse(refusing(lake).inner), lakes.storage("moved"))
+    copy_lakehouse(Lakehouse(refusing_storage(lake).inner), lakes.storage("moved"))
     moved = Lakehouse(RefusingStorage(lakes.storage("moved")))
-    refusing(moved).refused = refusing(lake).refused
+    refusing_storage(moved).refused = refusing_storage(lake).refused
     report = operations.plan_relocation(moved).execute()
     assert report.tables == ("other.o",)
     assert list(report.refused) == ["ns.t"]
     assert catalog_at(moved).load_table("other.o").scan().to_arrow().num_rows == ROWS.num_rows
 
 
-def test_a_restore_leaves_a_damaged_table_as_it_is_here(lakes: Lakes) -> None:
+def test_restore_keeps_current_state_of_damaged_table(lakes: Lakes) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
     for name in ("ns.t", "ns.whole"):
         append_rows(lake, name)
-    there = Lakehouse(lakes.storage("target"))
-    operations.plan_export(lake, "away", "full", target=there.root).execute()
-    with_garbage(there)
+    target = Lakehouse(lakes.storage("target"))
+    operations.plan_export(lake, "away", "full", target=target.root).execute()
+    with_garbage(target)
     overwrite_rows(lake, "ns.whole")
     overwrite_rows(lake, "ns.t")
     with lake.transaction() as txn:
@@ -450,20 +450,20 @@ def test_a_restore_leaves_a_damaged_table_as_it_is_here(lakes: Lakes) -> None:
     assert operations.verify(lake, deep=True).is_clean
 
 
-def test_an_export_into_a_target_with_a_damaged_table_continues(lakes: Lakes) -> None:
+def test_export_continues_with_damaged_table_at_target(lakes: Lakes) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
     for name in ("ns.t", "ns.whole"):
         append_rows(lake, name)
-    there = Lakehouse(lakes.storage("target"))
-    operations.plan_export(lake, "first", "full", target=there.root).execute()
-    location = there.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
-    there.storage.write(location, b'{"format-version": 2')
+    target = Lakehouse(lakes.storage("target"))
+    operations.plan_export(lake, "first", "full", target=target.root).execute()
+    location = target.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
+    target.storage.write(location, b'{"format-version": 2')
     for name in ("ns.t", "ns.whole"):
         append_rows(lake, name)
-    report = operations.plan_export(lake, "second", "full", target=there.root).execute()
+    report = operations.plan_export(lake, "second", "full", target=target.root).execute()
     assert report.is_complete
     for name in ("ns.t", "ns.whole"):
-        assert catalog_at(there).load_table(name).scan().to_arrow().num_rows == 2 * ROWS.num_rows
+        assert catalog_at(target).load_table(name).scan().to_arrow().num_rows == 2 * ROWS.num_rows
 
 
 def with_garbage_in(clone: Lakehouse) -> None:
@@ -473,13 +473,13 @@ def with_garbage_in(clone: Lakehouse) -> None:
     clone.storage.write(snapshot.manifest_list.removeprefix(clone.root), b"no Avro")
 
 
-def test_a_damaged_table_of_a_clone_stops_no_refresh_and_no_promotion_of_others(lakes: Lakes) -> None:
+def test_damaged_table_of_clone_does_not_block_merging_of_others(lakes: Lakes) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
     for name in ("ns.t", "other.o"):
         append_rows(lake, name)
-    there = lakes.storage("clone")
-    operations.plan_clone(lake, there.root, "copy").execute()
-    clone = Lakehouse(there)
+    clone_storage = lakes.storage("clone")
+    operations.plan_clone(lake, clone_storage.root, "copy").execute()
+    clone = Lakehouse(clone_storage)
     append_rows(lake, "ns.t")
     append_rows(clone, "ns.t")
     append_rows(clone, "other.o")
@@ -493,13 +493,13 @@ def test_a_damaged_table_of_a_clone_stops_no_refresh_and_no_promotion_of_others(
     assert catalog_at(clone).load_table("ns.t").scan().to_arrow().num_rows == 2 * ROWS.num_rows
 
 
-def test_a_damaged_table_that_only_a_clone_changed_stops_no_promotion_of_named_others(lakes: Lakes) -> None:
+def test_table_damaged_only_in_clone_does_not_block_promotion_of_selected_tables(lakes: Lakes) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
     for name in ("ns.t", "other.o"):
         append_rows(lake, name)
-    there = lakes.storage("clone")
-    operations.plan_clone(lake, there.root, "copy").execute()
-    clone = Lakehouse(there)
+    clone_storage = lakes.storage("clone")
+    operations.plan_clone(lake, clone_storage.root, "copy").execute()
+    clone = Lakehouse(clone_storage)
     for name in ("ns.t", "other.o"):
         append_rows(clone, name)
     with_garbage_in(clone)

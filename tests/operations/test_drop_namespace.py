@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lakes import Lakes
+from tests.lakes import Lakes, table
 from tests.operations.changes import create, drop
 from tests.operations.reads import ReadPaths
-from tests.operations.test_rollback import interfered, refused
+from tests.operations.test_rollback import assert_rejected, with_interference
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     CommitConflictError,
@@ -32,7 +32,7 @@ def test_drop_of_an_empty_namespace(lake: Lakehouse) -> None:
 
 def test_drop_with_tables_needs_cascade(lake: Lakehouse) -> None:
     create(lake, "a", "t", "u")
-    refused(lake, NamespaceNotEmptyError, lambda: operations.plan_drop_namespace(lake, "a"))
+    assert_rejected(lake, NamespaceNotEmptyError, lambda: operations.plan_drop_namespace(lake, "a"))
     plan = operations.plan_drop_namespace(lake, "a", cascade=True)
     assert plan.to_dict() == {"base_version": 1, "namespace": "a", "tables": ["t", "u"], "digest": plan.digest}
     assert "a.u" in str(plan)
@@ -45,9 +45,9 @@ def test_drop_with_tables_needs_cascade(lake: Lakehouse) -> None:
 def test_drop_executes_only_the_approved_plan(lake: Lakehouse) -> None:
     create(lake, "a", "t")
     plan = operations.plan_drop_namespace(lake, "a", cascade=True)
-    refused(lake, PlanChangedError, lambda: plan.execute("nonsense"))
+    assert_rejected(lake, PlanChangedError, lambda: plan.execute("nonsense"))
     create(lake, "b")
-    refused(lake, PlanChangedError, lambda: plan.execute(plan.digest))
+    assert_rejected(lake, PlanChangedError, lambda: plan.execute(plan.digest))
     again = operations.plan_drop_namespace(lake, "a", cascade=True)
     assert again.digest != plan.digest
     assert again.execute(again.digest).version == 3
@@ -57,25 +57,25 @@ def test_drop_rejects_changed_tables(lake: Lakehouse) -> None:
     create(lake, "a", "t")
     plan = operations.plan_drop_namespace(lake, "a", cascade=True)
     drop(lake, "a", "t")
-    refused(lake, PlanChangedError, plan.execute)
+    assert_rejected(lake, PlanChangedError, plan.execute)
     drop(lake, "a")
-    refused(lake, NamespaceNotFoundError, plan.execute)
+    assert_rejected(lake, NamespaceNotFoundError, plan.execute)
 
 
 def test_drop_conflicts_with_a_concurrent_commit(lake: Lakehouse) -> None:
     create(lake, "a", "t")
-    slow = interfered(lake, lambda: drop(lake, "a", "t"))
+    slow = with_interference(lake, lambda: drop(lake, "a", "t"))
     with pytest.raises(CommitConflictError):
         operations.plan_drop_namespace(slow, "a", cascade=True).execute()
-    slow = interfered(lake, lambda: create(lake, "b"))
+    slow = with_interference(lake, lambda: create(lake, "b"))
     operations.plan_drop_namespace(slow, "a").execute()
     assert lake.snapshot().namespaces() == ["b"], "commits elsewhere do not matter"
 
 
 def test_drop_rejects_invalid_names(lake: Lakehouse) -> None:
-    refused(lake, NamespaceNotFoundError, lambda: operations.plan_drop_namespace(lake, "nowhere"))
+    assert_rejected(lake, NamespaceNotFoundError, lambda: operations.plan_drop_namespace(lake, "nowhere"))
     for name in ("", "with space", "n" * 17):
-        refused(lake, InvalidNameError, lambda name=name: operations.plan_drop_namespace(lake, name))
+        assert_rejected(lake, InvalidNameError, lambda name=name: operations.plan_drop_namespace(lake, name))
 
 
 def test_drop_does_not_read_files_of_the_plan_again(lakes: Lakes) -> None:
@@ -83,3 +83,16 @@ def test_drop_does_not_read_files_of_the_plan_again(lakes: Lakes) -> None:
     create(Lakehouse.create(reads.root, storage=reads), "a", *(f"t{number}" for number in range(9)))
     plan = operations.plan_drop_namespace(Lakehouse.open(reads.root, storage=reads), "a", cascade=True)
     reads.check_nothing_is_read_again(plan)
+
+
+def test_namespace_with_long_name_can_be_dropped(lakes: Lakes) -> None:
+    lake = lakes.memory(
+        namespace_name_max_size_bytes=6000, table_name_max_size_bytes=6000, node_file_max_size_bytes=10_000_000
+    )
+    name = "q" * 5000
+    create_only = lake.transaction()
+    create_only.create_namespace(name)
+    create_only.create_table(name, "t" * 5000, table())
+    create_only.commit()
+    operations.plan_drop_namespace(lake, name, cascade=True).execute()
+    assert lake.snapshot().namespaces() == []

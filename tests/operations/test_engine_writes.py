@@ -29,7 +29,7 @@ from tests.engine_tables import (
 )
 from tests.lakes import Lakes, allowing, listed
 from tests.operations.aging import HOUR_MS, LONG_MS, Aging
-from tests.operations.later_tables import make_later, read_avro
+from tests.operations.format_v3_tables import make_format_v3_table, read_avro
 from tests.server.live_server import duckdb_with_iceberg
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
@@ -387,7 +387,7 @@ def test_no_file_that_anything_names_is_removed(aging: Aging, kind: str) -> None
     lake = aging.lake
     name = "dv" if kind == "vectors" else kind
     if kind == "vectors":
-        make_later(lake, "dv", with_vectors=True)
+        make_format_v3_table(lake, "dv", with_vectors=True)
     else:
         KINDS[kind](lake)
     for _ in range(2):

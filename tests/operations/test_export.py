@@ -1,4 +1,4 @@
-"""Exports: a version under a name, whatever is committed later, and nothing of others ever touched."""
+"""Test exports within a lakehouse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail, lose_response
 from tests.lakes import entries, listed, objects, seal
 from tests.operations.changes import alter, content, create, drop, expire
-from tests.operations.test_rollback import refused
+from tests.operations.test_rollback import assert_rejected
 from trinitylake_ops import Lakehouse
 from trinitylake_ops import operations as maintenance
 from trinitylake_ops.errors import (
@@ -42,8 +42,8 @@ def export(lake: Lakehouse, name: str, **arguments: Any) -> ExportReport:
     return maintenance.plan_export(lake, name, **arguments).execute()
 
 
-def cut_off(lake: Lakehouse, name: str, **arguments: Any) -> None:
-    """Begin an export that dies before its root is copied."""
+def interrupt_export(lake: Lakehouse, name: str, **arguments: Any) -> None:
+    """Begin an export that is killed before its root is copied."""
     broken = Lakehouse(FaultyStorage(lake.storage, [fail(1, StoragePermissionError, path_part="_export_")]))
     with pytest.raises(StoragePermissionError):
         export(broken, name, **arguments)
@@ -53,7 +53,7 @@ def own_files(lake: Lakehouse) -> set[str]:
     return {path for path in listed(lake.storage) if path.startswith(("_export_", "_ops/"))}
 
 
-def test_it_is_read_by_name_also_after_later_commits(lake: Lakehouse) -> None:
+def test_export_is_readable_by_name_after_later_commits(lake: Lakehouse) -> None:
     version = create(lake, "a", "t")
     report = export(lake, "first")
     expected = entries(lake, version)
@@ -72,7 +72,7 @@ def test_it_is_read_by_name_also_after_later_commits(lake: Lakehouse) -> None:
     assert maintenance.verify(lake).findings == ()
 
 
-def test_the_manifest_names_each_copy_with_size_and_checksum(lake: Lakehouse) -> None:
+def test_manifest_lists_copies_with_size_and_checksum(lake: Lakehouse) -> None:
     report = export(lake, "first")
     manifest = json.loads(lake.storage.read(report.manifest_path))
     (file,) = manifest.pop("files")
@@ -83,7 +83,7 @@ def test_the_manifest_names_each_copy_with_size_and_checksum(lake: Lakehouse) ->
     assert len(file["sha256"]) == 64
 
 
-def test_of_an_older_version_and_of_an_export(lake: Lakehouse) -> None:
+def test_export_of_older_version_and_of_another_export(lake: Lakehouse) -> None:
     version = create(lake, "a", "t")
     drop(lake, "a")
     expected = entries(lake, version)
@@ -91,14 +91,14 @@ def test_of_an_older_version_and_of_an_export(lake: Lakehouse) -> None:
         plan = maintenance.plan_export(lake, name, version=source)
         assert (plan.version, plan.files, plan.resumes) == (version, 1, False)
         copied_bytes = plan.execute().copied_bytes
-        assert plan.bytes - 50 < copied_bytes < plan.bytes + 50, "the checksum of the copy holds its own name"
+        assert plan.bytes - 50 < copied_bytes < plan.bytes + 50, "the checksum of the copy depends on its path"
         assert entries(lake, name) == expected
-    assert len({info.location for info in maintenance.list_exports(lake)}) == 4, "each has its own copy"
+    assert len({info.location for info in maintenance.list_exports(lake)}) == 4, "each export has a separate copy"
     seal(lake, version)
     assert entries(lake, "third") == expected
 
 
-def test_a_foreign_entry_is_read_listed_exported_and_dropped(lake: Lakehouse) -> None:
+def test_export_of_another_program_is_listed_exported_and_dropped(lake: Lakehouse) -> None:
     version = create(lake, "a", "t")
     lake.alter_definition(exported_snapshots={"foreign": root_path(version)})
     (info,) = maintenance.list_exports(lake)
@@ -107,7 +107,7 @@ def test_a_foreign_entry_is_read_listed_exported_and_dropped(lake: Lakehouse) ->
     drop(lake, "a")
     export(lake, "copy", version="foreign")
     assert objects(lake.snapshot("copy")) == objects(lake.snapshot(version))
-    refused(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "foreign"))
+    assert_rejected(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "foreign"))
     before = listed(lake.storage)
     maintenance.drop_export(lake, "foreign")
     assert before < listed(lake.storage), "the root of a version is not deleted"
@@ -118,24 +118,24 @@ def test_a_foreign_entry_is_read_listed_exported_and_dropped(lake: Lakehouse) ->
     "name",
     ["", "17", "007", "１２", "with space", "tab\tbed", "new\nline", "bell\x07", "del\x7f", "x" * 201, "\ud800"],
 )
-def test_names_that_are_refused(lake: Lakehouse, name: str) -> None:
-    refused(lake, InvalidNameError, lambda: maintenance.plan_export(lake, name))
+def test_invalid_names_are_rejected(lake: Lakehouse, name: str) -> None:
+    assert_rejected(lake, InvalidNameError, lambda: maintenance.plan_export(lake, name))
 
 
 @pytest.mark.parametrize("name", ["x" * 200, "with.dots", "[red]markup[/]", "7a", "ünïcödé", "-dash"])
-def test_names_that_are_fine(lake: Lakehouse, name: str) -> None:
+def test_valid_names_are_accepted(lake: Lakehouse, name: str) -> None:
     export(lake, name)
     assert entries(lake, name) == entries(lake)
     assert maintenance.drop_export(lake, name) == 3
 
 
-def test_a_taken_name_is_refused(lake: Lakehouse) -> None:
+def test_used_name_is_rejected(lake: Lakehouse) -> None:
     create(lake, "a")
     plan = maintenance.plan_export(lake, "taken")
     export(lake, "taken", version=0)
-    refused(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "taken"))
-    refused(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "taken", version=0))
-    refused(lake, ExportExistsError, plan.execute)
+    assert_rejected(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "taken"))
+    assert_rejected(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "taken", version=0))
+    assert_rejected(lake, ExportExistsError, plan.execute)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_taken_name_is_refused(lake: Lakehouse) -> None:
     [
         (InvalidInputError, {"level": "whole"}),
         (InvalidInputError, {"level": "MINIMAL"}),
-        (InvalidInputError, {"target": "elsewhere"}),
+        (InvalidInputError, {"target": "other"}),
         (InvalidInputError, {"namespaces": ["a"]}),
         (InvalidInputError, {"definitions": True}),
         (InvalidInputError, {"retain_for": 0}),
@@ -153,20 +153,22 @@ def test_a_taken_name_is_refused(lake: Lakehouse) -> None:
         (ExportNotFoundError, {"version": "nowhere"}),
     ],
 )
-def test_wrong_arguments(lake: Lakehouse, kind: type[TrinityLakeError], arguments: dict[str, Any]) -> None:
-    refused(lake, kind, lambda: maintenance.plan_export(lake, "name", **arguments))
+def test_invalid_arguments_are_rejected(
+    lake: Lakehouse, kind: type[TrinityLakeError], arguments: dict[str, Any]
+) -> None:
+    assert_rejected(lake, kind, lambda: maintenance.plan_export(lake, "name", **arguments))
 
 
-def test_an_expired_version_is_refused(lake: Lakehouse) -> None:
+def test_export_of_expired_version_fails(lake: Lakehouse) -> None:
     create(lake, "a")
     create(lake, "b")
     plan = maintenance.plan_export(lake, "late", version=1)
     expire(lake, "1")
-    refused(lake, VersionExpiredError, lambda: maintenance.plan_export(lake, "name", version=1))
-    refused(lake, VersionExpiredError, plan.execute)
+    assert_rejected(lake, VersionExpiredError, lambda: maintenance.plan_export(lake, "name", version=1))
+    assert_rejected(lake, VersionExpiredError, plan.execute)
 
 
-def test_retention(lake: Lakehouse) -> None:
+def test_export_is_retained_until_its_time(lake: Lakehouse) -> None:
     clock = ClockStorage(lake.storage, lake.storage.now_ms() + 10_000)
     lake = Lakehouse(clock)
     export(lake, "month", retain_for=timedelta(days=30))
@@ -182,7 +184,7 @@ def test_retention(lake: Lakehouse) -> None:
     assert month.created_at == now
 
 
-def test_times_beyond_the_calendar_are_listed(lake: Lakehouse) -> None:
+def test_times_after_the_year_9999_are_listed(lake: Lakehouse) -> None:
     record = ExportRecord(
         name="odd",
         version=0,
@@ -200,37 +202,37 @@ def test_times_beyond_the_calendar_are_listed(lake: Lakehouse) -> None:
     assert maintenance.verify(lake).findings == ()
 
 
-def test_a_cut_off_export_goes_on(lake: Lakehouse) -> None:
+def test_interrupted_export_resumes(lake: Lakehouse) -> None:
     version = create(lake, "a", "t")
-    cut_off(lake, "name", retain_for=timedelta(days=1))
+    interrupt_export(lake, "name", retain_for=timedelta(days=1))
     (info,) = maintenance.list_exports(lake)
     assert (info.state, info.version) == ("copying", version)
     with pytest.raises(ExportNotFoundError):
         lake.snapshot("name")
-    refused(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "name", version=0))
+    assert_rejected(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "name", version=0))
     create(lake, "b")
     plan = maintenance.plan_export(lake, "name")
-    assert (plan.version, plan.resumes) == (version, True), "the version it was begun for, not the latest"
+    assert (plan.version, plan.resumes) == (version, True), "the version of the interrupted run, not the latest"
     report = plan.execute()
     assert (report.resumed, report.version, report.location) == (True, version, info.location)
     (done,) = maintenance.list_exports(lake)
-    assert done == replace(info, state="complete", retain_until=None), "kept as the run asked that finished it"
+    assert done == replace(info, state="complete", retain_until=None), "the last run sets the retention"
     assert own_files(lake) == {report.location, report.manifest_path}
     assert maintenance.verify(lake).findings == ()
 
 
-def test_a_copy_that_is_not_the_source_is_refused(lake: Lakehouse) -> None:
-    cut_off(lake, "name")
+def test_copy_that_differs_from_source_fails(lake: Lakehouse) -> None:
+    interrupt_export(lake, "name")
     (info,) = maintenance.list_exports(lake)
     lake.storage.create(info.location, b"another")
-    error = refused(lake, CorruptFileError, lambda: export(lake, "name"))
+    error = assert_rejected(lake, CorruptFileError, lambda: export(lake, "name"))
     assert error.path == info.location
     maintenance.drop_export(lake, "name")
     assert not export(lake, "name").resumed
 
 
 class Interrupted(FaultyStorage):
-    """Runs an action just after the copied root was read back."""
+    """Run an action just after the copied root was read back."""
 
     action: Callable[[], Any] | None = None
 
@@ -242,8 +244,8 @@ class Interrupted(FaultyStorage):
         return data
 
 
-def test_two_that_resume_the_same_export_both_succeed(lake: Lakehouse) -> None:
-    cut_off(lake, "name")
+def test_two_runs_resume_the_same_export(lake: Lakehouse) -> None:
+    interrupt_export(lake, "name")
     storage = Interrupted(lake.storage)
     faster: list[ExportReport] = []
     storage.action = lambda: faster.append(export(lake, "name"))
@@ -252,7 +254,7 @@ def test_two_that_resume_the_same_export_both_succeed(lake: Lakehouse) -> None:
     assert lake.latest_version() == 2
 
 
-def test_dropped_while_it_is_copied(lake: Lakehouse) -> None:
+def test_export_dropped_during_copy_fails(lake: Lakehouse) -> None:
     storage = Interrupted(lake.storage)
     storage.action = lambda: maintenance.drop_export(lake, "name")
     with pytest.raises(ExportNotFoundError):
@@ -261,26 +263,26 @@ def test_dropped_while_it_is_copied(lake: Lakehouse) -> None:
     assert maintenance.verify(lake).findings == ()
 
 
-def test_lost_answers_of_the_copies_are_no_failure(lake: Lakehouse) -> None:
+def test_lost_responses_do_not_fail_export(lake: Lakehouse) -> None:
     for part in ("_ops/", "_export_"):
         lossy = Lakehouse(FaultyStorage(lake.storage, [lose_response(1, kind="create", path_part=part)]))
         export(lossy, f"lost-{part.strip('_/')}")
     assert [info.state for info in maintenance.list_exports(lake)] == ["complete", "complete"]
 
 
-def test_only_the_approved_plan_is_executed(lake: Lakehouse) -> None:
+def test_only_approved_plan_is_executed(lake: Lakehouse) -> None:
     plan = maintenance.plan_export(lake, "name")
     assert plan.digest == maintenance.plan_export(lake, "name").digest
     digests = {maintenance.plan_export(lake, "name", retain_for=days).digest for days in (None, 1, 2)}
     assert len(digests) == 3
-    refused(lake, PlanChangedError, lambda: plan.execute("nonsense"))
+    assert_rejected(lake, PlanChangedError, lambda: plan.execute("nonsense"))
     create(lake, "a")
-    refused(lake, PlanChangedError, lambda: plan.execute(plan.digest))
+    assert_rejected(lake, PlanChangedError, lambda: plan.execute(plan.digest))
     again = maintenance.plan_export(lake, "name", version=0)
     assert again.execute(again.digest).version == 0
 
 
-def test_a_concurrent_export_of_another_name_is_no_conflict(lake: Lakehouse) -> None:
+def test_concurrent_exports_do_not_conflict(lake: Lakehouse) -> None:
     class Racing(FaultyStorage):
         raced = False
 
@@ -294,7 +296,7 @@ def test_a_concurrent_export_of_another_name_is_no_conflict(lake: Lakehouse) -> 
     assert [info.name for info in maintenance.list_exports(lake)] == ["ours", "theirs"]
 
 
-def test_dropping_deletes_its_own_files_alone(lake: Lakehouse) -> None:
+def test_drop_deletes_only_its_own_files(lake: Lakehouse) -> None:
     create(lake, "a", "t")
     kept = export(lake, "kept")
     gone = export(lake, "gone")
@@ -305,7 +307,7 @@ def test_dropping_deletes_its_own_files_alone(lake: Lakehouse) -> None:
     assert before.keys() - after.keys() == {gone.location, gone.manifest_path}
     assert own_files(lake) == {kept.location, kept.manifest_path}
     assert next(iter(lake.history())).operation == "drop-export"
-    refused(lake, ExportNotFoundError, lambda: maintenance.drop_export(lake, "gone"))
+    assert_rejected(lake, ExportNotFoundError, lambda: maintenance.drop_export(lake, "gone"))
     with pytest.raises(ExportNotFoundError):
         lake.snapshot("gone")
     maintenance.rollback(lake, version - 1)
@@ -322,7 +324,7 @@ def test_dropping_deletes_its_own_files_alone(lake: Lakehouse) -> None:
         ("", ""),
     ],
 )
-def test_files_of_other_names_are_never_deleted(lake: Lakehouse, paths: tuple[str, str]) -> None:
+def test_drop_keeps_files_with_unknown_names(lake: Lakehouse, paths: tuple[str, str]) -> None:
     create(lake, "a")
     lake.storage.create("_ops/lease-1.json", b"{}")
     lake.storage.create("_ops/export-/deeper.json", b"{}")
@@ -335,7 +337,7 @@ def test_files_of_other_names_are_never_deleted(lake: Lakehouse, paths: tuple[st
     assert before < listed(lake.storage)
 
 
-def test_files_that_another_export_needs_are_not_deleted(lake: Lakehouse) -> None:
+def test_drop_keeps_files_of_other_exports(lake: Lakehouse) -> None:
     report = export(lake, "first")
     definition = lake.snapshot().definition
     twin = replace(definition.exports[0], name="twin")
@@ -349,7 +351,7 @@ def test_files_that_another_export_needs_are_not_deleted(lake: Lakehouse) -> Non
     assert own_files(lake) == set()
 
 
-def test_files_that_cannot_be_deleted_are_left(lake: Lakehouse) -> None:
+def test_drop_succeeds_when_files_cannot_be_deleted(lake: Lakehouse) -> None:
     export(lake, "name")
     refusing = Lakehouse(FaultyStorage(lake.storage, [fail(1, StoragePermissionError, kind="delete", times=9)]))
     maintenance.drop_export(refusing, "name")
@@ -359,7 +361,7 @@ def test_files_that_cannot_be_deleted_are_left(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda lake: alter(lake, "a", "t"), lambda lake: drop(lake, "a")])
-def test_reports_and_plans_as_json_and_text(lake: Lakehouse, change: Callable[[Lakehouse], Any]) -> None:
+def test_plans_and_reports_as_json_and_text(lake: Lakehouse, change: Callable[[Lakehouse], Any]) -> None:
     create(lake, "a", "t")
     change(lake)
     plan = maintenance.plan_export(lake, "[red]name[/]")

@@ -1,4 +1,4 @@
-"""What exports need stays until their lease ends, whatever expires and whatever other programs do; then it goes."""
+"""Test how long exports keep their files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def content(lake: Lakehouse, version: int | str | None = None) -> object:
 
 
 def change_all(aging: Aging) -> None:
-    """Replace all that there is."""
+    """Replace all objects."""
     for namespace in aging.lake.snapshot().namespaces():
         drop(aging.lake, namespace)
     create(aging.lake, "later", "t")
@@ -60,7 +60,9 @@ def change_all(aging: Aging) -> None:
 
 @each_level
 @pytest.mark.parametrize("is_away", [False, True], ids=["here", "away"])
-def test_it_reads_until_its_lease_ends(aging: Aging, tmp_path: Path, arguments: dict[str, Any], is_away: bool) -> None:
+def test_export_is_readable_until_its_retention_ends(
+    aging: Aging, tmp_path: Path, arguments: dict[str, Any], is_away: bool
+) -> None:
     lake, target = aging.lake, str(tmp_path / "target")
     expected = content(lake)
     choice = {**arguments, "target": target} if is_away else arguments
@@ -91,8 +93,8 @@ def test_it_reads_until_its_lease_ends(aging: Aging, tmp_path: Path, arguments: 
 
 
 @each_level
-def test_it_reads_after_a_literal_rollback_to_before_it(aging: Aging, arguments: dict[str, Any]) -> None:
-    """By a program that knows the format's texts alone, and brings back a definition without the export."""
+def test_export_is_readable_after_rollback_by_another_program(aging: Aging, arguments: dict[str, Any]) -> None:
+    """The other program restores a definition without the export."""
     lake = aging.lake
     before = lake.latest_version()
     expected = content(lake)
@@ -111,7 +113,7 @@ def test_it_reads_after_a_literal_rollback_to_before_it(aging: Aging, arguments:
     assert operations.verify(lake).is_clean
 
 
-def test_a_program_that_knows_the_texts_alone_reads_one_at_another_root(aging: Aging, tmp_path: Path) -> None:
+def test_independent_reader_reads_export_at_another_root(aging: Aging, tmp_path: Path) -> None:
     operations.plan_export(aging.lake, "away", "full", target=str(tmp_path / "target")).execute()
     other = Lakehouse.open(str(tmp_path / "target"))
     foreign = ForeignLake(other.storage)
@@ -124,7 +126,7 @@ def test_a_program_that_knows_the_texts_alone_reads_one_at_another_root(aging: A
     check_lake(other)
 
 
-def test_what_a_dropped_export_left_goes_with_the_orphans(aging: Aging) -> None:
+def test_orphan_removal_deletes_files_of_dropped_export(aging: Aging) -> None:
     lake = aging.lake
     before = {path for path in listed(lake.storage) if path.startswith("tables/")}
     operations.plan_export(lake, "kept", "full").execute()
@@ -137,7 +139,7 @@ def test_what_a_dropped_export_left_goes_with_the_orphans(aging: Aging) -> None:
 
 
 class Dying(StorageWrapper):
-    """Takes so many creates, then none."""
+    """Allow a number of creates, then fail."""
 
     def __init__(self, inner: Storage, creates: int):
         super().__init__(inner)
@@ -150,8 +152,8 @@ class Dying(StorageWrapper):
         self.inner.create(path, data)
 
 
-def test_copies_of_one_that_was_cut_off_are_no_orphans(aging: Aging) -> None:
-    """Neither nodes nor anything else, however long it takes until it goes on."""
+def test_copies_of_interrupted_export_are_not_orphans(aging: Aging) -> None:
+    """This holds for nodes and all other copies, regardless of the age of the interrupted run."""
     lake = aging.lake
     create(lake, "big", *(f"t{number}" for number in range(40)))
     expected = content(lake)
@@ -171,27 +173,29 @@ def test_copies_of_one_that_was_cut_off_are_no_orphans(aging: Aging) -> None:
     assert content(lake, "kept") == expected
 
 
-def test_old_copies_at_another_root_are_not_relied_on(aging: Aging, lakes: Lakes) -> None:
-    """Whoever removes orphans there may be about to delete them: copies get names of their own then."""
+def test_old_copies_at_another_root_are_not_reused(aging: Aging, lakes: Lakes) -> None:
+    """A concurrent orphan removal could delete them, so the copies get new names."""
     lake, root = aging.lake, f"file://{lakes.folder}/target/"
     operations.plan_export(lake, "first", "full", target=root).execute()
     append_rows(lake)
-    there = LocalStorage(root, fsync=False)
-    dying = mock.patch.object(export_module, "open_storage", return_value=Dying(there, 3))
+    target_storage = LocalStorage(root, fsync=False)
+    dying = mock.patch.object(export_module, "open_storage", return_value=Dying(target_storage, 3))
     with dying, pytest.raises(TrinityLakeError):
         operations.plan_export(lake, "second", "full", target=root).execute()
-    before = listed(there)
-    later = AgingStorage(there, there.now_ms() + 2 * DAY_MS)
+    before = listed(target_storage)
+    later = AgingStorage(target_storage, target_storage.now_ms() + 2 * DAY_MS)
     with mock.patch.object(export_module, "open_storage", return_value=later):
         operations.plan_export(lake, "second", "full", target=root).execute()
-    assert {path.split("/")[2][:7] for path in listed(there) - before if path.startswith("tables/")} == {"export-"}
+    assert {path.split("/")[2][:7] for path in listed(target_storage) - before if path.startswith("tables/")} == {
+        "export-"
+    }
     operations.plan_orphan_removal(Lakehouse(later)).execute()
     assert content(Lakehouse.open(root)) == content(lake)
     check_lake(Lakehouse.open(root))
 
 
-def test_what_came_back_at_the_source_has_other_names_at_the_target(aging: Aging, lakes: Lakes) -> None:
-    """The old names are those of a version there that can be purged while the export runs."""
+def test_restored_source_files_get_new_names_at_target(aging: Aging, lakes: Lakes) -> None:
+    """The old names belong to a version at the target that can be purged during the export."""
     lake, root = aging.lake, f"file://{lakes.folder}/target/"
     before = lake.latest_version()
     operations.plan_export(lake, "first", "full", target=root).execute()
@@ -199,8 +203,8 @@ def test_what_came_back_at_the_source_has_other_names_at_the_target(aging: Aging
     append_rows(lake)
     operations.plan_export(lake, "second", "full", target=root).execute()
     operations.rollback(lake, before)
-    there = LocalStorage(root, fsync=False)
-    later = AgingStorage(there, there.now_ms() + 2 * DAY_MS)
+    target_storage = LocalStorage(root, fsync=False)
+    later = AgingStorage(target_storage, target_storage.now_ms() + 2 * DAY_MS)
     with mock.patch.object(export_module, "open_storage", return_value=later):
         operations.plan_export(lake, "third", "full", target=root).execute()
     other = Lakehouse(later)
@@ -208,5 +212,5 @@ def test_what_came_back_at_the_source_has_other_names_at_the_target(aging: Aging
     target = Aging(other, later)
     for _ in range(2):
         target.clean_up()
-        assert content(Lakehouse(there)) == content(lake)
+        assert content(Lakehouse(target_storage)) == content(lake)
     assert operations.verify(other).is_clean

@@ -1,4 +1,4 @@
-"""Partial and full exports, in the lakehouse itself and as lakehouses of their own; and what brings them back."""
+"""Test partial and full exports within a lakehouse and at another root, and their restores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.lakes import Lakes, check_lake, entries, listed, objects
 from tests.operations.changes import ROWS, append_rows, create, drop
-from tests.operations.copies import drop_all
+from tests.operations.copies import delete_all_files
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     ExportExistsError,
@@ -36,12 +36,12 @@ NAMES = ("ns.t", "ns.u", "other.v")
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
     """A lakehouse of several levels with three Iceberg tables of two snapshots each, in two namespaces."""
-    made = lakes.local(order=4)
+    lake = lakes.local(order=4)
     for name in (*NAMES, *NAMES):
-        append_rows(made, name)
+        append_rows(lake, name)
     for number in range(6):
-        create(made, f"filler{number}", "a", "b")
-    return made
+        create(lake, f"filler{number}", "a", "b")
+    return lake
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def export(lake: Lakehouse, name: str, level: str, **arguments: Any) -> ExportRe
 
 
 def ids(lake: Lakehouse, name: str, version: int | str | None = None) -> list[int]:
-    """Return the rows of a table, read through its own files."""
+    """Return the rows of a table."""
     with catalog_at(lake, version) as catalog:
         return sorted(catalog.load_table(name).scan().to_arrow()["id"].to_pylist())
 
@@ -64,7 +64,7 @@ def content(lake: Lakehouse, version: int | str | None = None) -> dict[str, Any]
 
 
 def duckdb_ids(metadata_location: str) -> list[int]:
-    """Return the rows of a table as DuckDB's own Iceberg extension reads them, from a metadata file on the disk."""
+    """Return the rows of a table that DuckDB's Iceberg extension reads from a local metadata file."""
     with duckdb.connect() as connection:
         for package in (duckdb_extension_avro, duckdb_extension_iceberg):
             (extension,) = Path(package.__path__[0]).rglob("*.duckdb_extension")
@@ -89,7 +89,7 @@ each_level = pytest.mark.parametrize("arguments", LEVELS.values(), ids=list(LEVE
 
 
 @each_level
-def test_one_in_the_lakehouse_itself_stays_as_it_was(lake: Lakehouse, arguments: dict[str, Any]) -> None:
+def test_export_within_lakehouse_does_not_change(lake: Lakehouse, arguments: dict[str, Any]) -> None:
     expected = content(lake)
     report = export(lake, "kept", **arguments)
     append_rows(lake, "ns.t")
@@ -102,7 +102,7 @@ def test_one_in_the_lakehouse_itself_stays_as_it_was(lake: Lakehouse, arguments:
 
 
 @each_level
-def test_one_in_the_lakehouse_itself_is_restored(lake: Lakehouse, arguments: dict[str, Any]) -> None:
+def test_export_within_lakehouse_is_restored(lake: Lakehouse, arguments: dict[str, Any]) -> None:
     expected = content(lake)
     export(lake, "kept", **arguments)
     append_rows(lake, "ns.t")
@@ -115,7 +115,7 @@ def test_one_in_the_lakehouse_itself_is_restored(lake: Lakehouse, arguments: dic
     assert operations.verify(lake).findings == ()
 
 
-def test_a_full_one_shares_no_file_with_its_version(lake: Lakehouse) -> None:
+def test_full_export_shares_no_file_with_its_version(lake: Lakehouse) -> None:
     before = table_paths(lake)
     report = export(lake, "kept", "full")
     copies = table_paths(lake) - before
@@ -129,7 +129,7 @@ def test_a_full_one_shares_no_file_with_its_version(lake: Lakehouse) -> None:
 
 
 @each_level
-def test_one_at_another_root_is_a_lakehouse_of_its_own(lake: Lakehouse, target: str, arguments: dict[str, Any]) -> None:
+def test_export_at_another_root_is_a_lakehouse(lake: Lakehouse, target: str, arguments: dict[str, Any]) -> None:
     expected = content(lake)
     report = export(lake, "away", target=target, **arguments)
     other = Lakehouse.open(target)
@@ -147,7 +147,7 @@ def test_one_at_another_root_is_a_lakehouse_of_its_own(lake: Lakehouse, target: 
 
 
 @pytest.mark.local_only("gives a folder another name, and DuckDB reads files of the disk")
-def test_a_full_one_is_read_when_its_source_is_gone(lake: Lakehouse, target: str, tmp_path: Path) -> None:
+def test_full_export_is_readable_without_its_source(lake: Lakehouse, target: str, tmp_path: Path) -> None:
     expected = content(lake)
     export(lake, "away", "full", target=target)
     source = Path(lake.root.removeprefix("file://"))
@@ -169,7 +169,7 @@ def test_a_full_one_is_read_when_its_source_is_gone(lake: Lakehouse, target: str
         (tmp_path / "moved").rename(source)
 
 
-def test_the_next_one_copies_only_what_is_new(lake: Lakehouse, target: str) -> None:
+def test_next_export_copies_only_new_files(lake: Lakehouse, target: str) -> None:
     first = export(lake, "first", "full", target=target)
     append_rows(lake, "ns.t")
     create(lake, "fresh", "a")
@@ -180,8 +180,8 @@ def test_the_next_one_copies_only_what_is_new(lake: Lakehouse, target: str) -> N
     other = Lakehouse.open(target)
     assert (plan.into_version, second.target_version) == (0, 1)
     assert content(other) == content(lake)
-    copied = {path for path in listed(other.storage) - before if path.startswith("tables/")}
-    assert len(copied) == 4  # data, manifest, manifest list, metadata
+    copy_lakehouse = {path for path in listed(other.storage) - before if path.startswith("tables/")}
+    assert len(copy_lakehouse) == 4  # data, manifest, manifest list, metadata
     assert second.copied_files < first.copied_files / 3
     assert content(lake, "first")["rows"]["ns.t"] == sorted(2 * [1, 2, 3])
     third = export(lake, "third", "full", version=second.version, target=target)
@@ -189,7 +189,7 @@ def test_the_next_one_copies_only_what_is_new(lake: Lakehouse, target: str) -> N
     check_lake(other)
 
 
-def test_chosen_namespaces(lake: Lakehouse, target: str) -> None:
+def test_selected_namespaces_are_exported(lake: Lakehouse, target: str) -> None:
     expected = content(lake)["rows"]
     for name, arguments in (("here", {}), ("away", {"target": target})):
         export(lake, name, "full", namespaces=["other", "filler1"], **arguments)
@@ -208,7 +208,7 @@ def test_chosen_namespaces(lake: Lakehouse, target: str) -> None:
 
 
 @each_level
-def test_one_at_another_root_is_restored(lake: Lakehouse, target: str, arguments: dict[str, Any]) -> None:
+def test_export_at_another_root_is_restored(lake: Lakehouse, target: str, arguments: dict[str, Any]) -> None:
     expected = content(lake)
     export(lake, "away", target=target, **arguments)
     append_rows(lake, "ns.t")
@@ -227,13 +227,13 @@ def test_one_at_another_root_is_restored(lake: Lakehouse, target: str, arguments
     version = plan.execute(plan.digest).version
     assert (version, content(lake)) == (lake.latest_version(), expected)
     if arguments["level"] == "full":
-        drop_all(Lakehouse.open(target))
+        delete_all_files(Lakehouse.open(target))
     append_rows(lake, "other.v")
     assert ids(lake, "other.v") == sorted(3 * [1, 2, 3])
     assert operations.restore_export(lake, "away") != version if arguments["level"] != "full" else True
 
 
-def test_another_lakehouse_is_never_overwritten(lake: Lakehouse, target: str, lakes: Lakes) -> None:
+def test_export_never_overwrites_another_lakehouse(lake: Lakehouse, target: str, lakes: Lakes) -> None:
     other = lakes.local("other")
     create(other, "precious")
     with pytest.raises(InvalidInputError):
@@ -247,14 +247,14 @@ def test_another_lakehouse_is_never_overwritten(lake: Lakehouse, target: str, la
             operations.plan_export(lake, "inside", "full", target=inside)
 
 
-def test_of_another_choice_into_the_same_target(lake: Lakehouse, target: str) -> None:
+def test_export_with_another_selection_is_rejected_at_target(lake: Lakehouse, target: str) -> None:
     export(lake, "away", "full", target=target, namespaces=["ns"])
     for arguments in ({"level": "full"}, {"level": "partial", "namespaces": ["ns"]}):
         with pytest.raises(InvalidInputError):
             operations.plan_export(lake, "again", target=target, **arguments)
 
 
-def test_a_cut_off_one_goes_on_as_it_was_begun(lake: Lakehouse) -> None:
+def test_interrupted_export_resumes_with_the_same_options(lake: Lakehouse) -> None:
     class Full(MeteredStorage):
         left = 5
 
@@ -278,8 +278,8 @@ def test_a_cut_off_one_goes_on_as_it_was_begun(lake: Lakehouse) -> None:
     assert operations.verify(lake).findings == ()
 
 
-def test_two_at_once_into_one_target_do_not_mix(lake: Lakehouse, target: str) -> None:
-    """What they change there may be different tables: each version there is one of the source, or is not made."""
+def test_concurrent_exports_into_one_target_do_not_mix(lake: Lakehouse, target: str) -> None:
+    """The exports can change different tables, but each version at the target equals one of the source."""
     first = export(lake, "first", "full", target=target)
     append_rows(lake, "ns.t")
     version = lake.latest_version()
@@ -300,10 +300,10 @@ def test_two_at_once_into_one_target_do_not_mix(lake: Lakehouse, target: str) ->
 
 
 @each_level
-def test_where_a_first_export_was_cut_off_another_one_can_be_made(
+def test_another_export_succeeds_after_interrupted_first_export(
     lake: Lakehouse, target: str, arguments: dict[str, Any]
 ) -> None:
-    """What the first one left, before it made a lakehouse there, is in nobody's way."""
+    """Files of the first export, which did not create a lakehouse yet, do not block the second one."""
     export(lake, "first", **arguments, target=target)
     storage = lake.exported("first").files.storage
     for info in list(storage.list("_")):
@@ -315,7 +315,7 @@ def test_where_a_first_export_was_cut_off_another_one_can_be_made(
     assert operations.verify_export(lake, "second", deep=True).is_clean
 
 
-def test_an_export_elsewhere_is_not_exported_again(lake: Lakehouse, target: str) -> None:
+def test_export_of_export_at_another_root_is_rejected(lake: Lakehouse, target: str) -> None:
     export(lake, "away", "full", target=target)
     with pytest.raises(InvalidInputError):
         operations.plan_export(lake, "again", version="away")

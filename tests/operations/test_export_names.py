@@ -1,4 +1,4 @@
-"""Names of copies: uuids in the form of version 4, and those that earlier exports gave are known again."""
+"""Test the names of copies."""
 
 from __future__ import annotations
 
@@ -20,38 +20,36 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 def versions_of_uuids(storage: Storage) -> set[int | None]:
     names = (info.path.rpartition("tables/")[2] for info in storage.list())
-    return {uuid.UUID(found).version for name in names for found in _UUID.findall(name)}
+    return {uuid.UUID(item).version for name in names for item in _UUID.findall(name)}
 
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
-    made = lakes.local("source")
-    create(made, "ns", "plain")
-    append_rows(made)
-    return made
+    lake = lakes.local("source")
+    create(lake, "ns", "plain")
+    append_rows(lake)
+    return lake
 
 
 @pytest.mark.parametrize("level", ["minimal", "partial", "full"])
-def test_all_names_have_the_form_of_version_4(lakes: Lakes, lake: Lakehouse, level: str) -> None:
+def test_names_of_copies_are_version_4_uuids(lakes: Lakes, lake: Lakehouse, level: str) -> None:
     target = f"file://{lakes.folder}/target/"
     operations.plan_export(lake, "there", target=target, level=level).execute()
     operations.plan_export(lake, "here", level=level).execute()
     assert versions_of_uuids(lake.storage) == versions_of_uuids(Lakehouse.open(target).storage) == {4}
 
 
-def test_copies_under_older_names_are_not_made_again(
-    lakes: Lakes, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_with_older_names_are_recognized(lakes: Lakes, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     target = f"file://{lakes.folder}/target/"
     with monkeypatch.context() as older:
         for module in (names, export_roots, copy):
             older.setattr(module, "derived_uuid", uuid.uuid5)
         operations.plan_export(lake, "first", target=target, level="full").execute()
-    there = Lakehouse.open(target)
-    assert 5 in versions_of_uuids(there.storage)
-    before = listed(there.storage)
+    target_lake = Lakehouse.open(target)
+    assert 5 in versions_of_uuids(target_lake.storage)
+    before = listed(target_lake.storage)
     create(lake, "more")
     operations.plan_export(lake, "second", target=target, level="full").execute()
-    new = listed(there.storage) - before
+    new = listed(target_lake.storage) - before
     assert not [path for path in new if "-table-" in path or path.startswith("tables/")], new
     assert operations.verify(Lakehouse.open(target)).findings == ()

@@ -42,7 +42,7 @@ def test_from_a_disk_to_s3_and_back(
     create(lake, "a", "t", "u")
     expected = content(lake)
     operations.plan_export(lake, "away", level, target=bucket, target_options=options).execute()
-    # What stayed on the disk is read by whoever allows it: a lakehouse in a bucket names no local place by itself.
+    # A lakehouse in a bucket can refer to local files only if the reader allows their root.
     other = Lakehouse.open(bucket, {**options, "allowed_roots": lake.root})
     assert content(other) == expected
     assert operations.verify_export(lake, "away", deep=True, target_options=options).is_clean
@@ -64,7 +64,7 @@ def test_from_a_disk_to_s3_and_back(
 
 @pytest.mark.parametrize("level", ["minimal", "partial", "full"])
 def test_from_s3_to_a_disk_and_back(radosgw: S3Server, bucket: str, tmp_path: Path, level: str) -> None:
-    """What stayed in the lakehouse is read with its own options, which the environment does not have."""
+    """Files in the source lakehouse are read with its options, which the environment lacks."""
     options = {**radosgw.storage_options, "allowed_roots": f"file://{tmp_path}/"}
     lake = Lakehouse.create(f"{bucket}source", options)
     append_rows(lake)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.faults import FaultyStorage
-from tests.lakes import listed, seal
+from tests.lakes import Lakes, listed, seal
 from tests.operations.changes import create
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import LakehouseNotFoundError
@@ -148,3 +150,16 @@ def test_huge_hint_is_read_partially(lake: Lakehouse) -> None:
     report = operations.inspect_hint(Lakehouse(lake.storage))
     assert report.state == HintState.GARBAGE
     assert report.cost.bytes_read < 100_000
+
+
+@pytest.mark.local_only("a symbolic link in the place of the hint: S3 has none")
+def test_unreadable_hint_is_garbage_and_can_be_repaired(lakes: Lakes, tmp_path: Path) -> None:
+    lake = lakes.local()
+    create(lake, "n")
+    hint = tmp_path / "lake" / HINT_PATH
+    hint.unlink()
+    hint.symlink_to(hint)  # every read of it fails, whoever reads
+    assert lake.snapshot().namespaces() == ["n"]
+    assert operations.inspect_hint(lake).state == "garbage"
+    assert operations.repair_hint(lake).repaired
+    assert hint.read_text() == "1"

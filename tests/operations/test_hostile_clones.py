@@ -1,4 +1,4 @@
-"""Records and clones that somebody wrote by hand: nothing but the clone's own is read, written or deleted for them."""
+"""Test forged clone records and clones: no files of other lakehouses are read, written or deleted."""
 
 from __future__ import annotations
 
@@ -43,66 +43,64 @@ def record_of(lake: Lakehouse) -> ExportRecord:
     return record
 
 
-def everything(folder: Path) -> dict[Path, bytes]:
+def all_files(folder: Path) -> dict[Path, bytes]:
     background.drain()
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 RECORDS: dict[str, Callable[[ExportRecord], ExportRecord]] = {
-    "a manifest of no name of ours": lambda one: replace(one, manifest_path="../../etc/passwd"),
-    "no manifest": lambda one: replace(one, manifest_path=""),
-    "an id that is none": lambda one: replace(one, clone_id="../../x"),
-    "the root of this machine": lambda one: replace(one, target_uri="file:///"),
-    "no root": lambda one: replace(one, target_uri=""),
-    "a relative root": lambda one: replace(one, target_uri="../x"),
-    "a root of an unknown storage": lambda one: replace(one, target_uri="gopher://x/"),
-    "a root with dots": lambda one: replace(one, target_uri=f"{one.target_uri}../../"),
-    "a bucket of somebody": lambda one: replace(one, target_uri="s3://somebody/lake/"),
-    "a time beyond all calendars": lambda one: replace(one, created_at_millis=2**63, retain_until_millis=2**63),
+    "a manifest with an unknown name": lambda record: replace(record, manifest_path="../../etc/passwd"),
+    "no manifest": lambda record: replace(record, manifest_path=""),
+    "an invalid id": lambda record: replace(record, clone_id="../../x"),
+    "the root of the file system": lambda record: replace(record, target_uri="file:///"),
+    "no root": lambda record: replace(record, target_uri=""),
+    "a relative root": lambda record: replace(record, target_uri="../x"),
+    "a root of an unknown storage": lambda record: replace(record, target_uri="gopher://x/"),
+    "a root with dots": lambda record: replace(record, target_uri=f"{record.target_uri}../../"),
+    "another user's bucket": lambda record: replace(record, target_uri="s3://other-user/lake/"),
+    "a time after the year 9999": lambda record: replace(record, created_at_millis=2**63, retain_until_millis=2**63),
 }
 
 
 @pytest.mark.parametrize("change", RECORDS)
-def test_whatever_a_record_says_it_is_listed_and_can_be_forgotten(
+def test_invalid_clone_record_is_listed_and_can_be_dropped(
     lake: Lakehouse, clone: Lakehouse, tmp_path: Path, change: str
 ) -> None:
-    """One that names no clone hides no other, and none deletes what is not the clone's."""
+    """A forged record hides no other clone, and never causes deletions of other files."""
     good = record_of(lake)
     operations.plan_clone(lake, f"{tmp_path}/other", "other").execute()
-    others = [one for one in lake.snapshot().definition.exports if one.name == "other"]
+    others = [export for export in lake.snapshot().definition.exports if export.name == "other"]
     lake.alter_definition(exports=(RECORDS[change](good), *others))
-    before = everything(tmp_path / "clone"), everything(tmp_path / "other")
-    listed = {one.name: one.state for one in operations.list_clones(lake)}
+    before = all_files(tmp_path / "clone"), all_files(tmp_path / "other")
+    listed = {item.name: item.state for item in operations.list_clones(lake)}
     assert listed.keys() == {"feature", "other"}
-    assert listed["other"] == CloneState.STANDING
-    if listed["feature"] != CloneState.STANDING:
+    assert listed["other"] == CloneState.ACTIVE
+    if listed["feature"] != CloneState.ACTIVE:
         for work in (operations.compare, operations.plan_promotion, operations.plan_refresh):
             with pytest.raises(TrinityLakeError):
                 work(lake, "feature")  # type: ignore[operator]
     operations.drop_clone(lake, "feature")
-    assert [one.name for one in operations.list_clones(lake)] == ["other"]
-    assert (everything(tmp_path / "clone"), everything(tmp_path / "other")) == before
+    assert [result.name for result in operations.list_clones(lake)] == ["other"]
+    assert (all_files(tmp_path / "clone"), all_files(tmp_path / "other")) == before
     assert operations.verify(lake).is_clean
 
 
-def test_a_version_that_is_kept_for_a_clone_without_record_is_told_and_forgotten(
-    lake: Lakehouse, clone: Lakehouse
-) -> None:
+def test_version_kept_for_unrecorded_clone_is_reported_and_dropped(lake: Lakehouse, clone: Lakehouse) -> None:
     append_rows(lake)
     operations.plan_refresh(lake, "feature").execute()
-    kept = [one for one in lake.snapshot().definition.exports if one.name != "feature"]
+    kept = [export for export in lake.snapshot().definition.exports if export.name != "feature"]
     lake.alter_definition(exports=tuple(kept))
-    (found,) = operations.list_clones(lake)
-    assert (found.name, found.state) == (kept[0].name, CloneState.STANDING)
-    operations.drop_clone(lake, found.name, delete_files=True)
+    (item,) = operations.list_clones(lake)
+    assert (item.name, item.state) == (kept[0].name, CloneState.ACTIVE)
+    operations.drop_clone(lake, item.name, delete_files=True)
     assert lake.snapshot().definition.exports == ()
     assert files(clone) == set()
 
 
-def test_a_refresh_in_the_middle_of_a_drop_leaves_no_version_kept(
+def test_refresh_during_drop_leaves_no_kept_version(
     lake: Lakehouse, clone: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in time to keep one more version, and not to be seen by whoever drops."""
+    """The refresh adds a record after the plan of the drop was made."""
     append_rows(lake)
     refreshed = operations.plan_refresh(lake, "feature")
     plan = operations.plan_drop_clone(lake, "feature")
@@ -119,7 +117,7 @@ def test_a_refresh_in_the_middle_of_a_drop_leaves_no_version_kept(
         operations.compare(lake, "feature")
 
 
-def altered(clone: Lakehouse, **fields: object) -> None:
+def alter_table(clone: Lakehouse, **fields: object) -> None:
     with clone.transaction() as txn:
         definition = txn.table("ns", "t")
         known = {name: getattr(definition, name) for name in TableDef.__dataclass_fields__}
@@ -127,18 +125,18 @@ def altered(clone: Lakehouse, **fields: object) -> None:
 
 
 @pytest.mark.parametrize("identifier", ["../../outside", "/etc", "a/b", "x" * 300])
-def test_an_id_of_a_table_is_no_path(lake: Lakehouse, clone: Lakehouse, tmp_path: Path, identifier: str) -> None:
+def test_table_id_is_not_used_as_path(lake: Lakehouse, clone: Lakehouse, tmp_path: Path, identifier: str) -> None:
     append_rows(clone)
-    before = everything(tmp_path)
+    before = all_files(tmp_path)
     with pytest.raises(TrinityLakeError):
-        altered(clone, id=identifier)
+        alter_table(clone, id=identifier)
         operations.plan_promotion(lake, "feature").execute()
-    outside = {path for path in everything(tmp_path).keys() - before.keys() if tmp_path / "clone" not in path.parents}
+    outside = {path for path in all_files(tmp_path).keys() - before.keys() if tmp_path / "clone" not in path.parents}
     assert outside == set()
     assert rows(lake) == [1, 2, 3]
 
 
-def test_a_drop_follows_no_link(lake: Lakehouse, clone: Lakehouse, tmp_path: Path) -> None:
+def test_drop_does_not_follow_links(lake: Lakehouse, clone: Lakehouse, tmp_path: Path) -> None:
     append_rows(clone)
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -150,8 +148,8 @@ def test_a_drop_follows_no_link(lake: Lakehouse, clone: Lakehouse, tmp_path: Pat
     assert (precious / "00000-0-data.parquet").read_bytes() == b"precious"
 
 
-def test_two_promotions_at_once_are_one(lake: Lakehouse, clone: Lakehouse) -> None:
-    """The second one names what the first one changed; both planned on the same version."""
+def test_concurrent_promotions_commit_once(lake: Lakehouse, clone: Lakehouse) -> None:
+    """Both are planned on the same version, and the second one conflicts with the first."""
     overwrite_rows(clone, "ns.t")
     append_rows(clone, "new.t")
     plans = [operations.plan_promotion(lake, "feature") for _ in range(2)]
@@ -167,16 +165,14 @@ def test_two_promotions_at_once_are_one(lake: Lakehouse, clone: Lakehouse) -> No
 
 
 @pytest.mark.parametrize("named", ["missing", "dropped", "of another table"])
-def test_metadata_of_the_parent_is_promoted_if_it_is_kept_for_the_clone(
-    lake: Lakehouse, clone: Lakehouse, named: str
-) -> None:
-    """A clone that somebody wrote names metadata below the parent's root: a purge may have taken its files."""
+def test_parent_metadata_is_promoted_only_if_kept_for_the_clone(lake: Lakehouse, clone: Lakehouse, named: str) -> None:
+    """A forged clone refers to metadata below the parent's root, whose files can have been purged."""
     mine = clone.snapshot().table("ns", "t")
     metadata = str(mine.format_properties[METADATA_LOCATION])
     if named == "missing":
         metadata = f"{metadata.rpartition('/')[0]}/00009-nofile.metadata.json"
     elif named == "dropped":
-        append_rows(lake)  # its metadata came after the version that is kept
+        append_rows(lake)  # its metadata is newer than the kept version
         metadata = to_uri(lake.root, str(lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]))
     with clone.transaction() as txn:
         fields = {**mine.format_properties, METADATA_LOCATION: to_uri(lake.root, metadata)}
@@ -191,7 +187,7 @@ def test_metadata_of_the_parent_is_promoted_if_it_is_kept_for_the_clone(
     assert operations.verify(lake, deep=True).is_clean
 
 
-def test_a_table_that_was_renamed_in_the_clone_keeps_the_parents_files(lake: Lakehouse, clone: Lakehouse) -> None:
+def test_table_renamed_in_clone_keeps_parent_files(lake: Lakehouse, clone: Lakehouse) -> None:
     catalog_at(clone).rename_table("ns.t", "ns.renamed")
     operations.plan_promotion(lake, "feature").execute()
     assert lake.snapshot().tables("ns") == ["renamed"]
@@ -204,54 +200,54 @@ def test_a_table_that_was_renamed_in_the_clone_keeps_the_parents_files(lake: Lak
 
 @pytest.fixture
 def copied(lake: Lakehouse, clone: Lakehouse, tmp_path: Path) -> Lakehouse:
-    """A plain copy of all files of the parent, after a commit in the clone."""
+    """A copy of all files of the parent, made after a commit in the clone."""
     append_rows(clone)
     shutil.copytree(lake.root.removeprefix("file://"), tmp_path / "staging")
     return Lakehouse.open(f"{tmp_path}/staging", {"fsync": "false"})
 
 
 @pytest.mark.parametrize("delete_files", [False, True])
-def test_a_copy_of_the_parent_forgets_the_clone_and_leaves_it_alone(
+def test_copy_of_parent_drops_only_the_record_of_the_clone(
     lake: Lakehouse, clone: Lakehouse, copied: Lakehouse, tmp_path: Path, delete_files: bool
 ) -> None:
-    before = everything(tmp_path / "clone")
+    before = all_files(tmp_path / "clone")
     plan = operations.plan_drop_clone(copied, "feature", delete_files=delete_files)
     assert (plan.files, plan.clone_version) == (0, None)
     assert f"belongs to the lakehouse at {lake.root}" in str(plan.reason)
     plan.execute()
     assert operations.list_clones(copied) == []
-    assert everything(tmp_path / "clone") == before
-    assert [one.state for one in operations.list_clones(lake)] == [CloneState.STANDING]
+    assert all_files(tmp_path / "clone") == before
+    assert [item.state for item in operations.list_clones(lake)] == [CloneState.ACTIVE]
     assert operations.verify(clone, deep=True).is_clean
 
 
 @pytest.mark.parametrize("step", [operations.compare, operations.plan_promotion, operations.plan_refresh])
-def test_a_copy_of_the_parent_is_told_whose_clone_it_is(
+def test_list_in_copy_of_parent_names_the_owner_of_the_clone(
     lake: Lakehouse, copied: Lakehouse, tmp_path: Path, step: Callable[[Lakehouse, str], object]
 ) -> None:
-    before = everything(tmp_path / "clone")
+    before = all_files(tmp_path / "clone")
     with pytest.raises(InvalidInputError, match=f"belongs to the lakehouse at {lake.root}"):
         step(copied, "feature")
     (info,) = operations.list_clones(copied)
-    assert info.state == CloneState.STANDING
+    assert info.state == CloneState.ACTIVE
     assert "belongs to the lakehouse" in str(info.reason)
-    assert everything(tmp_path / "clone") == before
+    assert all_files(tmp_path / "clone") == before
 
 
-def test_a_copy_deletes_no_definition_of_a_clone_that_is_being_made(
+def test_copy_of_parent_keeps_definition_of_incomplete_clone(
     lake: Lakehouse, clone: Lakehouse, copied: Lakehouse, tmp_path: Path
 ) -> None:
-    """A clone begins by its definition, and a drop ends by it: then it has no roots."""
+    """Creating a clone begins with its definition, and a drop ends with it: in between it has no roots."""
     for info in list(clone.storage.list()):
         if root_naming(info.path) is not None:
             clone.storage.delete(info.path)
-    before = everything(tmp_path / "clone")
+    before = all_files(tmp_path / "clone")
     assert operations.plan_drop_clone(lake, "feature", delete_files=True).files > 0
     assert operations.drop_clone(copied, "feature", delete_files=True).files == 0
-    assert everything(tmp_path / "clone") == before
+    assert all_files(tmp_path / "clone") == before
 
 
-def test_a_parent_by_another_name_is_told_the_name(lake: Lakehouse, clone: Lakehouse, tmp_path: Path) -> None:
+def test_error_names_the_recorded_root_of_the_parent(lake: Lakehouse, clone: Lakehouse, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(lake.root.removeprefix("file://").rstrip("/"))
     linked = Lakehouse.open(f"{tmp_path}/link", {"fsync": "false"})
     append_rows(clone)
@@ -260,10 +256,10 @@ def test_a_parent_by_another_name_is_told_the_name(lake: Lakehouse, clone: Lakeh
     assert operations.plan_drop_clone(linked, "feature", delete_files=True).files == 0
 
 
-def test_a_parent_that_was_moved_forgets_its_clones(lake: Lakehouse, clone: Lakehouse, tmp_path: Path) -> None:
-    before = everything(tmp_path / "clone")
+def test_moved_parent_drops_only_records_of_its_clones(lake: Lakehouse, clone: Lakehouse, tmp_path: Path) -> None:
+    before = all_files(tmp_path / "clone")
     Path(lake.root.removeprefix("file://")).rename(tmp_path / "moved")
     moved = Lakehouse.open(f"{tmp_path}/moved", {"fsync": "false"})
     operations.drop_clone(moved, "feature", delete_files=True)
     assert operations.list_clones(moved) == []
-    assert everything(tmp_path / "clone") == before
+    assert all_files(tmp_path / "clone") == before

@@ -79,7 +79,9 @@ def test_verify_reports_a_huge_catalog_file_and_continues(kind: str, tmp_path: P
     for deep in (False, True):
         report = operations.verify(Lakehouse(storage), deep=deep)
         assert report.versions > 1
-    assert any(str(HUGE_BYTES) in found.message for found in report.findings if path == found.path), report.findings
+    assert any(str(HUGE_BYTES) in finding.message for finding in report.findings if path == finding.path), (
+        report.findings
+    )
     assert read_bytes.count
 
 

@@ -225,7 +225,8 @@ def test_the_page_of_a_deep_verify_says_what_had_no_checksum(lake: Lakehouse) ->
     report = operations.verify(lake, deep=True)
     assert dict(report.without_checksum) == {"definition": 1, "node": 1}
     text = parsed(verification_page(report, lake.storage.now_ms())).text
-    assert f"{report.checked_files} files checked by their checksums, 1 definition, 1 node without one." in text
+    checksums = "files compared with their checksums, 1 definition, 1 node without a checksum"
+    assert f"{report.checked_files} {checksums}" in text
     assert "checksums" not in parsed(checked(lake)).text
 
 
@@ -328,7 +329,7 @@ def test_hostile_names_are_text(lakes: Lakes) -> None:
         txn.create_table(name, name, table(comment=HOSTILE))
     operations.plan_export(lake, name, version=1).execute()
     report = operations.verify(lake)
-    finding = Finding(severity="error", code=HOSTILE, message=HOSTILE, path=HOSTILE, version=1, mend=HOSTILE)
+    finding = Finding(severity="error", code=HOSTILE, message=HOSTILE, path=HOSTILE, version=1, fix=HOSTILE)
     pages = [
         log(lake),
         verification_page(replace(report, findings=(finding,)), lake.storage.now_ms()),

@@ -190,8 +190,8 @@ def test_repair_steps_are_data(aging: Aging) -> None:
     aging.lake.close()
     aging.lake.storage.write(HINT_PATH, b"1")
     plan = operations.plan_repair(aging.lake)
-    assert plan.to_take
-    assert list(_no_data(plan.to_take, "to_take", set())) == []
+    assert plan.executable_steps
+    assert list(_no_data(plan.executable_steps, "executable_steps", set())) == []
 
 
 def test_check_for_data_detects_resources(aging: Aging) -> None:

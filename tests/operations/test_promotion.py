@@ -1,4 +1,4 @@
-"""Compare, promote, refresh: what each side changed, brought to the other, once."""
+"""Test comparisons, promotions and refreshes of clones."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def clone(parent: Aging, lakes: Lakes) -> Lakehouse:
 
 
 def root_of(lakes: Lakes) -> str:
-    return lakes.named_root("clone")  # it is dropped when the test ends
+    return lakes.named_root("clone")  # dropped at the end of the test
 
 
 def compared(lake: Lakehouse) -> dict[str, tuple[str, str | None, str | None]]:
-    found = operations.compare(lake, NAME).objects
-    return {one.name: (one.changed_on.value, one.in_clone, one.in_parent) for one in found}
+    item = operations.compare(lake, NAME).objects
+    return {result.name: (result.changed_on.value, result.in_clone, result.in_parent) for result in item}
 
 
 def names(plan: operations.PromotionPlan | operations.RefreshPlan) -> set[tuple[str, str]]:
@@ -66,7 +66,7 @@ def rows_of(lake: Lakehouse, name: str) -> int:
     return int(catalog_at(lake).load_table(name).scan().to_arrow().num_rows)
 
 
-def test_each_side_is_told(parent: Aging, clone: Lakehouse) -> None:
+def test_compare_reports_changes_of_each_side(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     assert compared(lake) == {}
     append_rows(clone)
@@ -85,26 +85,26 @@ def test_each_side_is_told(parent: Aging, clone: Lakehouse) -> None:
         "n1.a": ("parent", None, "changed"),
         "later": ("parent", None, "added"),
     }
-    found = {one.name: one for one in operations.compare(lake, NAME).objects}
-    changed, new = found["ns.u"], found["new.t"]
+    results = {item.name: item for item in operations.compare(lake, NAME).objects}
+    changed, new = results["ns.u"], results["new.t"]
     assert changed.clone is not None and changed.parent is not None and new.clone is not None
     assert (changed.clone.rows_added, changed.clone.rows_removed, changed.clone.files_added) == (3, 0, 1)
     assert (changed.parent.rows_added, new.clone.rows_added, new.clone.files_removed) == (3, 3, 0)
     assert (changed.clone.bytes_added or 0) > 100
 
 
-def test_comparing_reads_no_shared_subtree_and_no_data(parent: Aging, clone: Lakehouse) -> None:
+def test_compare_reads_no_shared_subtree_and_no_data(parent: Aging, clone: Lakehouse) -> None:
     alter(clone, "n1", "a")
     few = operations.compare(parent.lake, NAME).cost.total_requests
     create(parent.lake, "many", *(f"t{number:03}" for number in range(60)))
     logged = FaultyStorage(parent.lake.storage, [])
     append_rows(clone)
     operations.compare(Lakehouse(logged), NAME)
-    assert not [one for one in logged.log if "/data/" in one.path or one.path.endswith(".avro")]
+    assert not [item for item in logged.log if "/data/" in item.path or item.path.endswith(".avro")]
     assert few < 30
 
 
-def test_columns_that_differ(parent: Aging, clone: Lakehouse) -> None:
+def test_compare_reports_column_changes(parent: Aging, clone: Lakehouse) -> None:
     def schema(*columns: tuple[int, str, DataType]) -> TableDef:
         return TableDef(schema=Schema(columns=tuple(Column(id=id_, name=name, type=of) for id_, name, of in columns)))
 
@@ -116,12 +116,12 @@ def test_columns_that_differ(parent: Aging, clone: Lakehouse) -> None:
     operations.plan_refresh(parent.lake, NAME).execute()
     with clone.transaction() as txn:
         txn.alter_table("n1", "wide", new)
-    (found,) = operations.compare(parent.lake, NAME).objects
-    assert found.clone is not None
-    assert set(found.clone.schema) == {"dropped b", "a was int, is long", "renamed c to d", "added e string"}
+    (item,) = operations.compare(parent.lake, NAME).objects
+    assert item.clone is not None
+    assert set(item.clone.schema) == {"dropped b", "a was int, is long", "renamed c to d", "added e string"}
 
 
-def test_the_page_of_a_comparison(parent: Aging, clone: Lakehouse) -> None:
+def test_comparison_report_page(parent: Aging, clone: Lakehouse) -> None:
     append_rows(clone)
     append_rows(parent.lake)
     create(clone, "<b>evil")
@@ -137,7 +137,7 @@ def test_the_page_of_a_comparison(parent: Aging, clone: Lakehouse) -> None:
     assert "No differences." in comparison_page(nothing, 5)
 
 
-def test_a_promotion_brings_what_changed_in_the_clone_alone(parent: Aging, clone: Lakehouse) -> None:
+def test_promotion_merges_changes_of_the_clone(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     append_rows(clone, "new.t")
@@ -159,16 +159,16 @@ def test_a_promotion_brings_what_changed_in_the_clone_alone(parent: Aging, clone
     info = next(lake.history(1))
     assert (info.operation, info.properties["promoted-from"]) == ("promote", NAME)
     assert info.properties["clone_version"] == str(clone.latest_version())
-    # Only what is new in the clone was copied.
+    # Only new files of the clone were copied.
     new = {path for path in files(lake) if path.startswith("tables/")} - kept.keys()
     assert len([path for path in new if path.endswith(".parquet")]) == 2
     assert {path: lake.storage.read(path) for path in kept} == kept
     assert operations.verify(lake, deep=True).is_clean
-    # The history of the table is that of Iceberg.
+    # The table keeps its Iceberg history.
     assert len(catalog_at(lake).load_table("ns.t").history()) == 2
 
 
-def test_a_second_promotion_does_nothing_and_a_later_one_goes_on(parent: Aging, clone: Lakehouse) -> None:
+def test_repeated_promotion_does_nothing_until_new_changes(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     operations.plan_promotion(lake, NAME).execute()
@@ -182,7 +182,7 @@ def test_a_second_promotion_does_nothing_and_a_later_one_goes_on(parent: Aging, 
     assert len([path for path in files(lake) if path.endswith(".parquet")]) == n_data + 1
     assert rows(lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert operations.verify(lake, deep=True).is_clean
-    # Where the clone's version of then is gone, the table is promoted once more, which does no harm.
+    # After the promoted version of the clone expired, the table is promoted again, which is harmless.
     expire(clone, f"1-{clone.latest_version() - 1}")
     append_rows(clone)
     operations.plan_promotion(lake, NAME).execute()
@@ -192,8 +192,8 @@ def test_a_second_promotion_does_nothing_and_a_later_one_goes_on(parent: Aging, 
     assert not lake.snapshot().has_table("ns", "t")
 
 
-def test_a_drop_is_promoted_though_the_version_that_was_promoted_expired(parent: Aging, clone: Lakehouse) -> None:
-    """Whoever no longer knows what the clone had then must not take a drop for what it had."""
+def test_drop_is_promoted_after_promoted_version_expired(parent: Aging, clone: Lakehouse) -> None:
+    """An expired version of the clone must not be mistaken for one without the table."""
     append_rows(clone)
     append_rows(clone, "n0.new")
     operations.plan_promotion(parent.lake, NAME).execute()
@@ -206,7 +206,7 @@ def test_a_drop_is_promoted_though_the_version_that_was_promoted_expired(parent:
     assert objects(parent.lake.snapshot()) == objects(clone.snapshot())
 
 
-def test_the_parent_stands_alone_after_a_promotion(parent: Aging, clone: Lakehouse) -> None:
+def test_parent_needs_no_files_of_the_clone_after_promotion(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     append_rows(clone, "new.t")
@@ -224,13 +224,13 @@ def test_the_parent_stands_alone_after_a_promotion(parent: Aging, clone: Lakehou
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_chosen_objects_are_promoted_alone(parent: Aging, clone: Lakehouse) -> None:
+def test_only_selected_objects_are_promoted(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     append_rows(clone, "ns.u")
     append_rows(clone, "new.t")
     plan = operations.plan_promotion(lake, NAME, tables=["new.t"])
-    assert names(plan) == {("added", "new"), ("added", "new.t")}  # its namespace comes with it
+    assert names(plan) == {("added", "new"), ("added", "new.t")}  # its namespace is promoted as well
     plan.execute()
     operations.plan_promotion(lake, NAME, namespaces=["ns"], tables=["n0.a"]).execute()
     assert operations.plan_promotion(lake, NAME).is_empty
@@ -242,7 +242,7 @@ def test_chosen_objects_are_promoted_alone(parent: Aging, clone: Lakehouse) -> N
 
 @pytest.mark.parametrize("conflict", CONFLICTS, ids=lambda conflict: conflict.__name__)
 @pytest.mark.parametrize("direction", ["promote", pytest.param("refresh", marks=pytest.mark.soak)])
-def test_conflicts_name_the_object_and_change_nothing(
+def test_conflicts_are_reported_and_change_nothing(
     parent: Aging, clone: Lakehouse, conflict: object, direction: str
 ) -> None:
     lake = parent.lake
@@ -250,7 +250,7 @@ def test_conflicts_name_the_object_and_change_nothing(
     name = conflict(ours, theirs)  # type: ignore[operator]
     planned = operations.plan_promotion if direction == "promote" else operations.plan_refresh
     plan = planned(lake, NAME)
-    assert [found.name for found in plan.conflicts] == [name]
+    assert [item.name for item in plan.conflicts] == [name]
     before = files(lake), files(clone)
     with pytest.raises(CommitConflictError, match="--theirs") as raised:
         plan.execute()
@@ -265,20 +265,20 @@ def test_conflicts_name_the_object_and_change_nothing(
 
 @pytest.mark.parametrize("conflict", CONFLICTS, ids=lambda conflict: conflict.__name__)
 @pytest.mark.parametrize("direction", ["promote", pytest.param("refresh", marks=pytest.mark.soak)])
-def test_the_other_side_can_be_chosen(parent: Aging, clone: Lakehouse, conflict: object, direction: str) -> None:
+def test_their_side_can_be_chosen(parent: Aging, clone: Lakehouse, conflict: object, direction: str) -> None:
     lake = parent.lake
     ours, theirs = (lake, clone) if direction == "promote" else (clone, lake)
     name = conflict(ours, theirs)  # type: ignore[operator]
     planned = operations.plan_promotion if direction == "promote" else operations.plan_refresh
     planned(lake, NAME, theirs=[name]).execute()
     expected = objects(theirs.snapshot())
-    if conflict is namespace_dropped_under_a_new_table:  # what was dropped in it without a conflict stays so
+    if conflict is namespace_dropped_under_a_new_table:  # tables dropped in it without a conflict stay dropped
         expected = {known: one for known, one in expected.items() if known not in (("n1", "a"), ("n1", "b"))}
     assert objects(ours.snapshot()) == expected
     assert operations.verify(ours).is_clean
 
 
-def test_choices_that_make_no_sense(parent: Aging, clone: Lakehouse) -> None:
+def test_invalid_choices_are_rejected(parent: Aging, clone: Lakehouse) -> None:
     append_rows(clone)
     with pytest.raises(InvalidInputError):
         operations.plan_promotion(parent.lake, NAME, theirs=["ns.t"])
@@ -289,8 +289,8 @@ def test_choices_that_make_no_sense(parent: Aging, clone: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("choice", [{"theirs": ["ns.t"]}, {"ours": ["ns.t"]}], ids=str)
-def test_choices_can_be_given_again(parent: Aging, clone: Lakehouse, choice: dict[str, list[str]]) -> None:
-    """Whoever did not get the answer gives the same command once more."""
+def test_choices_can_be_repeated(parent: Aging, clone: Lakehouse, choice: dict[str, list[str]]) -> None:
+    """A client that lost the response repeats the same command."""
     both_altered(parent.lake, clone)
     append_rows(clone, "ns.u")
     for planned in (operations.plan_promotion, operations.plan_refresh):
@@ -300,13 +300,13 @@ def test_choices_can_be_given_again(parent: Aging, clone: Lakehouse, choice: dic
         again.execute()
 
 
-def test_what_a_refresh_decided_is_decided(parent: Aging, clone: Lakehouse) -> None:
-    """Also where nothing else came in."""
+def test_choices_of_a_refresh_are_remembered(parent: Aging, clone: Lakehouse) -> None:
+    """The choice is recorded even if nothing else is merged."""
     both_altered(parent.lake, clone)
     expected = objects(clone.snapshot())
     plan = operations.plan_refresh(parent.lake, NAME, ours=["ns.t"])
     assert (plan.changes, plan.kept, plan.is_empty) == ((), ("ns.t",), False)
-    assert "as the clone has it" in str(plan)
+    assert "the clone's side was chosen" in str(plan)
     assert ("leave", "ns.t", "", "the clone") in plan.steps().rows
     plan.execute(plan.digest)
     assert operations.plan_refresh(parent.lake, NAME).is_empty
@@ -316,15 +316,15 @@ def test_what_a_refresh_decided_is_decided(parent: Aging, clone: Lakehouse) -> N
     assert objects(clone.snapshot()) == expected
 
 
-def test_commits_in_between(parent: Aging, clone: Lakehouse) -> None:
+def test_intermediate_commits_conflict_only_with_merged_objects(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     plan = operations.plan_promotion(lake, NAME)
-    create(lake, "beside")
+    create(lake, "concurrent")
     with pytest.raises(PlanChangedError):
         plan.execute(plan.digest)
-    plan.execute()  # what it writes was left alone
-    assert lake.snapshot().has_namespace("beside")
+    plan.execute()  # the other commit changed other objects
+    assert lake.snapshot().has_namespace("concurrent")
     append_rows(clone)
     plan = operations.plan_promotion(lake, NAME)
     append_rows(lake)
@@ -338,7 +338,7 @@ def test_commits_in_between(parent: Aging, clone: Lakehouse) -> None:
         plan.execute()
 
 
-def test_a_refresh_brings_what_changed_in_the_parent_alone(parent: Aging, clone: Lakehouse) -> None:
+def test_refresh_merges_changes_of_the_parent(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     append_rows(lake, "ns.u")
@@ -353,7 +353,7 @@ def test_a_refresh_brings_what_changed_in_the_parent_alone(parent: Aging, clone:
     assert not [path for path in files(clone) - own if path.startswith("tables/")]
     assert operations.plan_refresh(lake, NAME).is_empty
     assert compared(lake) == {"ns.t": ("clone", "changed", None)}
-    # Both shared versions are kept, the clone's past too.
+    # Both shared versions are kept, including the clone's history.
     overwrite_rows(lake, "ns.t", "ns.u")
     drop(lake, "later")
     parent.clean_up()
@@ -368,7 +368,7 @@ def test_a_refresh_brings_what_changed_in_the_parent_alone(parent: Aging, clone:
     assert not lake.snapshot().definition.exports
 
 
-def test_what_was_promoted_is_the_same_after_a_refresh(parent: Aging, clone: Lakehouse) -> None:
+def test_promoted_objects_are_equal_after_refresh(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     operations.plan_promotion(lake, NAME).execute()
@@ -383,7 +383,7 @@ def test_what_was_promoted_is_the_same_after_a_refresh(parent: Aging, clone: Lak
     assert operations.verify(lake, deep=True).is_clean
 
 
-def test_a_clone_of_some_namespaces_is_compared_within_them(parent: Aging, lakes: Lakes) -> None:
+def test_partial_clone_is_compared_within_its_namespaces(parent: Aging, lakes: Lakes) -> None:
     lake = parent.lake
     root = lakes.named_root("part")
     operations.plan_clone(lake, root, "part", namespaces=["ns"]).execute()
@@ -392,11 +392,11 @@ def test_a_clone_of_some_namespaces_is_compared_within_them(parent: Aging, lakes
     append_rows(part)
     append_rows(part, "new.t")
     alter(lake, "n1", "a")
-    found = operations.compare(lake, "part")
+    comparison = operations.compare(lake, "part")
     assert (
-        {one.name for one in found.on(ChangedOn.CLONE)}
+        {aging.name for aging in comparison.on(ChangedOn.CLONE)}
         == {"ns.t", "new", "new.t"}
-        == {one.name for one in found.objects}
+        == {item.name for item in comparison.objects}
     )
     operations.plan_promotion(lake, "part").execute()
     assert lake.snapshot().has_namespace("n1")
@@ -423,7 +423,7 @@ def undo_after_another_append(lake: Lakehouse, before: int) -> None:
 def undone_promotion(
     lake: Lakehouse, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
 ) -> list[int]:
-    """Promote rows of a clone and undo that; ``is_combined`` if the parent appended too. Returns the parent's rows."""
+    """Promote rows of a clone, undo the promotion, and return the parent's rows."""
     append_rows(clone)
     if is_combined:
         append_rows(lake)
@@ -438,10 +438,10 @@ UNDO = (undo_all, undo_table, undo_by_overwriting, undo_after_another_append)
 
 @pytest.mark.parametrize("undo", UNDO)
 @pytest.mark.parametrize("is_combined", [False, True])
-def test_a_promotion_that_the_parent_undid_stays_undone(
+def test_undone_promotion_stays_undone(
     parent: Aging, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
 ) -> None:
-    """The next promotion is about another table. A refresh brings the parent's state into the clone."""
+    """The next promotion selects another table. A refresh merges the parent's state into the clone."""
     lake = parent.lake
     undone = undone_promotion(lake, clone, undo, is_combined)
     append_rows(clone, "ns.u")
@@ -461,7 +461,7 @@ def test_a_promotion_that_the_parent_undid_stays_undone(
 
 @pytest.mark.parametrize("undo", UNDO)
 @pytest.mark.parametrize("is_combined", [False, True])
-def test_a_change_in_the_clone_after_an_undone_promotion_is_a_conflict(
+def test_change_after_undone_promotion_is_a_conflict(
     parent: Aging, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
 ) -> None:
     lake = parent.lake
@@ -474,7 +474,7 @@ def test_a_change_in_the_clone_after_an_undone_promotion_is_a_conflict(
     kept = operations.plan_promotion(lake, NAME, ours=["ns.t"])
     kept.execute()
     assert rows(lake) == undone
-    # A choice for one promotion decides nothing about later ones.
+    # A choice for one promotion does not apply to later ones.
     assert [conflict.name for conflict in operations.plan_promotion(lake, NAME).conflicts] == ["ns.t"]
     assert [conflict.name for conflict in operations.plan_refresh(lake, NAME).conflicts] == ["ns.t"]
     operations.plan_promotion(lake, NAME, theirs=["ns.t"]).execute()
@@ -483,7 +483,7 @@ def test_a_change_in_the_clone_after_an_undone_promotion_is_a_conflict(
     assert operations.verify(lake, deep=True).is_clean
 
 
-def test_a_promotion_after_a_later_one_was_undone_to_the_first(parent: Aging, clone: Lakehouse) -> None:
+def test_promotion_after_later_one_was_rolled_back(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     operations.plan_promotion(lake, NAME).execute()
@@ -496,7 +496,7 @@ def test_a_promotion_after_a_later_one_was_undone_to_the_first(parent: Aging, cl
     assert [conflict.name for conflict in operations.plan_promotion(lake, NAME).conflicts] == ["ns.t"]
 
 
-def test_objects_that_a_rollback_removed_or_brought_back_stay_so(parent: Aging, clone: Lakehouse) -> None:
+def test_rolled_back_objects_stay_rolled_back(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone, "new.t")
     drop(clone, "n0", "a")
@@ -508,8 +508,8 @@ def test_objects_that_a_rollback_removed_or_brought_back_stay_so(parent: Aging, 
     assert objects(clone.snapshot()) == objects(lake.snapshot())
 
 
-def test_an_undone_promotion_of_a_version_that_expired_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
-    """Nobody can know any more whether the clone had these rows when it was promoted."""
+def test_undone_promotion_of_expired_version_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
+    """It is unknown whether the clone had these rows when it was promoted."""
     lake = parent.lake
     append_rows(clone)
     before = lake.latest_version()
@@ -523,7 +523,7 @@ def test_an_undone_promotion_of_a_version_that_expired_is_a_conflict(parent: Agi
     assert (rows(lake), rows_of(lake, "ns.u")) == ([1, 2, 3], 6)
 
 
-def test_a_limited_promotion_says_nothing_about_other_objects(parent: Aging, clone: Lakehouse) -> None:
+def test_limited_promotion_does_not_affect_other_objects(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     append_rows(clone, "ns.u")
@@ -537,7 +537,7 @@ def test_a_limited_promotion_says_nothing_about_other_objects(parent: Aging, clo
 
 
 @pytest.mark.parametrize("has_table", ["parent", "clone"])
-def test_a_view_and_a_table_of_one_name_do_not_meet(parent: Aging, clone: Lakehouse, has_table: str) -> None:
+def test_view_and_table_with_same_name_conflict(parent: Aging, clone: Lakehouse, has_table: str) -> None:
     with_table, with_view = (parent.lake, clone) if has_table == "parent" else (clone, parent.lake)
     append_rows(with_table, "n1.v")
     with with_view.transaction() as txn:
@@ -553,7 +553,7 @@ def test_a_view_and_a_table_of_one_name_do_not_meet(parent: Aging, clone: Lakeho
     assert all(views_in(lake.snapshot().namespace("n1").properties) == ["v"] for lake in (parent.lake, clone))
 
 
-def test_a_view_that_is_created_during_a_promotion_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
+def test_view_created_during_promotion_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
     append_rows(clone, "n1.v")
     plan = operations.plan_promotion(parent.lake, NAME)
     with parent.lake.transaction() as txn:
@@ -563,7 +563,7 @@ def test_a_view_that_is_created_during_a_promotion_is_a_conflict(parent: Aging, 
     assert not parent.lake.snapshot().has_table("n1", "v")
 
 
-def test_properties_alone_are_promoted_without_files(parent: Aging, clone: Lakehouse) -> None:
+def test_property_changes_are_promoted_without_copying_files(parent: Aging, clone: Lakehouse) -> None:
     with clone.transaction() as txn:
         definition = txn.table("ns", "t")
         txn.alter_table("ns", "t", TableDef(**{**vars_of(definition), "properties": {"owner": "me"}}))
@@ -581,8 +581,8 @@ def vars_of(definition: TableDef) -> dict[str, object]:
     return {name: getattr(definition, name) for name in TableDef.__dataclass_fields__}
 
 
-def test_what_a_clone_points_to_is_doubted(parent: Aging, clone: Lakehouse) -> None:
-    """A pointer that somebody wrote into the clone does not bring back what the parent does not keep for it."""
+def test_promotion_rejects_parent_files_not_kept_for_the_clone(parent: Aging, clone: Lakehouse) -> None:
+    """A forged pointer in the clone must not restore files that the parent does not keep for it."""
     append_rows(parent.lake)
     location = parent.lake.snapshot().entry(parent.lake.snapshot().keys.table_key("ns", "t"))
     with clone.transaction() as txn:
@@ -598,7 +598,7 @@ def test_what_a_clone_points_to_is_doubted(parent: Aging, clone: Lakehouse) -> N
         operations.plan_promotion(parent.lake, NAME)
 
 
-def test_a_failed_promotion_deletes_a_copy_whose_creation_is_unknown(parent: Aging, clone: Lakehouse) -> None:
+def test_failed_promotion_deletes_copy_with_unknown_outcome(parent: Aging, clone: Lakehouse) -> None:
     append_rows(clone)
     before = files(parent.lake)
     lost = lose_response(1, kind="create", path_part="/promote-")

@@ -1,4 +1,4 @@
-"""Exports are dropped by rules: what a rule keeps stays, and so does the newest."""
+"""Test dropping exports by retention rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinitylake_ops.operations import RetentionPolicy
 def aging(lakes: Lakes) -> Aging:
     """A lakehouse with three exports a day over ten days."""
     aging = Aging.on(lakes.storage())
-    aging.later(DAY_MS - aging.clock.time_ms % DAY_MS)  # from midnight on: three in a row are of one day
+    aging.later(DAY_MS - aging.clock.time_ms % DAY_MS)  # begin at midnight
     for day in range(10):
         for hour in range(3):
             operations.plan_export(aging.lake, f"nightly-{day}-{hour}").execute()
@@ -45,7 +45,7 @@ def rules(**numbers: int) -> RetentionPolicy:
     ],
     ids=["last", "daily", "both", "age", "monthly"],
 )
-def test_each_rule_keeps_on_its_own(aging: Aging, policy: RetentionPolicy, kept: int | None) -> None:
+def test_each_rule_keeps_exports_independently(aging: Aging, policy: RetentionPolicy, kept: int | None) -> None:
     before = names(aging.lake)
     plan = operations.plan_prune_exports(aging.lake, "nightly-*", policy)
     assert names(aging.lake) == before
@@ -57,7 +57,7 @@ def test_each_rule_keeps_on_its_own(aging: Aging, policy: RetentionPolicy, kept:
     assert operations.verify(aging.lake).is_clean
 
 
-def test_others_are_left_alone(aging: Aging) -> None:
+def test_incomplete_and_foreign_exports_are_kept(aging: Aging) -> None:
     lake = aging.lake
     operations.plan_export(lake, "by-hand").execute()
     lake.alter_definition(
@@ -70,7 +70,7 @@ def test_others_are_left_alone(aging: Aging) -> None:
     assert (nothing.names, nothing.execute().version) == ((), lake.latest_version())
 
 
-def test_what_is_refused(aging: Aging) -> None:
+def test_invalid_policies_are_rejected(aging: Aging) -> None:
     lake = aging.lake
     with pytest.raises(InvalidInputError):
         operations.plan_prune_exports(lake, "*", rules())
@@ -83,7 +83,7 @@ def test_what_is_refused(aging: Aging) -> None:
     assert len(names(lake)) == 29
 
 
-def test_what_the_plan_read_is_not_read_again(lakes: Lakes) -> None:
+def test_execute_reads_nothing_again(lakes: Lakes) -> None:
     reads = ReadPaths(lakes.storage())
     lake = Lakehouse.create(reads.root, storage=reads)
     for name in ("one", "two", "three"):

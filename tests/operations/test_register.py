@@ -1,4 +1,4 @@
-"""Registering: tables that exist already, one by one or a whole catalog, and their files stay theirs."""
+"""Test the registration of existing tables and catalogs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_catalog(folder: Path) -> SqlCatalog:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlCatalog]:
-    """A catalog that no test changes."""
+    """A shared catalog that tests must not change."""
     catalog = make_catalog(tmp_path_factory.mktemp("source"))
     yield catalog
     catalog.close()
@@ -72,9 +72,7 @@ def read(lake: Lakehouse, namespace: str, name: str, version: int | None = None)
     return sorted(catalog_at(lake, version).load_table((namespace, name)).scan().to_arrow()["id"].to_pylist())
 
 
-def test_a_table_is_registered_by_its_metadata_file(
-    lake: Lakehouse, changing_source: SqlCatalog, tmp_path: Path
-) -> None:
+def test_table_is_registered_by_its_metadata_file(lake: Lakehouse, changing_source: SqlCatalog, tmp_path: Path) -> None:
     create(lake, "ns")
     files = {path: path.read_bytes() for path in (tmp_path / "warehouse").rglob("*") if path.is_file()}
     location = location_of(changing_source, "sales", "orders")
@@ -92,12 +90,12 @@ def test_a_table_is_registered_by_its_metadata_file(
     assert {path: path.read_bytes() for path in files} == files
     assert operations.verify(lake).findings == ()
     changing_source.load_table("sales.orders").append(ROWS)
-    assert read(lake, "ns", "t") == [1, 2, 3], "what others commit shows when it is registered again"
+    assert read(lake, "ns", "t") == [1, 2, 3], "later commits become visible when the table is registered again"
     catalog_at(lake).register_table("ns.t", location_of(changing_source, "sales", "orders"), overwrite=True)
     assert read(lake, "ns", "t") == [1, 1, 2, 2, 3, 3]
 
 
-def test_absolute_paths_paths_under_the_root_and_another_type(lake: Lakehouse, source: SqlCatalog) -> None:
+def test_absolute_paths_paths_under_the_root_and_table_type(lake: Lakehouse, source: SqlCatalog) -> None:
     create(lake, "ns")
     location = location_of(source, "sales", "orders")
     data = Path(location.removeprefix("file://")).read_bytes()
@@ -105,13 +103,13 @@ def test_absolute_paths_paths_under_the_root_and_another_type(lake: Lakehouse, s
     operations.register_table(lake, "ns", "a", location.removeprefix("file://"))
     operations.register_table(lake, "ns", "b", "external/metadata/1.metadata.json", table_type="FEDERATED")
     operations.register_table(lake, "ns", "c", f"{lake.root}external/metadata/1.metadata.json")
-    found = {name: lake.snapshot().table("ns", name) for name in ("a", "b", "c")}
-    assert {name: definition.table_type for name, definition in found.items()} == {
+    results = {name: lake.snapshot().table("ns", name) for name in ("a", "b", "c")}
+    assert {name: definition.table_type for name, definition in results.items()} == {
         "a": "EXTERNAL",
         "b": "FEDERATED",
         "c": "EXTERNAL",
     }
-    assert [definition.format_properties["metadata_location"] for definition in found.values()] == [
+    assert [definition.format_properties["metadata_location"] for definition in results.values()] == [
         location,
         "external/metadata/1.metadata.json",
         "external/metadata/1.metadata.json",
@@ -119,7 +117,7 @@ def test_absolute_paths_paths_under_the_root_and_another_type(lake: Lakehouse, s
     assert read(lake, "ns", "b") == [1, 2, 3]
 
 
-def test_what_cannot_be_registered_is_told_clearly(lake: Lakehouse, source: SqlCatalog, tmp_path: Path) -> None:
+def test_unregistrable_tables_raise_typed_errors(lake: Lakehouse, source: SqlCatalog, tmp_path: Path) -> None:
     create(lake, "ns", "taken")
     location = location_of(source, "sales", "orders")
     (tmp_path / "text.json").write_text('{"not": "iceberg"}')
@@ -136,7 +134,7 @@ def test_what_cannot_be_registered_is_told_clearly(lake: Lakehouse, source: SqlC
         (("ns", "t", "nothing/1.metadata.json"), FileMissingError, "nothing/1"),
         (("ns", "t", "../1.metadata.json"), InvalidLocationError, "'..'"),
         (("missing", "t", location), NamespaceNotFoundError, "missing"),
-        (("ns", "taken", location), ObjectExistsError, "ns.taken exists"),
+        (("ns", "taken", location), ObjectExistsError, "ns.taken already exists"),
         (("ns", "a b", location), InvalidNameError, "a b"),
     ):
         with pytest.raises(error, match=words):
@@ -146,7 +144,7 @@ def test_what_cannot_be_registered_is_told_clearly(lake: Lakehouse, source: SqlC
     assert (lake.latest_version(), listed(lake.storage)) == (version, files)
 
 
-def test_a_managed_table_of_this_lakehouse_is_managed_again(lake: Lakehouse, lakes: Lakes) -> None:
+def test_dropped_managed_table_becomes_managed_again(lake: Lakehouse, lakes: Lakes) -> None:
     append_rows(lake)
     before = lake.snapshot().table("ns", "t")
     with lake.transaction() as txn:
@@ -157,7 +155,7 @@ def test_a_managed_table_of_this_lakehouse_is_managed_again(lake: Lakehouse, lak
     assert (definition.table_type, definition.id) == ("MANAGED", before.id)
     with pytest.raises(TableHasAnotherNameError):
         operations.register_table(lake, "ns", "too", lake.root + location)
-    # The folder of a lakehouse that stood here before is none of ours, though it looks like it.
+    # The folder of a former lakehouse at this root belongs to another lakehouse.
     lake.storage.write(owner_path(before.id), b'{"lakehouse_id": "another"}')
     operations.register_table(lake, "ns", "foreign", location)
     lake.storage.delete(owner_path(before.id))
@@ -171,8 +169,8 @@ def test_a_managed_table_of_this_lakehouse_is_managed_again(lake: Lakehouse, lak
     assert lake.snapshot().table("ns", "theirs").table_type == "EXTERNAL"
 
 
-def test_a_table_file_that_was_never_committed_is_not_registered(lake: Lakehouse) -> None:
-    """Whoever wrote it may still be about to delete it, with all that it names: its commit failed."""
+def test_uncommitted_metadata_file_is_rejected(lake: Lakehouse) -> None:
+    """The writer of a failed commit can still delete the file and everything that it refers to."""
     append_rows(lake)
     location = lake.snapshot().table("ns", "t").format_properties["metadata_location"]
     staged = f"{location.rpartition('/')[0]}/00009-{uuid.uuid4()}.metadata.json"
@@ -182,7 +180,7 @@ def test_a_table_file_that_was_never_committed_is_not_registered(lake: Lakehouse
         operations.register_table(lake, "ns", "too", staged)
     assert lake.latest_version() == before
     with lake.transaction() as txn:
-        txn.create_table("ns", "z", table())  # what the latest version names is found, too
+        txn.create_table("ns", "z", table())  # tables of the latest version are found as well
     with pytest.raises(TableHasAnotherNameError):
         operations.register_table(lake, "ns", "too", lake.root + location)
     with lake.transaction() as txn:
@@ -190,7 +188,7 @@ def test_a_table_file_that_was_never_committed_is_not_registered(lake: Lakehouse
     operations.register_table(lake, "ns", "too", lake.root + location)
 
 
-def test_a_whole_catalog_is_one_commit(lake: Lakehouse, source: SqlCatalog) -> None:
+def test_catalog_is_registered_in_one_commit(lake: Lakehouse, source: SqlCatalog) -> None:
     create(lake, "hr", "ours")
     version = lake.latest_version()
     report = operations.register_catalog(lake, source)
@@ -213,7 +211,7 @@ def definition(lake: Lakehouse, namespace: str, name: str) -> TableDef:
     return lake.snapshot().table(namespace, name)
 
 
-def test_what_is_registered_with_the_same_metadata_is_passed_over(lake: Lakehouse, source: SqlCatalog) -> None:
+def test_registered_tables_with_same_metadata_are_skipped(lake: Lakehouse, source: SqlCatalog) -> None:
     operations.register_catalog(lake, source, namespaces=["hr"])
     assert lake.snapshot().namespaces() == ["hr"]
     staff = definition(lake, "hr", "staff")
@@ -238,9 +236,7 @@ def test_conflicts_are_listed_before_anything_is_written(lake: Lakehouse, changi
     assert (lake.latest_version(), listed(lake.storage)) == (version, files)
 
 
-def test_names_that_meet_and_names_that_the_format_forbids(
-    lake: Lakehouse, lakes: Lakes, changing_source: SqlCatalog
-) -> None:
+def test_colliding_and_invalid_names_are_rejected(lake: Lakehouse, lakes: Lakes, changing_source: SqlCatalog) -> None:
     other = catalog_at(lakes.memory("other"))
     other.create_namespace(("a.b",))
     other.create_table(("a.b", "t"), ROWS.schema)
@@ -256,7 +252,7 @@ def test_names_that_meet_and_names_that_the_format_forbids(
 
 
 class Within(SqlCatalog):
-    """Shows another catalog's tables."""
+    """Show the tables of another catalog."""
 
     def __init__(self, catalog: Catalog):
         self.name, self.properties, self.shown = "within", {}, catalog
@@ -272,7 +268,7 @@ class Within(SqlCatalog):
 
 
 class Twice(Within):
-    """Shows a table under two namespaces whose names become the same."""
+    """Show a table in two namespaces whose names collide."""
 
     def list_namespaces(self, namespace: object = ()) -> list[tuple[str, ...]]:
         return {(): [("a",), ("a.b",)], ("a",): [("a", "b")]}.get(namespace, [])  # type: ignore[call-overload]
@@ -281,7 +277,7 @@ class Twice(Within):
         return [] if namespace == ("a",) else [("a.b", "t")]
 
 
-def test_another_lakehouse_is_a_catalog_too(lake: Lakehouse, lakes: Lakes) -> None:
+def test_another_lakehouse_is_registered_as_catalog(lake: Lakehouse, lakes: Lakes) -> None:
     other = lakes.local("other")
     lake = allowing(lake, other.root)
     append_rows(other)
@@ -295,9 +291,7 @@ def test_another_lakehouse_is_a_catalog_too(lake: Lakehouse, lakes: Lakes) -> No
     assert lake.snapshot().table("ns", "t").table_type == "EXTERNAL"
 
 
-def test_catalogs_that_fail_are_told_without_their_properties(
-    lake: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_catalog_errors_contain_no_properties(lake: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInputError) as caught:
         operations.register_catalog(lake, "nothing", {"token": "a-secret-token"})
     assert "secret" not in str(caught.value)
@@ -319,12 +313,12 @@ def test_catalogs_that_fail_are_told_without_their_properties(
     assert lake.latest_version() == 0
 
 
-def test_a_file_that_only_the_catalog_can_read(lake: Lakehouse, source: SqlCatalog, tmp_path: Path) -> None:
+def test_file_readable_only_by_the_catalog_is_rejected(lake: Lakehouse, source: SqlCatalog, tmp_path: Path) -> None:
     class Elsewhere(Within):
         def load_table(self, identifier: object) -> object:  # type: ignore[override]
-            found = source.load_table("hr.staff")
-            found.metadata_location = f"file://{tmp_path}/hidden.metadata.json"
-            return found
+            result = source.load_table("hr.staff")
+            result.metadata_location = f"file://{tmp_path}/hidden.metadata.json"
+            return result
 
     with pytest.raises(FileMissingError, match=r"a\.b\.t"):
         operations.register_catalog(lake, Elsewhere(source))

@@ -1,4 +1,4 @@
-"""Repair: what is safe is put right by new commits, the rest is listed, and a second run does nothing."""
+"""Test the repair of findings of verify."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.faults import FaultyStorage, fail
 from tests.lakes import objects, table
 from tests.operations.aging import Aging, grow, needed_files
 from tests.operations.changes import alter, append_rows, content, create, drop, small_sizes, truncate
-from tests.operations.test_export import cut_off
+from tests.operations.test_export import interrupt_export
 from tests.operations.test_verify_state import foreign_rollback
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
@@ -56,7 +56,7 @@ def fresh(lake: Lakehouse) -> Lakehouse:
 
 
 def repaired(lake: Lakehouse, *, to_last_good: bool = False) -> RepairReport:
-    """Repair, and assert that nothing is left that a second run would do."""
+    """Repair, and assert that a second run would do nothing."""
     before = content(lake)
     report = operations.repair(fresh(lake), to_last_good=to_last_good)
     after = content(lake)
@@ -76,16 +76,16 @@ def location_of(lake: Lakehouse, namespace: str, name: str) -> str:
     return location
 
 
-def test_a_sound_lakehouse_needs_nothing(lake: Lakehouse) -> None:
+def test_intact_lakehouse_needs_no_repair(lake: Lakehouse) -> None:
     plan = operations.plan_repair(lake)
     assert plan.is_empty
-    assert plan.not_mended == ()
+    assert plan.remaining == ()
     report = repaired(lake)
     assert report.is_complete
     assert str(report).startswith("Nothing to repair")
 
 
-def test_the_hint(lake: Lakehouse) -> None:
+def test_wrong_hint_is_repaired(lake: Lakehouse) -> None:
     lake.storage.write(HINT_PATH, b"1")
     plan = operations.plan_repair(lake)
     assert [step.action for step in plan.steps] == ["hint"]
@@ -95,30 +95,30 @@ def test_the_hint(lake: Lakehouse) -> None:
     assert "hint" in str(report)
 
 
-def test_an_export_whose_root_is_gone_is_forgotten(lake: Lakehouse) -> None:
+def test_export_without_root_is_dropped(lake: Lakehouse) -> None:
     operations.plan_export(lake, "whole", version=1).execute()
-    cut_off(lake, "half")
+    interrupt_export(lake, "half")
     definition = lake.snapshot().definition
     lake.storage.delete(definition.exported_snapshots["kept"])
     plan = operations.plan_repair(lake)
-    assert [(step.action, step.what) for step in plan.steps] == [("drop-export", "exports without their root: kept")]
-    assert plan.not_mended == ()
+    assert [(step.action, step.what) for step in plan.steps] == [("drop-export", "exports without a root: kept")]
+    assert plan.remaining == ()
     assert repaired(lake).is_complete
     assert [info.name for info in operations.list_exports(lake)] == ["half", "whole"]
     assert operations.verify(fresh(lake)).findings == ()
 
 
-def test_an_export_that_is_damaged_is_left(lake: Lakehouse) -> None:
+def test_damaged_export_is_kept(lake: Lakehouse) -> None:
     path = lake.snapshot().definition.exported_snapshots["kept"]
     truncate(lake.storage, path)
     report = repaired(lake)
     assert report.steps == ()
-    assert {finding.path for finding in report.not_mended} == {path}
+    assert {finding.path for finding in report.remaining} == {path}
     assert not report.is_complete
     assert "drop the export" in str(report)
 
 
-def test_settings_that_another_program_went_back_to() -> None:
+def test_replaced_settings_are_reconciled() -> None:
     try:
         aging = Aging.on(MemoryStorage(ROOT))
         grow(aging, 3)
@@ -131,7 +131,7 @@ def test_settings_that_another_program_went_back_to() -> None:
         drop_memory_root(ROOT)
 
 
-def test_a_damaged_definition_goes_back_alone_when_it_is_asked_for(lake: Lakehouse) -> None:
+def test_damaged_definition_is_rolled_back_only_with_to_last_good(lake: Lakehouse) -> None:
     good = location_of(lake, "big", "t3")
     alter(lake, "big", "t3")
     alter(lake, "big", "t4")
@@ -140,18 +140,18 @@ def test_a_damaged_definition_goes_back_alone_when_it_is_asked_for(lake: Lakehou
     lake.storage.delete(damaged)
     plan = operations.plan_repair(fresh(lake))
     assert plan.is_empty
-    assert [finding.path for finding in plan.not_mended] == [damaged]
-    assert "repair --to-last-good" in plan.not_mended[0].advice
+    assert [finding.path for finding in plan.remaining] == [damaged]
+    assert "repair --to-last-good" in plan.remaining[0].advice
     plan = operations.plan_repair(fresh(lake), to_last_good=True)
     assert [(step.action, step.what) for step in plan.steps] == [("rollback", "big.t3")]
     report = repaired(lake, to_last_good=True)
     assert location_of(lake, "big", "t3") == good
-    assert location_of(lake, "big", "t4") == kept, "what is whole stays as it is"
+    assert location_of(lake, "big", "t4") == kept, "intact objects are not changed"
     assert str(report.version) not in operations.verify(fresh(lake)).damaged_versions.split(",")
     objects(fresh(lake).snapshot())
 
 
-def test_a_table_that_lost_a_data_file_goes_back_to_where_it_had_all(lake: Lakehouse) -> None:
+def test_table_with_lost_data_file_is_rolled_back_to_intact_version(lake: Lakehouse) -> None:
     create(lake, "other", "t")
     snapshot = lake.snapshot()
     reached = {file.location for file in files_of(snapshot.table("ns", "t"), StorageFileIO.on(lake.storage))}
@@ -169,7 +169,7 @@ def test_a_table_that_lost_a_data_file_goes_back_to_where_it_had_all(lake: Lakeh
     assert fresh(lake).snapshot().has_table("other", "t")
 
 
-def test_objects_go_back_to_different_versions_and_some_nowhere(lake: Lakehouse) -> None:
+def test_objects_are_rolled_back_to_different_versions(lake: Lakehouse) -> None:
     never = create(lake, "never", "whole")
     for name in ("t1", "t2", "t1"):
         alter(lake, "big", name)
@@ -178,13 +178,13 @@ def test_objects_go_back_to_different_versions_and_some_nowhere(lake: Lakehouse)
     report = repaired(lake, to_last_good=True)
     assert {(step.what, step.version) for step in report.steps} == {("big.t1", never + 2), ("big.t2", never + 1)}
     assert [str(name) for name in operations.verify(fresh(lake)).damaged_objects] == ["never.whole"]
-    advice = {finding.path: finding.advice for finding in report.not_mended}
-    assert "no older version has it whole" in advice[location_of(lake, "never", "whole")]
+    advice = {finding.path: finding.advice for finding in report.remaining}
+    assert "no older version has it intact" in advice[location_of(lake, "never", "whole")]
     assert sum("no older version" in text for text in advice.values()) == 1
 
 
-def test_no_object_takes_the_place_of_another_one_of_its_name(lake: Lakehouse) -> None:
-    """Who dropped a table and made another one of that name never gets the data of the first."""
+def test_other_object_with_same_name_is_not_restored(lake: Lakehouse) -> None:
+    """A new table of the same name must never get the data of the dropped one."""
     create(lake, "a", "t", "u")
     drop(lake, "a", "t")
     with lake.transaction() as txn:
@@ -192,18 +192,18 @@ def test_no_object_takes_the_place_of_another_one_of_its_name(lake: Lakehouse) -
     lake.storage.delete(location_of(lake, "a", "t"))
     append_rows(lake, "a.v")
     lost = TableDef(id="lost", format_properties={METADATA_LOCATION: "tables/lost/metadata/00000-lost.metadata.json"})
-    with lake.transaction() as txn:  # no version is without a table of that name
+    with lake.transaction() as txn:  # every version has a table of this name
         txn.drop_table("a", "v")
         txn.create_table("a", "v", lost)
     report = operations.verify(fresh(lake))
     assert [str(name) for name in report.damaged_objects] == ["a.t", "a.v"]
     plan = operations.plan_repair(fresh(lake), report, to_last_good=True)
     assert plan.is_empty, plan
-    advice = {finding.path: finding.advice for finding in plan.not_mended}
-    assert "no older version has it whole" in advice[location_of(lake, "a", "t")]
+    advice = {finding.path: finding.advice for finding in plan.remaining}
+    assert "no older version has it intact" in advice[location_of(lake, "a", "t")]
 
 
-def test_a_damaged_tree_goes_back_whole_under_the_current_settings(lake: Lakehouse) -> None:
+def test_damaged_tree_is_rolled_back_under_current_settings(lake: Lakehouse) -> None:
     before = lake.latest_version()
     with lake.transaction(message="m" * 3_400) as txn:
         for number in range(12):
@@ -222,13 +222,13 @@ def test_a_damaged_tree_goes_back_whole_under_the_current_settings(lake: Lakehou
     assert now.version == done.version == latest.version + 1
     assert objects(now) == objects(lake.snapshot(before))
     assert sorted(now.definition.exported_snapshots) == ["kept", "late"]
-    assert [finding.path for finding in done.not_mended] == [node], "versions that need it stay damaged"
+    assert [finding.path for finding in done.remaining] == [node], "versions that need it remain damaged"
     assert str(now.version) not in operations.verify(fresh(lake)).damaged_versions
     create(lake, "goes", "on")
 
 
 @pytest.mark.parametrize("error", [TransientError, StoragePermissionError, ThrottledError])
-def test_what_the_storage_does_not_give_is_no_damage(lake: Lakehouse, error: type[StorageError]) -> None:
+def test_unreadable_file_is_not_treated_as_damage(lake: Lakehouse, error: type[StorageError]) -> None:
     alter(lake, "big", "t3")
     before = content(lake)
     path = location_of(lake, "big", "t3")
@@ -242,9 +242,9 @@ def test_what_the_storage_does_not_give_is_no_damage(lake: Lakehouse, error: typ
     assert content(lake) == before
 
 
-def test_an_export_that_cannot_be_looked_at_is_not_lost(lake: Lakehouse) -> None:
-    """The root that may stand after the latest one is asked for again and again where the hint is old."""
-    operations.plan_export(lake, "looked-at").execute()
+def test_unreadable_export_is_not_dropped(lake: Lakehouse) -> None:
+    """With an old hint, the root after the latest one is requested repeatedly."""
+    operations.plan_export(lake, "checked").execute()
     lake.storage.write(HINT_PATH, b"0")
     following = root_path(lake.latest_version() + 1)
     faulty = FaultyStorage(lake.storage)
@@ -260,7 +260,7 @@ def test_an_export_that_cannot_be_looked_at_is_not_lost(lake: Lakehouse) -> None
         assert report.unanswered == (following,) or report.findings == expected
 
 
-def test_nothing_is_done_where_nothing_is_whole(lake: Lakehouse) -> None:
+def test_repair_does_nothing_without_intact_version(lake: Lakehouse) -> None:
     for version in range(lake.latest_version() + 1):
         for path in lake.snapshot(version).root.children:
             lake.storage.delete(path)
@@ -271,18 +271,18 @@ def test_nothing_is_done_where_nothing_is_whole(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("part", ["root", "settings"])
-def test_nothing_is_committed_on_a_version_that_cannot_be_read(lake: Lakehouse, part: str) -> None:
+def test_unreadable_latest_version_is_not_repaired(lake: Lakehouse, part: str) -> None:
     latest = lake.snapshot()
     path = latest.location if part == "root" else latest.definition_location
     truncate(lake.storage, path)
     lake.storage.write(HINT_PATH, b"0")
     report = repaired(lake, to_last_good=True)
     assert [step.action for step in report.steps] == ["hint"]
-    assert path in {finding.path for finding in report.not_mended}
+    assert path in {finding.path for finding in report.remaining}
     assert not lake.storage.exists(root_path(latest.version + 1))
 
 
-def test_approval(lake: Lakehouse) -> None:
+def test_only_approved_plan_is_executed(lake: Lakehouse) -> None:
     lake.storage.write(HINT_PATH, b"0")
     plan = operations.plan_repair(lake)
     assert json.loads(plan.to_json())["digest"] == plan.digest
@@ -302,7 +302,7 @@ def test_approval(lake: Lakehouse) -> None:
     assert again.execute(again.digest).version == lake.latest_version()
 
 
-def test_a_report_that_ended_early_is_refused(lake: Lakehouse) -> None:
+def test_incomplete_report_is_rejected(lake: Lakehouse) -> None:
     report = operations.verify(lake, budget=Budget(max_requests=3))
     with pytest.raises(InvalidInputError):
         operations.plan_repair(lake, report)

@@ -1,4 +1,4 @@
-"""Rollback: the tree of an earlier version under the current lakehouse definition, whole or not at all."""
+"""Test rollbacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
     VersionNotFoundError,
 )
-from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import files_of
 from trinitylake_ops.storage import MeteredStorage, Storage
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
 class InterferingStorage(FaultyStorage):
-    """Runs an action just before the first root is created."""
+    """Run an action just before the first root is created."""
 
     action: Callable[[], Any] | None = None
 
@@ -51,15 +51,15 @@ class InterferingStorage(FaultyStorage):
         super().create(path, data)
 
 
-def interfered(lake: Lakehouse, action: Callable[[], Any]) -> Lakehouse:
-    """Return the lakehouse as a writer has it that another one is faster than, once."""
+def with_interference(lake: Lakehouse, action: Callable[[], Any]) -> Lakehouse:
+    """Return the lakehouse of a writer that loses one race against ``action``."""
     storage = InterferingStorage(lake.storage)
     storage.action = action
     return Lakehouse(storage)
 
 
-def refused(lake: Lakehouse, kind: type[TrinityLakeError], action: Callable[[], Any]) -> TrinityLakeError:
-    """Assert that an action raises and leaves every file as it was."""
+def assert_rejected(lake: Lakehouse, kind: type[TrinityLakeError], action: Callable[[], Any]) -> TrinityLakeError:
+    """Assert that an action raises and leaves all files unchanged."""
     before = content(lake)
     with pytest.raises(kind) as caught:
         action()
@@ -68,7 +68,7 @@ def refused(lake: Lakehouse, kind: type[TrinityLakeError], action: Callable[[], 
     return caught.value
 
 
-def test_the_content_is_back_in_a_new_version(lake: Lakehouse) -> None:
+def test_rollback_commits_old_content_as_new_version(lake: Lakehouse) -> None:
     target = create(lake, "a", "t1", "t2")
     alter(lake, "a", "t1")
     drop(lake, "a", "t2")
@@ -85,7 +85,7 @@ def test_the_content_is_back_in_a_new_version(lake: Lakehouse) -> None:
     assert operations.verify(lake).findings == ()
 
 
-def test_the_plan_shows_what_changes_and_reads_only(lake: Lakehouse) -> None:
+def test_plan_shows_changes_and_only_reads(lake: Lakehouse) -> None:
     target = create(lake, "a", "t1", "t2")
     alter(lake, "a", "t1")
     drop(lake, "a", "t2")
@@ -104,7 +104,7 @@ def test_the_plan_shows_what_changes_and_reads_only(lake: Lakehouse) -> None:
     assert set(plan.to_dict()) == fields
 
 
-def test_the_current_lakehouse_definition_is_carried_forward(lake: Lakehouse) -> None:
+def test_rollback_keeps_current_lakehouse_definition(lake: Lakehouse) -> None:
     target = create(lake, "a", "t")
     alter(lake, "a", "t")
     operations.plan_export(lake, "made-later").execute()
@@ -117,7 +117,7 @@ def test_the_current_lakehouse_definition_is_carried_forward(lake: Lakehouse) ->
     assert entries(lake, "made-later") == exported
 
 
-def test_by_time_and_by_export(lake: Lakehouse) -> None:
+def test_rollback_by_time_and_by_export(lake: Lakehouse) -> None:
     target = create(lake, "a", "t")
     operations.plan_export(lake, "kept", version=target).execute()
     drop(lake, "a")
@@ -130,7 +130,7 @@ def test_by_time_and_by_export(lake: Lakehouse) -> None:
     assert entries(lake) == entries(lake, target)
 
 
-def test_nothing_to_roll_back_commits_nothing(lake: Lakehouse) -> None:
+def test_rollback_without_changes_commits_nothing(lake: Lakehouse) -> None:
     latest = create(lake, "a", "t")
     before = content(lake)
     assert operations.rollback(lake, latest) == latest
@@ -138,10 +138,10 @@ def test_nothing_to_roll_back_commits_nothing(lake: Lakehouse) -> None:
     assert content(lake) == before
     plan = operations.plan_rollback(lake, latest)
     create(lake, "b")
-    refused(lake, CommitConflictError, plan.execute)
+    assert_rejected(lake, CommitConflictError, plan.execute)
 
 
-def test_only_some_namespaces_and_tables(lake: Lakehouse) -> None:
+def test_rollback_of_selected_namespaces_and_tables(lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         for namespace in ("a", "b", "c.d"):
             txn.create_namespace(namespace)
@@ -174,25 +174,27 @@ def test_only_some_namespaces_and_tables(lake: Lakehouse) -> None:
     assert not lake.snapshot().has_namespace("new")
 
 
-def test_a_table_is_not_restored_where_a_view_has_its_name(lake: Lakehouse, lakes: Lakes) -> None:
-    """Neither by a rollback nor from an export. Whole versions have each name once."""
+def test_table_with_name_of_a_view_is_not_restored(lake: Lakehouse, lakes: Lakes) -> None:
+    """Neither a rollback nor a restore does so. In whole versions, names are unique."""
     create(lake, "views", "v")
     with_table = lake.latest_version()
     operations.plan_export(lake, "full", "full").execute()
     drop(lake, "views", "v")
     with lake.transaction() as txn:
         txn.alter_namespace("views", {f"{VIEW_PREFIX}v": "{}"})
-    refused(lake, ObjectExistsError, lambda: operations.plan_rollback(lake, with_table, tables=["views.v"]))
-    refused(lake, ObjectExistsError, lambda: operations.plan_restore(lake, "full", tables=["views.v"]))
+    assert_rejected(lake, ObjectExistsError, lambda: operations.plan_rollback(lake, with_table, tables=["views.v"]))
+    assert_rejected(lake, ObjectExistsError, lambda: operations.plan_restore(lake, "full", tables=["views.v"]))
     operations.plan_rollback(lake, with_table, namespaces=["views"]).execute()
     assert lake.snapshot().tables("views") == ["v"]
     assert views_in(lake.snapshot().namespace("views").properties) == []
 
 
-def test_a_table_whose_namespace_is_gone_is_refused_by_the_plan(lake: Lakehouse) -> None:
+def test_plan_rejects_table_without_namespace(lake: Lakehouse) -> None:
     target = create(lake, "a", "t")
     drop(lake, "a")
-    error = refused(lake, NamespaceNotFoundError, lambda: operations.plan_rollback(lake, target, tables=["a.t"]))
+    error = assert_rejected(
+        lake, NamespaceNotFoundError, lambda: operations.plan_rollback(lake, target, tables=["a.t"])
+    )
     assert "'a'" in str(error)
     operations.rollback(lake, target, namespaces=["a"])
     assert entries(lake) == entries(lake, target)
@@ -213,28 +215,30 @@ def test_a_table_whose_namespace_is_gone_is_refused_by_the_plan(lake: Lakehouse)
         (InvalidInputError, {"to": 0, "tables": ["nodot"]}),
     ],
 )
-def test_wrong_targets_and_names(lake: Lakehouse, kind: type[TrinityLakeError], arguments: dict[str, Any]) -> None:
+def test_invalid_targets_and_names_are_rejected(
+    lake: Lakehouse, kind: type[TrinityLakeError], arguments: dict[str, Any]
+) -> None:
     create(lake, "a")
-    refused(lake, kind, lambda: operations.rollback(lake, **arguments))
+    assert_rejected(lake, kind, lambda: operations.rollback(lake, **arguments))
 
 
-def test_an_expired_or_sealed_target_is_refused(lake: Lakehouse) -> None:
+def test_rollback_to_expired_or_sealed_version_fails(lake: Lakehouse) -> None:
     create(lake, "a", "t")
     create(lake, "b")
     plan = operations.plan_rollback(lake, 1)
     expire(lake, "1")
-    error = refused(lake, VersionExpiredError, lambda: operations.rollback(lake, 1))
+    error = assert_rejected(lake, VersionExpiredError, lambda: operations.rollback(lake, 1))
     assert "undelete" in str(error)
-    refused(lake, VersionExpiredError, lambda: operations.rollback(lake, 1, namespaces=["b"]))
-    refused(lake, VersionExpiredError, lambda: plan.execute(reapply=True))
+    assert_rejected(lake, VersionExpiredError, lambda: operations.rollback(lake, 1, namespaces=["b"]))
+    assert_rejected(lake, VersionExpiredError, lambda: plan.execute(reapply=True))
     lake.alter_definition(expirations=())
     seal(lake, 1)
-    refused(lake, VersionExpiredError, lambda: operations.rollback(lake, 1))
+    assert_rejected(lake, VersionExpiredError, lambda: operations.rollback(lake, 1))
     lake.alter_definition(exported_snapshots={"foreign": root_path(1)})
-    refused(lake, VersionExpiredError, lambda: operations.rollback(lake, "foreign"))
+    assert_rejected(lake, VersionExpiredError, lambda: operations.rollback(lake, "foreign"))
 
 
-def test_an_export_of_an_expired_version_keeps_it(lake: Lakehouse) -> None:
+def test_rollback_to_export_of_expired_version(lake: Lakehouse) -> None:
     target = create(lake, "a", "t")
     operations.plan_export(lake, "kept").execute()
     create(lake, "b")
@@ -255,7 +259,7 @@ def _definition_of(lake: Lakehouse, version: int, namespace: str, name: str | No
 @pytest.mark.parametrize("what", ["namespace", "table", "node", "metadata"])
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("subset", [False, True])
-def test_something_missing_is_named_and_nothing_is_committed(
+def test_missing_file_is_reported_and_nothing_is_committed(
     lakes: Lakes, what: str, planned: bool, subset: bool
 ) -> None:
     lake = lakes.local(order=3, **small_sizes(3))
@@ -285,7 +289,7 @@ def test_something_missing_is_named_and_nothing_is_committed(
     saved = lake.storage.read(path)
     lake.storage.delete(path)
     action = plan.execute if planned else lambda: operations.rollback(lake, target, choice)
-    error = refused(lake, FileMissingError, action)
+    error = assert_rejected(lake, FileMissingError, action)
     assert error.path == path
     assert path in str(error)
     lake.storage.create(path, saved)
@@ -295,8 +299,8 @@ def test_something_missing_is_named_and_nothing_is_committed(
 
 @pytest.mark.local_only("a lakehouse writes files of a folder beyond its root only where both are local")
 @pytest.mark.parametrize("kind", ["metadata", "manifest list", "manifest", "data"])
-def test_a_missing_file_beyond_the_root_is_refused(lakes: Lakes, tmp_path: Path, kind: str) -> None:
-    lake = lakes.local(table_root=f"file://{tmp_path}/elsewhere")
+def test_missing_external_file_fails_rollback(lakes: Lakes, tmp_path: Path, kind: str) -> None:
+    lake = lakes.local(table_root=f"file://{tmp_path}/outside")
     target = append_rows(lake)
     definition = lake.snapshot().table("ns", "t")
     uris = {str(file.kind): file.location for file in files_of(definition, StorageFileIO.on(lake.storage)) if file.live}
@@ -305,7 +309,7 @@ def test_a_missing_file_beyond_the_root_is_refused(lakes: Lakes, tmp_path: Path,
     file, saved = Path(uris[kind].removeprefix("file://")), tmp_path / "saved"
     file.rename(saved)
     for action in (plan.execute, lambda: operations.rollback(lake, target), lambda: plan.execute(reapply=True)):
-        error = refused(lake, FileMissingError, action)
+        error = assert_rejected(lake, FileMissingError, action)
         assert error.path == uris[kind]
         assert f"version {target}" in str(error)
     saved.rename(file)
@@ -314,9 +318,7 @@ def test_a_missing_file_beyond_the_root_is_refused(lakes: Lakes, tmp_path: Path,
 
 
 @pytest.mark.parametrize("choice", [None, ["ns"]])
-def test_files_beyond_the_root_are_found_with_the_options_of_the_lakehouse(
-    moto: S3Server, choice: list[str] | None
-) -> None:
+def test_external_files_are_checked_with_options_of_the_lakehouse(moto: S3Server, choice: list[str] | None) -> None:
     tables = moto.make_bucket()
     root = moto.fresh_root()
     try:
@@ -327,13 +329,13 @@ def test_files_beyond_the_root_are_found_with_the_options_of_the_lakehouse(
         assert entries(lake) == entries(lake, target)
         drop(lake, "ns")
         moto.delete_all(f"s3://{tables}/")
-        refused(lake, FileMissingError, lambda: operations.rollback(lake, target, choice))
+        assert_rejected(lake, FileMissingError, lambda: operations.rollback(lake, target, choice))
     finally:
         moto.drop_bucket(tables)
         moto.delete_all(root)
 
 
-def test_files_of_an_external_table_are_not_looked_at(lakes: Lakes) -> None:
+def test_files_of_external_table_are_not_checked(lakes: Lakes) -> None:
     lake = lakes.memory()
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -346,33 +348,33 @@ def test_files_of_an_external_table_are_not_looked_at(lakes: Lakes) -> None:
     assert entries(lake) == entries(lake, target)
 
 
-def test_a_corrupt_definition_is_refused(lakes: Lakes) -> None:
+def test_corrupt_definition_fails_rollback(lakes: Lakes) -> None:
     lake = lakes.memory()
     target = create(lake, "a", "t")
     drop(lake, "a", "t")
     path = _definition_of(lake, target, "a", "t")
     saved = lake.storage.read(path)
     lake.storage.write(path, b"\xff\xff")
-    assert refused(lake, CorruptFileError, lambda: operations.rollback(lake, target)).path == path
+    assert assert_rejected(lake, CorruptFileError, lambda: operations.rollback(lake, target)).path == path
     lake.storage.write(path, saved)
 
 
-def test_a_lost_race_is_a_conflict(lake: Lakehouse) -> None:
+def test_concurrent_commit_is_a_conflict(lake: Lakehouse) -> None:
     target = create(lake, "a", "t")
     alter(lake, "a", "t")
     plan = operations.plan_rollback(lake, target)
     alter(lake, "a", "t")
-    error = refused(lake, CommitConflictError, plan.execute)
-    assert "re-apply" in str(error)
+    error = assert_rejected(lake, CommitConflictError, plan.execute)
+    assert "reapply" in str(error)
     create(lake, "b")
     for choice in (None, ["a"]):
-        slow = interfered(lake, lambda: alter(lake, "a", "t"))
+        slow = with_interference(lake, lambda: alter(lake, "a", "t"))
         with pytest.raises(CommitConflictError):
             operations.rollback(slow, target, choice)
         assert next(iter(lake.history())).operation == "alter-table"
 
 
-def test_reapply_rolls_back_what_got_in_between(lake: Lakehouse) -> None:
+def test_reapply_rolls_back_intermediate_commits(lake: Lakehouse) -> None:
     target = create(lake, "a", "t")
     alter(lake, "a", "t")
     plan = operations.plan_rollback(lake, target)
@@ -380,52 +382,52 @@ def test_reapply_rolls_back_what_got_in_between(lake: Lakehouse) -> None:
     plan.execute(reapply=True)
     assert entries(lake) == entries(lake, target)
     alter(lake, "a", "t")
-    slow = interfered(lake, lambda: create(lake, "c", "t"))
+    slow = with_interference(lake, lambda: create(lake, "c", "t"))
     version = operations.rollback(slow, target, reapply=True)
     assert entries(lake) == entries(lake, target)
     assert lake.snapshot().root.system["rollback_from_root"] == root_path(version - 1)
-    assert next(iter(lake.history())).counts == {"changed": 3}, "counted on the version it was applied to"
+    assert next(iter(lake.history())).counts == {"changed": 3}, "counted on the version that it was applied to"
 
 
-def test_a_subset_merges_with_other_commits(lake: Lakehouse) -> None:
+def test_partial_rollback_merges_with_other_commits(lake: Lakehouse) -> None:
     target = create(lake, "a", "t")
     alter(lake, "a", "t")
-    slow = interfered(lake, lambda: create(lake, "b", "t"))
+    slow = with_interference(lake, lambda: create(lake, "b", "t"))
     operations.rollback(slow, target, ["a"])
     assert lake.snapshot().has_table("b", "t")
     assert entries(lake, target).items() <= entries(lake).items()
 
 
 @pytest.mark.parametrize("choice", [{"namespaces": ["a"]}, {"tables": ["a.t", "a.u"]}], ids=["namespace", "tables"])
-def test_what_was_chosen_ends_as_it_was_or_not_at_all(lake: Lakehouse, choice: dict[str, list[str]]) -> None:
-    """Also where another commit changes a chosen table that the plan leaves alone, as it was the same."""
+def test_selected_objects_are_rolled_back_or_nothing_is(lake: Lakehouse, choice: dict[str, list[str]]) -> None:
+    """A concurrent change of a selected table that the plan does not change is a conflict as well."""
     target = create(lake, "a", "t", "u")
     alter(lake, "a", "t")
-    slow = interfered(lake, lambda: alter(lake, "a", "u"))
+    slow = with_interference(lake, lambda: alter(lake, "a", "u"))
     with pytest.raises(CommitConflictError, match=r"a\.u"):
         operations.rollback(slow, target, **choice)
     assert next(iter(lake.history())).operation == "alter-table"
-    slow = interfered(lake, lambda: alter(lake, "a", "u"))
+    slow = with_interference(lake, lambda: alter(lake, "a", "u"))
     operations.rollback(slow, target, **choice, reapply=True)
     assert entries(lake) == entries(lake, target)
 
 
 @pytest.mark.parametrize("subset", [False, True])
-def test_a_target_that_expires_in_between_is_refused(lake: Lakehouse, subset: bool) -> None:
+def test_target_that_expires_before_commit_fails(lake: Lakehouse, subset: bool) -> None:
     target = create(lake, "a", "t")
     alter(lake, "a", "t")
-    slow = interfered(lake, lambda: expire(lake, str(target)))
+    slow = with_interference(lake, lambda: expire(lake, str(target)))
     with pytest.raises(VersionExpiredError):
         operations.rollback(slow, target, ["a"] if subset else None, reapply=True)
     operations.plan_export(lake, "kept", version=target + 1).execute()
     drop(lake, "a")
-    slow = interfered(lake, lambda: operations.drop_export(lake, "kept"))
+    slow = with_interference(lake, lambda: operations.drop_export(lake, "kept"))
     with pytest.raises(ExportNotFoundError):
         operations.rollback(slow, "kept", ["a"] if subset else None, reapply=True)
 
 
 @pytest.mark.parametrize("subset", [False, True])
-def test_only_the_approved_plan_is_executed(lake: Lakehouse, subset: bool) -> None:
+def test_only_approved_plan_is_executed(lake: Lakehouse, subset: bool) -> None:
     target = create(lake, "a", "t")
     alter(lake, "a", "t")
     choice = ["a"] if subset else None
@@ -433,18 +435,18 @@ def test_only_the_approved_plan_is_executed(lake: Lakehouse, subset: bool) -> No
     assert plan.digest == operations.plan_rollback(lake, target, choice).digest
     assert plan.digest != operations.plan_rollback(lake, 0, choice).digest
     assert plan.digest != operations.plan_rollback(lake, target, tables=["a.t"]).digest
-    refused(lake, PlanChangedError, lambda: plan.execute("nonsense"))
-    refused(lake, PlanChangedError, lambda: plan.execute(""))
+    assert_rejected(lake, PlanChangedError, lambda: plan.execute("nonsense"))
+    assert_rejected(lake, PlanChangedError, lambda: plan.execute(""))
     create(lake, "b")
-    refused(lake, PlanChangedError, lambda: plan.execute(plan.digest))
-    refused(lake, PlanChangedError, lambda: plan.execute(plan.digest, reapply=True))
+    assert_rejected(lake, PlanChangedError, lambda: plan.execute(plan.digest))
+    assert_rejected(lake, PlanChangedError, lambda: plan.execute(plan.digest, reapply=True))
     again = operations.plan_rollback(lake, target, choice)
     plan.execute(again.digest)
     assert entries(lake, target).items() <= entries(lake).items()
 
 
-def test_a_full_buffer_leaves_room_for_larger_system_rows(lake: Lakehouse) -> None:
-    """Roots as full as they may be, then rolled back to with the longest message: no node file exceeds its limit."""
+def test_full_buffer_leaves_room_for_larger_system_rows(lake: Lakehouse) -> None:
+    """Rollbacks with the longest message to full roots must not exceed the size limit of node files."""
     create(lake, "ns")
     for number in range(30):
         with lake.transaction() as txn:
@@ -458,8 +460,8 @@ def test_a_full_buffer_leaves_room_for_larger_system_rows(lake: Lakehouse) -> No
     assert operations.verify(lake).findings == ()
 
 
-def test_storage_of_a_plan_is_not_kept_open(lake: Lakehouse) -> None:
-    """A rollback asks for little: the number of requests does not grow with what both versions share."""
+def test_plan_does_not_keep_storage_open(lake: Lakehouse) -> None:
+    """The number of requests does not grow with the content that both versions share."""
     target = create(lake, "a", *(f"t{number}" for number in range(40)))
     alter(lake, "a", "t1")
     counted: Storage = FaultyStorage(lake.storage)
@@ -468,8 +470,8 @@ def test_storage_of_a_plan_is_not_kept_open(lake: Lakehouse) -> None:
     assert len(counted.log) < 40
 
 
-def test_its_requests_follow_the_height_of_the_tree(lakes: Lakes) -> None:
-    """Not the number of tables: of what both versions share nothing is read."""
+def test_requests_grow_with_tree_height_only(lakes: Lakes) -> None:
+    """Nodes that both versions share are not read."""
     lake = lakes.memory(order=8, **small_sizes(8))
     create(lake, "ns", *(f"t{number:03}" for number in range(600)))
     operations.compact(lake)
@@ -479,3 +481,39 @@ def test_its_requests_follow_the_height_of_the_tree(lakes: Lakes) -> None:
     operations.rollback(Lakehouse(meter), lake.latest_version() - 1)
     assert height >= 3
     assert meter.snapshot().total <= 2 * height + 10
+
+
+def test_missing_root_blocks_rollback_and_namespace_drop(tmp_path: Path) -> None:
+    lake = Lakehouse.create(str(tmp_path / "damaged"), {"fsync": "false"})
+    for number in range(4):
+        create(lake, f"n{number}")
+    lake.storage.delete(root_path(2))
+    lake.storage.delete(HINT_PATH)
+    lake = Lakehouse(lake.storage)  # forget the latest version, which is beyond the gap
+    for plan in (lambda: operations.plan_rollback(lake, 0), lambda: operations.plan_drop_namespace(lake, "n0")):
+        with pytest.raises(CorruptFileError) as caught:
+            plan()
+        assert caught.value.path == root_path(2)
+    assert not lake.storage.exists(root_path(2))
+
+
+def test_rollback_needs_every_table_file(tmp_path: Path) -> None:
+    lake = Lakehouse.create(str(tmp_path / "damaged"), {"fsync": "false"})
+    target = append_rows(lake)
+    drop(lake, "ns", "t")
+    definition = lake.snapshot(target).table("ns", "t")
+    kinds = {
+        str(file.kind): file.location for file in files_of(definition, StorageFileIO.on(lake.storage)) if file.live
+    }
+    assert {"metadata", "manifest list", "manifest", "data"} <= kinds.keys()
+    latest = lake.latest_version()
+    for path in kinds.values():
+        saved = lake.storage.read(path)
+        lake.storage.delete(path)
+        with pytest.raises(FileMissingError, match=f"cannot go back to version {target}") as caught:
+            operations.rollback(lake, target)
+        assert caught.value.path == path
+        lake.storage.create(path, saved)
+    assert lake.latest_version() == latest
+    operations.rollback(lake, target)
+    assert lake.snapshot().has_table("ns", "t")

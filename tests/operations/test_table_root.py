@@ -7,20 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from tests.clock import AgingStorage
 from tests.operations.aging import DAY_MS, Aging, keeping
 from tests.operations.changes import ROWS, append_rows, drop, overwrite_rows
-from tests.operations.copies import clean_up, copied, drop_all, rows
-from tests.operations.table_roots import NEW_ID, TableRoots, needed_there, put_orphans, table_roots, there
+from tests.operations.copies import clean_up, copy_lakehouse, delete_all_files, rows
+from tests.operations.table_roots import NEW_ID, TableRoots, needed_paths, paths_under, put_orphans, table_roots
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.access.allowed_roots import FileAddress
 from trinitylake_ops.access.table_owners import TableUser, add_user, claim_table_root, users_of
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.errors import (
     FileMissingError,
+    InvalidDefinitionError,
     InvalidInputError,
     LocationNotAllowedError,
     MaintenanceBlockedError,
@@ -57,7 +59,7 @@ def copy_of(aging: Aging, table_roots: TableRoots) -> Aging:
     """Copy the files of a lakehouse, not those under its table root."""
     storage = table_roots.lakes.storage("copy")
     clock = AgingStorage(storage, aging.clock.time_ms)
-    return Aging(copied(aging.lake, clock), clock)
+    return Aging(copy_lakehouse(aging.lake, clock), clock)
 
 
 def test_unneeded_files_under_the_table_root_are_deleted(aging: Aging, root: str) -> None:
@@ -67,13 +69,13 @@ def test_unneeded_files_under_the_table_root_are_deleted(aging: Aging, root: str
     before = rows(lake)
     clean_up(aging)
     assert len(rows(lake)) == len(before) + 3
-    assert there(root) == needed_there(lake, root)
+    assert paths_under(root) == needed_paths(lake, root)
     report = operations.verify(lake, deep=True)
     assert (report.findings, report.orphan_files) == ((), 0)
     drop(lake, "ns", "t")
     operations.compact(lake)
     aging.clean_up()
-    assert there(root) == {TableUser(lake.snapshot().definition.id, lake.root).path}
+    assert paths_under(root) == {TableUser(lake.snapshot().definition.id, lake.root).path}
 
 
 def test_plans_name_table_root_files_by_uri(aging: Aging, root: str) -> None:
@@ -86,18 +88,18 @@ def test_plans_name_table_root_files_by_uri(aging: Aging, root: str) -> None:
     assert plan.files == {"table file": 3}
     assert operations.verify(lake).orphan_files == 3
     assert plan.execute(plan.digest).files == 3
-    assert there(root).isdisjoint(orphans)
+    assert paths_under(root).isdisjoint(orphans)
     operations.plan_trim_tables(lake, keeping(1)).execute()
     aging.later()
     plan_expiration = operations.plan_expiration(lake, keeping(1))
     freed = {path for path in plan_expiration.freed.sizes_bytes if path.startswith(root)}
-    assert {path.removeprefix(root) for path in freed} == there(root) - needed_there(lake, root)
+    assert {path.removeprefix(root) for path in freed} == paths_under(root) - needed_paths(lake, root)
     plan_expiration.execute()
     aging.later()
     assert operations.plan_purge(lake).sizes_bytes.keys() >= freed
     purged = operations.plan_purge(lake).execute(budget=operations.Budget(requests_per_second=10_000))
     assert purged.is_complete
-    assert there(root) == needed_there(lake, root)
+    assert paths_under(root) == needed_paths(lake, root)
 
 
 def test_slow_clock_of_the_table_root_does_not_age_files(
@@ -123,29 +125,29 @@ def test_foreign_files_under_the_table_root_are_kept(aging: Aging, table_roots: 
         storage.create(path, b"theirs")
     put_orphans(aging, root)
     clean_up(aging)
-    assert there(root) == needed_there(aging.lake, root) | needed_files_of(other.lake, root) | strange
+    assert paths_under(root) == needed_paths(aging.lake, root) | needed_files_of(other.lake, root) | strange
     assert rows(other.lake) == [1, 2, 3]
-    before = needed_there(aging.lake, root)
+    before = needed_paths(aging.lake, root)
     clean_up(other)
     drop(other.lake, "ns", "t")
     operations.compact(other.lake)
     other.clean_up()
     user = TableUser(other.lake.snapshot().definition.id, other.lake.root).path
-    assert there(root) == before | {user} | strange
+    assert paths_under(root) == before | {user} | strange
     assert operations.verify(aging.lake, deep=True).findings == ()
 
 
 def needed_files_of(lake: Lakehouse, root: str) -> set[str]:
     """Return all that a lakehouse has in the folder of its one table, with its own file."""
     table_id = lake.snapshot().table("ns", "t").id
-    found = {path for path in there(root) if path.startswith(f"tables/{table_id}/")}
+    found = {path for path in paths_under(root) if path.startswith(f"tables/{table_id}/")}
     return found | {TableUser(lake.snapshot().definition.id, lake.root).path}
 
 
 def test_copy_does_not_delete_files_of_its_original(aging: Aging, table_roots: TableRoots, root: str) -> None:
     """Both have the same id, so owner files do not distinguish them."""
     copy = copy_of(aging, table_roots)
-    before = there(root)
+    before = paths_under(root)
     copy.later()
     plan = operations.plan_trim_tables(copy.lake, keeping(1))
     assert plan.tables, "the copy has the same snapshots"
@@ -153,7 +155,7 @@ def test_copy_does_not_delete_files_of_its_original(aging: Aging, table_roots: T
     copy.later()
     copy.purge()
     copy.remove_orphans()
-    assert there(root) == before
+    assert paths_under(root) == before
     shown = str(operations.plan_orphan_removal(copy.lake).table().title)
     assert f"files under the table root {root} are kept" in shown
     assert f"the lakehouse at {aging.lake.root!r} with the same id" in shown
@@ -164,30 +166,30 @@ def test_original_does_not_delete_files_of_a_copy(aging: Aging, table_roots: Tab
     copy = copy_of(aging, table_roots)
     append_rows(copy.lake)
     expected = rows(copy.lake)
-    before = there(root)
+    before = paths_under(root)
     aging.later()
     plan = operations.plan_orphan_removal(aging.lake)
     assert not [path for path in plan.paths if path.startswith(root)]
     assert copy.lake.root in plan.left_table_root
     aging.clean_up()
-    assert there(root) == before
+    assert paths_under(root) == before
     assert rows(copy.lake) == expected
-    drop_all(copy.lake)
+    delete_all_files(copy.lake)
     taken = operations.plan_relocation(aging.lake, root)
     assert (taken.table_root, taken.tables, taken.is_empty) == (root, (), False)
     version = aging.lake.latest_version()
     assert taken.execute(taken.digest).version == version, "nothing in the lakehouse changes"
     assert operations.plan_relocation(aging.lake, root).is_empty
     clean_up(aging)
-    assert there(root) == needed_there(aging.lake, root)
+    assert paths_under(root) == needed_paths(aging.lake, root)
 
 
 def test_moved_lakehouse_claims_its_table_root(aging: Aging, table_roots: TableRoots, root: str) -> None:
     moved = copy_of(aging, table_roots)
-    drop_all(aging.lake)
+    delete_all_files(aging.lake)
     append_rows(moved.lake)
     expected = rows(moved.lake)
-    assert [one.mend for one in operations.verify(moved.lake).findings] == ["relocate"]
+    assert [one.fix for one in operations.verify(moved.lake).findings] == ["relocate"]
     operations.plan_relocation(moved.lake, root).execute()
     assert [user.root for user in users_of(open_storage(root), moved.lake.snapshot().definition.id)] == [
         moved.lake.root
@@ -202,12 +204,12 @@ def test_definition_alone_does_not_allow_deletion(table_roots: TableRoots, root:
     append_rows(victim.lake)
     overwrite_rows(victim.lake, "ns.t")
     put_orphans(victim, root)
-    before = there(root)
+    before = paths_under(root)
     hostile = table_roots.aging(table_roots.lakes.storage("hostile"), id=victim.lake.snapshot().definition.id)
     with hostile.lake.transaction() as txn:
         txn.alter_definition(replace(txn.definition, table_root=root))
     hostile.clean_up()
-    assert there(root) == before
+    assert paths_under(root) == before
     own = table_roots.aging(table_roots.lakes.storage("own"))
     with own.lake.transaction() as txn:
         txn.alter_definition(replace(txn.definition, table_root=victim.lake.root))
@@ -222,13 +224,13 @@ def test_unclaimed_table_root_is_kept(table_roots: TableRoots, root: str) -> Non
         txn.alter_definition(replace(txn.definition, table_root=root))
     append_rows(aging.lake)
     overwrite_rows(aging.lake, "ns.t")
-    before = there(root)
+    before = paths_under(root)
     aging.clean_up()
-    assert there(root) == before
+    assert paths_under(root) == before
     assert "it is not claimed for the lakehouse" in operations.plan_orphan_removal(aging.lake).left_table_root
     operations.plan_relocation(aging.lake, root).execute()
     clean_up(aging)
-    assert there(root) == needed_there(aging.lake, root)
+    assert paths_under(root) == needed_paths(aging.lake, root)
 
 
 def test_plan_file_with_arbitrary_locations_is_harmless(aging: Aging, table_roots: TableRoots, root: str) -> None:
@@ -284,21 +286,21 @@ def test_table_root_that_is_the_root_of_another_lakehouse(table_roots: TableRoot
     operations.compact(guest.lake)
     guest.clean_up()
     host_id = host.lake.snapshot().table("ns", "t").id
-    left = {path for path in there(host.lake.root) if path.startswith("tables/")}
+    left = {path for path in paths_under(host.lake.root) if path.startswith("tables/")}
     user = TableUser(guest.lake.snapshot().definition.id, guest.lake.root).path
     assert {path for path in left if not path.startswith(f"tables/{host_id}/")} == {user}
 
 
 def test_deletion_stops_once_a_copy_writes_to_the_table_root(aging: Aging, root: str) -> None:
     put_orphans(aging, root)
-    before = there(root)
+    before = paths_under(root)
     lake, storage = aging.lake, open_storage(root)
     mark = Mark(survey_versions(lake), with_tables=True)
     with lease(lake.storage, "orphans") as held:
         add_user(storage, lake.snapshot().definition.id, "memory://copy/")
         with pytest.raises(MaintenanceBlockedError):
             delete_unreached(lake.storage, {f"{root}tables/{NEW_ID}/data/stray.parquet": 5}, mark, held)
-    assert there(root) >= before
+    assert paths_under(root) >= before
 
 
 def test_damaged_table_file_keeps_its_folder(aging: Aging, root: str) -> None:
@@ -335,13 +337,13 @@ def test_exports_and_restores_keep_table_root_files(aging: Aging, table_roots: T
     for name in ("here", "away"):
         operations.drop_export(lake, name)
     clean_up(aging)
-    assert there(root) == needed_there(lake, root)
+    assert paths_under(root) == needed_paths(lake, root)
     assert operations.verify(lake, deep=True).findings == ()
 
 
 def test_interrupted_export_keeps_its_table_root_copies(aging: Aging, root: str) -> None:
     lake = aging.lake
-    before = there(root)
+    before = paths_under(root)
 
     def die(what: str, done: int, total: int) -> None:
         if what == "copied" and done > total // 2:
@@ -349,16 +351,16 @@ def test_interrupted_export_keeps_its_table_root_copies(aging: Aging, root: str)
 
     with pytest.raises(KeyboardInterrupt):
         operations.plan_export(lake, "here", "full").execute(progress=die)
-    copies = there(root) - before
+    copies = paths_under(root) - before
     assert copies
     aging.later()
     aging.remove_orphans()
-    assert there(root) >= copies, "its manifest names them"
+    assert paths_under(root) >= copies, "its manifest names them"
     report = operations.plan_export(lake, "here", "full").execute()
     assert (report.resumed, report.copied_files < report.files) == (True, True)
     operations.drop_export(lake, "here")
     aging.clean_up()
-    assert there(root).isdisjoint(copies)
+    assert paths_under(root).isdisjoint(copies)
 
 
 def moved_to(root: str, target: str) -> Storage:
@@ -392,13 +394,15 @@ def test_table_root_is_moved(aging: Aging, table_roots: TableRoots, root: str) -
     append_rows(again)
     assert len(rows(opened_before)) == len(expected) + 3, "an open lakehouse notices the move"
     assert operations.verify(lake, deep=True).findings == ()
-    kept = {path for path in there(target) if path.endswith(".parquet")}
+    kept = {path for path in paths_under(target) if path.endswith(".parquet")}
     aging.later()
     aging.remove_orphans()
-    assert there(target) >= kept, "older versions need them"
+    assert paths_under(target) >= kept, "older versions need them"
     clean_up(aging)
-    assert there(target) == needed_there(lake, target) | ({TableUser(lake.snapshot().definition.id, lake.root).path})
-    assert there(root) == set()
+    assert paths_under(target) == needed_paths(lake, target) | (
+        {TableUser(lake.snapshot().definition.id, lake.root).path}
+    )
+    assert paths_under(root) == set()
 
 
 def test_invalid_table_roots_are_rejected(aging: Aging, table_roots: TableRoots, root: str) -> None:
@@ -415,7 +419,7 @@ def test_invalid_table_roots_are_rejected(aging: Aging, table_roots: TableRoots,
     lake.alter_definition(table_root=other)
     with catalog_at(lake) as catalog:
         catalog.create_table("ns.t", ROWS.schema).append(ROWS)
-    assert there(other) >= needed_there(lake, other)
+    assert paths_under(other) >= needed_paths(lake, other)
 
 
 def test_file_that_a_purge_may_delete_cannot_be_registered(aging: Aging, table_roots: TableRoots, root: str) -> None:
@@ -456,3 +460,24 @@ def test_commands_delete_under_and_claim_a_table_root(tmp_path: Path) -> None:
     assert run("relocate", "--table-root", table_root, "--apply", plan["digest"])["table_root"] == table_root
     assert run("orphans")["left_table_root"] == ""
     assert run("verify")["findings"] == []
+
+
+@pytest.mark.usefixtures("fixed_requests")
+def test_verify_checks_table_root_outside_the_lakehouse(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    lake = Lakehouse.create(str(tmp_path / "damaged"), {"fsync": "false"}, table_root=str(elsewhere))
+    with catalog_at(lake) as catalog:
+        catalog.create_namespace("ns")
+        rows = pa.table({"id": pa.array([1], pa.int64())})
+        catalog.create_table("ns.t", rows.schema).append(rows)
+    assert operations.verify(lake).findings == ()
+    (data,) = elsewhere.rglob("*.parquet")
+    data.unlink()
+    (finding,) = operations.verify(lake).findings
+    assert (finding.code, finding.path) == ("table-file-missing", f"file://{data}")
+
+
+def test_invalid_table_root_is_rejected(tmp_path: Path) -> None:
+    for table_root in ("a//b", "../x", "s3://", "."):
+        with pytest.raises(InvalidDefinitionError, match="table_root"):
+            Lakehouse.create(str(tmp_path / "damaged"), {"fsync": "false"}, table_root=table_root)

@@ -12,7 +12,7 @@ from tests.lakes import listed
 from tests.operations.aging import Aging
 from tests.operations.changes import append_rows, drop, overwrite_rows
 from tests.operations.copies import rows
-from tests.operations.table_roots import NEW_ID, TableRoots, needed_there, put_orphans, table_roots, there
+from tests.operations.table_roots import NEW_ID, TableRoots, needed_paths, paths_under, put_orphans, table_roots
 from trinitylake_ops import operations
 from trinitylake_ops.access.allowed_roots import FileAddress
 from trinitylake_ops.access.table_owners import add_user
@@ -57,7 +57,7 @@ def inventory(folder: Path, aging: Aging, root: str, *, of_lake: bool = True, of
     """Write an inventory of the bucket of both roots, with the keys of one of them or of both."""
     bucket = root.removesuffix("tables/")
     paths = keys("lake/", listed(aging.lake.storage)) if of_lake else []
-    paths += keys("tables/", there(root)) if of_tables else []
+    paths += keys("tables/", paths_under(root)) if of_tables else []
     return write_inventory(folder, bucket, ["what/a/key", *paths, "tables/x"])
 
 
@@ -70,7 +70,7 @@ def test_inventory_of_both_roots_gives_the_same_plan_as_a_listing(aging: Aging, 
     assert plan.execute(plan.digest).files == 4
     append_rows(aging.lake)
     aging.clean_up()
-    assert there(root) == needed_there(aging.lake, root)
+    assert paths_under(root) == needed_paths(aging.lake, root)
     assert len(rows(aging.lake)) > 0
     assert operations.verify(aging.lake, deep=True).findings == ()
 
@@ -103,7 +103,7 @@ def test_table_root_owner_file_is_kept_with_newer_files(aging: Aging, root: str,
     plan = operations.plan_orphan_removal(aging.lake, inventory=location)
     assert {owner, f"{root}{LATE}"} <= set(plan.paths)
     assert plan.execute(plan.digest).is_complete
-    assert not any(NEW_ID in path for path in there(root))
+    assert not any(NEW_ID in path for path in paths_under(root))
 
 
 def test_inventory_of_another_root_only(table_roots: TableRoots, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_inventory_of_another_root_only(table_roots: TableRoots, tmp_path: Path)
     orphans = put_orphans(aging, root)
     drop(aging.lake, "ns", "t")
     aging.later()
-    location = write_inventory(tmp_path / "tables", root, sorted(there(root)))
+    location = write_inventory(tmp_path / "tables", root, sorted(paths_under(root)))
     plan = operations.plan_orphan_removal(aging.lake, inventory=location)
     assert plan.paths == sorted(f"{root}{path}" for path in orphans)
     other = write_inventory(tmp_path / "other", "bucket", ["a"])

@@ -1,4 +1,4 @@
-"""Verify: sound lakehouses have no findings, every damage has one at the right path, and none makes it fail."""
+"""Test verify: intact lakehouses have no findings, and damage is found at the right path without a failure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from tests.operations.changes import (
     small_sizes,
     truncate,
 )
-from tests.operations.test_export import cut_off
+from tests.operations.test_export import interrupt_export
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import LakehouseNotFoundError
 from trinitylake_ops.format.definitions import ExportState
 from trinitylake_ops.format.file_names import HINT_PATH, OWNER_NAME, parse_root_path, root_path
+from trinitylake_ops.format.node_file import NodeFile, decode_node, encode_node
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import FileKind, files_of
 from trinitylake_ops.operations import Finding
@@ -43,7 +44,7 @@ EXPORT = "kept"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Every file of a sound lakehouse of several levels, with a table of two snapshots and an export of version 3."""
+    """All files of an intact lakehouse of several levels, with a table of two snapshots and an export of version 3."""
     storage = MemoryStorage(ROOT)
     lake = Lakehouse.create(ROOT, storage=storage, order=3, **small_sizes(3))
     with lake.transaction(message="m" * 3_400) as txn:
@@ -54,14 +55,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     append_rows(lake)
     assert lake.latest_version() == LATEST
     operations.plan_export(lake, EXPORT, version=3).execute()
-    found = {info.path: storage.read(info.path) for info in storage.list()}
+    results = {info.path: storage.read(info.path) for info in storage.list()}
     drop_memory_root(ROOT)
-    return found
+    return results
 
 
 @pytest.fixture
 def damaged(files: dict[str, bytes]) -> Iterator[Lakehouse]:
-    """It once more, to be damaged; at the same root, since Iceberg's paths are absolute."""
+    """A copy of the lakehouse to damage, at the same root because Iceberg's paths are absolute."""
     storage = MemoryStorage(ROOT)
     for path, data in files.items():
         storage.create(path, data)
@@ -128,8 +129,8 @@ def flip_end(lake: Lakehouse, path: str) -> None:
     flip(lake.storage, path, -1)
 
 
-# Of one damage each nothing can be known: versions past the last root that is there; and the
-# data files themselves are not read.
+# Undetectable damage: the latest root is missing, or data files are damaged, which
+# a shallow verify does not read.
 UNKNOWABLE = {("root", delete), ("data", flip_end), ("data", no_arrow)}
 
 
@@ -139,17 +140,17 @@ def test_every_damaged_file_is_found(damaged: Lakehouse, place: str, damage: Cal
     path = PLACES[place](damaged)
     size_bytes = damaged.storage.stat(path).size_bytes
     damage(damaged, path)
-    found = findings(damaged)
+    item = findings(damaged)
     if (place, damage) in UNKNOWABLE and not (
         damage is no_arrow and damaged.storage.stat(path).size_bytes != size_bytes
     ):
-        assert path not in paths(found)
+        assert path not in paths(item)
         return
-    assert path in paths(found), found
-    assert all("\n" not in finding.message for finding in found)
+    assert path in paths(item), item
+    assert all("\n" not in finding.message for finding in item)
 
 
-def test_a_sound_lakehouse_has_no_findings(damaged: Lakehouse) -> None:
+def test_intact_lakehouse_has_no_findings(damaged: Lakehouse) -> None:
     report = operations.verify(damaged)
     assert report.findings == ()
     assert report.is_clean
@@ -161,7 +162,7 @@ def test_a_sound_lakehouse_has_no_findings(damaged: Lakehouse) -> None:
     assert json.loads(report.to_json())["findings"] == []
 
 
-def test_random_damage_never_makes_it_fail(files: dict[str, bytes], damaged: Lakehouse) -> None:
+def test_random_damage_never_fails_verify(files: dict[str, bytes], damaged: Lakehouse) -> None:
     rng = random.Random(20_260_101)
     for path in sorted(files):
         for _ in range(3):
@@ -179,12 +180,12 @@ def test_each_immutable_file_is_read_once(damaged: Lakehouse) -> None:
     roots = {path for path in reads if parse_root_path(path) is not None}
     exported = damaged.snapshot(EXPORT).location  # its checksum, and its tree
     repeated = {path for path, count in reads.items() if count > 1}
-    assert repeated <= {exported, HINT_PATH, root_path(LATEST + 2)}, "only what says where to begin"
+    assert repeated <= {exported, HINT_PATH, root_path(LATEST + 2)}, "only files that locate the latest version"
     assert roots == {root_path(version) for version in range(LATEST + 3)}
     assert set(reads) == {path for path in stored if not path.endswith((".parquet", OWNER_NAME))}
 
 
-def test_a_data_file_of_another_size(damaged: Lakehouse) -> None:
+def test_data_file_with_wrong_size_is_found(damaged: Lakehouse) -> None:
     path = table_file(damaged, FileKind.DATA)
     damaged.storage.write(path, damaged.storage.read(path) + b"x")
     (finding,) = findings(damaged)
@@ -227,20 +228,20 @@ def _child(value: str | None) -> Callable[[dict[str, list[str | None]]], None]:
         (lambda columns: _set_system(columns, "lakehouse_def", "../outside"), "definition-unreadable"),
         (_child("no/where.arrow"), "node-missing"),
         (_child("../outside.arrow"), "node-corrupt"),
-        (_child("memory://elsewhere/node.arrow"), "node-missing"),
+        (_child("memory://other/node.arrow"), "node-missing"),
         (_child(None), "root-corrupt"),
     ],
 )
-def test_roots_that_say_wrong_things(
+def test_inconsistent_roots_are_found(
     damaged: Lakehouse, change: Callable[[dict[str, list[str | None]]], None], code: str
 ) -> None:
     rewrite(damaged, root_path(2), change)
-    found = findings(damaged)
-    assert code in {finding.code for finding in found}
-    assert {finding.version for finding in found if finding.code == code} == {2}
+    item = findings(damaged)
+    assert code in {finding.code for finding in item}
+    assert {finding.version for finding in item if finding.code == code} == {2}
 
 
-def test_nodes_that_say_wrong_things(lakes: Lakes) -> None:
+def test_inconsistent_nodes_are_found(lakes: Lakes) -> None:
     lake = lakes.local(order=8, **small_sizes(8))
     with lake.transaction(message="m" * 3_400) as txn:
         txn.create_namespace("ns")
@@ -266,7 +267,7 @@ def test_nodes_that_say_wrong_things(lakes: Lakes) -> None:
     assert findings(lake) == []
 
 
-def test_a_node_below_itself_is_found(damaged: Lakehouse) -> None:
+def test_node_below_itself_is_found(damaged: Lakehouse) -> None:
     snapshot = damaged.snapshot()
     path = snapshot.root.children[0]
     columns = node_columns(damaged.storage.read(path))
@@ -278,26 +279,26 @@ def test_a_node_below_itself_is_found(damaged: Lakehouse) -> None:
     assert path in paths(findings(damaged))
 
 
-def test_a_root_beyond_a_gap(damaged: Lakehouse) -> None:
+def test_root_after_missing_version_is_found(damaged: Lakehouse) -> None:
     damaged.storage.write(root_path(LATEST + 9), damaged.storage.read(root_path(LATEST + 2)))
     (finding,) = findings(damaged)
     assert (finding.code, finding.path, finding.version) == ("root-beyond-gap", root_path(LATEST + 9), LATEST + 9)
 
 
-def test_a_wrong_hint_is_a_warning(damaged: Lakehouse) -> None:
+def test_wrong_hint_is_a_warning(damaged: Lakehouse) -> None:
     for hint in (b"0", b"99", b"garbage", None):
         damaged.storage.delete(HINT_PATH) if hint is None else damaged.storage.write(HINT_PATH, hint)
         report = operations.verify(damaged)
         (finding,) = report.findings
         assert (finding.severity, finding.code, finding.path) == ("warning", "hint-wrong", HINT_PATH)
-        assert finding.mend is not None
-        assert finding.mend.endswith("repair-hint")
-        assert finding.mend.startswith("a backup of that root") == (hint == b"99")
+        assert finding.fix is not None
+        assert finding.fix.endswith("repair-hint")
+        assert finding.fix.startswith("a backup of that root") == (hint == b"99")
         assert report.is_clean
 
 
-def test_an_export_cut_off_long_ago_is_a_warning(damaged: Lakehouse) -> None:
-    cut_off(damaged, "half")
+def test_export_interrupted_long_ago_is_a_warning(damaged: Lakehouse) -> None:
+    interrupt_export(damaged, "half")
     assert findings(damaged) == []
     later = ClockStorage(damaged.storage, damaged.storage.now_ms() + 8 * 24 * 3600 * 1000)
     report = operations.verify(Lakehouse(later))
@@ -307,7 +308,7 @@ def test_an_export_cut_off_long_ago_is_a_warning(damaged: Lakehouse) -> None:
     assert report.is_clean
 
 
-def test_records_of_exports_that_are_wrong(damaged: Lakehouse) -> None:
+def test_invalid_export_records_are_found(damaged: Lakehouse) -> None:
     definition = damaged.snapshot().definition
     (record,) = definition.exports
     odd = [
@@ -319,11 +320,11 @@ def test_records_of_exports_that_are_wrong(damaged: Lakehouse) -> None:
         exports=(record, *odd),
         exported_snapshots={**definition.exported_snapshots, "gone": "_export_gone.arrow", "up": "../up.arrow"},
     )
-    found = findings(damaged)
-    assert all(any(f"'{name}'" in finding.message for finding in found) for name in ("lost", "outside", "gone", "up"))
+    item = findings(damaged)
+    assert all(any(f"'{name}'" in finding.message for finding in item) for name in ("lost", "outside", "gone", "up"))
 
 
-def test_settings_that_changed(damaged: Lakehouse) -> None:
+def test_changed_settings_are_found(damaged: Lakehouse) -> None:
     path = damaged.snapshot(2).definition_location
     changed = replace(damaged.snapshot(2).definition, order=9)
     damaged.storage.write(path, changed.to_bytes())
@@ -333,14 +334,14 @@ def test_settings_that_changed(damaged: Lakehouse) -> None:
     assert "definition-changed" in {finding.code for finding in findings(damaged)}
 
 
-def test_sealed_versions_are_passed_over(damaged: Lakehouse) -> None:
+def test_sealed_versions_are_skipped(damaged: Lakehouse) -> None:
     seal(damaged, 2)
     report = operations.verify(Lakehouse(damaged.storage))
     assert report.findings == ()
     assert report.versions == LATEST + 2
 
 
-def test_progress_and_no_lakehouse(damaged: Lakehouse) -> None:
+def test_progress_and_missing_lakehouse(damaged: Lakehouse) -> None:
     seen: list[tuple[int, int]] = []
     operations.verify(damaged, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(number, LATEST + 3) for number in range(1, LATEST + 4)]
@@ -348,14 +349,14 @@ def test_progress_and_no_lakehouse(damaged: Lakehouse) -> None:
         operations.verify(Lakehouse(MemoryStorage("memory://nowhere/")))
 
 
-def test_the_committed_fixture_is_clean(tmp_path: Path) -> None:
+def test_committed_fixture_is_clean(tmp_path: Path) -> None:
     shutil.copytree(DATA / "small-lake", tmp_path / "lake")
     report = operations.verify(Lakehouse(local_storage(tmp_path / "lake")))
     assert [finding for finding in report.findings if finding.severity == "error"] == []
     assert report.versions == 4
 
 
-def test_a_version_from_the_future_is_a_warning_until_the_next_commit(lake: Lakehouse) -> None:
+def test_version_from_the_future_is_a_warning_until_next_commit(lake: Lakehouse) -> None:
     late = Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + 3_600_000))
     create(late, "early")
     version = lake.latest_version()
@@ -372,3 +373,23 @@ def test_a_version_from_the_future_is_a_warning_until_the_next_commit(lake: Lake
         ("past", "clock-set-back", version + 1),
     ]
     assert [info.is_clock_reset for info in lake.history(2)] == [True, False]
+
+
+def test_verify_finds_children_swapped_in_later_version(tmp_path: Path) -> None:
+    lake = Lakehouse.create(str(tmp_path / "damaged"), {"fsync": "false"}, order=4, **small_sizes(4))
+    create(lake, "n", *(f"t{number:02}" for number in range(30)))
+    create(lake, "m")
+    path = root_path(2)
+    root = decode_node(lake.storage.read(path), path)
+    earlier = decode_node(lake.storage.read(root_path(1)), root_path(1))
+    shared = [child for child in root.children if child in earlier.children]
+    assert len(shared) >= 2, "the versions share what is swapped"
+    assert operations.verify(lake).is_clean
+    swapped = dict(zip(shared[:2], reversed(shared[:2]), strict=True))
+    children = [swapped.get(child, child) for child in root.children]
+    damaged = NodeFile(root.keys, root.values, children, root.buffer, root.system)
+    lake.storage.write(path, encode_node(damaged, 4))
+    report = operations.verify(Lakehouse(lake.storage))
+    assert {(finding.code, finding.path, finding.version) for finding in report.findings} == {
+        ("tree-invariant", path, 2)
+    }

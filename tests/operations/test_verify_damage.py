@@ -1,4 +1,4 @@
-"""Every kind of damage, done to lakehouses made by chance, is found at the right path; sound ones have no finding."""
+"""Test that every kind of damage to random lakehouses is found at the right path."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 
 SEEDS = st.integers(0, 11)
-TREE = {"tree-invariant", "key-malformed", "namespace-missing"}  # as smaller sizes make of a sound tree
+#: Findings that smaller size settings cause in an intact tree.
+TREE = {"tree-invariant", "key-malformed", "namespace-missing"}
 Columns = dict[str, list[str | None]]
 
 
 def errors(storage: MemoryStorage) -> list[Finding]:
-    """Verify through fresh caches; return the errors."""
-    found = operations.verify(Lakehouse(storage)).findings
-    return [finding for finding in found if finding.severity == "error"]
+    """Verify without caches and return the errors."""
+    findings = operations.verify(Lakehouse(storage)).findings
+    return [finding for finding in findings if finding.severity == "error"]
 
 
 def assert_found(storage: MemoryStorage, path: str, *codes: str) -> None:
-    found = errors(storage)
-    assert any(finding.path == path and finding.code in codes for finding in found), (path, codes, found)
+    error = errors(storage)
+    assert any(finding.path == path and finding.code in codes for finding in error), (path, codes, error)
 
 
 def inner_nodes(lake: Lakehouse) -> list[Place]:
@@ -56,34 +57,34 @@ def below_roots(lake: Lakehouse) -> list[Place]:
 
 
 def rewritten(storage: MemoryStorage, path: str, change: Callable[[Columns, int], None]) -> None:
-    """Change the rows of a node; the change gets its columns and the number of its first pointer row."""
+    """Change the rows of a node. ``change`` gets its columns and the number of its first pointer row."""
     columns = node_columns(storage.read(path))
     change(columns, columns["key"].index(None))
     storage.write(path, node_bytes(columns))
 
 
 @given(SEEDS, st.data())
-def test_a_truncated_file_is_found(seed: int, data: st.DataObject) -> None:
-    """But a definition that is cut between two of its fields: it is a smaller definition."""
+def test_truncated_file_is_found(seed: int, data: st.DataObject) -> None:
+    """An exception is a definition truncated between two fields, which is a valid smaller definition."""
     with memory_lake(generated(seed)) as storage:
         lake = Lakehouse(storage)
         path = data.draw(st.sampled_from([*definitions_of(lake), *(place.path for place in nodes_of(lake))]))
         whole = storage.read(path)
         size_bytes = data.draw(st.integers(0, len(whole) - 1))
         storage.write(path, whole[:size_bytes])
-        found = errors(storage)
+        error = errors(storage)
         if path.endswith(".arrow"):
-            assert path in {finding.path for finding in found}
+            assert path in {finding.path for finding in error}
         elif "_lakehouse_def_" in path and size_bytes:
-            # One of several definitions says other sizes: which one was cut cannot be told.
-            assert {finding.code for finding in found} <= {"definition-unreadable", "definition-changed", *TREE}
+            # Several definitions have different sizes: which one was truncated is unknown.
+            assert {finding.code for finding in error} <= {"definition-unreadable", "definition-changed", *TREE}
         else:
-            assert {finding.path for finding in found} <= {path}
-            assert found or is_definition(path, whole[:size_bytes])
+            assert {finding.path for finding in error} <= {path}
+            assert error or is_definition(path, whole[:size_bytes])
 
 
 def is_definition(path: str, data: bytes) -> bool:
-    """Whether bytes are those of some definition that is not empty."""
+    """Whether bytes decode to a non-empty definition."""
     kind = TableDef if "-table-" in path else NamespaceDef
     try:
         return bool(data) and bool(kind.from_bytes(data, path))
@@ -92,7 +93,7 @@ def is_definition(path: str, data: bytes) -> bool:
 
 
 @given(SEEDS, st.data())
-def test_a_missing_file_is_found(seed: int, data: st.DataObject) -> None:
+def test_missing_file_is_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
         lake = Lakehouse(storage)
         latest = root_path(lake.latest_version())  # without it the version before is the latest
@@ -105,8 +106,8 @@ def test_a_missing_file_is_found(seed: int, data: st.DataObject) -> None:
 
 
 @given(SEEDS, st.data(), st.sampled_from([-2, -1, 1, 2]))
-def test_a_wrong_number_of_keys_is_found_or_means_the_same(seed: int, data: st.DataObject, off_by: int) -> None:
-    """A full leaf with one key fewer has a message more: it maps the same keys to the same definitions."""
+def test_wrong_key_count_is_found_or_equivalent(seed: int, data: st.DataObject, off_by: int) -> None:
+    """A full leaf with one key fewer has another message, so that it maps the same keys to the same definitions."""
     with memory_lake(generated(seed)) as storage:
         place = data.draw(st.sampled_from(nodes_of(Lakehouse(storage))))
         before = place.node
@@ -154,14 +155,14 @@ def test_swapped_children_are_found(seed: int, data: st.DataObject) -> None:
             children[one], children[other] = children[other], children[one]
 
         rewritten(storage, place.path, change)
-        found = [finding for finding in errors(storage) if finding.code == "tree-invariant"]
+        item = [finding for finding in errors(storage) if finding.code == "tree-invariant"]
         swapped = {place.path, place.node.children[left], place.node.children[left + 1]}
-        assert found
-        assert {finding.path for finding in found} & swapped, found
+        assert item
+        assert {finding.path for finding in item} & swapped, item
 
 
 @given(SEEDS, st.data())
-def test_a_key_outside_the_range_of_its_parent_is_found(seed: int, data: st.DataObject) -> None:
+def test_key_outside_range_of_parent_is_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
         places = [place for place in below_roots(Lakehouse(storage)) if place.node.keys]
         place = data.draw(st.sampled_from(places))
@@ -172,19 +173,19 @@ def test_a_key_outside_the_range_of_its_parent_is_found(seed: int, data: st.Data
             columns["key"][row] = "!" if is_too_low else "~"
 
         rewritten(storage, place.path, change)
-        found = [finding for finding in errors(storage) if finding.code in ("tree-invariant", "node-corrupt")]
-        assert place.path in {finding.path for finding in found}, found
+        item = [finding for finding in errors(storage) if finding.code in ("tree-invariant", "node-corrupt")]
+        assert place.path in {finding.path for finding in item}, item
 
 
 @given(SEEDS, st.data())
-def test_a_dangling_definition_is_found(seed: int, data: st.DataObject) -> None:
+def test_missing_definition_is_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
         lake = Lakehouse(storage)
         place = data.draw(st.sampled_from([place for place in nodes_of(lake) if place.node.keys]))
         row = data.draw(st.integers(0, len(place.node.keys) - 1))
         key = place.node.keys[row]
         effective = lake.snapshot(place.version).entry(key)
-        assume(effective == place.node.values[row])  # else a newer message hides it, and nobody reads it
+        assume(effective == place.node.values[row])  # otherwise a newer message hides the value
 
         def change(columns: Columns, first: int) -> None:
             columns["pvalue"][first + 1 + row] = "no/where.binpb"
@@ -195,7 +196,7 @@ def test_a_dangling_definition_is_found(seed: int, data: st.DataObject) -> None:
 
 @settings(max_examples=20)
 @given(SEEDS, st.data())
-def test_a_broken_chain_is_found(seed: int, data: st.DataObject) -> None:
+def test_broken_chain_is_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
         version = data.draw(st.integers(1, Lakehouse(storage).latest_version()))
         wrong = data.draw(st.sampled_from([root_path(version + 1), root_path(version), "nonsense", ""]))
@@ -209,7 +210,7 @@ def test_a_broken_chain_is_found(seed: int, data: st.DataObject) -> None:
 
 @settings(max_examples=20)
 @given(SEEDS, st.binary(max_size=12))
-def test_a_wrong_hint_is_found(seed: int, hint: bytes) -> None:
+def test_wrong_hint_is_found(seed: int, hint: bytes) -> None:
     with memory_lake(generated(seed)) as storage:
         assume(hint.strip() != storage.read(HINT_PATH))
         storage.write(HINT_PATH, hint)
@@ -222,8 +223,8 @@ N_STEPS = 14
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.soak) for part in range(1, 8))])
-def test_a_thousand_sound_lakehouses_have_no_findings(part: int) -> None:
-    """After each of 14 steps by chance in 72 lakehouses, which makes 1,008, each is verified.
+def test_1000_intact_lakehouses_have_no_findings(part: int) -> None:
+    """Verify 72 lakehouses after each of 14 random steps, 1,008 states in total.
 
     A test run has an eighth of them.
     """
@@ -247,15 +248,15 @@ def test_a_thousand_sound_lakehouses_have_no_findings(part: int) -> None:
 
 @settings(max_examples=30)
 @given(SEEDS, st.booleans(), st.data())
-def test_whoever_reads_reports_the_same(seed: int, is_incremental: bool, data: st.DataObject) -> None:
-    """Also how many files it checked: what is read ahead below something damaged is none of them."""
+def test_all_executors_report_the_same_findings(seed: int, is_incremental: bool, data: st.DataObject) -> None:
+    """The number of checked files is equal as well: files read ahead below a damaged one do not count."""
 
     def report(executor: Executor) -> dict[str, object]:
         aged = ClockStorage(storage, storage.now_ms() + LONG_MS)
-        found = operations.verify(Lakehouse(aged), deep=True, incremental=is_incremental, executor=executor).to_dict()
-        if (record := found.pop("record_path")) is not None:
+        result = operations.verify(Lakehouse(aged), deep=True, incremental=is_incremental, executor=executor).to_dict()
+        if (record := result.pop("record_path")) is not None:
             storage.delete(record)
-        return {**found, "cost": None, "findings": sorted(found["findings"], key=str)}
+        return {**result, "cost": None, "findings": sorted(result["findings"], key=str)}
 
     with memory_lake(generated(seed)) as storage:
         places = inner_nodes(Lakehouse(storage))
@@ -280,7 +281,7 @@ def _lead_to_one_child(columns: Columns, first: int) -> None:
 
 
 @pytest.mark.parametrize("is_missing", [False, True])
-def test_damaged_settings_after_a_damaged_table_are_found(is_missing: bool) -> None:
+def test_damaged_settings_after_damaged_table_are_found(is_missing: bool) -> None:
     storage = MemoryStorage(f"memory://settings-{is_missing}/")
     lake = Lakehouse.create(storage.root, storage=storage)
     with lake.transaction() as txn:
@@ -294,6 +295,6 @@ def test_damaged_settings_after_a_damaged_table_are_found(is_missing: bool) -> N
         if not is_missing:
             storage.create(path, b"\xff")
     report = operations.verify(Lakehouse(storage))
-    assert {found.path for found in report.findings} >= {table, settings_path}
+    assert {finding.path for finding in report.findings} >= {table, settings_path}
     assert report.damaged_objects == ()
     drop_memory_root(storage.root)

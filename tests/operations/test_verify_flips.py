@@ -1,4 +1,4 @@
-"""Whatever happens to a file of the catalog that we wrote, a deep verify names it, without a record of before."""
+"""Test that a deep verify without a record finds any damage to a catalog file that this library wrote."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ KINDS = {
     "orphan barrier": r"_ops/orphan-barrier\.json",
     "owner": r"tables/.*/_owner\.json",
 }
-#: Nobody needs these any more: an ended lease, a transaction whose program learns that it is gone, a number that the
-#: lakehouse definition says as well, and the owner of a folder that a version defines: other programs write none.
+#: Files that are not needed: an expired lease, a transaction whose loss its program detects, a number that the
+#: lakehouse definition records as well, and owner files of defined tables, which other programs do not write.
 EXPENDABLE = {"lease", "saved transaction", "orphan barrier", "owner"}
 SLOW_CLOCK = {"time-in-future"}
 EXPORTS = ("first", "second", "third")
@@ -60,7 +60,7 @@ def deep(storage: Storage) -> VerifyReport:
 
 @functools.cache
 def files_of_all_kinds() -> dict[str, bytes]:
-    """Return every file of a lakehouse in which all operations ran."""
+    """Return all files of a lakehouse in which all operations ran."""
     with memory_lake({}) as storage:
         aging = Aging.on(storage)
         lake = aging.lake
@@ -91,7 +91,7 @@ def files_of_all_kinds() -> dict[str, bytes]:
 
 @functools.cache
 def superseded_definitions() -> set[str]:
-    """Return definitions that some node still names, below a message that took their place in every version."""
+    """Return definitions that nodes refer to but that a buffered message replaces in every version."""
     files = files_of_all_kinds()
     with memory_lake(files) as storage:
         lake = Lakehouse(storage)
@@ -103,8 +103,8 @@ def superseded_definitions() -> set[str]:
 
 
 def of_kind(kind: str, files: dict[str, bytes]) -> list[str]:
-    found = sorted(path for path in files if re.fullmatch(KINDS[kind], path))
-    return [path for path in found if path not in superseded_definitions()]
+    file = sorted(path for path in files if re.fullmatch(KINDS[kind], path))
+    return [path for path in file if path not in superseded_definitions()]
 
 
 def is_named(path: str, report: VerifyReport) -> bool:
@@ -112,7 +112,7 @@ def is_named(path: str, report: VerifyReport) -> bool:
 
 
 def check_found(kind: str, path: str, data: bytes | None) -> None:
-    """Assert that a deep verify names a file that has, or has no longer, these bytes."""
+    """Assert that a deep verify reports a file that gets these bytes, or is deleted."""
     with memory_lake(files_of_all_kinds()) as storage:
         storage.delete(path) if data is None else storage.write(path, data)
         report = deep(storage)
@@ -152,7 +152,7 @@ def swaps(kind: str, count: int, seed: int) -> None:
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-def test_there_are_files_of_every_kind_and_all_carry_checksums() -> None:
+def test_files_of_every_kind_have_checksums() -> None:
     files = files_of_all_kinds()
     for kind in KINDS:
         assert of_kind(kind, files), kind
@@ -162,11 +162,11 @@ def test_there_are_files_of_every_kind_and_all_carry_checksums() -> None:
         report = deep(storage)
         assert [finding for finding in report.findings if finding.severity == "error"] == []
         assert set(report.without_checksum) <= {"metadata file", "manifest list", "manifest", "data file"}
-        assert report.checked_files >= len(known) - 1, "the hint alone holds a number, which is compared"
+        assert report.checked_files >= len(known) - 1, "only the hint has no checksum; its number is compared"
 
 
 @kinds
-def test_a_few_flipped_bits_truncations_deletions_and_swaps_are_found(kind: str) -> None:
+def test_few_flips_truncations_deletions_and_swaps_are_found(kind: str) -> None:
     flips(kind, 4, 1)
     truncations(kind, 2, 1)
     if kind not in EXPENDABLE:
@@ -175,8 +175,8 @@ def test_a_few_flipped_bits_truncations_deletions_and_swaps_are_found(kind: str)
         swaps(kind, 2, 1)
 
 
-def test_the_loss_of_what_an_operation_goes_on_by_is_found_at_once() -> None:
-    """Also without reading all that stands: plans of versions that can be undeleted, the manifest of a begun export."""
+def test_lost_operation_files_are_found_at_once() -> None:
+    """A shallow verify finds missing plan files of undeletable versions and manifests of incomplete exports."""
     with memory_lake(files_of_all_kinds()) as storage:
         definition = Lakehouse(storage).snapshot().definition
         plans = {batch.plan_path for batch in definition.expirations if batch.plan_path}
@@ -185,16 +185,16 @@ def test_the_loss_of_what_an_operation_goes_on_by_is_found_at_once() -> None:
         assert not {finding.code for finding in deep(storage).findings} & {"plan-missing", "manifest-missing"}
         for path in (*plans, manifest):
             storage.delete(path)
-        found = {
-            (finding.path, finding.code, finding.mend) for finding in operations.verify(Lakehouse(storage)).findings
+        findings = {
+            (finding.path, finding.code, finding.fix) for finding in operations.verify(Lakehouse(storage)).findings
         }
-        assert found >= {(path, "plan-missing", "purge") for path in plans}
-        assert (manifest, "manifest-missing", "export or drop-export") in found
+        assert findings >= {(path, "plan-missing", "purge") for path in plans}
+        assert (manifest, "manifest-missing", "export or drop-export") in findings
 
 
 @pytest.mark.soak
 @kinds
-def test_thirty_flipped_bits_truncations_deletions_and_swaps_are_found(kind: str) -> None:
+def test_30_flips_truncations_deletions_and_swaps_are_found(kind: str) -> None:
     flips(kind, 30, 2)
     truncations(kind, 30, 2)
     if kind not in EXPENDABLE:
@@ -207,7 +207,7 @@ def test_thirty_flipped_bits_truncations_deletions_and_swaps_are_found(kind: str
 
 
 def check_healthy(seed: int) -> None:
-    """Assert that nothing is found in a lakehouse that was used, exported, aged and cleaned up by chance."""
+    """Assert that a randomly used, exported, aged and cleaned lakehouse has no findings."""
     rng = random.Random(seed)
     with memory_lake(generated(seed)) as storage:
         lake = Lakehouse(storage)
@@ -227,7 +227,7 @@ def check_healthy(seed: int) -> None:
 
 
 def foreign_commit(lake: Lakehouse) -> None:
-    """Commit as another engine does that carries the schema's metadata and unknown fields on, and knows no seals."""
+    """Commit like an engine that preserves schema metadata and unknown fields but writes no checksums."""
     latest = lake.snapshot()
     path = lake.files.roots.path(latest.version + 1)
     before = decode_node(lake.storage.read(latest.location), latest.location)
@@ -242,13 +242,13 @@ def foreign_commit(lake: Lakehouse) -> None:
     lake.storage.write(HINT_PATH, str(latest.version + 1).encode())
 
 
-def test_healthy_lakehouses_have_no_finding() -> None:
+def test_intact_lakehouses_have_no_findings() -> None:
     for seed in range(5):
         check_healthy(seed)
 
 
 @pytest.mark.soak
-def test_a_hundred_healthy_lakehouses_have_no_finding() -> None:
+def test_100_intact_lakehouses_have_no_findings() -> None:
     for seed in range(100, 200):
         check_healthy(seed)
 
@@ -257,8 +257,8 @@ def test_a_hundred_healthy_lakehouses_have_no_finding() -> None:
 
 
 @pytest.mark.parametrize("kind", ["node", "table definition"])
-def test_a_flipped_bit_in_a_pointer_names_the_node_that_holds_it(kind: str) -> None:
-    """Also where no checksum tells: in a node without one, as other programs write."""
+def test_flipped_bit_in_pointer_is_reported_for_its_node(kind: str) -> None:
+    """This includes nodes of other programs, which have no checksum."""
     with memory_lake(generated(1)) as storage:
         lake = Lakehouse(storage)
         latest = lake.snapshot()
@@ -283,11 +283,11 @@ def test_a_flipped_bit_in_a_pointer_names_the_node_that_holds_it(kind: str) -> N
         assert (location, "pointer-damaged") in {(finding.path, finding.code) for finding in findings}
         assert not {changed[-1], lost} & {finding.path for finding in findings if finding.severity == "error"}
         plan = operations.plan_repair(Lakehouse(storage))
-        assert "pointer-damaged" in {row.code for row in plan.not_mended}
+        assert "pointer-damaged" in {row.code for row in plan.remaining}
 
 
 def damaged(pointers: list[str]) -> tuple[str, list[str]]:
-    """Return the last of these pointers, and all with another digit in its uuid."""
+    """Return the last of these pointers, and all of them with another digit in its UUID."""
     lost = pointers[-1]
     return lost, [*pointers[:-1], misspelt(lost)]
 
@@ -296,7 +296,7 @@ def misspelt(path: str) -> str:
     return f"{path[:-10]}{'0' if path[-10] != '0' else '1'}{path[-9:]}"
 
 
-def test_readers_say_that_the_pointer_is_damaged() -> None:
+def test_readers_report_damaged_pointer() -> None:
     with memory_lake(generated(1)) as storage:
         lake = Lakehouse(storage)
         path = new_node_path()
@@ -310,18 +310,18 @@ def test_readers_say_that_the_pointer_is_damaged() -> None:
 # What had no checksum
 
 
-def test_a_deep_verify_says_what_had_no_checksum() -> None:
+def test_deep_verify_reports_files_without_checksum() -> None:
     with memory_lake(generated(1)) as storage:
         lake = Lakehouse(storage)
         whole = deep(storage)
-        assert f"{whole.checked_files} files checked by their checksums" in str(whole.table().title)
+        assert f"{whole.checked_files} files compared with their checksums" in str(whole.table().title)
         nodes = [place.path for place in nodes_of(lake)][:2]
         for path in nodes:
             storage.write(path, encode_node(decode_node(storage.read(path), path), lake.snapshot().definition.order))
         report = deep(storage)
         assert report.findings == whole.findings
         assert report.without_checksum["node"] == len(nodes)
-        assert "2 nodes without one" in str(report.table().title).replace(", ", " ").replace("  ", " ")
+        assert "2 nodes without a checksum" in str(report.table().title).replace(", ", " ").replace("  ", " ")
         assert report.to_dict()["without_checksum"]["node"] == len(nodes)
         assert report.checked_files == whole.checked_files - len(nodes)
         shallow = operations.verify(Lakehouse(storage))

@@ -1,4 +1,4 @@
-"""Verify of lakehouses that no writer of ours leaves: every file can be read, what they say together is wrong."""
+"""Test verify on forged lakehouses, whose files are readable but inconsistent."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def verified(storage: Storage) -> VerifyReport:
 
 
 def errors(storage: Storage) -> list[tuple[str, str | None, int | None]]:
-    found = verified(storage).findings
-    return [(finding.code, finding.path, finding.version) for finding in found if finding.severity == "error"]
+    findings = verified(storage).findings
+    return [(finding.code, finding.path, finding.version) for finding in findings if finding.severity == "error"]
 
 
 def rewrite_root(lake: Lakehouse, version: int, change: Callable[[NodeFile], None]) -> None:
@@ -64,11 +64,11 @@ def rewrite_root(lake: Lakehouse, version: int, change: Callable[[NodeFile], Non
 
 
 def point(lake: Lakehouse, key: str, location: str | None) -> None:
-    """Let the latest version map a key to a location, or to nothing."""
+    """Map a key to a location in the latest version, or remove it."""
     rewrite_root(lake, lake.latest_version(), lambda root: root.buffer.update({key: location}))
 
 
-def test_a_tree_that_would_unfold_without_end_is_found_and_not_followed(lake: Lakehouse) -> None:
+def test_infinitely_unfolding_tree_is_found_and_not_followed(lake: Lakehouse) -> None:
     paths = [new_node_path() for _ in range(30)]
     for path, below in zip(paths, [*paths[1:], None], strict=True):
         children = [below] * ORDER if below else []
@@ -81,17 +81,17 @@ def test_a_tree_that_would_unfold_without_end_is_found_and_not_followed(lake: La
     latest = lake.latest_version()
     rewrite_root(lake, latest, change)
     rewrite_root(lake, 0, lambda root: root.__setattr__("children", [paths[0]]))
-    found = errors(lake.storage)
+    error = errors(lake.storage)
     messages = [(finding.path, finding.message) for finding in verified(lake.storage).findings]
     assert len(messages) == len(set(messages))
-    assert {("tree-invariant", paths[1], 0), ("tree-invariant", paths[29], 0)} <= set(found)
+    assert {("tree-invariant", paths[1], 0), ("tree-invariant", paths[29], 0)} <= set(error)
     report = verified(lake.storage)
     assert report.damaged_versions == f"0,{latest}"
     operations.repair(Lakehouse(lake.storage), to_last_good=True)
     assert verified(lake.storage).damaged_versions == f"0,{latest}"
 
 
-def test_rollbacks_to_and_from_a_tree_in_a_circle_are_refused(lake: Lakehouse) -> None:
+def test_rollbacks_to_and_from_cyclic_tree_fail(lake: Lakehouse) -> None:
     path = lake.snapshot().root.children[0]
     columns = node_columns(lake.storage.read(path))
     first = columns["key"].index(None)
@@ -104,7 +104,7 @@ def test_rollbacks_to_and_from_a_tree_in_a_circle_are_refused(lake: Lakehouse) -
             operations.plan_rollback(damaged, version, tables=["big.t0"] if version else None)
 
 
-def test_every_namespace_that_is_missing_is_found_and_stays_missing(lake: Lakehouse) -> None:
+def test_missing_namespaces_are_found_in_every_version(lake: Lakehouse) -> None:
     for name in ("a", "b"):
         create(lake, name, "t")
     version = create(lake, "c")
@@ -112,17 +112,17 @@ def test_every_namespace_that_is_missing_is_found_and_stays_missing(lake: Lakeho
     point(lake, keys.namespace_key("a"), None)
     point(lake, keys.namespace_key("b"), None)
     after = create(Lakehouse(lake.storage), "d")
-    found = [finding for finding in verified(lake.storage).findings if finding.severity == "error"]
-    assert [(finding.code, finding.path, finding.version) for finding in found] == [
+    findings = [finding for finding in verified(lake.storage).findings if finding.severity == "error"]
+    assert [(finding.code, finding.path, finding.version) for finding in findings] == [
         ("namespace-missing", root_path(version), version)
     ] * 2
-    assert {"'a'" in finding.message for finding in found} == {True, False}
+    assert {"'a'" in finding.message for finding in findings} == {True, False}
     assert verified(lake.storage).damaged_versions == f"{version}-{after}"
 
 
 @pytest.mark.parametrize("other", ["lakehouse", "namespace", "namespace of the table", "table as namespace"])
-def test_a_definition_of_another_kind_is_found(lake: Lakehouse, other: str) -> None:
-    """Though it was read before as what it is, and its bytes pass for those of what the key asks for."""
+def test_definition_of_wrong_kind_is_found(lake: Lakehouse, other: str) -> None:
+    """The definition was already read as its own kind, and its bytes also decode as the other kind."""
     create(lake, "a", "t")
     version = create(lake, "b", "u")
     snapshot = lake.snapshot()
@@ -138,8 +138,8 @@ def test_a_definition_of_another_kind_is_found(lake: Lakehouse, other: str) -> N
     assert verified(lake.storage).damaged_objects == (keys.decode(key),)
 
 
-def test_a_root_that_points_to_the_definition_of_another_kind(lake: Lakehouse) -> None:
-    """Also the oldest one, whose settings all later ones are compared with."""
+def test_root_with_definition_of_wrong_kind_is_found(lake: Lakehouse) -> None:
+    """This includes the oldest version, with which all later settings are compared."""
     location = lake.snapshot().entry(lake.snapshot().keys.namespace_key("big"))
     assert location is not None
     rewrite_root(lake, 0, lambda root: root.system.update(lakehouse_def=location))
@@ -158,30 +158,30 @@ def test_a_root_that_points_to_the_definition_of_another_kind(lake: Lakehouse) -
     ],
     ids="-".join,
 )
-def test_settings_that_no_lakehouse_can_have(lake: Lakehouse, changed: dict[str, int]) -> None:
-    """One flipped bit may ask for keys of gigabytes."""
+def test_invalid_settings_are_found(lake: Lakehouse, changed: dict[str, int]) -> None:
+    """One flipped bit can allow keys of gigabytes."""
     path = lake.snapshot().definition_location
     lake.storage.write(path, replace(lake.snapshot().definition, **changed).to_bytes())
     report = verified(lake.storage)
     assert errors(lake.storage) == [("definition-unreadable", path, 0)]
-    assert {finding.mend for finding in report.findings} == {None}
+    assert {finding.fix for finding in report.findings} == {None}
     assert operations.plan_repair(Lakehouse(lake.storage), to_last_good=True).is_empty
 
 
-def test_going_back_mends_no_settings(lake: Lakehouse) -> None:
-    """Each tree, older ones too, would be carried on under the settings that are wrong."""
+def test_rollback_does_not_repair_settings(lake: Lakehouse) -> None:
+    """Trees of all versions, including older ones, would be used with the wrong settings."""
     lake.alter_definition(txn_ttl_millis=90_000_000)
     path, definition = lake.snapshot().definition_location, lake.snapshot().definition
     lake.storage.write(path, replace(definition, order=7).to_bytes())
     assert errors(lake.storage) == [("definition-changed", path, lake.latest_version())]
     plan = operations.plan_repair(Lakehouse(lake.storage), to_last_good=True)
     assert plan.is_empty
-    assert [(finding.code, finding.path) for finding in plan.not_mended] == [("definition-changed", path)]
+    assert [(finding.code, finding.path) for finding in plan.remaining] == [("definition-changed", path)]
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_data_file_that_a_snapshot_lists_again_is_reported_once(lakes: Lakes, times: int) -> None:
-    """In another manifest than before, and twice in that one."""
+def test_repeated_data_file_is_reported_once(lakes: Lakes, times: int) -> None:
+    """The file is listed in another manifest, and twice in that one."""
     lake = lakes.memory()
     for _ in range(3):
         append_rows(lake)
@@ -203,10 +203,10 @@ def test_a_data_file_that_a_snapshot_lists_again_is_reported_once(lakes: Lakes, 
     assert finding.path == path
     overwrite_rows(lake, "ns.t")
     append_rows(lake)
-    assert len(operations.verify(lake).findings) == 1, "the new rows are listed once"
+    assert len(operations.verify(lake).findings) == 1, "new rows are listed once"
 
 
-def test_the_latest_version_is_never_sealed(lake: Lakehouse) -> None:
+def test_sealed_latest_version_is_found(lake: Lakehouse) -> None:
     latest = lake.latest_version()
     seal(lake, latest)
     report = verified(lake.storage)
@@ -224,7 +224,7 @@ def test_the_latest_version_is_never_sealed(lake: Lakehouse) -> None:
         ("5", ExpirationState.PURGING),
     ],
 )
-def test_expirations_that_cannot_be(lake: Lakehouse, versions: str, state: ExpirationState) -> None:
+def test_invalid_expirations_are_found(lake: Lakehouse, versions: str, state: ExpirationState) -> None:
     create(lake, "a")
     latest = lake.latest_version()
     assert latest == 5
@@ -235,7 +235,7 @@ def test_expirations_that_cannot_be(lake: Lakehouse, versions: str, state: Expir
     assert verification_page(verified(lake.storage), 0)
 
 
-def test_a_previous_root_may_be_given_by_its_uri(lake: Lakehouse) -> None:
+def test_previous_root_can_be_a_uri(lake: Lakehouse) -> None:
     version = lake.latest_version()
     rewrite_root(lake, version, lambda root: root.system.update({PREVIOUS_ROOT: ROOT + root_path(version - 1)}))
     assert errors(lake.storage) == []
@@ -245,7 +245,7 @@ def test_a_previous_root_may_be_given_by_its_uri(lake: Lakehouse) -> None:
     assert errors(lake.storage) == [("chain-broken", root_path(version), version)]
 
 
-def test_a_lease_that_cannot_be_read_stops_nothing(lake: Lakehouse) -> None:
+def test_unreadable_lease_does_not_stop_verify(lake: Lakehouse) -> None:
     lake.storage.write(lease_path(3), json.dumps({"operation": "purge", "expires_at_ms": 1}).encode())
     refusing = FaultyStorage(lake.storage, [fail(1, StoragePermissionError, path_part="lease-3", times=99)])
     report = verified(refusing)
@@ -257,7 +257,7 @@ def test_a_lease_that_cannot_be_read_stops_nothing(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("info", ["[" * 2_000, '{"":' * 1_000, '{"operation":NaN}', '{"message":"\\ud800"}'])
-def test_what_a_root_says_of_itself_may_be_anything(lake: Lakehouse, info: str) -> None:
+def test_arbitrary_root_metadata_does_not_fail_verify(lake: Lakehouse, info: str) -> None:
     version = lake.latest_version()
     rewrite_root(lake, version, lambda root: root.system.update({COMMIT_INFO: info}))
     report = verified(lake.storage)
@@ -267,8 +267,8 @@ def test_what_a_root_says_of_itself_may_be_anything(lake: Lakehouse, info: str) 
     assert (newest.operation, newest.message) == (None, None)
 
 
-def test_sizes_that_others_may_choose_are_read() -> None:
-    """Smaller node files than we would create a lakehouse with."""
+def test_other_node_sizes_are_read() -> None:
+    """Other programs can use smaller node files than this library."""
     definition = LakehouseDef(id="x", order=3, node_file_max_size_bytes=600)
     assert check_readable_sizes(definition, "x") == definition
 
@@ -285,19 +285,26 @@ ODD_INFOS = [
 ]
 
 
-def test_histories_and_pages_show_what_others_wrote_as_far_as_it_makes_sense(lake: Lakehouse) -> None:
+def test_history_and_reports_show_valid_parts_of_foreign_metadata(lake: Lakehouse) -> None:
     infos = {create(lake, f"n{number}"): info for number, info in enumerate(ODD_INFOS)}
     for version, info in infos.items():
         rewrite_root(lake, version, lambda root, info=info: root.system.update({COMMIT_INFO: info}))
     damaged = Lakehouse(lake.storage)
     history = list(damaged.history())
-    for found in history[: len(infos)]:
+    for snapshot in history[: len(infos)]:
         assert all(
             text is None or isinstance(text, str)
-            for text in (found.operation, found.message, found.run_id, found.user, found.host, found.engine)
+            for text in (
+                snapshot.operation,
+                snapshot.message,
+                snapshot.run_id,
+                snapshot.user,
+                snapshot.host,
+                snapshot.engine,
+            )
         )
-        assert {type(number) for number in (*found.counts.values(), *found.cost.values())} <= {int}
-        assert found.bytes_written == found.root_bytes
+        assert {type(number) for number in (*snapshot.counts.values(), *snapshot.cost.values())} <= {int}
+        assert snapshot.bytes_written == snapshot.root_bytes
     assert (history[1].operation, history[1].message) == ("A\U0001f600", "<script>")
     report = verified(lake.storage)
     assert report.findings == ()
@@ -306,9 +313,9 @@ def test_histories_and_pages_show_what_others_wrote_as_far_as_it_makes_sense(lak
         assert "<script" not in page
 
 
-def test_half_a_version_counts_for_nothing_in_those_after_it(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was seen of a version until a node came twice is not taken for the state before the next one."""
-    monkeypatch.setattr(verify_objects, "_CHANGES_AT_ONCE", 1)
+def test_partly_read_version_does_not_affect_later_ones(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of a version that could only be read in part are not used as the state before the next version."""
+    monkeypatch.setattr(verify_objects, "BATCH_CHANGES", 1)
     known, hostile, _ = (create(lake, name) for name in "xyz")
     last = decode_node(lake.storage.read(root_path(hostile)), root_path(hostile)).children[-1]
     empty, outer, twice = (new_node_path() for _ in range(3))
@@ -321,7 +328,7 @@ def test_half_a_version_counts_for_nothing_in_those_after_it(lake: Lakehouse, mo
         rewrite_root(lake, version, lambda root: root.children.__setitem__(slice(0, 1), [new_node_path()]))
     rewrite_root(lake, hostile, lambda root: root.children.__setitem__(-1, twice))
     drop(Lakehouse(lake.storage), "big")
-    found = errors(lake.storage)
-    assert ("tree-invariant", last, hostile) in found, "it is met twice only where all is read"
-    assert max(version for _, _, version in found if version is not None) == hostile
+    error = errors(lake.storage)
+    assert ("tree-invariant", last, hostile) in error, "the repeated node is found only if the whole tree is read"
+    assert max(version for _, _, version in error if version is not None) == hostile
     assert verified(lake.storage).damaged_versions == f"0-{hostile}"

@@ -1,4 +1,4 @@
-"""Owner files that are missing, damaged or another's are told by path; repair writes those that are missing."""
+"""Test findings about owner files."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def owner_of(lake: Lakehouse, table: str = "t") -> str:
     return owner_path(lake.snapshot().table("ns", table).id)
 
 
-def found(lake: Lakehouse, *, deep: bool) -> list[tuple[str, str, str | None]]:
+def findings_of(lake: Lakehouse, *, deep: bool) -> list[tuple[str, str, str | None]]:
     reports = [operations.verify(lake, deep=deep, executor=executor) for executor in (LOCAL, Elsewhere())]
     assert reports[0].findings == reports[1].findings
     return [(finding.severity, finding.code, finding.path) for finding in reports[0].findings]
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_missing_one_is_told_once_and_written_by_repair(lake: Lakehouse, deep: bool) -> None:
+def test_missing_owner_file_is_reported_once_and_repaired(lake: Lakehouse, deep: bool) -> None:
     paths = sorted([owner_of(lake), owner_of(lake, "u")])
     version = lake.latest_version()
     for path in paths:
         lake.storage.delete(path)
-    assert found(lake, deep=deep) == [("warning", "owner-missing", paths[0])]
+    assert findings_of(lake, deep=deep) == [("warning", "owner-missing", paths[0])]
     plan = operations.plan_repair(lake)
-    assert ([step.action for step in plan.steps], plan.not_mended) == (["claim"], ())
+    assert ([step.action for step in plan.steps], plan.remaining) == (["claim"], ())
     assert not lake.storage.exists(paths[0])
     plan.execute(plan.digest)
     assert [read_owner(lake.storage.read(path), path) for path in paths] == [lake.snapshot().definition.id] * 2
@@ -56,7 +56,7 @@ def test_a_missing_one_is_told_once_and_written_by_repair(lake: Lakehouse, deep:
     assert operations.plan_repair(lake).is_empty
 
 
-def test_repair_takes_no_folder_that_is_another_s_by_now(lake: Lakehouse) -> None:
+def test_repair_does_not_claim_folder_of_another_lakehouse(lake: Lakehouse) -> None:
     path = owner_of(lake)
     lake.storage.delete(path)
     plan = operations.plan_repair(lake)
@@ -68,34 +68,34 @@ def test_repair_takes_no_folder_that_is_another_s_by_now(lake: Lakehouse) -> Non
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_damaged_one_is_told(lake: Lakehouse, deep: bool) -> None:
+def test_damaged_owner_file_is_reported(lake: Lakehouse, deep: bool) -> None:
     path = owner_of(lake)
     whole = lake.storage.read(path)
     lake.storage.write(path, whole[:-1])
-    assert found(lake, deep=deep) == [("error", "owner-damaged", path)]
-    assert [(left.code, left.path) for left in operations.plan_repair(lake).not_mended] == [("owner-damaged", path)]
+    assert findings_of(lake, deep=deep) == [("error", "owner-damaged", path)]
+    assert [(left.code, left.path) for left in operations.plan_repair(lake).remaining] == [("owner-damaged", path)]
     lake.storage.write(path, whole.replace(b"lakehouse_id", b"lakehouse_ix"))
-    assert found(lake, deep=deep) == ([("error", "owner-damaged", path)] if deep else []), "as large as ours"
+    assert findings_of(lake, deep=deep) == ([("error", "owner-damaged", path)] if deep else []), "the size is the same"
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_one_that_names_another_lakehouse_is_told(lake: Lakehouse, deep: bool) -> None:
+def test_owner_file_of_another_lakehouse_is_reported(lake: Lakehouse, deep: bool) -> None:
     path, definition = owner_of(lake), lake.snapshot().definition
     lake.storage.write(path, owner_file(replace(definition, id="another")))
-    assert found(lake, deep=deep) == [("error", "owner-other", path)]
+    assert findings_of(lake, deep=deep) == [("error", "owner-other", path)]
     lake.storage.write(path, owner_file(replace(definition, id=str(uuid.uuid4()))))
-    assert found(lake, deep=deep) == ([("error", "owner-other", path)] if deep else []), "as large as ours"
+    assert findings_of(lake, deep=deep) == ([("error", "owner-other", path)] if deep else []), "the size is the same"
 
 
-def test_folders_of_tables_that_no_version_defines_are_their_owners_business(lake: Lakehouse) -> None:
+def test_folders_of_undefined_tables_are_not_reported(lake: Lakehouse) -> None:
     lake.storage.create("tables/theirs/data/1", b"")
     lake.storage.create(owner_path("other"), owner_file(replace(lake.snapshot().definition, id="another")))
-    assert found(lake, deep=True) == []
+    assert findings_of(lake, deep=True) == []
     lake.storage.create(owner_path("broken"), b"{")
-    assert found(lake, deep=False) == [("error", "owner-damaged", owner_path("broken"))]
+    assert findings_of(lake, deep=False) == [("error", "owner-damaged", owner_path("broken"))]
 
 
-def test_sound_ones_are_not_read_but_by_a_deep_run(lake: Lakehouse) -> None:
+def test_intact_owner_files_are_only_read_by_deep_run(lake: Lakehouse) -> None:
     faulty = FaultyStorage(lake.storage)
     watched = Lakehouse(faulty)
 

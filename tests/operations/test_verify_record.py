@@ -1,4 +1,4 @@
-"""Verify with a record: what was verified is not read again, and any bit that flips in it is found."""
+"""Test verify with a record of verified files."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def records(storage: Storage) -> list[str]:
 
 
 def immutable(storage: Storage, *suffixes: str) -> list[str]:
-    """Return the files that no version changes: nodes, definitions, and files of tables."""
+    """Return the immutable files: nodes, definitions and table files."""
     stored = sorted(info.path for info in storage.list())
-    found = [path for path in stored if is_immutable_path(path) or path.startswith("tables/")]
-    return [path for path in found if path.endswith(suffixes or KINDS) and not path.endswith("_owner.json")]
+    results = [path for path in stored if is_immutable_path(path) or path.startswith("tables/")]
+    return [path for path in results if path.endswith(suffixes or KINDS) and not path.endswith("_owner.json")]
 
 
 class SameTimes(StorageWrapper):
-    """Shows for each file the time at which it was first seen: what flips on a disk changes no time."""
+    """Show the first known time of each file, because a bit that flips on a disk does not change the time."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -73,7 +73,7 @@ def reads(storage: Storage, **options: Any) -> tuple[VerifyReport, set[str]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_was_verified_is_not_read_again(seed: int) -> None:
+def test_verified_files_are_not_read_again(seed: int) -> None:
     with memory_lake(generated(seed)) as storage:
         first, read_first = reads(storage, incremental=True)
         assert first.findings == ()
@@ -94,7 +94,7 @@ def test_what_was_verified_is_not_read_again(seed: int) -> None:
         assert third.findings == ()
         assert read_third & known == set()
         assert set(immutable(storage)) - known <= read_third
-        assert verified(storage).known_files == 0, "without the option all are read"
+        assert verified(storage).known_files == 0, "without the option all files are read"
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
@@ -115,17 +115,17 @@ def test_existence_and_size_are_always_checked(seed: int) -> None:
 
 @functools.cache
 def reached(seed: int) -> list[str]:
-    """Return the immutable files that a deep verification reads: it skips former metadata that no version points to."""
+    """Return the immutable files that a deep verify reads; it skips old metadata without references."""
     with memory_lake(generated(seed)) as storage:
         _, read = reads(storage, deep=True)
         return [path for path in immutable(storage, *KINDS, ".parquet") if path in read]
 
 
-@pytest.mark.filterwarnings("ignore:Encountered invalid snapshot summary")  # of what a flipped bit made of it
+@pytest.mark.filterwarnings("ignore:Encountered invalid snapshot summary")  # caused by flipped bits
 @settings(max_examples=20)
 @given(st.integers(0, 3), st.data())
-def test_any_bit_that_flips_after_it_was_verified_is_found(seed: int, data: st.DataObject) -> None:
-    """In a node, a definition, a metadata or manifest file, or a data file, though its size and time stay."""
+def test_any_bit_flipped_after_verification_is_found(seed: int, data: st.DataObject) -> None:
+    """This covers nodes, definitions, metadata, manifests and data files with unchanged size and time."""
     needed = reached(seed)
     with memory_lake(generated(seed)) as memory:
         storage = SameTimes(memory)
@@ -138,7 +138,7 @@ def test_any_bit_that_flips_after_it_was_verified_is_found(seed: int, data: st.D
         assert not report.is_clean
         again = verified(storage, deep=True, incremental=True)
         assert ("file-changed", path) in {(f.code, f.path) for f in again.findings}
-        assert not verified(storage, deep=True).is_clean, "the record still knows what it was"
+        assert not verified(storage, deep=True).is_clean, "the record still has the old checksum"
         flip_bit(memory, path, bit)
         assert verified(storage, deep=True).findings == ()
 
@@ -151,10 +151,10 @@ def flip_bit(storage: Storage, path: str, bit: int) -> None:
 
 @settings(max_examples=40)
 @given(SEEDS, st.data())
-def test_which_flipped_bits_cannot_be_seen_without_a_record(seed: int, data: st.DataObject) -> None:
-    """In a node only such that change nothing, or text of keys and system rows; never a pointer, nor a row.
+def test_undetectable_catalog_flips_without_a_record(seed: int, data: st.DataObject) -> None:
+    """In nodes, these only change text of keys and system rows, or nothing; never a pointer or a row.
 
-    In a definition such that leave one; there may be other values in it.
+    In definitions, these leave a valid definition, which can have other values.
     """
     with memory_lake(generated(seed)) as storage:
         path = data.draw(st.sampled_from(immutable(storage, ".arrow", ".binpb")))
@@ -175,8 +175,8 @@ def test_which_flipped_bits_cannot_be_seen_without_a_record(seed: int, data: st.
 
 @settings(max_examples=40)
 @given(st.integers(0, 3), st.data())
-def test_which_flipped_bits_of_tables_cannot_be_seen_without_a_record(seed: int, data: st.DataObject) -> None:
-    """Such that leave a metadata or manifest file that can be read and names no file that it did not name."""
+def test_undetectable_table_flips_without_a_record(seed: int, data: st.DataObject) -> None:
+    """After these, a metadata or manifest file is still readable and refers to no new file."""
     needed = [path for path in reached(seed) if path.endswith((".json", ".avro"))]
     with memory_lake(generated(seed)) as storage:
         path = data.draw(st.sampled_from(needed))
@@ -187,7 +187,7 @@ def test_which_flipped_bits_of_tables_cannot_be_seen_without_a_record(seed: int,
 
 
 def named_files(storage: Storage) -> set[tuple[str, int | None]]:
-    """Return the files that the managed table of the latest version needs, with the sizes that it says."""
+    """Return the files that the managed table of the latest version needs, with their recorded sizes."""
     io = WholeFileIO.on(storage, read_only=True)
     files = files_of(Lakehouse(storage).snapshot().table("managed", "t"), io)
     return {(file.location, file.size_bytes) for file in files if file.live}
@@ -201,10 +201,10 @@ def is_definition(path: str, data: bytes) -> bool:
         return False
 
 
-def test_a_data_file_is_read_by_a_deep_run_alone() -> None:
+def test_data_files_are_only_read_by_deep_run() -> None:
     with memory_lake(generated(0)) as storage:
         path = immutable(storage, ".parquet")[0]
-        flip(storage, path, -1)  # of the magic number at its end
+        flip(storage, path, -1)  # in the magic number at its end
         assert verified(storage).findings == ()
         (finding,) = verified(storage, deep=True).findings
         assert (finding.severity, finding.code, finding.path) == ("error", "table-file-corrupt", path)
@@ -212,7 +212,7 @@ def test_a_data_file_is_read_by_a_deep_run_alone() -> None:
         assert verified(storage, deep=True).findings == ()
 
 
-def test_a_large_data_file_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_data_file_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (verify_storage, verify_tables):
         monkeypatch.setattr(module, "PIECE_BYTES", 100)
     with memory_lake(generated(0)) as memory:
@@ -228,7 +228,7 @@ def test_a_large_data_file_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
         assert sum(request.path == path for request in counted.log) >= len(memory.read(path)) // 100
 
 
-def test_a_root_that_is_sealed_is_not_damaged(aging: Aging) -> None:
+def test_sealed_root_is_not_reported_as_changed(aging: Aging) -> None:
     verified(aging.clock, incremental=True)
     aging.clean_up()
     report, read = reads(aging.clock, incremental=True)
@@ -238,7 +238,7 @@ def test_a_root_that_is_sealed_is_not_damaged(aging: Aging) -> None:
     assert root_path(0) not in read
 
 
-def test_a_sealed_root_after_a_run_that_knew_the_live_one() -> None:
+def test_root_sealed_after_recorded_run_is_not_reported() -> None:
     with memory_lake(generated(1)) as storage:
         verified(storage, incremental=True)
         seal(Lakehouse(storage), 1)
@@ -249,11 +249,11 @@ def test_a_sealed_root_after_a_run_that_knew_the_live_one() -> None:
 # Limits
 
 
-def test_limits_end_it_early_and_say_what_was_not_looked_at() -> None:
+def test_limits_end_verify_early_and_report_unchecked_parts() -> None:
     with memory_lake(generated(2)) as storage:
-        whole = verified(storage)
-        assert whole.is_complete
-        assert whole.unchecked == ()
+        full_report = verified(storage)
+        assert full_report.is_complete
+        assert full_report.unchecked == ()
         for max_requests in (1, 5, 20, 40):
             counted = FaultyStorage(storage)
             report = verified(counted, budget=Budget(max_requests=max_requests))
@@ -262,19 +262,19 @@ def test_limits_end_it_early_and_say_what_was_not_looked_at() -> None:
             assert report.stopped == f"the budget of {max_requests} requests is spent"
             assert "orphans" in report.unchecked
             assert any(what.startswith("versions ") for what in report.unchecked)
-            assert str(report).startswith("Not finished")
-            assert report.cost.total_requests <= max_requests + 5, "the first requests find out where to begin"
+            assert str(report).startswith("Incomplete")
+            assert report.cost.total_requests <= max_requests + 5, "the first requests locate the latest version"
         report = verified(storage, budget=Budget(max_seconds=1e-9))
         assert report.versions == 0
-        assert f"versions 0-{whole.latest_version}" in report.unchecked
+        assert f"versions 0-{full_report.latest_version}" in report.unchecked
         assert verified(storage, budget=Budget(max_requests=10_000, max_seconds=1_000)).is_complete
         with pytest.raises(InvalidInputError):
             verified(storage, budget=Budget(requests_per_second=1))
 
 
 @pytest.mark.parametrize("max_requests", [14, 40])
-def test_incremental_runs_within_limits_come_to_an_end(max_requests: int) -> None:
-    """Each goes on where the last one ended; nothing is read twice but what says where to begin."""
+def test_limited_incremental_runs_finish(max_requests: int) -> None:
+    """Each run continues where the last one ended, and only files that locate the latest version are read twice."""
     with memory_lake(generated(3)) as storage:
         total = verified(storage).cost.total_requests
         seen: set[str] = set()
@@ -296,12 +296,12 @@ def test_incremental_runs_within_limits_come_to_an_end(max_requests: int) -> Non
 # Records
 
 
-def test_runs_that_overlap_leave_records_that_the_next_one_takes_together() -> None:
+def test_records_of_concurrent_runs_are_combined() -> None:
     with memory_lake(generated(4)) as storage:
         verified(storage, incremental=True)
 
         class Overlapping(StorageWrapper):
-            """Lets another run end while this one is about to read the record."""
+            """Finish another run just before this one reads the record."""
 
             has_begun = False
 
@@ -326,7 +326,7 @@ def test_runs_that_overlap_leave_records_that_the_next_one_takes_together() -> N
         assert records(storage) == [report.record_path]
 
 
-def test_a_run_that_dies_at_any_request_leaves_what_the_next_one_takes() -> None:
+def test_run_killed_at_any_request_can_be_repeated() -> None:
     with memory_lake(generated(7)) as storage:
         verified(storage, incremental=True)
         create(Lakehouse(storage), "one")
@@ -344,7 +344,7 @@ def test_a_run_that_dies_at_any_request_leaves_what_the_next_one_takes() -> None
                 assert len(records(again)) == 1
 
 
-def test_a_record_is_what_the_format_says() -> None:
+def test_record_follows_the_format() -> None:
     with memory_lake(generated(7)) as storage:
         verified(storage, incremental=True, deep=True)
         (path,) = records(storage)
@@ -369,13 +369,13 @@ def test_a_record_is_what_the_format_says() -> None:
         assert kinds == {"arrow": "file", "binpb": "file", "json": "names", "avro": "names", "parquet": "checksum"}
 
 
-def test_of_two_records_that_differ_the_older_one_is_believed() -> None:
+def test_older_of_two_different_records_is_used() -> None:
     with memory_lake(generated(4)) as memory:
         storage = SameTimes(memory)
         verified(storage, incremental=True)
         (older,) = records(storage)
         data = storage.read(older)
-        path = next(  # metadata files and owners know the id of a table that has some
+        path = next(  # metadata and owner files contain the id of a table with files
             path
             for path in immutable(storage, ".binpb")
             if "-table-" in path
@@ -383,8 +383,8 @@ def test_of_two_records_that_differ_the_older_one_is_believed() -> None:
         )
         storage.delete(older)
         other = replace(TableDef.from_bytes(memory.read(path), path), id="other")
-        memory.write(path, other.to_bytes())  # as another program writes it, without a checksum
-        assert verified(storage, incremental=True).is_clean, "nobody knows better"
+        memory.write(path, other.to_bytes())  # without a checksum, like another program
+        assert verified(storage, incremental=True).is_clean, "the change cannot be detected"
         storage.create(older, data)
         times = {info.path: info.last_modified_ms for info in storage.list(VERIFIED_PREFIX)}
         assert len(times) == 2
@@ -392,7 +392,7 @@ def test_of_two_records_that_differ_the_older_one_is_believed() -> None:
         assert ("file-changed", path) in {(f.code, f.path) for f in verified(storage, deep=True).findings}
 
 
-def test_a_reader_that_may_not_write_gets_a_warning() -> None:
+def test_run_without_write_permission_warns() -> None:
     with memory_lake(generated(5)) as storage:
         fault = fail(1, StoragePermissionError, kind="create", times=99)
         report = verified(FaultyStorage(storage, [fault]), incremental=True)
@@ -404,7 +404,7 @@ def test_a_reader_that_may_not_write_gets_a_warning() -> None:
         assert records(storage) == []
 
 
-def test_a_record_that_cannot_be_superseded_is_taken_once_more() -> None:
+def test_undeletable_record_is_read_again() -> None:
     with memory_lake(generated(5)) as storage:
         verified(storage, incremental=True)
         fault = fail(1, StoragePermissionError, kind="delete", times=99)
@@ -415,7 +415,7 @@ def test_a_record_that_cannot_be_superseded_is_taken_once_more() -> None:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "of another release"])
-def test_a_damaged_record_is_passed_over(damage: str) -> None:
+def test_damaged_record_is_ignored(damage: str) -> None:
     with memory_lake(generated(6)) as storage:
         verified(storage, incremental=True)
         (path,) = records(storage)
@@ -433,7 +433,7 @@ def test_a_damaged_record_is_passed_over(damage: str) -> None:
         assert verified(storage, incremental=True).findings == ()
 
 
-def test_a_superseded_record_is_an_orphan_and_the_newest_one_is_not(aging: Aging) -> None:
+def test_only_superseded_record_is_an_orphan(aging: Aging) -> None:
     verified(aging.clock, incremental=True)
     (first,) = records(aging.clock)
     data = aging.clock.read(first)
@@ -448,7 +448,7 @@ def test_a_superseded_record_is_an_orphan_and_the_newest_one_is_not(aging: Aging
     assert verified(aging.clock, incremental=True).findings == ()
 
 
-def test_files_that_are_gone_leave_the_record(aging: Aging) -> None:
+def test_deleted_files_are_removed_from_record(aging: Aging) -> None:
     verified(aging.clock, incremental=True)
     size_bytes = len(aging.clock.read(records(aging.clock)[0]))
     aging.clean_up()

@@ -1,4 +1,4 @@
-"""Verify and what operations record and leave: purges, leases, plans, transactions, exports, orphans."""
+"""Test findings about purges, leases, plans, transactions, exports and orphans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.faults import DeathError, FaultyStorage, fail
 from tests.lakes import Lakes
 from tests.operations.aging import LONG_MS, Aging, grow, keeping
 from tests.operations.changes import append_rows, create, drop
-from tests.operations.test_export import cut_off
+from tests.operations.test_export import interrupt_export
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.file_names import lease_path, new_plan_path, root_path
@@ -31,11 +31,11 @@ NO_RELEASE = fail(1, DeathError, kind="write", path_part="_ops/lease", times=99)
 
 @pytest.fixture
 def damaged(lakes: Lakes) -> Aging:
-    """A lakehouse as that of ``aging``, which is not checked when the test ends."""
-    made = Aging.on(lakes.storage())
-    grow(made, 5)
-    made.later()
-    return made
+    """A lakehouse like that of ``aging``, which is not checked at the end of the test."""
+    aging = Aging.on(lakes.storage())
+    grow(aging, 5)
+    aging.later()
+    return aging
 
 
 def verified(storage: Storage) -> VerifyReport:
@@ -46,7 +46,7 @@ def codes(report: VerifyReport) -> dict[str, Finding]:
     return {finding.code: finding for finding in report.findings}
 
 
-def test_a_lakehouse_that_was_tidied_has_no_findings(aging: Aging) -> None:
+def test_cleaned_lakehouse_has_no_findings(aging: Aging) -> None:
     append_rows(aging.lake)
     drop(aging.lake, "ns")
     aging.clean_up()
@@ -57,20 +57,20 @@ def test_a_lakehouse_that_was_tidied_has_no_findings(aging: Aging) -> None:
     assert report.unchecked == ()
 
 
-def test_a_live_root_where_a_version_was_purged(aging: Aging) -> None:
+def test_live_root_of_purged_version_is_found(aging: Aging) -> None:
     roots = {version: aging.clock.read(root_path(version)) for version in range(5)}
     aging.clean_up()
     aging.clock.write(root_path(3), roots[3])
     report = verified(aging.clock)
-    found = codes(report)["zombie-root"]
-    assert (found.severity, found.path, found.version) == ("error", root_path(3), 3)
-    assert {finding.code for finding in report.findings} == {"zombie-root"}, "its files are gone, as they should be"
+    result = codes(report)["zombie-root"]
+    assert (result.severity, result.path, result.version) == ("error", root_path(3), 3)
+    assert {finding.code for finding in report.findings} == {"zombie-root"}, "its files were deleted, as expected"
     assert not report.is_clean
 
 
 @pytest.mark.parametrize("part", ["_ops/lease", root_path(2), "0/", "_lakehouse_def"])
-def test_a_purge_that_was_cut_off(aging: Aging, part: str) -> None:
-    """Cut off before one of its writes or deletes: from the first commit on it has begun."""
+def test_interrupted_purge_is_a_warning(aging: Aging, part: str) -> None:
+    """The purge is interrupted before one of its writes or deletes; it begins with the first commit."""
     aging.expire()
     aging.later()
     kind = {"_ops/lease": "create", root_path(2): "write", "0/": "delete", "_lakehouse_def": "create"}[part]
@@ -83,25 +83,25 @@ def test_a_purge_that_was_cut_off(aging: Aging, part: str) -> None:
     aging.later(DURATION_MS + 1)
     report = verified(aging.clock)
     assert report.is_clean, report
-    found = codes(report)
+    result = codes(report)
     has_begun = any(batch.state == ExpirationState.PURGING for batch in aging.lake.snapshot().definition.expirations)
     assert has_begun == (kind in ("write", "delete"))
-    assert ("purge-unfinished" in found) == has_begun
-    assert (found["lease-stale"].mend, found["lease-stale"].path) == ("purge", lease_path(1))
+    assert ("purge-unfinished" in result) == has_begun
+    assert (result["lease-stale"].fix, result["lease-stale"].path) == ("purge", lease_path(1))
     if has_begun:
-        assert found["purge-unfinished"].mend == "purge"
-        assert any("purge" in what for what in report.unchecked), "nobody can tell the orphans before"
+        assert result["purge-unfinished"].fix == "purge"
+        assert any("purge" in what for what in report.unchecked), "orphans are unknown before"
     aging.purge()
     aging.later()
     aging.remove_orphans()
     assert verified(aging.clock).findings == ()
 
 
-def test_a_removal_of_orphans_that_was_cut_off(aging: Aging) -> None:
+def test_interrupted_orphan_removal_is_a_warning(aging: Aging) -> None:
     aging.lake.stage_definition("n0", "left", aging.lake.snapshot().table("n0", "a"))
     aging.later()
-    found = codes(verified(aging.clock))
-    assert (found["orphans"].severity, found["orphans"].mend) == ("warning", "orphans")
+    result = codes(verified(aging.clock))
+    assert (result["orphans"].severity, result["orphans"].fix) == ("warning", "orphans")
     report = verified(aging.clock)
     plan = operations.plan_orphan_removal(aging.lake)
     assert (report.orphan_files, report.orphan_bytes) == (len(plan.paths), plan.bytes)
@@ -109,23 +109,23 @@ def test_a_removal_of_orphans_that_was_cut_off(aging: Aging) -> None:
     with pytest.raises(DeathError):
         operations.plan_orphan_removal(Lakehouse(FaultyStorage(aging.clock, [fault, NO_RELEASE]))).execute()
     aging.later(DURATION_MS + 1)
-    assert codes(verified(aging.clock))["lease-stale"].mend == "orphans"
+    assert codes(verified(aging.clock))["lease-stale"].fix == "orphans"
     assert verified(aging.clock).orphan_files == len(plan.paths)
     aging.remove_orphans()
     assert verified(aging.clock).findings == ()
 
 
-def test_leases(aging: Aging) -> None:
+def test_leases_are_checked(aging: Aging) -> None:
     with lease(aging.clock, "purge"):
-        assert verified(aging.clock).findings == (), "it runs"
-    assert verified(aging.clock).findings == (), "it was given back"
+        assert verified(aging.clock).findings == (), "the operation is running"
+    assert verified(aging.clock).findings == (), "the lease was released"
     aging.clock.write(lease_path(2), b"neither JSON nor anything else")
     (finding,) = verified(aging.clock).findings
-    assert (finding.code, finding.path, finding.mend) == ("lease-stale", lease_path(2), None)
+    assert (finding.code, finding.path, finding.fix) == ("lease-stale", lease_path(2), None)
 
 
 class TakenOver(StorageWrapper):
-    """Lets another operation take the lease while it is about to be read."""
+    """Let another operation take the lease just before it is read."""
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if path == lease_path(1):
@@ -134,51 +134,51 @@ class TakenOver(StorageWrapper):
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-def test_a_lease_that_is_taken_over_meanwhile(aging: Aging) -> None:
+def test_lease_taken_over_during_verify(aging: Aging) -> None:
     with lease(aging.clock, "purge"):
         pass
     assert verified(TakenOver(aging.clock)).findings == ()
 
 
-def test_files_that_operations_left(aging: Aging) -> None:
+def test_leftover_files_of_operations_are_warnings(aging: Aging) -> None:
     aging.clock.create(new_plan_path(), b"{}")
     txn = aging.lake.transaction()
     txn.create_namespace("never")
     saved = txn.save()
-    cut_off(aging.lake, "half")
+    interrupt_export(aging.lake, "half")
     record = aging.lake.snapshot().definition.exports[0]
-    assert verified(aging.clock).findings == (), "all of them may be in use"
+    assert verified(aging.clock).findings == (), "all of them can be in use"
     aging.later()
-    found = codes(verified(aging.clock))
-    assert found.keys() == {"plan-left", "transaction-left", "orphans"}
-    assert {finding.mend for finding in found.values()} == {"orphans"}
-    assert found["transaction-left"].path == f"_ops/txn-{saved}.binpb"
+    result = codes(verified(aging.clock))
+    assert result.keys() == {"plan-left", "transaction-left", "orphans"}
+    assert {finding.fix for finding in result.values()} == {"orphans"}
+    assert result["transaction-left"].path == f"_ops/txn-{saved}.binpb"
     aging.lake.alter_definition(exports=())
-    found = codes(verified(aging.clock))
-    assert found["export-left"].path in (record.manifest_path, record.root_location)
+    result = codes(verified(aging.clock))
+    assert result["export-left"].path in (record.manifest_path, record.root_location)
     aging.remove_orphans()
     assert verified(aging.clock).findings == ()
 
 
-def test_plans_of_expired_versions_are_no_leftovers(aging: Aging) -> None:
+def test_plans_of_expired_versions_are_not_leftovers(aging: Aging) -> None:
     aging.expire()
     aging.later()
     assert verified(aging.clock).findings == ()
 
 
-def test_an_export_of_a_purged_version(aging: Aging) -> None:
+def test_export_of_purged_version_is_found(aging: Aging) -> None:
     operations.plan_export(aging.lake, "kept", version=2).execute()
     definition = aging.lake.snapshot().definition
     aging.lake.alter_definition(exports=(), exported_snapshots={})
     aging.clean_up()
     aging.lake.alter_definition(exports=definition.exports)
-    found = codes(verified(aging.clock))
-    assert (found["export-unpinned"].severity, found["export-unpinned"].mend) == ("error", "drop-export")
-    assert found["export-unpinned"].version == 2
+    result = codes(verified(aging.clock))
+    assert (result["export-unpinned"].severity, result["export-unpinned"].fix) == ("error", "drop-export")
+    assert result["export-unpinned"].version == 2
 
 
 def foreign_rollback(lake: Lakehouse, to: int) -> None:
-    """Commit an earlier version's content and settings as a program does that knows the texts alone."""
+    """Commit an earlier version's content and settings like a program without support for operations."""
     latest, target = lake.snapshot(), lake.snapshot(to)
     system = {**target.root.system, "previous_root": latest.location, "rollback_from_root": latest.location}
     system["created_at_millis"] = str(latest.created_at_ms + 1)
@@ -187,12 +187,12 @@ def foreign_rollback(lake: Lakehouse, to: int) -> None:
     lake.storage.create(root_path(latest.version + 1), encode_node(root, latest.definition.order))
 
 
-def test_settings_that_another_program_went_back_to(aging: Aging) -> None:
+def test_settings_replaced_by_another_program_are_a_warning(aging: Aging) -> None:
     operations.plan_export(aging.lake, "forgotten").execute()
     foreign_rollback(aging.lake, 2)
     version = aging.lake.latest_version()
-    found = codes(verified(aging.clock))["reconcile-needed"]
-    assert (found.severity, found.version, found.path, found.mend) == (
+    result = codes(verified(aging.clock))["reconcile-needed"]
+    assert (result.severity, result.version, result.path, result.fix) == (
         "warning",
         version,
         root_path(version),
@@ -202,15 +202,15 @@ def test_settings_that_another_program_went_back_to(aging: Aging) -> None:
     assert "reconcile-needed" not in codes(verified(aging.clock))
 
 
-def test_unowned_files_are_none_of_ours(aging: Aging) -> None:
-    aging.clock.create("tables/somebody/data.parquet", b"rows")
+def test_unowned_files_are_not_orphans(aging: Aging) -> None:
+    aging.clock.create("tables/unowned/data.parquet", b"rows")
     aging.clock.create("else/where.txt", b"text")
     aging.later()
     assert verified(aging.clock).findings == ()
 
 
 class PurgedMeanwhile(AgingStorage):
-    """Lets all old versions be purged at the first read of a file of a kind."""
+    """Purge all old versions at the first read of a file of one kind."""
 
     def __init__(self, aging: Aging, kind: str = "node"):
         super().__init__(aging.clock.inner, aging.clock.time_ms)
@@ -226,7 +226,7 @@ class PurgedMeanwhile(AgingStorage):
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-def test_versions_that_are_purged_meanwhile_are_no_damage(lakes: Lakes) -> None:
+def test_versions_purged_during_verify_are_not_damaged(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     grow(aging, 5)
     aging.later()
@@ -237,8 +237,8 @@ def test_versions_that_are_purged_meanwhile_are_no_damage(lakes: Lakes) -> None:
     assert verified(aging.clock).is_clean
 
 
-def test_definitions_that_are_purged_meanwhile_damage_no_version(lakes: Lakes) -> None:
-    """Nor those after the one that is looked at, which share them."""
+def test_definitions_purged_during_verify_are_not_damaged(lakes: Lakes) -> None:
+    """Later versions that share them are not damaged either."""
     aging = Aging.on(lakes.storage())
     create(aging.lake, "n", "t")
     create(aging.lake, "m")
@@ -252,7 +252,7 @@ def test_definitions_that_are_purged_meanwhile_damage_no_version(lakes: Lakes) -
 
 
 class DroppedMeanwhile(AgingStorage):
-    """Lets the export be dropped, all of its files be removed and, with ``again``, made anew, before a read."""
+    """Drop the export, remove its files and, with ``again``, export again, before a read."""
 
     def __init__(self, aging: Aging, at: int, *, again: bool):
         super().__init__(aging.clock.inner, aging.clock.time_ms)
@@ -275,7 +275,7 @@ class DroppedMeanwhile(AgingStorage):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_an_export_that_is_dropped_meanwhile_is_no_damage(lakes: Lakes, again: bool) -> None:
+def test_exports_dropped_during_verify_are_not_damaged(lakes: Lakes, again: bool) -> None:
     at = 1
     while True:
         aging = Aging.on(lakes.storage(f"{at}"))
@@ -291,27 +291,27 @@ def test_an_export_that_is_dropped_meanwhile_is_no_damage(lakes: Lakes, again: b
     assert at > 60
 
 
-def test_damage_where_orphans_cannot_be_told(damaged: Aging) -> None:
+def test_orphans_are_unknown_with_damage(damaged: Aging) -> None:
     latest = damaged.lake.snapshot()
     damaged.clock.delete(latest.root.children[0])
     report = verified(damaged.clock)
-    assert codes(report)["node-missing"].mend == "repair --to-last-good"
+    assert codes(report)["node-missing"].fix == "repair --to-last-good"
     assert report.orphan_files is None
     assert any(what.startswith("orphans") for what in report.unchecked)
-    assert "orphans" in str(report).splitlines()[0].partition("; not looked at: ")[2]
+    assert "orphans" in str(report).splitlines()[0].partition("; not checked: ")[2]
 
 
-def test_damage_of_older_versions_alone_is_not_mended_by_going_back(damaged: Aging) -> None:
+def test_damage_of_older_versions_has_no_repair_command(damaged: Aging) -> None:
     old = set(damaged.lake.snapshot(2).root.children) - set(damaged.lake.snapshot().root.children)
     path = min(old)
     damaged.clock.delete(path)
     report = verified(damaged.clock)
-    assert codes(report)["node-missing"].mend is None
+    assert codes(report)["node-missing"].fix is None
     assert str(damaged.lake.latest_version()) not in report.damaged_versions.split("-")
     assert report.damaged_objects == ()
 
 
-def test_which_versions_and_objects_are_damaged(damaged: Aging) -> None:
+def test_damaged_versions_and_objects_are_reported(damaged: Aging) -> None:
     lake = damaged.lake
     first = create(lake, "damaged", "t")
     snapshot = lake.snapshot()
@@ -329,14 +329,14 @@ def test_which_versions_and_objects_are_damaged(damaged: Aging) -> None:
     assert json.loads(report.to_json())["damaged_versions"] == f"{first}-{first + 1}"
 
 
-def test_time_in_the_future_of_a_lease_does_not_matter(aging: Aging) -> None:
+def test_lease_time_in_the_future_is_accepted(aging: Aging) -> None:
     content = {"holder": "x", "operation": "purge", "expires_at_ms": aging.clock.time_ms + LONG_MS}
     aging.clock.write(lease_path(1), json.dumps(content).encode())
     assert verified(aging.clock).findings == ()
 
 
-def test_roots_are_what_they_say(damaged: Aging) -> None:
-    """A root that names no lakehouse definition is an error of its own, and nothing fails."""
+def test_report_records_roots(damaged: Aging) -> None:
+    """A root without a lakehouse definition is a separate error and does not fail verify."""
     path = root_path(2)
     root = decode_node(damaged.clock.read(path), path)
     system = {name: value for name, value in root.system.items() if name != LAKEHOUSE_DEF}
@@ -345,3 +345,21 @@ def test_roots_are_what_they_say(damaged: Aging) -> None:
     assert {finding.path for finding in report.findings if finding.severity == "error"} == {path}
     assert any(what.startswith("orphans") for what in report.unchecked)
     assert Snapshot.of(damaged.lake.files, 2).root.system.get(LAKEHOUSE_DEF) is None
+
+
+def test_export_dropped_during_verify_is_not_reported(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    create(lake, "n")
+    report = operations.plan_export(lake, "e").execute()
+    faulty = FaultyStorage(lake.storage)
+    read = faulty.read
+
+    def read_and_drop(
+        path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
+    ) -> bytes:
+        if path == report.manifest_path:
+            operations.drop_export(Lakehouse(lake.storage), "e")
+        return read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+
+    faulty.read = read_and_drop  # type: ignore[method-assign]
+    assert operations.verify(Lakehouse(faulty)).findings == ()

@@ -1,6 +1,6 @@
-"""Damage of every kind to every kind of file of tables that is written here: a deep verify without a record finds it.
+"""Test that a deep verify without a record finds every kind of damage to every kind of table file.
 
-So does whoever writes the rows anew, or copies the files, before damage gets checksums of its own.
+Compaction and copying find it as well, before damaged content gets new checksums.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def lake(lakes: Lakes) -> Lakehouse:
     return lake
 
 
-def found(storage: Storage) -> Sequence[Finding]:
+def findings_of(storage: Storage) -> Sequence[Finding]:
     return operations.verify(Lakehouse(storage), deep=True, incremental=False).findings
 
 
@@ -58,12 +58,12 @@ def paths_of(lake: Lakehouse, kind: str) -> list[str]:
 
 
 def assert_found(lake: Lakehouse, *paths: str) -> None:
-    findings = [finding for finding in found(lake.storage) if finding.severity == "error"]
+    findings = [finding for finding in findings_of(lake.storage) if finding.severity == "error"]
     assert {finding.path for finding in findings} & set(paths), (paths, findings)
 
 
 def damage(lake: Lakehouse, kind: str, chance: random.Random, flips: int) -> None:
-    """Do all kinds of damage to files of one kind, one after the other."""
+    """Damage files of one kind in all ways, one after the other."""
     storage, paths = lake.storage, paths_of(lake, kind)
     for _ in range(flips):
         path = chance.choice(paths)
@@ -95,9 +95,9 @@ def damage(lake: Lakehouse, kind: str, chance: random.Random, flips: int) -> Non
     "kind", [kind if kind in ("manifest", "data") else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
 )
 def test_each_damage_is_found_by_path(lake: Lakehouse, kind: str) -> None:
-    assert found(lake.storage) == ()
+    assert findings_of(lake.storage) == ()
     damage(lake, kind, random.Random(f"verify {kind}"), FLIPS)
-    assert found(lake.storage) == ()
+    assert findings_of(lake.storage) == ()
 
 
 @pytest.mark.soak
@@ -114,7 +114,7 @@ def owner_of(lake: Lakehouse, path: str) -> tuple[str, str]:
 
 
 def unsealed(storage: Storage, path: str) -> bytes:
-    """Write a data file as another program would: with checksums of pages, without seals. Returns its bytes."""
+    """Write a data file like another program, with page checksums only, and return its bytes."""
     written = pa.BufferOutputStream()
     table = pq.read_table(pa.BufferReader(storage.read(path)))
     schema = {key: value for key, value in (table.schema.metadata or {}).items() if b"seal" not in key}
@@ -125,7 +125,7 @@ def unsealed(storage: Storage, path: str) -> bytes:
 
 
 @pytest.mark.parametrize("is_sealed", [True, False])
-def test_rows_of_a_damaged_file_are_not_written_anew(lake: Lakehouse, is_sealed: bool) -> None:
+def test_rows_of_damaged_file_are_not_rewritten(lake: Lakehouse, is_sealed: bool) -> None:
     plan = operations.plan_compact_tables(lake, min_input_files=2)
     path = paths_of(lake, "data")[0]
     data = lake.storage.read(path) if is_sealed else unsealed(lake.storage, path)
@@ -135,15 +135,15 @@ def test_rows_of_a_damaged_file_are_not_written_anew(lake: Lakehouse, is_sealed:
     name, folder = owner_of(lake, path)
     before = {info.path for info in lake.storage.list(folder)}
     report = plan.execute()
-    assert [one.table for one in report.tables] == [one for one in ("ns.t", "ns.u") if one != name]
+    assert [table.table for table in report.tables] == [item for item in ("ns.t", "ns.u") if item != name]
     assert list(report.left) == [name]
     assert path in report.left[name]
     assert {info.path for info in lake.storage.list(folder)} == before
 
 
 @pytest.mark.parametrize("kind", ["data", "manifest", "manifest list", "metadata"])
-def test_a_damaged_file_is_not_copied(lake: Lakehouse, lakes: Lakes, kind: str) -> None:
-    """Where decoding says nothing of it."""
+def test_damaged_file_is_not_copied(lake: Lakehouse, lakes: Lakes, kind: str) -> None:
+    """Damage that decoding does not detect."""
     path = paths_of(lake, kind)[0]
     data = lake.storage.read(path)
     at = data.index(b"seal") + len("seal") + 6 if kind != "data" else len(data) // 3
@@ -154,13 +154,13 @@ def test_a_damaged_file_is_not_copied(lake: Lakehouse, lakes: Lakes, kind: str) 
     assert list(report.damaged) == [name]
     assert path in report.damaged[name]
     assert path not in [info.path for info in target.list("tables/")]
-    assert found(target) == ()
+    assert findings_of(target) == ()
 
 
-def test_copies_are_sealed_with_their_own_names(lake: Lakehouse, lakes: Lakes) -> None:
+def test_checksums_of_copies_use_their_own_names(lake: Lakehouse, lakes: Lakes) -> None:
     target = lakes.storage("target")
     operations.plan_export(lake, "e", target=target.root, level="full").execute()
     copied = [info.path for info in target.list("tables/") if any(is_kind(info.path) for is_kind in KINDS.values())]
     assert len(copied) >= 14
     assert all(check_table_file(target.read(path), path) for path in copied)
-    assert found(target) == ()
+    assert findings_of(target) == ()

@@ -94,7 +94,7 @@ class Tables:
             return False
         except (FileMissingError, InvalidInputError) as error:
             # The file is of a version that was purged, or its commit failed.
-            if isinstance(error, InvalidInputError) and "no kept version names it" not in error.message:
+            if isinstance(error, InvalidInputError) and "no kept version refers to it" not in error.message:
                 raise
             self._happened["register: not committed, or purged"] += 1
             return False

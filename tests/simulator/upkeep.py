@@ -221,7 +221,7 @@ class Upkeep:
         try:
             plan = maintenance.plan_repair(lake, to_last_good=chance.random() < 0.5)
         except StorageError as error:
-            if self._world.fault_rate == 0 or "the storage did not give" not in error.message:
+            if self._world.fault_rate == 0 or "files could not be read" not in error.message:
                 raise
             return False
         unexpected = [step for step in plan.steps if step.action not in ("hint", "reconcile")]

@@ -183,7 +183,7 @@ RARE_UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "remove orphans without a commit": _remove_orphans_unrecorded,
     "register beside purges": _register_during_purges,
     "export into what others clean up, with copies of any age": _replacing(
-        export_module, "unendangered", lambda selection, *_: selection
+        export_module, "with_safe_names", lambda selection, *_: selection
     ),
 }
 

@@ -18,14 +18,14 @@ from pyspark.sql import SparkSession
 from tests.inventories import write_inventory
 from tests.operations.aging import Aging, grow, keeping
 from tests.operations.changes import append_rows, overwrite_rows
-from tests.operations.table_roots import TableRoots, needed_there, put_orphans, table_roots, there
+from tests.operations.table_roots import TableRoots, needed_paths, paths_under, put_orphans, table_roots
 from tests.own_time import give_own_time
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.format.file_names import is_immutable_path, new_node_path
 from trinitylake_ops.operations.executor import LOCAL, DeleteOutcome, DeletionFence, Executor
-from trinitylake_ops.operations.verification.read_ahead import NodeRead
+from trinitylake_ops.operations.verification.read_ahead import NodeReader
 from trinitylake_ops.spark import executor as spark_executor_module
 from trinitylake_ops.spark.executor import SparkExecutor
 from trinitylake_ops.storage import Storage, open_storage
@@ -239,14 +239,14 @@ def test_files_under_a_table_root(
     assert purged.digest == operations.plan_purge(aging.lake).digest
     assert purged.execute(purged.digest).is_complete
     assert tasks.deleted[table_root] == len(doomed)
-    location = write_inventory(tmp_path / "inventory", table_root, sorted(there(table_root)), files=20)
+    location = write_inventory(tmp_path / "inventory", table_root, sorted(paths_under(table_root)), files=20)
     plan = operations.plan_orphan_removal(aging.lake, inventory=location, executor=tasks)
     assert plan.paths == sorted(f"{table_root}{path}" for path in orphans)
     assert plan.digest == operations.plan_orphan_removal(aging.lake).digest
     report = plan.execute(plan.digest)
     assert (report.files, report.failures) == (len(orphans), {})
     assert tasks.deleted[table_root] == len(doomed) + len(orphans)
-    assert there(table_root) == needed_there(aging.lake, table_root)
+    assert paths_under(table_root) == needed_paths(aging.lake, table_root)
 
 
 def test_a_full_export(aging: Aging, place: Place, spark_tasks: SparkExecutor) -> None:
@@ -354,4 +354,4 @@ def test_commands(aging: Aging, place: Place, spark_tasks: SparkExecutor, monkey
 def test_nothing_to_do_takes_no_job(spark: SparkSession) -> None:
     storage = open_storage("memory://nothing/")
     for rate in (None, 5.0):
-        assert list(SparkExecutor(spark, requests_per_second=rate).map(NodeRead(storage), [])) == []
+        assert list(SparkExecutor(spark, requests_per_second=rate).map(NodeReader(storage), [])) == []

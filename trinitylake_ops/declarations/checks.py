@@ -112,10 +112,10 @@ VERIFY = direct(
 def findings_table(report: VerifyReport) -> Table:
     """Return the findings of verify, one row each."""
     rows = [
-        (f.severity, f.code, f.message, "" if f.version is None else f.version, f.path or "", f.mend or "")
+        (f.severity, f.code, f.message, "" if f.version is None else f.version, f.path or "", f.fix or "")
         for f in report.findings
     ]
-    return listing(("severity", "code", "message", "version", "path", "mend"), rows)
+    return listing(("severity", "code", "message", "version", "path", "fix"), rows)
 
 
 def _plan_repair(run: OperationContext[RepairOptions]) -> RepairPlan:
@@ -128,7 +128,7 @@ def _repair_metadata(repair: RepairPlan | RepairReport) -> dict[str, Any]:
     """Return the steps and the remaining findings as tables."""
     steps = [(step.action, step.what, "" if step.version is None else step.version) for step in repair.steps]
     left = [
-        (f.severity, f.code, f.path or "", "" if f.version is None else f.version, f.advice) for f in repair.not_mended
+        (f.severity, f.code, f.path or "", "" if f.version is None else f.version, f.advice) for f in repair.remaining
     ]
     return {
         "n_steps": len(steps),
@@ -140,7 +140,7 @@ def _repair_metadata(repair: RepairPlan | RepairReport) -> dict[str, Any]:
 
 def _remaining_errors(plan: RepairPlan) -> str:
     """Return a description of the errors that the repair would not fix; empty if there are none."""
-    errors = sum(finding.severity == "error" for finding in plan.not_mended)
+    errors = sum(finding.severity == "error" for finding in plan.remaining)
     if not errors:
         return ""
     count = "1 error remains" if errors == 1 else f"{errors} errors remain"

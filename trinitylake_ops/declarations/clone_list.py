@@ -92,9 +92,9 @@ def find_clone_problems(lake: Lakehouse) -> tuple[list[str], Mapping[str, Any]]:
 def _problem(clone: CloneInfo, now: datetime) -> str:
     if clone.retain_until is not None and clone.retain_until <= now:
         return f"clone {clone.name!r} is overdue since {clone.retain_until:%Y-%m-%d %H:%M} (UTC)"
-    if clone.state == operations.CloneState.CUT_OFF and now - clone.created_at > _INTERRUPTED_AFTER:
+    if clone.state == operations.CloneState.INCOMPLETE and now - clone.created_at > _INTERRUPTED_AFTER:
         return f"clone {clone.name!r} was started more than a day ago and is not finished"
-    if clone.state in (operations.CloneState.GONE, operations.CloneState.UNREADABLE):
+    if clone.state in (operations.CloneState.MISSING, operations.CloneState.UNREADABLE):
         return f"clone {clone.name!r} is {clone.state.value}: {clone.reason}"
     return ""
 

@@ -1,4 +1,4 @@
-"""Exports as a lakehouse records them, and the manifest of an export."""
+"""Records of exports and clones in a lakehouse, and the manifests of exports."""
 
 from __future__ import annotations
 
@@ -34,19 +34,27 @@ CLONE = "clone"
 
 
 def check_name(name: str, kind: str = EXPORT) -> None:
-    """Raise InvalidNameError for a text that cannot be the name of an export or clone."""
+    """Check that a text can be the name of an export or clone.
+
+    Args:
+        name: The text.
+        kind: ``EXPORT`` or ``CLONE``, for the message.
+
+    Raises:
+        InvalidNameError: It cannot.
+    """
     validate_name(name, MAX_NAME_BYTES, kind)
     if name.isdecimal():
-        raise InvalidNameError(f"{kind} name {name!r} is digits only, which would mean a version")
+        raise InvalidNameError(f"{kind} name {name!r} has only digits, like a version number; choose another name")
 
 
 def kind_of(record: ExportRecord | None) -> str:
-    """Return what a record is of: "clone" or "export"; other programs record exports by their names alone."""
+    """Return ``CLONE`` or ``EXPORT``. Exports of other programs have no record."""
     return CLONE if record is not None and record.clone_id else EXPORT
 
 
 def record_of(definition: LakehouseDef, name: str) -> ExportRecord | None:
-    """Return the record of an export, None where there is none of this name."""
+    """Return the record of an export or clone, or None."""
     return next((record for record in definition.exports if record.name == name), None)
 
 
@@ -56,19 +64,16 @@ def is_used(definition: LakehouseDef, name: str) -> bool:
 
 
 def check_unused(definition: LakehouseDef, name: str) -> None:
-    """Raise ExportExistsError when an export has the name."""
+    """Raise ExportExistsError if an export or a clone has the name."""
     if is_used(definition, name):
         record = record_of(definition, name)
-        what = f"of version {record.version}" if record is not None else "there"
+        version = f" of version {record.version}" if record is not None else ""
         kind = kind_of(record)
-        article = "a" if kind == CLONE else "an"
-        raise ExportExistsError(
-            f"{article} {kind} {name!r} {what} exists; drop-{kind} it first, or choose another name"
-        )
+        raise ExportExistsError(f"{kind} {name!r}{version} already exists; drop it, or choose another name")
 
 
-def is_cut_off(record: ExportRecord | None, wanted: ExportRecord) -> bool:
-    """Whether a record is that of an unfinished export that was begun as the wanted one would be."""
+def is_interrupted(record: ExportRecord | None, wanted: ExportRecord) -> bool:
+    """Whether a record is that of an interrupted export which the wanted one would resume."""
     return (
         record is not None
         and record.state == ExportState.COPYING
@@ -78,17 +83,28 @@ def is_cut_off(record: ExportRecord | None, wanted: ExportRecord) -> bool:
 
 
 def begin(lake: Lakehouse, wanted: ExportRecord, check_source: Callable[[Snapshot], None]) -> tuple[ExportRecord, bool]:
-    """Commit the record of an export, or find the one of a cut-off export. Returns which of both.
+    """Commit the record of an export, or find the record of an interrupted one to resume.
 
-    ``check_source`` raises if the source is not kept. Raises ExportExistsError, VersionExpiredError,
-    CommitAttemptsExhaustedError, StorageError.
+    Args:
+        lake: The lakehouse.
+        wanted: The record to commit.
+        check_source: Raises if the source is not kept in the given version.
+
+    Returns:
+        The record, and whether it is that of an interrupted export.
+
+    Raises:
+        ExportExistsError: Another export has the name.
+        VersionExpiredError: The version has expired.
+        CommitAttemptsExhaustedError: Other commits conflicted too often.
+        StorageError: A storage request failed.
     """
-    found: list[ExportRecord] = []
+    interrupted: list[ExportRecord] = []
 
-    def recorded(base: Snapshot) -> LakehouseDef | None:
+    def add_record(base: Snapshot) -> LakehouseDef | None:
         existing = record_of(base.definition, wanted.name)
-        found[:] = [existing] if existing is not None and is_cut_off(existing, wanted) else []
-        if found:
+        interrupted[:] = [existing] if existing is not None and is_interrupted(existing, wanted) else []
+        if interrupted:
             return None
         check_unused(base.definition, wanted.name)
         check_not_expired(wanted.version, base.definition)
@@ -96,8 +112,8 @@ def begin(lake: Lakehouse, wanted: ExportRecord, check_source: Callable[[Snapsho
         return replace(base.definition, exports=(*base.definition.exports, wanted))
 
     message = f"{wanted.name}: keep version {wanted.version}"
-    DefinitionChange(kind_of(wanted), message, recorded).commit(lake, lake.snapshot())
-    return (found[0], True) if found else (wanted, False)
+    DefinitionChange(kind_of(wanted), message, add_record).commit(lake, lake.snapshot())
+    return (interrupted[0], True) if interrupted else (wanted, False)
 
 
 def complete(
@@ -107,56 +123,82 @@ def complete(
     retain_until_ms: int | None,
     check_source: Callable[[Snapshot], None],
 ) -> int:
-    """Commit an export as complete, and return the version. Does nothing when another run was faster.
+    """Commit an export as complete, unless another run already did, and return the version.
 
-    Raises ExportNotFoundError when it was dropped meanwhile, the errors of ``check_source``,
-    CommitAttemptsExhaustedError, StorageError.
+    Args:
+        lake: The lakehouse.
+        record: The record that :func:`begin` returned.
+        root_location: The location of the exported root.
+        retain_until_ms: When the export stops keeping its version, in milliseconds since the epoch; None for never.
+        check_source: Raises if the source is not kept in the given version.
+
+    Raises:
+        ExportNotFoundError: The export was dropped during the run.
+        CommitAttemptsExhaustedError: Other commits conflicted too often.
+        StorageError: A storage request failed.
     """
-    done = replace(record, state=ExportState.COMPLETE, root_location=root_location, retain_until_millis=retain_until_ms)
+    completed = replace(
+        record, state=ExportState.COMPLETE, root_location=root_location, retain_until_millis=retain_until_ms
+    )
 
-    def completed(base: Snapshot) -> LakehouseDef | None:
+    def complete_record(base: Snapshot) -> LakehouseDef | None:
         if check_copying(base, record).state == ExportState.COMPLETE:
             return None
         check_source(base)
         definition = base.definition
-        exports = tuple(done if other.name == record.name else other for other in definition.exports)
+        exports = tuple(completed if other.name == record.name else other for other in definition.exports)
         snapshots = {**definition.exported_snapshots, record.name: root_location}
         return replace(definition, exports=exports, exported_snapshots=snapshots)
 
-    return DefinitionChange(kind_of(record), f"{record.name}: complete", completed).commit(lake, lake.snapshot())
+    return DefinitionChange(kind_of(record), f"{record.name}: complete", complete_record).commit(lake, lake.snapshot())
 
 
 def check_copying(base: Snapshot, record: ExportRecord) -> ExportRecord:
-    """Return an export as it is recorded now. Raises ExportNotFoundError unless it is the one that was begun."""
-    found = record_of(base.definition, record.name)
-    if found is None or found.manifest_path != record.manifest_path:
-        raise ExportNotFoundError(f"{kind_of(record)} {record.name!r} was dropped or changed while it was made")
-    return found
+    """Return the current record of an export. Raises ExportNotFoundError if it was dropped or replaced."""
+    current = record_of(base.definition, record.name)
+    if current is None or current.manifest_path != record.manifest_path:
+        raise ExportNotFoundError(f"{kind_of(record)} {record.name!r} was dropped or replaced by another process")
+    return current
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportInfo:
-    """One export as the lakehouse records it.
+    """One export, as the lakehouse records it.
 
-    For an export that another program recorded by name and root only, level and times are None.
+    An export that another program recorded has only a name and a location; its version, level and times are None.
     """
 
+    #: The name of the export.
     name: str
+    #: The exported version.
     version: int | None
+    #: "minimal", "partial" or "full".
     level: str | None
+    #: "copying" or "complete".
     state: str
+    #: The location of the exported root.
     location: str
+    #: When the export was recorded.
     created_at: datetime | None
+    #: When it stops keeping its version; None for never.
     retain_until: datetime | None
+    #: The path of its manifest.
     manifest_path: str | None
+    #: The root of the lakehouse that it was exported to; None within the lakehouse.
     target: str | None = None
+    #: The exported namespaces; empty for all.
     namespaces: tuple[str, ...] = ()
 
 
 def list_exports(lake: Lakehouse, latest: Snapshot | None = None) -> list[ExportInfo]:
-    """Return all exports, complete or not, by name. Clones are none (``list_clones``).
+    """List all exports, complete or not, sorted by name. Clones are not included (see ``list_clones``).
 
-    ``latest`` is the latest version, if the caller has just found it.
+    Args:
+        lake: The lakehouse.
+        latest: The latest version, if the caller already has it.
+
+    Raises:
+        StorageError: A storage request failed.
     """
     definition = (latest or lake.snapshot()).definition
     clones = {record.name for record in definition.exports if record.clone_id}
@@ -194,16 +236,15 @@ def _info(record: ExportRecord) -> ExportInfo:
 
 
 def check_no_clone(record: ExportRecord | None) -> None:
-    """Raise InvalidInputError for the record of a clone, which other operations are for."""
+    """Raise InvalidInputError if a record is that of a clone, which has separate operations."""
     if record is not None and record.clone_id:
         raise InvalidInputError(
-            f"{record.name!r} is a clone, at {record.target_uri}; clones are looked at by compare and verify, brought"
-            " back by promote, and dropped by drop-clone"
+            f"{record.name!r} is a clone at {record.target_uri}, not an export; use compare, promote or drop-clone"
         )
 
 
 def without_exports(definition: LakehouseDef, names: Iterable[str]) -> LakehouseDef:
-    """Return a definition that has forgotten exports."""
+    """Return a definition without the records of some exports."""
     dropped = set(names)
     snapshots = definition.exported_snapshots
     return replace(
@@ -215,40 +256,60 @@ def without_exports(definition: LakehouseDef, names: Iterable[str]) -> Lakehouse
 
 @dataclass(frozen=True, slots=True)
 class CopiedFile:
-    """A copy that was compared: its location and content. ``source`` is None for a node built anew."""
+    """A verified copy of a file."""
 
+    #: The location of the original; None for a rebuilt node.
     source: str | None
+    #: The location of the copy.
     target: str
+    #: Its size.
     size_bytes: int
+    #: Its SHA-256, as hexadecimal digits.
     sha256: str
 
     @classmethod
     def of(cls, source: str | None, target: str, data: bytes) -> CopiedFile:
-        """Return the record of a copy with these bytes."""
+        """Return the record of a copy with these bytes.
+
+        Args:
+            source: The location of the original; None for a rebuilt node.
+            target: The location of the copy.
+            data: The content.
+        """
         return cls(source, target, len(data), hashlib.sha256(data).hexdigest())
 
 
 def begin_manifest(
     storage: Storage, record: ExportRecord, targets: Iterable[tuple[str | None, str]], *, with_definitions: bool
 ) -> None:
-    """Name the copies that will be made, so that no removal takes them for orphans meanwhile.
+    """Write a manifest that names the planned copies, so that no operation deletes them as orphans.
 
-    The manifest of a cut-off export stays. Raises ExportExistsError when that one has other copies, StorageError.
+    An existing manifest of an interrupted export is kept.
+
+    Args:
+        storage: The storage of the lakehouse that records the export.
+        record: The record of the export.
+        targets: The planned copies, as (location of the original, location of the copy).
+        with_definitions: Whether definitions are copied.
+
+    Raises:
+        ExportExistsError: The existing manifest names other copies.
+        StorageError: A storage request failed.
     """
     files = [{"source": source, "target": target} for source, target in targets]
-    data = _encoded(record, files, with_definitions=with_definitions)
+    data = _encode(record, files, with_definitions=with_definitions)
 
-    def is_ours(found: bytes) -> bool:
+    def is_ours(existing: bytes) -> bool:
         try:
-            known = _decoded(found, record.manifest_path)
+            manifest = _decode(existing, record.manifest_path)
         except CorruptFileError:
             return False
-        names = {file["target"] for file in known["files"]}
-        return known.get("definitions", False) == with_definitions and names >= {file["target"] for file in files}
+        names = {file["target"] for file in manifest["files"]}
+        return manifest.get("definitions", False) == with_definitions and names >= {file["target"] for file in files}
 
     if not create_settled(storage, record.manifest_path, data, is_ours=is_ours):
         raise ExportExistsError(
-            f"export {record.name!r} was begun with other definitions or files; drop it first",
+            f"export {record.name!r} cannot be resumed: it was begun with other definitions or files; drop it first",
             path=record.manifest_path,
         )
 
@@ -256,29 +317,46 @@ def begin_manifest(
 def finish_manifest(
     storage: Storage, record: ExportRecord, files: Iterable[CopiedFile], *, with_definitions: bool
 ) -> None:
-    """Record all copies with size and checksum, also those of earlier runs that were cut off. Raises StorageError."""
+    """Write the manifest with the size and checksum of all copies, including those of earlier interrupted runs.
+
+    Args:
+        storage: The storage of the lakehouse that records the export.
+        record: The record of the export.
+        files: The copies of this run.
+        with_definitions: Whether definitions are copied.
+
+    Raises:
+        StorageError: A storage request failed.
+    """
     copies = {**_copies_of_earlier_runs(storage, record.manifest_path), **{file.target: file for file in files}}
     ordered = [asdict(copies[target]) for target in sorted(copies)]
-    storage.write(record.manifest_path, _encoded(record, ordered, with_definitions=with_definitions))
+    storage.write(record.manifest_path, _encode(record, ordered, with_definitions=with_definitions))
 
 
 def _copies_of_earlier_runs(storage: Storage, path: str) -> dict[str, CopiedFile]:
     try:
-        found = _read(storage, path)["files"]
+        files = _read(storage, path)["files"]
     except FileMissingError:
         return {}
-    return {file["target"]: _copied(file, path) for file in found if "sha256" in file}
+    return {file["target"]: _parse_copy(file, path) for file in files if "sha256" in file}
 
 
 def read_manifest(storage: Storage, path: str) -> list[CopiedFile]:
     """Return the copies that the manifest of a complete export names.
 
-    Raises FileMissingError, CorruptFileError, other StorageErrors.
+    Args:
+        storage: The storage of the lakehouse that records the export.
+        path: The path of the manifest.
+
+    Raises:
+        FileMissingError: The manifest does not exist.
+        CorruptFileError: The manifest cannot be read.
+        StorageError: A storage request failed.
     """
-    return [_copied(file, path) for file in _read(storage, path)["files"]]
+    return [_parse_copy(file, path) for file in _read(storage, path)["files"]]
 
 
-def _copied(file: Mapping[str, Any], path: str) -> CopiedFile:
+def _parse_copy(file: Mapping[str, Any], path: str) -> CopiedFile:
     size_bytes, source = file.get("size_bytes"), file.get("source")
     is_measured = type(size_bytes) is int and size_bytes >= 0 and isinstance(file.get("sha256"), str)
     if not is_measured or not isinstance(source, str | None):
@@ -290,9 +368,15 @@ def _copied(file: Mapping[str, Any], path: str) -> CopiedFile:
 
 
 def manifest_targets(storage: Storage, path: str) -> set[str]:
-    """Return the files that the manifest of an export names as copies, none if it is not written yet.
+    """Return the locations of the copies that the manifest of an export names; none if it is not written yet.
 
-    Raises CorruptFileError, StorageError.
+    Args:
+        storage: The storage of the lakehouse that records the export.
+        path: The path of the manifest; empty if the export has none.
+
+    Raises:
+        CorruptFileError: The manifest cannot be read.
+        StorageError: A storage request failed.
     """
     if not path:
         return set()
@@ -303,9 +387,17 @@ def manifest_targets(storage: Storage, path: str) -> set[str]:
 
 
 def check_manifest(storage: Storage, record: ExportRecord) -> None:
-    """Check that the manifest of an export can be read, and that a root under this root is the copy it describes.
+    """Check that the manifest of an export can be read, and that a root within the lakehouse matches its checksum.
 
-    Raises FileMissingError, CorruptFileError, InvalidLocationError, naming the file, and other StorageErrors.
+    Args:
+        storage: The storage of the lakehouse that records the export.
+        record: The record of the export.
+
+    Raises:
+        FileMissingError: The manifest or the root does not exist.
+        CorruptFileError: The manifest cannot be read, or the root differs.
+        InvalidLocationError: A location is not valid.
+        StorageError: A storage request failed.
     """
     copies = {file.target: file for file in read_manifest(storage, record.manifest_path)}
     if record.target_uri:
@@ -313,26 +405,26 @@ def check_manifest(storage: Storage, record: ExportRecord) -> None:
     if record.root_location not in copies:
         raise CorruptFileError("the manifest does not name the exported root", path=record.manifest_path)
     if hashlib.sha256(storage.read(record.root_location)).hexdigest() != copies[record.root_location].sha256:
-        raise CorruptFileError("the exported root is not what was copied", path=record.root_location)
+        raise CorruptFileError("the exported root differs from the manifest", path=record.root_location)
 
 
-def _encoded(record: ExportRecord, files: list[dict[str, Any]], *, with_definitions: bool) -> bytes:
-    choice = {"target": record.target_uri, "namespaces": list(record.namespaces), "definitions": with_definitions}
+def _encode(record: ExportRecord, files: list[dict[str, Any]], *, with_definitions: bool) -> bytes:
+    options = {"target": record.target_uri, "namespaces": list(record.namespaces), "definitions": with_definitions}
     manifest = {
         "name": record.name,
         "version": record.version,
         "level": record.level.name.lower(),
-        **{name: value for name, value in choice.items() if value},
+        **{name: value for name, value in options.items() if value},
         "files": files,
     }
     return encode_sealed_json(dict(sorted(manifest.items())), record.manifest_path, indent=1)
 
 
 def _read(storage: Storage, path: str) -> Mapping[str, Any]:
-    return _decoded(storage.read(path, limit_bytes=MAX_FILE_LIST_BYTES), path)
+    return _decode(storage.read(path, limit_bytes=MAX_FILE_LIST_BYTES), path)
 
 
-def _decoded(data: bytes, path: str) -> Mapping[str, Any]:
+def _decode(data: bytes, path: str) -> Mapping[str, Any]:
     try:
         manifest = decode_sealed_json(data, path)
         targets = [file["target"] for file in manifest["files"]]

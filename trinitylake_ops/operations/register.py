@@ -1,7 +1,7 @@
-"""Registers existing Iceberg tables, one by its metadata file or all of a catalog, as tables of a lakehouse.
+"""Register existing Iceberg tables, one by its metadata file or all of a catalog, as tables of a lakehouse.
 
-Nothing of a table is copied or changed. A registered table is EXTERNAL, so the lakehouse never deletes a file of it.
-Its former writers may go on; their commits are not seen before it is registered again.
+Nothing of a table is copied or changed. A registered table is EXTERNAL, so the lakehouse never deletes its files. Other
+programs can continue to write to it; their commits are not visible until it is registered again.
 """
 
 from __future__ import annotations
@@ -34,51 +34,67 @@ from trinitylake_ops.versions.roots import check_no_gap
 from trinitylake_ops.versions.snapshot import Snapshot
 
 _OPERATION = "register-table"
-_LONGEST_MESSAGE_CHARS = 500
-_LISTED = 10
-_BATCH = 64
+_MAX_MESSAGE_CHARS = 500
+_MAX_NAMES = 10
+_BATCH_DEFINITIONS = 64
 _PUBLIC_PROPERTIES = ("type", "py-catalog-impl", "warehouse")
-_SHORTEST_SECRET_CHARS = 6
+_MIN_SECRET_CHARS = 6
 
-#: A namespace and a table in it, as the lakehouse names them.
+#: A namespace of the lakehouse and a table in it.
 _Name = tuple[str, str]
 
 
 def register_table(
     lake: Lakehouse, namespace: str, table: str, metadata_location: str, *, table_type: str = EXTERNAL
 ) -> int:
-    """Add an existing Iceberg table by its current metadata file, in one commit. Returns the version.
+    """Add an existing Iceberg table by its current metadata file, in one commit, and return the version.
 
-    ``metadata_location`` is a URI, an absolute path or a path under the root. The definition mirrors the schema. A
-    managed table of this lakehouse that was dropped is MANAGED again. Any other is of ``table_type``, EXTERNAL or
-    FEDERATED, and none of its files is ever deleted. Raises ObjectExistsError, NamespaceNotFoundError,
-    FileMissingError, InvalidNameError. Raises CorruptFileError for a file that is no Iceberg metadata, and
-    UnsupportedTypeError for a schema that our columns cannot hold. Raises InvalidInputError for a file in a table's
-    folder of this lakehouse that no kept version names. For such a folder, raises MaintenanceBlockedError while another
-    operation deletes files. Raises the errors of a commit.
+    A managed table of this lakehouse that was dropped becomes MANAGED again. No file of any other table is ever
+    deleted.
+
+    Args:
+        lake: The lakehouse.
+        namespace: The namespace.
+        table: The name of the new table.
+        metadata_location: The metadata file, as a URI, an absolute path, or a path under the root.
+        table_type: EXTERNAL or FEDERATED, for a table that is not of this lakehouse.
+
+    Raises:
+        ObjectExistsError: The table exists.
+        NamespaceNotFoundError: The namespace does not exist.
+        InvalidNameError: A name is not valid.
+        FileMissingError: The metadata file does not exist.
+        CorruptFileError: The file is not Iceberg metadata.
+        UnsupportedTypeError: The schema has a type that a lakehouse column cannot have.
+        InvalidInputError: The file is in a table folder of this lakehouse, but no kept version refers to it.
+        MaintenanceBlockedError: For a file in such a folder, another operation is deleting files.
+        TrinityLakeError: The commit failed.
     """
     uri = registered_uri(lake.root, metadata_location)
     io = registering_io(reading_io(lake), [uri])
-    message = f"{namespace}.{table}"[:_LONGEST_MESSAGE_CHARS]
+    message = f"{namespace}.{table}"[:_MAX_MESSAGE_CHARS]
     with (
-        _undisturbed(lake, [uri]) as still_undisturbed,
+        _deletions_blocked(lake, [uri]) as check_blocked,
         lake.transaction(message=message, operation=_OPERATION) as txn,
     ):
         _check_free(txn, namespace, table)
         _, definition = registered_table(io, uri, txn.base.definition, table_type)
         txn.create_table(namespace, table, definition)
-        txn.require(still_undisturbed)
+        txn.require(check_blocked)
     assert txn.committed_version is not None
     return txn.committed_version
 
 
 @contextmanager
-def _undisturbed(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callable[[Snapshot], None]]:
-    """Keep operations from deleting files while tables are registered that lie in this lakehouse's table folders.
+def _deletions_blocked(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callable[[Snapshot], None]]:
+    """Keep operations from deleting files while tables in this lakehouse's table folders are registered.
 
-    Purges and removals of orphans may be about to delete files of a dropped table. Its writer may delete those of a
-    failed commit. Yields a precondition of the commit: that this is so still. Raises MaintenanceBlockedError while an
-    operation deletes files, InvalidInputError for a file that no kept version names.
+    A purge or an orphan removal could otherwise delete files of a dropped table, and a writer those of a failed commit.
+    Yields a precondition of the commit, which checks that deletions are still blocked.
+
+    Raises:
+        MaintenanceBlockedError: Another operation is deleting files.
+        InvalidInputError: No kept version refers to a file.
     """
     io = reading_io(lake)
     own = {io.location(uri) for uri in uris if io.folders.is_own_file(uri)}
@@ -91,9 +107,9 @@ def _undisturbed(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callable[[Sna
 
 
 def _check_committed(lake: Lakehouse, metadata_paths: Collection[str]) -> None:
-    """Raise InvalidInputError unless kept versions define tables by all of these metadata files.
+    """Raise InvalidInputError unless tables of kept versions have all of these metadata files.
 
-    Reads the definitions that the latest version lacks first, as most often a dropped table is brought back.
+    Definitions that only older versions have are read first, because usually a dropped table is registered again.
     """
     survey = survey_versions(uncached(lake))
     reach, missing = CatalogReach(survey.lake.files), set(metadata_paths)
@@ -101,32 +117,36 @@ def _check_committed(lake: Lakehouse, metadata_paths: Collection[str]) -> None:
     latest = sorted(reach.tables)
     reach.add(retained_roots(survey).roots)
     locations = [*sorted(reach.tables.difference(latest)), *latest]
-    for start in range(0, len(locations), _BATCH):
-        for definition in survey.lake.files.definitions.tables(locations[start : start + _BATCH]):
+    for start in range(0, len(locations), _BATCH_DEFINITIONS):
+        for definition in survey.lake.files.definitions.tables(locations[start : start + _BATCH_DEFINITIONS]):
             missing.discard(to_location(lake.root, iceberg_metadata(definition) or "none"))
         if not missing:
             return
     raise InvalidInputError(
-        f"{min(missing)!r} is of a table of this lakehouse and no kept version names it: its commit failed, or it was"
-        " purged; register the metadata file of a kept version, or roll back"
+        f"{min(missing)!r} cannot be registered: it is in a table folder of this lakehouse, but no kept version refers"
+        " to it, because its commit failed or it was purged; register the metadata file of a kept version, or roll back"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegistrationReport(Document):
-    """The tables taken over from a catalog.
+    """Report the tables registered from a catalog."""
 
-    ``version`` holds all of ``tables``, and the missing ``namespaces``. It is ``base_version`` when there were none.
-    ``known`` were registered before with the same metadata. ``not_iceberg`` have another format.
-    """
-
+    #: The name of the catalog.
     catalog: str
+    #: The latest version before.
     base_version: int
+    #: The version that has all tables; ``base_version`` if there were none to register.
     version: int
+    #: The created namespaces.
     namespaces: tuple[str, ...]
+    #: The registered tables.
     tables: tuple[str, ...]
+    #: Tables that were already registered with the same metadata.
     known: tuple[str, ...]
+    #: Tables of other formats, which were skipped.
     not_iceberg: tuple[str, ...]
+    #: The requests and the time that the registration took.
     cost: Cost
 
     def table(self) -> Table:
@@ -134,7 +154,7 @@ class RegistrationReport(Document):
         rows = [
             *(("namespace created", name) for name in self.namespaces),
             *(("registered", name) for name in self.tables),
-            *(("known", name) for name in self.known),
+            *(("already registered", name) for name in self.known),
             *(("not Iceberg", name) for name in self.not_iceberg),
         ]
         title = f"Catalog {self.catalog}: {len(self.tables)} tables registered, version {self.version}"
@@ -150,38 +170,47 @@ def register_catalog(
 ) -> RegistrationReport:
     """Add all tables of a pyiceberg catalog, or those of some of its namespaces, in one commit.
 
-    ``catalog`` is an open one, or a name that pyiceberg looks up in its configuration, with ``properties`` on top. A
-    namespace within others is named by all of them, joined by dots. ``namespaces`` are such names, with all within
-    them. Missing namespaces are created. A table that exists with the same metadata file is passed over.
+    Missing namespaces are created. A table that exists with the same metadata file is skipped. Nothing is written
+    unless all tables can be registered.
 
-    Nothing is written unless all tables can be registered. Raises ObjectExistsError with every table that exists with
-    other metadata, or that two tables of the catalog would become. Raises InvalidInputError for a catalog that cannot
-    be opened, StorageError for one that fails. Raises the errors of :func:`register_table`, naming the table.
+    Args:
+        lake: The lakehouse.
+        catalog: An open catalog, or the name of one in the configuration of pyiceberg.
+        properties: Properties of the catalog, which override its configuration.
+        namespaces: Registers only these namespaces and the namespaces within them. The levels of a nested namespace are
+            joined by dots.
+
+    Raises:
+        ObjectExistsError: Tables exist with other metadata, or two tables of the catalog would get the same name. The
+            message lists them.
+        InvalidInputError: The catalog cannot be opened, or lacks a namespace.
+        StorageError: A request to the catalog or the storage failed.
+        TrinityLakeError: A table cannot be registered; see :func:`register_table`.
     """
     metered = MeteredLakehouse(lake)
-    source = _Source.opened(catalog, properties or {})
-    found, not_iceberg = source.tables(namespaces)
-    uris = [uri for _, uri in found]
+    source = _Source.open(catalog, properties or {})
+    tables, not_iceberg = source.tables(namespaces)
+    uris = [uri for _, uri in tables]
     with (
-        _undisturbed(metered.lake, uris) as still_undisturbed,
+        _deletions_blocked(metered.lake, uris) as check_blocked,
         metered.lake.transaction(message=f"catalog {source.name}", operation=_OPERATION) as txn,
     ):
         check_no_gap(metered.lake.files.roots, txn.base.version)
-        fresh, known = _fresh(txn, metered.lake.root, found)
-        definitions = _definitions(metered.lake, txn, fresh)
-        created = [name for name in dict.fromkeys(name for name, _ in fresh) if not txn.has_namespace(name)]
+        new, known = _new_tables(txn, metered.lake.root, tables)
+        definitions = _definitions(metered.lake, txn, new)
+        created = [name for name in dict.fromkeys(name for name, _ in new) if not txn.has_namespace(name)]
         for namespace in created:
             txn.create_namespace(namespace)
         for (namespace, table), definition in definitions.items():
             txn.create_table(namespace, table, definition)
-        txn.require(still_undisturbed)
+        txn.require(check_blocked)
     assert txn.committed_version is not None
     return RegistrationReport(
         catalog=source.name,
         base_version=txn.base.version,
         version=txn.committed_version,
         namespaces=tuple(created),
-        tables=tuple(".".join(name) for name in fresh),
+        tables=tuple(".".join(name) for name in new),
         known=tuple(".".join(name) for name in known),
         not_iceberg=tuple(".".join(name) for name in not_iceberg),
         cost=metered.cost(),
@@ -191,18 +220,20 @@ def register_catalog(
 def _check_free(txn: Transaction, namespace: str, table: str) -> None:
     txn.namespace(namespace)
     if txn.has_table(namespace, table):
-        raise ObjectExistsError(f"table {namespace}.{table} exists; drop it first, or register under another name")
+        raise ObjectExistsError(
+            f"table {namespace}.{table} already exists; drop it first, or register under another name"
+        )
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A pyiceberg catalog. Only one thread asks it, as not all catalogs can take more."""
+    """A pyiceberg catalog. It is used by one thread only, because not all catalogs are thread-safe."""
 
     name: str
     catalog: Catalog
 
     @classmethod
-    def opened(cls, catalog: str | Catalog, properties: Mapping[str, str]) -> _Source:
+    def open(cls, catalog: str | Catalog, properties: Mapping[str, str]) -> _Source:
         if isinstance(catalog, Catalog):
             return cls(catalog.name, catalog)
         try:
@@ -210,115 +241,117 @@ class _Source:
         except TrinityLakeError:
             raise
         except Exception as error:
-            # Its message may repeat all properties, credentials too.
+            # The message of the error can contain all properties, including credentials.
             raise InvalidInputError(
-                f"catalog {catalog!r} cannot be opened ({type(error).__name__}); give its type, uri and other"
+                f"catalog {catalog!r} cannot be opened ({type(error).__name__}); pass its type, uri and other"
                 " properties, or configure it in .pyiceberg.yaml"
             ) from error
 
     def tables(self, namespaces: Sequence[str] | None) -> tuple[list[tuple[_Name, str]], list[_Name]]:
-        """Return all tables with their metadata files, and the names of those of other formats."""
-        found: list[tuple[_Name, str]] = []
+        """Return all tables with their metadata files, and the names of tables of other formats."""
+        tables: list[tuple[_Name, str]] = []
         others: list[_Name] = []
-        for namespace in self._chosen(namespaces):
-            with self._naming_failures(f"list the tables of {'.'.join(namespace)}"):
+        for namespace in self._selected(namespaces):
+            with self._describing_failures(f"list the tables of {'.'.join(namespace)}"):
                 identifiers = self.catalog.list_tables(namespace)
             for identifier in sorted(identifiers):
                 name = (".".join(namespace), identifier[-1])
-                with self._naming_failures(f"load table {'.'.join(name)}"):
+                with self._describing_failures(f"load table {'.'.join(name)}"):
                     try:
-                        found.append((name, self.catalog.load_table(identifier).metadata_location))
+                        tables.append((name, self.catalog.load_table(identifier).metadata_location))
                     except NoSuchIcebergTableError:
                         others.append(name)
-        return found, others
+        return tables, others
 
-    def _chosen(self, namespaces: Sequence[str] | None) -> list[Identifier]:
-        everything = list(self._within(()))
+    def _selected(self, namespaces: Sequence[str] | None) -> list[Identifier]:
+        all_namespaces = list(self._descendants(()))
         if namespaces is None:
-            return everything
-        chosen = []
-        for wanted in namespaces:
-            below = [name for name in everything if f"{'.'.join(name)}.".startswith(f"{wanted}.")]
-            if not below:
-                raise InvalidInputError(f"catalog {self.name!r} has no namespace {wanted!r}")
-            chosen += below
-        return list(dict.fromkeys(chosen))
+            return all_namespaces
+        selected = []
+        for namespace in namespaces:
+            nested = [name for name in all_namespaces if f"{'.'.join(name)}.".startswith(f"{namespace}.")]
+            if not nested:
+                raise InvalidInputError(f"catalog {self.name!r} has no namespace {namespace!r}")
+            selected += nested
+        return list(dict.fromkeys(selected))
 
-    def _within(self, namespace: Identifier) -> Iterator[Identifier]:
-        with self._naming_failures("list its namespaces"):
+    def _descendants(self, namespace: Identifier) -> Iterator[Identifier]:
+        with self._describing_failures("list its namespaces"):
             try:
-                inner = sorted(self.catalog.list_namespaces(namespace))
+                children = sorted(self.catalog.list_namespaces(namespace))
             except NoSuchNamespaceError:  # for a catalog without nested namespaces
-                inner = []
-        for name in inner:
+                children = []
+        for name in children:
             if len(name) > len(namespace):
                 yield name
-                yield from self._within(name)
+                yield from self._descendants(name)
 
     @contextmanager
-    def _naming_failures(self, what: str) -> Iterator[None]:
-        """Name the catalog that failed, and its operation: each raises exceptions of its own clients."""
+    def _describing_failures(self, operation: str) -> Iterator[None]:
+        """Convert failures to StorageError with the catalog and the operation, as each client has its own errors."""
         try:
             yield
         except TrinityLakeError:
             raise
         except Exception as error:
             reason = self._public((str(error).splitlines() or [""])[0])
-            raise StorageError(f"catalog {self.name!r} cannot {what}: {type(error).__name__}: {reason}") from error
+            raise StorageError(f"catalog {self.name!r} cannot {operation}: {type(error).__name__}: {reason}") from error
 
     def _public(self, text: str) -> str:
-        """Return a text without values of the catalog's properties: any of them may be a credential, or hold one."""
+        """Remove the values of the catalog's properties from a text, because any of them can contain a credential."""
         values = {str(value) for name, value in self.catalog.properties.items() if name not in _PUBLIC_PROPERTIES}
         for value in sorted(values, key=len, reverse=True):
-            if len(value) >= _SHORTEST_SECRET_CHARS:
+            if len(value) >= _MIN_SECRET_CHARS:
                 text = text.replace(value, "***")
         return redact_assignments(text)
 
 
-def _fresh(txn: Transaction, root: str, found: Sequence[tuple[_Name, str]]) -> tuple[dict[_Name, str], list[_Name]]:
-    """Return the tables to register, with the URIs of their metadata, and the tables already registered.
+def _new_tables(
+    txn: Transaction, root: str, tables: Sequence[tuple[_Name, str]]
+) -> tuple[dict[_Name, str], list[_Name]]:
+    """Return the URIs of the metadata of tables to register, by name, and the tables already registered.
 
-    Raises ObjectExistsError, naming all tables that are there with other metadata.
+    Raises ObjectExistsError with the names of all tables that exist with other metadata.
     """
-    fresh: dict[_Name, str] = {}
+    new: dict[_Name, str] = {}
     conflicts: list[str] = []
     existing: dict[_Name, str] = {}
-    for name, location in found:
+    for name, location in tables:
         uri = registered_uri(root, location)
-        if name in fresh or name in existing:
+        if name in new or name in existing:
             conflicts.append(f"{'.'.join(name)} (two tables of the catalog)")
         elif txn.has_namespace(name[0]) and txn.has_table(*name):
             existing[name] = to_location(root, uri)
         else:
-            fresh[name] = uri
+            new[name] = uri
     known = [name for name, location in existing.items() if _metadata_location(txn, name) == location]
     conflicts += [".".join(name) for name in existing.keys() - set(known)]
     if conflicts:
-        shown = ", ".join(sorted(conflicts)[:_LISTED]) + (
-            f" and {len(conflicts) - _LISTED} more" * (len(conflicts) > _LISTED)
+        shown = ", ".join(sorted(conflicts)[:_MAX_NAMES]) + (
+            f" and {len(conflicts) - _MAX_NAMES} more" * (len(conflicts) > _MAX_NAMES)
         )
         raise ObjectExistsError(
-            f"{len(conflicts)} tables exist with other metadata: {shown}; drop them first, or choose namespaces;"
-            " nothing was registered"
+            f"nothing was registered: {len(conflicts)} tables already exist with other metadata ({shown}); drop them"
+            " first, or select other namespaces"
         )
-    return fresh, known
+    return new, known
 
 
 def _metadata_location(txn: Transaction, name: _Name) -> str | None:
     return txn.table(*name).format_properties.get(METADATA_LOCATION)
 
 
-def _definitions(lake: Lakehouse, txn: Transaction, fresh: Mapping[_Name, str]) -> dict[_Name, TableDef]:
-    io = registering_io(reading_io(lake), fresh.values())
+def _definitions(lake: Lakehouse, txn: Transaction, tables: Mapping[_Name, str]) -> dict[_Name, TableDef]:
+    io = registering_io(reading_io(lake), tables.values())
     lakehouse = txn.base.definition
 
     def definition(name: _Name) -> TableDef:
         txn.keys.table_key(*name)
         try:
-            return registered_table(io, fresh[name], lakehouse)[1]
+            return registered_table(io, tables[name], lakehouse)[1]
         except TrinityLakeError as error:
-            error.message = f"table {'.'.join(name)} cannot be registered: {error.message}; nothing was registered"
+            error.message = f"nothing was registered: table {'.'.join(name)} cannot be registered: {error.message}"
             raise
 
-    found = run_parallel(in_one_round_trip(definition), list(fresh), lake.storage.concurrency)
-    return dict(zip(fresh, found, strict=True))
+    definitions = run_parallel(in_one_round_trip(definition), list(tables), lake.storage.concurrency)
+    return dict(zip(tables, definitions, strict=True))

@@ -1,8 +1,8 @@
-"""Relocates tables: after a lakehouse's files were copied or moved, its tables' metadata names the new place.
+"""Relocate tables: after a lakehouse's files were copied or moved, update the locations in its tables' metadata.
 
 All tables of the latest version get new metadata files, manifest lists and manifests in one commit: a transfer of these
-files within the lakehouse, under new names. No data file is copied. Older versions stay as they are. They are readable
-without it, as the latest one was before.
+files within the lakehouse, under new names. No data file is copied. Older versions are not changed. They remain
+readable without relocation, as the latest one was before.
 """
 
 from __future__ import annotations
@@ -46,41 +46,50 @@ _OPERATION = "relocate"
 
 @dataclass(frozen=True, slots=True)
 class MovedTable:
-    """A table whose files name the former place of its lakehouse. ``files`` are written anew."""
+    """A table whose files refer to the former location of its lakehouse."""
 
+    #: The namespace.
     namespace: str
+    #: The name of the table.
     table: str
+    #: The id of the table.
     table_id: str
+    #: The location of its definition.
     definition_location: str
+    #: The files to rewrite.
     files: MovedFiles
 
     @property
     def name(self) -> str:
-        """Namespace and table."""
+        """``namespace.table``."""
         return f"{self.namespace}.{self.table}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RelocationPlan(Plan):
-    """The tables that would get metadata for the lakehouse's place, and ``refused`` ones with the reasons.
+    """Show the tables that would get metadata with the current location of the lakehouse."""
 
-    ``left_table_root`` is a table root that would be given up. The lakehouse, or a copy, was or is there.
-    ``table_root`` is the one that would become that of this lakehouse, empty if none would.
-    """
-
+    #: The latest version when the plan was made.
     base_version: int
+    #: The names of the tables.
     tables: tuple[str, ...]
+    #: The names of tables that cannot be relocated, with the reason.
     refused: dict[str, str]
+    #: The number of files to write.
     files: int
+    #: The table root that the lakehouse would stop using, because the lakehouse was there before or a copy of it is
+    #: there.
     left_table_root: str
+    #: The new table root of this lakehouse; empty if it does not change.
     table_root: str
+    #: The tables and their files.
     moved: tuple[MovedTable, ...] = field(repr=False, compare=False)
     operation: Relocation = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` over all tables and their metadata files."""
-        content = [[one.name, one.table_id, one.files.metadata] for one in self.moved]
+        content = [[table.name, table.table_id, table.files.metadata] for table in self.moved]
         left = [self.left_table_root] if self.left_table_root else []
         left += [f"to {self.table_root}"] if self.table_root else []
         return digest_of(self.base_version, self.base_id, _OPERATION, content, sorted(self.refused), *left)
@@ -92,105 +101,115 @@ class RelocationPlan(Plan):
 
     def table(self) -> Table:
         """Return one row for each table."""
-        rows: list[tuple[object, ...]] = [(one.name, one.files.count, "") for one in self.moved]
-        rows += [(name, "", f"left: {reason}") for name, reason in self.refused.items()]
-        rows += [(f"table root {self.left_table_root}", "", "given up")] if self.left_table_root else []
-        rows += [(f"table root {self.table_root}", "", "is this lakehouse's from then on")] if self.table_root else []
+        rows: list[tuple[object, ...]] = [(table.name, table.files.count, "") for table in self.moved]
+        rows += [(name, "", f"skipped: {reason}") for name, reason in self.refused.items()]
+        rows += [(f"table root {self.left_table_root}", "", "no longer used")] if self.left_table_root else []
+        rows += [(f"table root {self.table_root}", "", "becomes the table root")] if self.table_root else []
         title = f"Relocation of version {self.base_version}: {self.files:,} files of {len(self.tables):,} tables"
-        return new_table(title, "table", "files to write", "", rows=rows)
+        return new_table(title, "table", "files to write", "note", rows=rows)
 
     def execute(self, approved_digest: str | None = None) -> RelocationReport:
-        """Write the tables' new metadata and point to all of it in one commit. Without tables nothing is committed.
+        """Write new metadata of the tables and commit it in one version, or commit nothing without tables.
 
-        The relocation is planned again whenever a concurrent commit touched a table. Raises PlanChangedError when an
-        approved digest is not that of the new plan, CommitConflictError after MAX_ATTEMPTS. Raises the errors of
-        planning and of a commit. Files of a failed attempt are deleted, best effort.
+        The relocation is planned again whenever a concurrent commit changed a table. Files of a failed attempt are
+        deleted if possible.
+
+        Args:
+            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+
+        Raises:
+            PlanChangedError: The plan made now does not have the approved digest.
+            CommitConflictError: Concurrent commits conflicted in MAX_ATTEMPTS attempts.
+            TrinityLakeError: Planning or the commit failed.
         """
         return self.operation.execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
-    """The relocation of all tables of the latest version, to ``table_root`` if that is given."""
+    """Relocate all tables of the latest version."""
 
     telemetry_name = "relocation"
 
+    #: The new table root; empty to keep the present one.
     table_root: str = ""
 
     def plan(self) -> RelocationPlan:
-        """Plan on the latest version. Raises what :func:`plan_relocation` raises."""
+        """Plan on the latest version. See :func:`plan_relocation` for the errors."""
         return on_latest(self.lake, self._plan_on)
 
     def _plan_on(self, base: Snapshot) -> RelocationPlan:
-        io = self._reading(base)
-        if self.table_root and self.table_root != _named_table_root(base):
+        io = self._relocated_io(base)
+        if self.table_root and self.table_root != _normalized_table_root(base):
             check_files_exist(base, io, self.table_root)
-        found, damaged = moved_tables(self.lake, base, io)
-        self._check_none_left(found)
-        moved = tuple(one for one in found if not one.files.unmoved_deletes)
-        deletes = {one.name: one.files.unmoved_deletes for one in found if one.files.unmoved_deletes}
+        tables, damaged = moved_tables(self.lake, base, io)
+        self._check_not_under_root(tables)
+        moved = tuple(table for table in tables if not table.files.unmoved_deletes)
+        deletes = {table.name: table.files.unmoved_deletes for table in tables if table.files.unmoved_deletes}
         return RelocationPlan(
             base_version=base.version,
             base_id=base_id_of(base),
-            left_table_root="" if self.table_root else _left_table_root(self.lake, base, found),
-            table_root=self.table_root if self._changes(base) else "",
-            tables=tuple(one.name for one in moved),
+            left_table_root="" if self.table_root else _left_table_root(self.lake, base, tables),
+            table_root=self.table_root if self._changes_table_root(base) else "",
+            tables=tuple(table.name for table in moved),
             refused={
-                name: f"its position deletes name data files by their paths ({path!r}); {DELETES_REMEDY}"
+                name: f"its position deletes refer to data files by path ({path!r}); {DELETES_REMEDY}"
                 for name, path in deletes.items()
             }
             | {name: error.message for name, error in damaged.items()},
-            files=sum(one.files.count for one in moved),
+            files=sum(table.files.count for table in moved),
             moved=moved,
             operation=self,
         )
 
-    def _check_none_left(self, found: Sequence[MovedTable]) -> None:
-        """Raise InvalidInputError for tables under the own root whose former place is the given table root."""
-        left = [one for one in found if one.files.home == self.lake.root]
-        if self.table_root and any(uri.startswith(self.table_root) for one in left for uri in one.files.uris):
+    def _check_not_under_root(self, tables: Sequence[MovedTable]) -> None:
+        """Raise InvalidInputError if tables under the lakehouse's root were below the new table root before."""
+        under_root = [table for table in tables if table.files.home == self.lake.root]
+        uris = [uri for table in under_root for uri in table.files.uris]
+        if self.table_root and any(uri.startswith(self.table_root) for uri in uris):
             raise InvalidInputError(
-                f"tables such as {left[0].name} stand under the root of this lakehouse, and name {self.table_root} as"
-                " their former place; run it without a table root, which gives that one up"
+                f"{self.table_root} cannot become the table root: tables such as {under_root[0].name} were moved from"
+                " there to the root of this lakehouse; relocate without a table root"
             )
 
-    def _reading(self, base: Snapshot) -> StorageFileIO:
-        """Return what reads the tables' files where they are after the relocation."""
-        io = reading_io(self.lake)
+    def _relocated_io(self, base: Snapshot) -> StorageFileIO:
+        """Return a reader of the tables' files at their locations after the relocation."""
         if not self.table_root:
-            return io
+            return reading_io(self.lake)
         names = NamedRoots.of(replace(base.definition, table_root=self.table_root))
-        there = StorageFileIO.on(self.lake.storage, self.lake.storage_options, read_only=True, names=names)
-        there.allowed_roots.check_root(self.table_root)
-        there.folders.check_is_of_no_copy(there.storage_at(self.table_root))
-        return there
+        io = StorageFileIO.on(self.lake.storage, self.lake.storage_options, read_only=True, names=names)
+        io.allowed_roots.check_root(self.table_root)
+        io.folders.check_is_of_no_copy(io.storage_at(self.table_root))
+        return io
 
-    def _changes(self, base: Snapshot) -> bool:
-        """Whether the given table root would become another one's or this lakehouse's own."""
+    def _changes_table_root(self, base: Snapshot) -> bool:
+        """Whether the relocation changes the table root or its owner."""
         if not self.table_root:
             return False
         existing = table_root_of(self.lake, replace(base.definition, table_root=self.table_root))
-        return self.table_root != _named_table_root(base) or existing is None or bool(existing.refusal)
+        return self.table_root != _normalized_table_root(base) or existing is None or bool(existing.refusal)
 
     def run(self, plan: RelocationPlan, approved_digest: str | None) -> RelocationReport:
-        """Plan again and relocate."""
+        """Plan again on the latest version, and relocate."""
         metered = MeteredLakehouse(self.lake)
-        here = replace(self, lake=metered.lake)
-        first = here.plan()
+        operation = replace(self, lake=metered.lake)
+        first_plan = operation.plan()
         if approved_digest is not None:
-            first.check_approved(approved_digest)
+            first_plan.check_approved(approved_digest)
 
         def attempt(number: int) -> RelocationReport:
-            now = first if number == 1 else here.plan()
-            if approved_digest is not None:  # the approval is of these effects, on any later version
-                replace(now, base_version=first.base_version, base_id=first.base_id).check_approved(approved_digest)
-            version = now.base_version if now.is_empty else _commit(metered.lake, now)
+            current = first_plan if number == 1 else operation.plan()
+            if approved_digest is not None:  # the approval covers these effects on any later version
+                replace(current, base_version=first_plan.base_version, base_id=first_plan.base_id).check_approved(
+                    approved_digest
+                )
+            version = current.base_version if current.is_empty else _commit(metered.lake, current)
             return RelocationReport(
                 version=version,
-                tables=now.tables,
-                refused=now.refused,
-                files=now.files,
-                table_root=now.table_root,
+                tables=current.tables,
+                refused=current.refused,
+                files=current.files,
+                table_root=current.table_root,
                 cost=metered.cost(),
             )
 
@@ -199,92 +218,102 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
 
 @dataclass(frozen=True, kw_only=True)
 class RelocationReport(Document):
-    """The relocated tables.
+    """Report the relocated tables."""
 
-    ``version`` holds them, or is the latest version at that time if there was nothing to do. ``table_root`` became
-    that of this lakehouse, if any did.
-    """
-
+    #: The version that has them; the latest version if there was nothing to do.
     version: int
+    #: The names of the relocated tables.
     tables: tuple[str, ...]
+    #: The names of tables that could not be relocated, with the reason.
     refused: dict[str, str]
+    #: The number of files written.
     files: int
+    #: The new table root of this lakehouse; empty if it did not change.
     table_root: str
+    #: The requests and the time that the relocation took.
     cost: Cost
 
     def table(self) -> Table:
         """Return one row for each table."""
-        rows = [("table root taken", self.table_root)] if self.table_root else []
-        rows += [*(("relocated", name) for name in self.tables), *(("left", name) for name in self.refused)]
-        what = "table root taken" if self.table_root else "nothing to do"
-        done = f"committed as version {self.version}" if self.tables else f"{what}, version {self.version}"
-        return new_table(f"Relocation, {done}: {self.files:,} files written", "", "table", rows=rows)
+        rows = [("table root changed", self.table_root)] if self.table_root else []
+        rows += [*(("relocated", name) for name in self.tables), *(("skipped", name) for name in self.refused)]
+        result = "table root changed" if self.table_root else "nothing to do"
+        result = f"committed as version {self.version}" if self.tables else f"{result}, version {self.version}"
+        return new_table(f"Relocation, {result}: {self.files:,} files written", "result", "table", rows=rows)
 
 
 def plan_relocation(lake: Lakehouse, table_root: str | None = None) -> RelocationPlan:
-    """Plan to write the metadata of all tables of the latest version for the lakehouse's place. Only reads.
+    """Plan to rewrite the metadata of all tables for their current location, without writing anything.
 
-    ``table_root`` is where the files under the table root stand now, as they were moved there. It becomes the table
-    root of this lakehouse, which frees files there from then on. That of now may be given, too, for a lakehouse that
-    was moved itself. Copies of it must not use that table root any more. Tables with position deletes and
-    damaged tables are refused by name. Raises StorageError. Raises FileMissingError if a file is not there,
-    LocationNotAllowedError for the root of another copy or a root that content may not name. Raises InvalidInputError
-    for the own root.
+    Only tables of the latest version are relocated. Tables with position deletes and damaged tables are listed as
+    refused.
+
+    Args:
+        lake: The lakehouse at its current location.
+        table_root: The location to which the files under the table root were moved. It becomes the table root of this
+            lakehouse, which can delete files there from then on. For a lakehouse that was moved itself, the present
+            table root can be passed as well; copies of the lakehouse must no longer use it.
+
+    Raises:
+        InvalidInputError: ``table_root`` is the root of the lakehouse, or tables were moved away from it.
+        FileMissingError: A file is not below ``table_root``.
+        LocationNotAllowedError: ``table_root`` belongs to another copy, or is outside the allowed roots.
+        StorageError: A storage request failed.
     """
     root = "" if table_root is None else normalize_root_uri(table_root)
     if root == lake.root:
-        raise InvalidInputError(f"{root} is the root of the lakehouse, and no table root of it")
+        raise InvalidInputError(f"{root} is the root of the lakehouse; use another table root")
     return Relocation(lake=lake, table_root=root).plan()
 
 
 def moved_tables(
     lake: Lakehouse, base: Snapshot, io: StorageFileIO | None = None
 ) -> tuple[list[MovedTable], dict[str, TrinityLakeError]]:
-    """Return the MANAGED Iceberg tables of a version that name a former place of the lakehouse.
+    """Return the MANAGED Iceberg tables of a version that refer to a former location of the lakehouse.
 
     Args:
         lake: The lakehouse.
         base: The version.
-        io: Reads the files of the tables, None for the place of the lakehouse.
+        io: Reads the files of the tables; None reads them at the current location.
 
     Returns:
-        The tables, and the errors of damaged tables by their names.
+        The tables, and the errors of damaged tables by name.
 
     Raises:
-        StorageError: If the storage fails.
+        StorageError: A storage request failed.
     """
     io = io or reading_io(lake)
 
     def inspect_table(definition: TableDef) -> MovedFiles | TrinityLakeError | None:
-        is_ours = definition.is_managed and iceberg_metadata(definition)
+        is_managed = definition.is_managed and iceberg_metadata(definition)
         try:
-            return moved_files(definition, io) if is_ours else None
+            return moved_files(definition, io) if is_managed else None
         except DAMAGE as error:
             return error
 
-    found: list[MovedTable] = []
+    tables: list[MovedTable] = []
     damaged: dict[str, TrinityLakeError] = {}
     for entries in defined(base, tables_of(base)):
-        moved = run_parallel(
+        results = run_parallel(
             in_one_round_trip(inspect_table), [definition for _, _, definition in entries], lake.storage.concurrency
         )
-        for (name, location, definition), files in zip(entries, moved, strict=True):
+        for (name, location, definition), files in zip(entries, results, strict=True):
             if isinstance(files, TrinityLakeError):
                 damaged[str(name)] = files
             elif files is not None:
-                found.append(MovedTable(name.namespace, name.table or "", definition.id, location, files))
-    return found, damaged
+                tables.append(MovedTable(name.namespace, name.table or "", definition.id, location, files))
+    return tables, damaged
 
 
-def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable]) -> str:
-    """Return the table root where this lakehouse was before, or where another copy of it is, else nothing.
+def _left_table_root(lake: Lakehouse, base: Snapshot, tables: Sequence[MovedTable]) -> str:
+    """Return the table root if this lakehouse must stop using it, else an empty text.
 
-    That copy would remove files that are written there. Or they would make the former place anew.
+    Another copy of the lakehouse there would remove new files, and a former location would be created again.
     """
-    table_root, root = base.definition.table_root, _named_table_root(base)
+    table_root, root = base.definition.table_root, _normalized_table_root(base)
     if root in ("", lake.root):
         return ""
-    if any(uri.startswith(root) for one in found for uri in one.files.uris):
+    if any(uri.startswith(root) for table in tables for uri in table.files.uris):
         return table_root
     try:
         writing_io(lake).folders.check_is_of_no_copy(open_storage(root, options_for(lake, root)))
@@ -294,47 +323,60 @@ def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable
 
 
 def check_files_exist(base: Snapshot, io: StorageFileIO, table_root: str) -> None:
-    """Raise FileMissingError if a file of the tables of a version that is to be under a table root is not there."""
+    """Check that the files of a version's managed tables exist below a table root.
+
+    Args:
+        base: The version.
+        io: Reads the files below the table root.
+        table_root: The table root.
+
+    Raises:
+        FileMissingError: A file does not exist.
+        CorruptFileError: A file has another size than the metadata of its table records.
+        StorageError: Another storage request failed.
+    """
     for entries in defined(base, tables_of(base)):
         for name, _, definition in entries:
             if not (definition.is_managed and iceberg_metadata(definition)):
                 continue
             listed = io.storage_at(table_root).list(table_prefix(definition.id))
-            there = {info.path: info.size_bytes for info in listed}
+            sizes_bytes = {info.path: info.size_bytes for info in listed}
             try:
                 live = [file for file in files_of(definition, io) if file.live]
-                lost = next((one.location for one in live if _is_missing(one.location, table_root, there)), None)
+                missing = next(
+                    (file.location for file in live if _is_missing(file.location, table_root, sizes_bytes)), None
+                )
             except FileMissingError as error:
-                lost, live = error.path, []
-            if lost is not None:
-                message = f"a file of table {name} is not under {table_root}: copy all files there first"
-                raise FileMissingError(message, path=lost)
+                missing, live = error.path, []
+            if missing is not None:
+                message = f"a file of table {name} is not under {table_root}; copy all files there first"
+                raise FileMissingError(message, path=missing)
             for file in live:
-                _check_size(file, str(name), table_root, there)
+                _check_size(file, str(name), table_root, sizes_bytes)
 
 
-def _check_size(file: TableFile, table: str, table_root: str, there: Mapping[str, int]) -> None:
+def _check_size(file: TableFile, table: str, table_root: str, sizes_bytes: Mapping[str, int]) -> None:
     """Raise CorruptFileError if a file under the table root has another size than the table's metadata records."""
-    size_bytes = there.get(file.location.removeprefix(table_root))
+    size_bytes = sizes_bytes.get(file.location.removeprefix(table_root))
     if file.location.startswith(table_root) and file.size_bytes is not None and file.size_bytes != size_bytes:
         raise CorruptFileError(
-            f"a file of table {table} has {size_bytes} bytes under {table_root} and {file.size_bytes} by the table's"
-            " metadata: copy it there again",
+            f"a file of table {table} has {size_bytes} bytes under {table_root}, but {file.size_bytes} according to the"
+            " table's metadata; copy it again",
             path=file.location,
         )
 
 
-def _is_missing(location: str, table_root: str, there: Container[str]) -> bool:
-    return location.startswith(table_root) and location.removeprefix(table_root) not in there
+def _is_missing(location: str, table_root: str, sizes_bytes: Container[str]) -> bool:
+    return location.startswith(table_root) and location.removeprefix(table_root) not in sizes_bytes
 
 
-def _named_table_root(base: Snapshot) -> str:
+def _normalized_table_root(base: Snapshot) -> str:
     table_root = base.definition.table_root
     return normalize_root_uri(table_root) if table_root else ""
 
 
-def _writing(lake: Lakehouse, plan: RelocationPlan, base: Snapshot) -> StorageFileIO:
-    """Return what writes the tables' files. A given table root is made that of the lakehouse, as the operator says."""
+def _relocation_io(lake: Lakehouse, plan: RelocationPlan, base: Snapshot) -> StorageFileIO:
+    """Return a writer of the tables' files. A new table root is claimed for the lakehouse, as the operator requests."""
     if not plan.table_root:
         return writing_io(lake)
     names = NamedRoots.of(replace(base.definition, table_root=plan.table_root))
@@ -344,10 +386,10 @@ def _writing(lake: Lakehouse, plan: RelocationPlan, base: Snapshot) -> StorageFi
 
 
 def _check_base(plan: RelocationPlan, base: Snapshot) -> None:
-    """Raise CommitConflictError if a table may have come that a plan to another table root does not have."""
+    """Raise CommitConflictError if another commit could have added a table that a plan to another table root lacks."""
     if plan.table_root and base.version != plan.base_version:
         raise CommitConflictError(
-            f"version {base.version} was committed since the relocation was planned; let writers rest until it is done",
+            f"the relocation plan is out of date: version {base.version} was committed; stop all writers, then retry",
             conflicts=(f"version {base.version}",),
             base_version=plan.base_version,
             latest_version=base.version,
@@ -355,11 +397,11 @@ def _check_base(plan: RelocationPlan, base: Snapshot) -> None:
 
 
 def _commit(lake: Lakehouse, plan: RelocationPlan) -> int:
-    """Write the new files and commit. Raises CommitConflictError when the plan is out of date."""
+    """Write the new files and commit. Raises CommitConflictError if the plan is out of date."""
     base = lake.snapshot()
     _check_base(plan, base)
-    io = _writing(lake, plan, base)
-    if not plan.moved and not plan.left_table_root and plan.table_root == _named_table_root(base):
+    io = _relocation_io(lake, plan, base)
+    if not plan.moved and not plan.left_table_root and plan.table_root == _normalized_table_root(base):
         return base.version
     with (
         discarded_on_failure(io) as written,
@@ -369,18 +411,18 @@ def _commit(lake: Lakehouse, plan: RelocationPlan) -> int:
         check_tables(txn, plan.moved, "relocation")
         base = txn.base
 
-        def renamed(one: MovedTable) -> tuple[TableCopy, TableDef]:
-            return relocated(base.table_at(one.definition_location), one.files, io)
+        def relocate_table(table: MovedTable) -> tuple[TableCopy, TableDef]:
+            return relocated(base.table_at(table.definition_location), table.files, io)
 
-        copies = run_parallel(in_one_round_trip(renamed), plan.moved, lake.storage.concurrency)
+        copies = run_parallel(in_one_round_trip(relocate_table), plan.moved, lake.storage.concurrency)
         selection = Selection(tables=[copy for copy, _ in copies])
         written += [target for _, target in selection.targets()]
-        homes = {one.files.home for one in plan.moved} - {lake.root}
+        homes = {table.files.home for table in plan.moved} - {lake.root}
         transfer = Transfer(lake.storage, io, reads_back=False)
         transfer.table_storages = {home: io.storage_at(home) for home in homes}
         transfer.copy(selection)
-        for one, (_, definition) in zip(plan.moved, copies, strict=True):
-            txn.alter_table(one.namespace, one.table, definition)
+        for table, (_, definition) in zip(plan.moved, copies, strict=True):
+            txn.alter_table(table.namespace, table.table, definition)
         if plan.left_table_root and base.definition.table_root == plan.left_table_root:
             txn.alter_definition(replace(txn.definition, table_root=""))
         elif plan.table_root:

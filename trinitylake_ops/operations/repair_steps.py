@@ -1,6 +1,6 @@
-"""The steps of a repair, and advice for findings that no repair removes.
+"""The steps of a repair, and advice on findings that no repair fixes.
 
-Each checks again whether it is needed, so that a repair that was cut off can be planned and run again.
+Each step checks again whether it is needed, so that an interrupted repair can be planned and run again.
 """
 
 from __future__ import annotations
@@ -30,53 +30,66 @@ OPERATION = "repair"
 
 
 class Step(Protocol):
-    """A step, as data."""
+    """A step of a repair, as data."""
 
     def take(self, lake: Lakehouse, latest: int) -> int:
-        """Take the step on the version that is expected to be the latest. Return the latest one then."""
+        """Take the step, and return the latest version afterwards.
+
+        Args:
+            lake: The lakehouse.
+            latest: The expected latest version.
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class SettleDefinition:
-    """Reconciles another program's changes to the lakehouse definition."""
+class ReconcileDefinition:
+    """Reconcile another program's changes to the lakehouse definition."""
 
     def take(self, lake: Lakehouse, latest: int) -> int:
         return reconcile(lake).version or latest
 
 
 def missing_exports(lake: Lakehouse, definition: LakehouseDef) -> list[str]:
-    """Return the names of complete exports whose roots stood under this root and are gone. Raises StorageError."""
+    """Return the names of complete exports within the lakehouse whose roots do not exist.
+
+    Args:
+        lake: The lakehouse.
+        definition: The definition that records the exports.
+
+    Raises:
+        StorageError: A storage request failed.
+    """
     complete = [record for record in definition.exports if record.state == ExportState.COMPLETE]
     roots = {record.name: record.root_location for record in complete} | dict(definition.exported_snapshots)
-    gone = []
+    missing = []
     for name, location in sorted(roots.items()):
         try:
             path = to_location(lake.root, location)
         except InvalidInputError:
             continue
         if not is_uri(path) and not lake.storage.exists(path):
-            gone.append(name)
-    return gone
+            missing.append(name)
+    return missing
 
 
 @dataclass(frozen=True, slots=True)
 class DropExports:
-    """Forgets exports of these names whose roots are still gone."""
+    """Drop exports whose roots still do not exist."""
 
     names: tuple[str, ...]
 
     def take(self, lake: Lakehouse, latest: int) -> int:
-        def dropped(base: Snapshot) -> LakehouseDef | None:
-            gone = [name for name in missing_exports(lake, base.definition) if name in self.names]
-            return without_exports(base.definition, gone) if gone else None
+        def drop(base: Snapshot) -> LakehouseDef | None:
+            missing = [name for name in missing_exports(lake, base.definition) if name in self.names]
+            return without_exports(base.definition, missing) if missing else None
 
-        change = DefinitionChange(OPERATION, f"exports without their root: {', '.join(self.names)}", dropped)
-        return change.commit(lake, _expected(lake, latest))
+        change = DefinitionChange(OPERATION, f"exports without a root: {', '.join(self.names)}", drop)
+        return change.commit(lake, _expected_latest(lake, latest))
 
 
 @dataclass(frozen=True, slots=True)
 class SetHint:
-    """Lets the hint name the latest version."""
+    """Set the hint file to the latest version."""
 
     def take(self, lake: Lakehouse, latest: int) -> int:
         return max(repair_hint(lake).latest, latest)
@@ -84,10 +97,10 @@ class SetHint:
 
 @dataclass(frozen=True, slots=True)
 class ClaimFolders:
-    """Writes the owner files of tables that versions define.
+    """Write missing owner files of tables.
 
-    All folders are tried. Then raises the first error, such as FileExistsAlreadyError for an owner file of another
-    lakehouse.
+    All folders are tried before the first error is raised, for example FileExistsAlreadyError for the owner file of
+    another lakehouse.
     """
 
     table_ids: tuple[str, ...]
@@ -108,7 +121,7 @@ class ClaimFolders:
         return latest
 
 
-def _expected(lake: Lakehouse, latest: int) -> Snapshot:
+def _expected_latest(lake: Lakehouse, latest: int) -> Snapshot:
     """Return the latest version. Raises CommitConflictError unless it is the expected one."""
     base = lake.snapshot()
     if base.version != latest:
@@ -118,8 +131,8 @@ def _expected(lake: Lakehouse, latest: int) -> Snapshot:
 
 def _outdated_plan_error(base_version: int, latest_version: int) -> CommitConflictError:
     return CommitConflictError(
-        f"version {latest_version} was committed after version {base_version}, for which the repair was planned;"
-        " verify, and look at the new plan",
+        f"the repair plan for version {base_version} is out of date: version {latest_version} was committed; run"
+        " verify again, then review the new plan",
         conflicts=(f"version {latest_version}",),
         base_version=base_version,
         latest_version=latest_version,
@@ -128,13 +141,13 @@ def _outdated_plan_error(base_version: int, latest_version: int) -> CommitConfli
 
 @dataclass(frozen=True)
 class _Tree:
-    """The tree of an earlier version under the current lakehouse definition. The latest tree is not read."""
+    """Commit the tree of an earlier version under the current lakehouse definition, without reading the latest tree."""
 
     version: int
     root: NodeFile
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
-        info = CommitInfo(OPERATION, f"to version {self.version}, the newest one that is whole")
+        info = CommitInfo(OPERATION, f"to version {self.version}, the newest intact version")
         return draft_of_tree(base, stamp, self.root, info, is_rollback=True)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
@@ -143,13 +156,13 @@ class _Tree:
 
 @dataclass(frozen=True, slots=True)
 class RollbackStep:
-    """Commits the tree of an earlier version, by its root."""
+    """Commit the tree of an earlier version."""
 
     version: int
     root: NodeFile
 
     def take(self, lake: Lakehouse, latest: int) -> int:
-        base = _expected(lake, latest)
+        base = _expected_latest(lake, latest)
         check_no_gap(lake.files.roots, base.version)
         check_not_expired(self.version, base.definition)
         return lake.commit(_Tree(self.version, self.root), base)
@@ -157,7 +170,7 @@ class RollbackStep:
 
 @dataclass(frozen=True, slots=True)
 class RestoreEntries:
-    """Lets keys point to the definitions that an earlier version has."""
+    """Restore the entries of some keys from an earlier version."""
 
     version: int
     entries: Mapping[str, str]
@@ -170,7 +183,7 @@ class RestoreEntries:
             if base.version != latest:
                 raise _outdated_plan_error(latest, base.version)
 
-        message = f"objects of version {self.version}, which has them whole"
+        message = f"objects of version {self.version}, in which they are intact"
         with lake.transaction(message=message, operation=OPERATION) as txn:
             txn.require(check)
             for key, location in sorted(self.entries.items()):
@@ -180,70 +193,70 @@ class RestoreEntries:
 
 
 _RESTORE = "restore the file from a backup of the storage"
-_OLDER = f"{_RESTORE}; else versions that need it stay damaged until they expire"
+_OLDER = f"{_RESTORE}; otherwise versions that need it remain damaged until they expire"
 
-_LEFT = "run orphans"
+_ORPHANS = "run orphans"
 
 _ADVICE = {
     "root-missing": _RESTORE,
     "root-corrupt": f"{_RESTORE}; other versions do not need it",
-    "latest-sealed": f"{_RESTORE}; else move it away",
-    "root-beyond-gap": "restore the missing root from a backup; commit nothing before",
-    "root-naming-mixed": "find out which program wrote it, then move it away",
+    "latest-sealed": f"{_RESTORE}; otherwise move it away",
+    "root-beyond-gap": "restore the missing root from a backup before anything is committed",
+    "root-naming-mixed": "find the program that wrote it, then move it away",
     "node-corrupt": _OLDER,
     "node-missing": _OLDER,
     "pointer-damaged": _OLDER,
     "tree-invariant": _OLDER,
     "definition-unreadable": _OLDER,
-    "definition-changed": f"{_RESTORE}; else let the program that wrote it commit the settings of creation",
-    "key-malformed": "find the program that wrote it, then roll back to a version before",
-    "namespace-missing": "create the namespace again, or roll back to a version before",
-    "chain-broken": "find the program that wrote it; then reconcile --acknowledge its versions",
-    "time-not-rising": "find the clock that is wrong; then reconcile --acknowledge its versions",
-    "time-in-future": "set the clock right",
-    "clock-set-back": "nothing to do: times before that version were ahead; set the clock right that made them",
-    "barrier-in-future": "set the clock right; the next removal of files that no version reaches replaces the barrier",
+    "definition-changed": f"{_RESTORE}; otherwise commit the original settings with the program that changed them",
+    "key-malformed": "find the program that wrote it, then roll back to an earlier version",
+    "namespace-missing": "create the namespace again, or roll back to an earlier version",
+    "chain-broken": "find the program that wrote it, then run reconcile --acknowledge for its versions",
+    "time-not-rising": "find the clock that is wrong, then run reconcile --acknowledge for its versions",
+    "time-in-future": "correct the clock",
+    "clock-set-back": "no action needed: earlier times were ahead; correct the clock that set them",
+    "barrier-in-future": "correct the clock; the next orphan removal replaces the barrier",
     "table-file-missing": _OLDER,
     "table-file-size": _OLDER,
     "table-file-corrupt": _OLDER,
     "table-unreadable": _OLDER,
-    "table-names-code": "find out who wrote it; any commit to the table leaves the property out",
-    "table-file-repeated": "overwrite the rows of that file, or roll the table back; later snapshots list it once then",
+    "table-names-code": "find the program that wrote it; the next commit to the table removes the property",
+    "table-file-repeated": "overwrite the rows of that file, or roll the table back",
     "name-shared": "rename the table, or drop the view",
-    "table-has-two-names": "find out which name is right, and drop the other one; the files stay",
-    "table-names-connection": "find out who wrote it; any commit to the table leaves the property out",
+    "table-has-two-names": "decide which name is right, and drop the other one; the files are kept",
+    "table-names-connection": "find the program that wrote it; the next commit to the table removes the property",
     "table-bounds": "run compact-tables; older versions keep the bounds until they expire",
     "file-changed": _RESTORE,
-    "export-unreadable": "drop the export and make it again",
-    "export-damaged": "drop the export and make it again",
+    "export-unreadable": "drop the export and export again",
+    "export-damaged": "drop the export and export again",
     "export-unpinned": "drop the export or clone",
     "export-cut-off": "export or clone again, or drop it",
-    "name-taken-twice": "drop that name, which forgets all that have it; then make again what is needed",
-    "zombie-root": "find the program that wrote it; seal it by restoring the file that the purge wrote",
+    "name-taken-twice": "drop the name, which drops all its records, then create again what is needed",
+    "zombie-root": "find the program that wrote it, then seal it by restoring the file that the purge wrote",
     "purge-unfinished": "run purge",
     "lease-stale": "run the operation again",
-    "lease-unreadable": "allow verify to read it",
-    "operation-file-damaged": "run the operation that writes it again; what it says is not relied on",
-    "owner-damaged": "move the file away, if the folder is this lakehouse's; repair then writes it anew",
-    "owner-other": "find that lakehouse before anything is removed; if it has no such table, do as with a damaged one",
-    "owner-missing": "read the definition of the lakehouse again first; repair then writes it",
-    "owner-missing-there": "write to the table: each write makes it first",
-    "table-root-kept": "if the table root is this lakehouse's, run relocate --table-root with it",
-    "record-damaged": "run verify --incremental, which writes a new one",
+    "lease-unreadable": "give verify read access to it",
+    "operation-file-damaged": "run the operation that writes it again; the damaged file is not used",
+    "owner-damaged": "if the folder belongs to this lakehouse, move the file away; repair then writes a new one",
+    "owner-other": "find that lakehouse before removing anything; if it has no such table, move the file away",
+    "owner-missing": "make the definition of the lakehouse readable; repair then writes the file",
+    "owner-missing-there": "write to the table; each write creates the file first",
+    "table-root-kept": "if the table root belongs to this lakehouse, run relocate --table-root with it",
+    "record-damaged": "run verify --incremental, which writes a new record",
     "record-not-written": "allow verify to create files under _ops/, or run it without --incremental",
-    "external-unreadable": "ask the owner of the table; else drop it, or register it again",
+    "external-unreadable": "ask the owner of the table, or drop it, or register it again",
     "moved": "run relocate",
-    "hint-wrong": "run repair-hint; where it is ahead, restore the root that it names first",
+    "hint-wrong": "run repair-hint; if the hint is ahead, restore the root that it names first",
     "reconcile-needed": "run reconcile",
     "manifest-missing": "run the export again, or drop it",
     "plan-missing": "run purge, then orphans",
-    "plan-left": _LEFT,
-    "transaction-left": _LEFT,
-    "export-left": _LEFT,
-    "orphans": _LEFT,
+    "plan-left": _ORPHANS,
+    "transaction-left": _ORPHANS,
+    "export-left": _ORPHANS,
+    "orphans": _ORPHANS,
 }
 
 
 def advice_on(code: str) -> str:
-    """Return what an operator can do about findings of this code."""
+    """Return what an operator can do about findings with this code."""
     return _ADVICE.get(code, "see the findings of verify in docs/operations/verify.md")

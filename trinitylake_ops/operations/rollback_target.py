@@ -1,4 +1,4 @@
-"""What a rollback brings back: the target, the objects that were chosen, the changes, and whether they can be made."""
+"""The target of a rollback, the selected objects, the changes to make, and checks of them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ from trinitylake_ops.versions.table_names import OneName, resolve_table, table_i
 
 @dataclass(frozen=True)
 class Target:
-    """The target of a rollback: a snapshot, the version or the name of the export that it is, and its table files."""
+    """The target of a rollback."""
 
+    #: The version, or the name of the export.
     to: int | str
+    #: The version whose content is restored.
     snapshot: Snapshot
+    #: Reads its table files.
     io: StorageFileIO
 
     def check_retained(self, latest: LakehouseDef) -> None:
-        """Raise VersionExpiredError or ExportNotFoundError when the files of the target are not kept any more."""
+        """Raise VersionExpiredError or ExportNotFoundError if the files of the target are no longer kept."""
         if isinstance(self.to, int):
             check_not_expired(self.to, latest)
         elif self.to not in latest.exported_snapshots:
@@ -52,24 +55,24 @@ def target_of(lake: Lakehouse, base: Snapshot, to: int | str | None, timestamp: 
         lake: The lakehouse.
         base: Its latest version.
         to: A version, or the name of an export.
-        timestamp: A time, in milliseconds since the epoch if it is a number, instead of ``to``.
+        timestamp: A time, as a datetime or in milliseconds since the epoch, instead of ``to``.
 
     Raises:
-        InvalidInputError: If the target is a version of another lakehouse.
-        NotFoundError: If there is no such version or export, or if it was expired or purged.
-        StorageError: If a file cannot be read.
+        InvalidInputError: The target is a version of another lakehouse.
+        NotFoundError: The version or export does not exist, or was expired or purged.
+        StorageError: A storage request failed.
     """
     snapshot = lake.snapshot(to, timestamp, latest=base)
     if snapshot.files is not lake.files:
         is_export = isinstance(to, str) and to in base.definition.exported_snapshots
         if base.definition.parent is not None and not is_export:
             raise InvalidInputError(
-                f"version {snapshot.version} of {snapshot.files.storage.root} is from before the beginning of this"
-                " clone, which goes back to versions of its own; the first of them, 0, is the version that was cloned"
+                f"cannot roll back to version {snapshot.version} of {snapshot.files.storage.root}: it is older than"
+                " this clone; roll back to version 0 for the content that was cloned"
             )
         raise InvalidInputError(
-            f"export {to!r} is a lakehouse of its own, at {snapshot.files.storage.root}; what it holds is brought back"
-            f" by: trinitylake restore {to}"
+            f"cannot roll back to export {to!r}: it is a lakehouse at {snapshot.files.storage.root}; restore it with:"
+            f" trinitylake restore {to}"
         )
     if snapshot.root.is_sealed:
         raise VersionExpiredError(f"version {snapshot.version} was expired and purged", path=snapshot.location)
@@ -85,108 +88,133 @@ def selected_objects(
     namespaces: Sequence[str] | None,
     tables: Sequence[str] | None,
 ) -> tuple[ObjectName, ...]:
-    """Return what was named, else the namespaces that an export is limited to; nothing where all comes back.
+    """Return the selected objects, or the namespaces that an export is limited to; empty for everything.
 
-    Raises InvalidInputError for what a limited export does not hold: that would be dropped; NamespaceNotFoundError
-    and the like.
+    Args:
+        base: The latest version.
+        target: The version whose content is restored.
+        to: The version number or the name of the export.
+        namespaces: Names of namespaces.
+        tables: Names of tables, as ``namespace.table``.
+
+    Raises:
+        InvalidInputError: The export does not contain a selected object, which would therefore be dropped.
+        NamespaceNotFoundError: A namespace exists in neither version.
+        TableNotFoundError: A table exists in neither version.
     """
     record = record_of(base.definition, to) if isinstance(to, str) else None
-    held = () if record is None else record.namespaces
-    chosen = chosen_objects(base, target, namespaces or (() if tables else held), tables or ())
-    for name in chosen:
-        if held and name.namespace not in held:
+    exported = () if record is None else record.namespaces
+    selected = _resolve_objects(base, target, namespaces or (() if tables else exported), tables or ())
+    for name in selected:
+        if exported and name.namespace not in exported:
             raise InvalidInputError(
-                f"export {to!r} holds only the namespaces {', '.join(held)}, not that of {str(name)!r}"
+                f"export {to!r} contains only the namespaces {', '.join(exported)}, not that of {str(name)!r}"
             )
-    return chosen
+    return selected
 
 
-def chosen_objects(
+def _resolve_objects(
     base: Snapshot, target: Snapshot, namespaces: Sequence[str], tables: Sequence[str]
 ) -> tuple[ObjectName, ...]:
-    """Return what was named: namespaces with their tables, and tables. Raises NamespaceNotFoundError and the like."""
     for namespace in namespaces:
         if not base.has_namespace(namespace) and not target.has_namespace(namespace):
             raise NamespaceNotFoundError(
-                f"there is no namespace {namespace!r}, neither in version {base.version} nor in {target.version}"
+                f"namespace {namespace!r} exists neither in version {base.version} nor in version {target.version}"
             )
-    named = [ObjectName(*resolve_table(table, base, target)) for table in tables]
-    return (*map(ObjectName, namespaces), *named)
+    table_names = [ObjectName(*resolve_table(table, base, target)) for table in tables]
+    return (*map(ObjectName, namespaces), *table_names)
 
 
-def changes_between(base: Snapshot, target: Snapshot, chosen: Sequence[ObjectName]) -> list[KeyChange]:
-    """Return what leads from ``base`` to ``target``, of the chosen objects or of all."""
+def changes_between(base: Snapshot, target: Snapshot, selected: Sequence[ObjectName]) -> list[KeyChange]:
+    """Return the changes from one version to another.
+
+    Args:
+        base: The version to change.
+        target: The version with the wanted content.
+        selected: The objects to change; empty for all.
+
+    Raises:
+        FileMissingError: A node is missing.
+        StorageError: A storage request failed.
+    """
     try:
         changes = diff_trees(base.files.nodes, base.root, target.root)
     except FileMissingError as error:
         raise FileMissingError(
-            f"cannot go from version {base.version} back to version {target.version}: a node of one of them is missing;"
+            f"cannot roll back version {base.version} to version {target.version}: a node of one of them is missing;"
             " nothing was changed",
             path=error.path,
         ) from error
-    return [change for change in changes if is_chosen(base, change.key, chosen)]
+    return [change for change in changes if is_selected(base, change.key, selected)]
 
 
-def is_chosen(base: Snapshot, key: str, chosen: Sequence[ObjectName]) -> bool:
-    """Whether a key is that of a chosen object, or of a table in a chosen namespace; without a choice all are."""
-    if not chosen:
+def is_selected(base: Snapshot, key: str, selected: Sequence[ObjectName]) -> bool:
+    """Whether a key belongs to a selected object, or to a table in a selected namespace.
+
+    Args:
+        base: A version, which decodes the key.
+        key: The key.
+        selected: The selected objects; empty for all.
+    """
+    if not selected:
         return True
     name = base.keys.decode(key)
-    return name is not None and any(wanted in (name, ObjectName(name.namespace)) for wanted in chosen)
+    return name is not None and any(wanted in (name, ObjectName(name.namespace)) for wanted in selected)
 
 
 def checked_changes(
-    base: Snapshot, target: Target, chosen: Sequence[ObjectName], failures: dict[ObjectName, TrinityLakeError]
+    base: Snapshot, target: Target, selected: Sequence[ObjectName], failures: dict[ObjectName, TrinityLakeError]
 ) -> list[KeyChange]:
-    """Return the changes that lead from ``base`` to ``target`` after checking that they can be made.
+    """Return the changes from ``base`` to ``target`` after checking that they can be made.
 
     Args:
         base: The version to roll back.
         target: The version to return to.
-        chosen: The objects to roll back, empty for all.
-        failures: The errors of damaged tables that would come back are added to it, by the tables' names.
+        selected: The objects to roll back; empty for all.
+        failures: Receives the errors of damaged tables that would be restored, by table name.
 
     Raises:
-        FileMissingError, CorruptFileError, LocationNotAllowedError: A node or a definition is missing or damaged, or
-            a table that was chosen by its name is.
-        VersionExpiredError: The target has expired meanwhile.
+        FileMissingError: A node, a definition, or a file of a table selected by name is missing.
+        CorruptFileError: One of them is damaged.
+        LocationNotAllowedError: A table selected by name refers to a file outside the allowed roots.
+        VersionExpiredError: The target has expired.
     """
     try:
-        changes = changes_between(base, target.snapshot, chosen)
+        changes = changes_between(base, target.snapshot, selected)
         _check_namespaces(base, changes)
         failures |= _damaged_tables(target, changes)
-        for error in (failures[name] for name in chosen if name in failures):
+        for error in (failures[name] for name in selected if name in failures):
             raise error
         if any(isinstance(error, FileMissingError) for error in failures.values()):
-            target.check_retained(latest_snapshot(base.files).definition)  # it may have been purged meanwhile
+            target.check_retained(latest_snapshot(base.files).definition)  # it may have been purged since
         _check_names(base, target, changes)
     except FileMissingError:
-        target.check_retained(latest_snapshot(base.files).definition)  # it may have been purged meanwhile
+        target.check_retained(latest_snapshot(base.files).definition)  # it may have been purged since
         raise
     return changes
 
 
 def _check_namespaces(base: Snapshot, changes: Sequence[KeyChange]) -> None:
-    """Raise NamespaceNotFoundError when a table would come back into a namespace that is not there."""
+    """Raise NamespaceNotFoundError if a table would be restored into a namespace that does not exist."""
     restored = [name for change in changes if change.after is not None and (name := base.keys.decode(change.key))]
-    coming = {name.namespace for name in restored if name.table is None}
+    restored_namespaces = {name.namespace for name in restored if name.table is None}
     for name in restored:
-        if name.namespace not in coming and not base.has_namespace(name.namespace):
+        if name.namespace not in restored_namespaces and not base.has_namespace(name.namespace):
             raise NamespaceNotFoundError(
                 f"table {name} needs namespace {name.namespace!r}, which version {base.version} does not have;"
-                " bring the namespace back instead"
+                " roll back the namespace instead"
             )
 
 
 def _check_names(base: Snapshot, target: Target, changes: Sequence[KeyChange]) -> None:
-    """Raise TableHasAnotherNameError when a table would come back that now has another name, and keeps it."""
+    """Raise TableHasAnotherNameError if a table would be restored that was renamed and keeps its new name."""
     tables = {change.key: change.after for change in changes if change.key.startswith(TABLE_KEY_PREFIX)}
     restored = table_ids(target.snapshot, tables)
     OneName({key: restored.get(key) for key in tables})(base)
 
 
 def _damaged_tables(target: Target, changes: Sequence[KeyChange]) -> dict[ObjectName, TrinityLakeError]:
-    """Return the errors of damaged tables that would come back, by their names.
+    """Return the errors of damaged tables that would be restored, by name.
 
     Raises FileMissingError, CorruptFileError for a definition.
     """

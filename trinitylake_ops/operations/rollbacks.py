@@ -1,4 +1,4 @@
-"""Rolling back: a new version with the content of an earlier one (docs/internals/protocol.md, "Rollback to t")."""
+"""Roll back: commit the content of an earlier version again (docs/internals/protocol.md, "Rollback to t")."""
 
 from __future__ import annotations
 
@@ -47,35 +47,37 @@ from trinitylake_ops.versions.undone import ROLLED_BACK_TO, find_undone
 logger = logging.getLogger(__name__)
 
 _OPERATION = "rollback"
-_MOST_NAMED = 10
-#: The newest versions among which a plan looks for rollbacks that undid its target; each is a request.
-_MOST_VERSIONS = 200
+_MAX_NAMES = 10
+#: How many of the newest versions a plan searches for a rollback that undid its target, with one request each.
+_MAX_SEARCHED_VERSIONS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackPlan(Plan):
-    """The changes of a rollback: ``changes`` lead from the latest version, ``base_version``, to ``to_version``.
+    """Show the changes of a rollback."""
 
-    ``only`` names the namespaces and tables it is limited to, as ``namespace`` and
-    ``namespace.table``; empty for the whole lakehouse. ``damaged`` are tables that ``to_version`` has with files that
-    are damaged, missing or not the table's own, with the reason. They come back as they are there, and cannot be read.
-    ``undone_by`` is a later rollback that already undid ``to_version``, or a part of what would come back, if one of
-    the newest versions is such a rollback.
-    """
-
+    #: The latest version when the plan was made.
     base_version: int
+    #: The version whose content is restored.
     to_version: int
+    #: The selected objects, as ``namespace`` or ``namespace.table``; empty for the whole lakehouse.
     only: tuple[str, ...]
+    #: The changes of namespaces and tables.
     changes: tuple[Change, ...]
+    #: Restored tables whose files are damaged, missing or not their own, with the reason. They cannot be read
+    #: afterwards.
     damaged: Mapping[str, str]
+    #: The message of the commit; None for a default.
     message: str | None = None
+    #: A later rollback that already undid ``to_version`` or a part of it, if it is among the newest versions.
     undone_by: int | None = None
+    #: The errors of damaged tables.
     failures: Mapping[ObjectName, TrinityLakeError] = field(repr=False, compare=False)
     operation: Rollback = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` over the target, all changes and the names of damaged tables."""
+        """Return ``<base version>-<sha256>`` over the target, all changes, and the names of damaged tables."""
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
         damaged = [[name.namespace, name.table] for name in self.failures]
         return digest_of(
@@ -89,64 +91,74 @@ class RollbackPlan(Plan):
 
     @property
     def warning(self) -> str:
-        """What speaks against this rollback; an empty text if nothing does."""
+        """A warning about this rollback; empty if there is none."""
         if self.undone_by is None:
             return ""
-        return f"warning: version {self.to_version} was undone by version {self.undone_by}, and would come back"
+        return f"warning: version {self.undone_by} already undid version {self.to_version}, which would be restored"
 
     def table(self) -> Table:
         """Return one row for each namespace and table that would change."""
-        what = ", ".join(self.only) if self.only else "the lakehouse"
-        title = f"Rollback of {what} from version {self.base_version} to the content of version {self.to_version}"
+        selected = ", ".join(self.only) if self.only else "the lakehouse"
+        title = f"Rollback of {selected} from version {self.base_version} to the content of version {self.to_version}"
         if isinstance(export := self.operation.target.to, str):
             title = (
-                f"Restore of {what} from export {export}: version {self.base_version} gets the content of version"
+                f"Restore of {selected} from export {export}: version {self.base_version} gets the content of version"
                 f" {self.to_version}"
             )
         if self.undone_by is not None:
             title += f"; {self.warning}"
         if self.damaged:
-            named = ", ".join(list(self.damaged)[:_MOST_NAMED])
-            title += f"; damaged tables, unreadable afterwards: {named}: {next(iter(self.damaged.values()))}"
+            names = ", ".join(list(self.damaged)[:_MAX_NAMES])
+            title += f"; damaged tables, unreadable afterwards: {names}: {next(iter(self.damaged.values()))}"
         return new_table(title, "change", "object", rows=change_rows(self.changes))
 
     def execute(self, approved_digest: str | None = None, *, reapply: bool = False) -> CommitReport:
-        """Commit the rollback; nothing is committed when nothing would change.
+        """Plan again on the latest version and commit the rollback, or commit nothing if nothing would change.
 
-        It is planned again first, on what is there now. With ``reapply`` commits made since the plan are rolled back
-        too. Raises PlanChangedError when an approved digest is not that of the new plan. Raises CommitConflictError
-        when, without ``reapply``, another commit was made since. Raises the error of a damaged table, unless the plan
-        that names it was approved by its digest. Raises the errors of planning.
+        Args:
+            approved_digest: The digest of the approved plan, None to apply the plan without an approval. Only an
+                approval allows damaged tables to be restored.
+            reapply: Also roll back commits that happened since the plan was made.
+
+        Raises:
+            PlanChangedError: The plan made now does not have the approved digest.
+            CommitConflictError: Another commit happened since the plan was made, and ``reapply`` is False.
+            TrinityLakeError: The error of a damaged table, or another error of :func:`plan_rollback`.
         """
         return replace(self.operation, reapply=reapply).execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
-    """A rollback of chosen objects, or of all, from a base to a target, both of which were read."""
+    """Roll back selected objects, or everything, from a base to a target."""
 
     telemetry_name = "rollback"
 
+    #: The version to roll back.
     base: Snapshot
+    #: The version whose content is restored.
     target: Target
-    chosen: tuple[ObjectName, ...]
+    #: The objects to roll back; empty for everything.
+    selected: tuple[ObjectName, ...]
+    #: The message of the commit; None for a default.
     message: str | None
+    #: Whether commits that happened since the plan are rolled back as well.
     reapply: bool = False
 
     def plan(self) -> RollbackPlan:
-        """Plan on the base. Raises what :func:`plan_rollback` raises."""
+        """Plan on the base. See :func:`plan_rollback` for the errors."""
         base = self.base
         check_no_gap(self.lake.files.roots, base.version)
         failures: dict[ObjectName, TrinityLakeError] = {}
-        differences = checked_changes(base, self.target, self.chosen, failures)
-        if self.chosen:  # a whole version has each name once
+        differences = checked_changes(base, self.target, self.selected, failures)
+        if self.selected:  # in a whole version, names are already unique
             NewNames(base, {change.key: change.after for change in differences}).check(base)
         changes = [change_of(base.keys, difference) for difference in differences]
         return RollbackPlan(
             base_version=base.version,
             base_id=base_id_of(base),
             to_version=self.target.snapshot.version,
-            only=tuple(str(name) for name in self.chosen),
+            only=tuple(str(name) for name in self.selected),
             changes=tuple(change for change in changes if change is not None),
             damaged={str(name): error.message for name, error in failures.items()},
             message=self.message,
@@ -155,41 +167,41 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         )
 
     def run(self, plan: RollbackPlan, approved_digest: str | None) -> CommitReport:
-        """Commit what is planned again."""
+        """Plan again on the latest version, and commit."""
         metered = MeteredLakehouse(self.lake)
         lake = metered.lake
         base = lake.snapshot()
-        here = replace(self, lake=lake, base=base, target=target_of(lake, base, self.target.to))
-        now = here.plan()
+        operation = replace(self, lake=lake, base=base, target=target_of(lake, base, self.target.to))
+        current = operation.plan()
         if approved_digest is not None:
-            now.check_approved(approved_digest)
-        elif now.base_version != plan.base_version and not self.reapply:
-            raise _outdated_plan_error(plan.base_version, now.base_version)
+            current.check_approved(approved_digest)
+        elif current.base_version != plan.base_version and not self.reapply:
+            raise _outdated_plan_error(plan.base_version, current.base_version)
         return CommitReport(
             operation=_OPERATION,
-            base_version=now.base_version,
-            version=here.commit(now, now.failures if approved_digest is not None else ()),
-            changed=len(now.changes),
-            damaged=now.damaged,
+            base_version=current.base_version,
+            version=operation.commit(current, current.failures if approved_digest is not None else ()),
+            changed=len(current.changes),
+            damaged=current.damaged,
             cost=metered.cost(),
         )
 
     def commit(self, plan: RollbackPlan, approved_damage: Container[ObjectName] = ()) -> int:
-        """Commit a plan; returns the version.
+        """Commit a plan, and return the version.
 
         Args:
             plan: The plan, made on the base of this operation.
-            approved_damage: The damaged tables that may come back.
+            approved_damage: The damaged tables that may be restored.
 
         Raises:
-            TrinityLakeError: The errors of :meth:`RollbackPlan.execute`.
+            TrinityLakeError: See :meth:`RollbackPlan.execute`.
         """
         _check_approved(plan.failures, approved_damage)
         for name, reason in plan.damaged.items():
-            logger.warning("table %s comes back damaged: %s", name, reason)
+            logger.warning("restoring damaged table %s: %s", name, reason)
         only = f"{': ' if plan.only else ''}{', '.join(plan.only)}"
         message = (self.message or f"to version {plan.to_version}{only}")[:500]
-        if self.chosen:
+        if self.selected:
             return commit_on_latest(
                 lambda _number: self._commit_subset(message, approved_damage),
                 DEFAULT_MAX_ATTEMPTS if self.reapply else 1,
@@ -200,7 +212,7 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
 
     @property
     def _properties(self) -> dict[str, str]:
-        """The claim of the commit, which readers check: it names the version whose content comes back."""
+        """Commit properties that name the restored version. Readers check this claim."""
         return {ROLLED_BACK_TO: str(self.target.snapshot.version)}
 
     def _commit_subset(self, message: str, approved_damage: Container[ObjectName]) -> int:
@@ -209,23 +221,22 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
             if base.version != self.base.version and not self.reapply:
                 raise _outdated_plan_error(self.base.version, base.version)
             txn.require(lambda latest: self.target.check_retained(latest.definition))
-            txn.require(lambda latest: _check_unchanged(base, latest, self.chosen))
+            txn.require(lambda latest: _check_unchanged(base, latest, self.selected))
             failures: dict[ObjectName, TrinityLakeError] = {}
-            differences = checked_changes(base, self.target, self.chosen, failures)
+            differences = checked_changes(base, self.target, self.selected, failures)
             _check_approved(failures, approved_damage)
             for change in differences:
                 txn.restore_entry(change.key, change.after)
-            txn.reset_age()  # it took long to look for the files of tables, and none was written
+            txn.reset_age()  # checking table files can take long, and no file was written
         assert txn.committed_version is not None
         return txn.committed_version
 
 
 @dataclass(frozen=True)
 class _WholeTree:
-    """The tree of an earlier version under the current lakehouse definition.
+    """Commit the tree of an earlier version under the current lakehouse definition.
 
-    The definition is carried forward: an older one would forget exports and pins, and their files
-    would expire.
+    The definition is kept, because an older one would lack later exports, and their files would expire.
     """
 
     target: Target
@@ -250,28 +261,28 @@ class _WholeTree:
 
 
 def _check_approved(failures: Mapping[ObjectName, TrinityLakeError], approved: Container[ObjectName]) -> None:
-    """Raise the error of a damaged table that would come back without approval."""
+    """Raise the error of a damaged table that would be restored without approval."""
     for name, error in failures.items():
         if name not in approved:
-            refused = copy.copy(error)
-            refused.message = (
-                f"{error.message}; table {name} would come back damaged: roll back the other namespaces and tables by"
-                " their names, or approve a plan that names it by its digest"
+            rejected = copy.copy(error)
+            rejected.message = (
+                f"{error.message}; table {name} would be restored damaged: select the other namespaces and tables by"
+                " name, or approve the digest of a plan that lists it"
             )
-            raise refused
+            raise rejected
 
 
-def _check_unchanged(base: Snapshot, latest: Snapshot, chosen: Sequence[ObjectName]) -> None:
-    """Raise CommitConflictError when a chosen object has changed, also one that the rollback leaves as it is."""
-    changes = changes_between(base, latest, chosen)
+def _check_unchanged(base: Snapshot, latest: Snapshot, selected: Sequence[ObjectName]) -> None:
+    """Raise CommitConflictError if a selected object has changed, including one that the rollback does not change."""
+    changes = changes_between(base, latest, selected)
     if changes:
         conflicts = tuple(
-            f"{describe_key(base.keys, change.key)}: a concurrent commit changed it" for change in changes
+            f"{describe_key(base.keys, change.key)}: changed by a concurrent commit" for change in changes
         )
         raise CommitConflictError(
-            f"version {latest.version} changed what was to be rolled back, as planned on version {base.version}: "
+            f"the rollback planned on version {base.version} conflicts with version {latest.version}: "
             + "; ".join(conflicts)
-            + "; look at the new plan, or ask to re-apply",
+            + "; review the new plan, or roll back with reapply",
             conflicts=conflicts,
             base_version=base.version,
             latest_version=latest.version,
@@ -280,8 +291,8 @@ def _check_unchanged(base: Snapshot, latest: Snapshot, chosen: Sequence[ObjectNa
 
 def _outdated_plan_error(base_version: int, latest_version: int) -> CommitConflictError:
     return CommitConflictError(
-        f"version {latest_version} was committed after version {base_version}, on which the rollback was planned;"
-        " look at the new plan, or ask to re-apply",
+        f"the rollback plan for version {base_version} is out of date: version {latest_version} was committed; create"
+        " a new plan, or roll back with reapply",
         conflicts=(f"version {latest_version}",),
         base_version=base_version,
         latest_version=latest_version,
@@ -297,14 +308,31 @@ def plan_rollback(
     timestamp: datetime | int | None = None,
     message: str | None = None,
 ) -> RollbackPlan:
-    """Plan a rollback to a version, an export's name or a time; reads only.
+    """Plan a rollback to a version, an export or a time, without writing anything.
 
-    ``namespaces`` with all their tables, and ``tables`` as ``namespace.table``, limit it. Raises
-    VersionNotFoundError, VersionExpiredError, ExportNotFoundError, NamespaceNotFoundError,
-    TableNotFoundError, InvalidInputError without a target, and FileMissingError, naming it, when
-    a node or definition that it would bring back is gone. Raises TableHasAnotherNameError when a table that it
-    would bring back was renamed since, and would keep its new name as well. Raises FileMissingError, CorruptFileError,
-    LocationNotAllowedError for a damaged table that ``tables`` names. Other damaged tables are listed in the plan.
+    Args:
+        lake: The lakehouse.
+        to: A version number, or the name of an export within the lakehouse.
+        namespaces: Rolls back only these namespaces with all their tables, and ``tables``.
+        tables: Rolls back only these tables, as ``namespace.table``, and ``namespaces``.
+        timestamp: Rolls back to the version that was the latest at this time, instead of ``to``.
+        message: The message of the commit.
+
+    Returns:
+        The plan. It lists damaged tables, unless ``tables`` names them.
+
+    Raises:
+        InvalidInputError: There is no target.
+        VersionNotFoundError: The version does not exist.
+        VersionExpiredError: The version has expired.
+        ExportNotFoundError: The export does not exist.
+        NamespaceNotFoundError: A selected namespace does not exist.
+        TableNotFoundError: A selected table does not exist.
+        TableHasAnotherNameError: A restored table was renamed since and would have two names.
+        FileMissingError: A node or definition to restore is missing, or a file of a table in ``tables``.
+        CorruptFileError: One of them is damaged.
+        LocationNotAllowedError: A table in ``tables`` refers to a file outside the allowed roots.
+        StorageError: A storage request failed.
     """
     plan = _plan(lake, to, namespaces, tables, timestamp=timestamp, message=message)
     return replace(plan, undone_by=_undone_by(plan.operation))
@@ -320,21 +348,21 @@ def _plan(
     message: str | None,
 ) -> RollbackPlan:
     if to is None and timestamp is None:
-        raise InvalidInputError("a rollback needs a version, the name of an export or a timestamp to go back to")
+        raise InvalidInputError("a rollback needs a target: a version, the name of an export, or a timestamp")
     lake = uncached(lake)
     base = lake.snapshot()
     target = target_of(lake, base, to, timestamp)
-    chosen = selected_objects(base, target.snapshot, target.to, namespaces, tables)
-    return Rollback(lake=lake, base=base, target=target, chosen=chosen, message=message).plan()
+    selected = selected_objects(base, target.snapshot, target.to, namespaces, tables)
+    return Rollback(lake=lake, base=base, target=target, selected=selected, message=message).plan()
 
 
 def _undone_by(rollback: Rollback) -> int | None:
-    """Return the rollback that undid the target, if one of the newest versions after the target did."""
+    """Return the rollback that undid the target, if it is among the newest versions."""
     base, to = rollback.base, rollback.target.snapshot.version
     if to >= base.version:
         return None
-    infos = list(history(base.files, min(base.version - to, _MOST_VERSIONS), base))
-    return find_undone(base.files, infos, oldest=to).by(to, rollback.chosen)
+    infos = list(history(base.files, min(base.version - to, _MAX_SEARCHED_VERSIONS), base))
+    return find_undone(base.files, infos, oldest=to).by(to, rollback.selected)
 
 
 def rollback(
@@ -347,9 +375,21 @@ def rollback(
     message: str | None = None,
     reapply: bool = False,
 ) -> int:
-    """Plan and execute a rollback; returns the new version. Raises what both raise.
+    """Plan and execute a rollback, and return the new version.
 
-    It is planned once: another commit in between is met when this one is made.
+    It is planned only once: an intermediate commit is detected at the commit.
+
+    Args:
+        lake: The lakehouse.
+        to: A version number, or the name of an export within the lakehouse.
+        namespaces: Rolls back only these namespaces with all their tables, and ``tables``.
+        tables: Rolls back only these tables, as ``namespace.table``, and ``namespaces``.
+        timestamp: Rolls back to the version that was the latest at this time, instead of ``to``.
+        message: The message of the commit.
+        reapply: Also roll back commits that happen in between.
+
+    Raises:
+        TrinityLakeError: See :func:`plan_rollback` and :meth:`RollbackPlan.execute`.
     """
     with operation_span(Rollback.telemetry_name):
         plan = _plan(lake, to, namespaces, tables, timestamp=timestamp, message=message)

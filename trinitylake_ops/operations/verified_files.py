@@ -1,7 +1,7 @@
-"""Records of the files that verify has read, and that later runs need not read again (FORMAT.md, "Verified files").
+"""Records of files that verify has read, so that later runs need not read them again (FORMAT.md, "Verified files").
 
-A record is a file of its own name. A run that writes one deletes those that it read. Runs that overlap leave two, which
-the next one takes together.
+Each record is a file with its own name. A run that writes a record deletes those that it read. Concurrent runs leave
+two records, which the next run combines.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from trinitylake_ops.storage.conditional_create import create_fresh
 _VERSION = b"1"
 _CHECKSUM_BYTES = 32
 _ROWS_PER_BATCH = 1024
-_MOST_PROBES = 3
+_MAX_READ_ATTEMPTS = 3
 _CONTENT_PER_BATCH_BYTES = 32 << 20
-#: The bytes that a record may decompress to in all, one batch after the other. Metadata files of a table are much
-#: alike.
+#: A record may decompress to this size, plus a multiple of its own size. Metadata files of a table compress well
+#: because they are similar.
 _ALWAYS_ALLOWED_BYTES = 64 << 20
 _MAX_RATIO = 256
 _SCHEMA = pa.schema(
@@ -45,7 +45,7 @@ _SCHEMA = pa.schema(
 
 
 class RecordedPart(StrEnum):
-    """The part of a file that a record keeps: its bytes, the names in it, or only its checksum."""
+    """The part of a file that a record contains: its bytes, the names in it, or only its checksum."""
 
     FILE = "file"
     NAMES = "names"
@@ -54,19 +54,21 @@ class RecordedPart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFile:
-    """A verified file: its size, time and SHA-256, and the content for the checks above it.
+    """A verified file."""
 
-    ``content`` is zstd of the whole file, or of the names in it, as JSON. It is None if only the checksum is kept.
-    """
-
+    #: The part of the file that the record contains.
     kept: RecordedPart
+    #: The size of the file.
     size_bytes: int
+    #: The time of its last modification, in milliseconds since the epoch.
     modified_ms: int
+    #: Its SHA-256.
     sha256: bytes
+    #: The whole file, or the names in it as JSON; None if only the checksum is recorded.
     content: PackedBytes | None = None
 
     def is_unchanged(self, info: FileInfo | None) -> bool:
-        """Whether a listing shows the file as it was."""
+        """Whether a listing shows the file with the same size and modification time."""
         return info is not None and (info.size_bytes, info.last_modified_ms) == (self.size_bytes, self.modified_ms)
 
 
@@ -79,70 +81,80 @@ class PackedBytes:
 
     @classmethod
     def of(cls, data: bytes) -> PackedBytes:
+        """Compress bytes."""
         return cls(pa.compress(data, codec="zstd", asbytes=True), len(data))
 
     def unpacked(self) -> bytes:
-        """Return the bytes."""
+        """Return the decompressed bytes."""
         data: bytes = pa.decompress(self.packed, self.size_bytes, codec="zstd", asbytes=True)
         return data
 
 
 def encode_names(files: Iterable[TableFile]) -> bytes:
-    """Return the files that a file of a table names, as JSON."""
+    """Encode the files that a table file names as JSON."""
     names = [[file.kind.value, file.location, file.size_bytes] for file in files]
     return json.dumps(names, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def decode_names(data: bytes) -> list[TableFile]:
-    """Return the files that :func:`encode_names` was given.
+    """Decode the result of :func:`encode_names`.
 
-    Raises CorruptFileError for bytes that it cannot have made.
+    Raises:
+        CorruptFileError: The bytes have another form.
     """
     try:
-        return [_named(*row) for row in json.loads(data)]
+        return [_table_file(*row) for row in json.loads(data)]
     except (ValueError, TypeError, RecursionError) as error:
-        raise CorruptFileError("a record of verified files names no files where it should") from error
+        raise CorruptFileError("a record of verified files has an invalid list of files") from error
 
 
-def _named(kind: str, location: object, size_bytes: object) -> TableFile:
+def _table_file(kind: str, location: object, size_bytes: object) -> TableFile:
     if not isinstance(location, str) or not isinstance(size_bytes, int | None):
-        raise TypeError("a location is text and a size a number")
+        raise TypeError("a location must be text, and a size a number")
     return TableFile(FileKind(kind), location, size_bytes)
 
 
 @dataclass(frozen=True)
 class Records:
-    """The existing records: their files together, their paths, and faults of some of them by path."""
+    """The existing records."""
 
+    #: Their files by path.
     files: Mapping[str, VerifiedFile]
+    #: The paths of the records.
     paths: tuple[str, ...] = ()
+    #: The faults of damaged records, by path.
     damaged: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_records(storage: Storage, listed: Iterable[FileInfo]) -> Records:
-    """Read all records among listed files. If two differ about a file, the older one is believed.
+    """Read all records among listed files. If two records differ about a file, the older one is used.
 
-    Raises StorageError.
+    Args:
+        storage: The storage.
+        listed: The files of the lakehouse.
+
+    Raises:
+        StorageError: A storage request failed.
     """
-    for _ in range(_MOST_PROBES):
+    for _ in range(_MAX_READ_ATTEMPTS):
         try:
             return _read(storage, [info for info in listed if is_verified_path(info.path)])
-        except FileMissingError:  # superseded just now by a record that holds the same
+        except FileMissingError:  # superseded by a newer record with the same content
             listed = list(storage.list(VERIFIED_PREFIX))
     return Records({})
 
 
-def _read(storage: Storage, found: list[FileInfo]) -> Records:
+def _read(storage: Storage, records: list[FileInfo]) -> Records:
     files: dict[str, VerifiedFile] = {}
     damaged: dict[str, str] = {}
-    newest_first = sorted(found, key=lambda info: (info.last_modified_ms, info.path), reverse=True)
+    newest_first = sorted(records, key=lambda info: (info.last_modified_ms, info.path), reverse=True)
     for info in newest_first:
         try:
-            rows = dict(_decoded(storage.read(info.path, limit_bytes=MAX_FILE_LIST_BYTES), info.path))
+            files_in_record = dict(_decode(storage.read(info.path, limit_bytes=MAX_FILE_LIST_BYTES), info.path))
         except CorruptFileError as error:
             damaged[info.path] = error.message
             continue
-        for path, row in rows.items():
+        for path, row in files_in_record.items():
             other = files.get(path)
             if other is None or other.sha256 != row.sha256 or row.kept != RecordedPart.CHECKSUM:
                 files[path] = row
@@ -150,16 +162,23 @@ def _read(storage: Storage, found: list[FileInfo]) -> Records:
 
 
 def write_record(storage: Storage, files: Mapping[str, VerifiedFile]) -> str:
-    """Write a record under a fresh name, and return its path. Raises StorageError.
+    """Write a record under a new name, and return its path.
 
-    The caller deletes superseded records. One that stays is an orphan once it is old, and harmless before.
+    The caller deletes superseded records. A record that is not deleted is harmless, and is removed as an orphan later.
+
+    Args:
+        storage: The storage.
+        files: The verified files by path.
+
+    Raises:
+        StorageError: A storage request failed.
     """
     path = new_verified_path()
-    create_fresh(storage, {path: _encoded(files)})
+    create_fresh(storage, {path: _encode(files)})
     return path
 
 
-def _encoded(files: Mapping[str, VerifiedFile]) -> bytes:
+def _encode(files: Mapping[str, VerifiedFile]) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         for batch in _batches(sorted(files.items())):
@@ -179,19 +198,19 @@ def _encoded(files: Mapping[str, VerifiedFile]) -> bytes:
 
 def _batches(rows: list[tuple[str, VerifiedFile]]) -> Iterator[list[tuple[str, VerifiedFile]]]:
     batch: list[tuple[str, VerifiedFile]] = []
-    held_bytes = 0
+    batch_bytes = 0
     for path, row in rows:
         size_bytes = 0 if row.content is None else row.content.size_bytes
-        if batch and (len(batch) == _ROWS_PER_BATCH or held_bytes + size_bytes > _CONTENT_PER_BATCH_BYTES):
+        if batch and (len(batch) == _ROWS_PER_BATCH or batch_bytes + size_bytes > _CONTENT_PER_BATCH_BYTES):
             yield batch
-            batch, held_bytes = [], 0
+            batch, batch_bytes = [], 0
         batch.append((path, row))
-        held_bytes += size_bytes
+        batch_bytes += size_bytes
     if batch:
         yield batch
 
 
-def _decoded(data: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
+def _decode(data: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
     """Yield the rows of a record. Raises CorruptFileError for a record that is damaged or of another form."""
     if hashlib.sha256(memoryview(data)[:-_CHECKSUM_BYTES]).digest() != data[-_CHECKSUM_BYTES:]:
         raise CorruptFileError("the record of verified files is damaged", path=path)
@@ -204,14 +223,14 @@ def _decoded(data: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
 
 
 def _record_limit_bytes(file_bytes: int) -> int:
-    """Return the most bytes to which a record of a size may decompress."""
+    """Return the maximum decompressed size of a record."""
     return _ALWAYS_ALLOWED_BYTES + _MAX_RATIO * file_bytes
 
 
 def _rows(body: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
     with pa.ipc.open_stream(body) as reader:
         if not reader.schema.equals(_SCHEMA, check_metadata=True):
-            raise CorruptFileError("the record of verified files is one of another release", path=path)
+            raise CorruptFileError("the record of verified files was written by another release", path=path)
         for batch in reader:
             batch.validate(full=True)
             if any(batch.column(field.name).null_count for field in _SCHEMA if not field.nullable):
@@ -220,7 +239,7 @@ def _rows(body: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
                 if row["size_bytes"] < 0 or row["modified_millis"] < 0:
                     raise CorruptFileError("the record of verified files has a negative size or time", path=path)
                 content = None if row["content"] is None else PackedBytes.of(row["content"])
-                found = VerifiedFile(
+                file = VerifiedFile(
                     RecordedPart(row["kind"]), row["size_bytes"], row["modified_millis"], row["sha256"], content
                 )
-                yield row["path"], found
+                yield row["path"], file

@@ -254,7 +254,7 @@ def finding_rows(findings: Sequence[Finding]) -> Findings:
             message=clipped(finding.message, _LONGEST_FINDING_CHARS),
             version="" if finding.version is None else f"{finding.version:,}",
             path=clipped(finding.path or "", _LONGEST_FINDING_CHARS),
-            remedy=clipped(finding.mend or "", _LONGEST_MESSAGE_CHARS),
+            remedy=clipped(finding.fix or "", _LONGEST_MESSAGE_CHARS),
         )
         for finding in ordered[:MOST_ROWS]
     )

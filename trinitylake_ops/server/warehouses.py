@@ -24,7 +24,7 @@ from trinitylake_ops.iceberg.reach import ReachedFiles
 from trinitylake_ops.iceberg.table_change import CatalogTarget, SnapshotTarget
 from trinitylake_ops.iceberg.validation.metadata_size import MAX_METADATA_BYTES
 from trinitylake_ops.operations.base import MeteredLakehouse
-from trinitylake_ops.operations.clones.clone_records import clone_record, opened_clone
+from trinitylake_ops.operations.clones.clone_records import clone_record, open_clone
 from trinitylake_ops.server.responses import UNAVAILABLE, RejectedError, bad_request, forbidden
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings
 from trinitylake_ops.storage import MeteredStorage, open_storage
@@ -253,7 +253,7 @@ class Warehouses:
         record = clone_record(parent.lake.snapshot().definition, name)
         clone_id, served = self._clones.get((parent.name, name), ("", parent))
         if clone_id != record.clone_id:
-            opened = opened_clone(MeteredLakehouse(parent.lake), record).lake
+            opened = open_clone(MeteredLakehouse(parent.lake), record).lake
             lake = Lakehouse(opened.storage, opened.storage_options, cache="shared")
             lake.external_storages.register_storage(parent.lake.storage)
             open_latest(lake.files)

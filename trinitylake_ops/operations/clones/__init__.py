@@ -1,1 +1,1 @@
-"""Clones of a lakehouse at another root: create, compare, promote, refresh and drop them."""
+"""Create, list, compare, promote, refresh and drop clones of a lakehouse at other roots."""

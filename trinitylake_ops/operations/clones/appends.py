@@ -1,9 +1,11 @@
-"""Appends on both sides of one Iceberg table: the parent's table, with the files that were appended in the clone.
+"""Combine appends that both sides of a clone made to the same Iceberg table.
 
-By Iceberg's rules appended files conflict with nothing. Here both sides must have appended alone since the snapshot
-that both have, on a table of the same columns, partitions, order and properties. A compaction counts as nothing, since
-it changes no row. What is combined is one more snapshot on the parent's. It names the clone's snapshot up to which the
-clone's files are in it, so that no file is appended twice.
+By Iceberg's rules, appended files conflict with nothing. Combining requires that both sides have only appended since
+their common snapshot, and that the table has the same columns, partitions, order and properties on both sides.
+Compactions in the parent are allowed because they do not change rows.
+
+The result is one more snapshot of the parent's table. It records the clone's snapshot up to which it contains the
+clone's files, so that no file is appended twice.
 """
 
 from __future__ import annotations
@@ -31,94 +33,100 @@ from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot as Version
 
-#: The property of a combined snapshot: the clone's snapshot whose files, and those of the snapshots before, it has.
+#: The property of a combined snapshot that records up to which snapshot of the clone it contains the clone's files.
 COMBINED_TO = "trinitylake.combined-to"
 
-# The latest version of Iceberg's format whose tables are written.
-_LATEST_WRITTEN = 2
-_SAME_ROWS = (Operation.APPEND, Operation.REPLACE)
-_NOT_ONLY_IN_CLONE = "in the clone it was not only appended to"
+#: The latest version of Iceberg's format that this library writes.
+_MAX_FORMAT_VERSION = 2
+_ALLOWED_IN_PARENT = (Operation.APPEND, Operation.REPLACE)
+_NOT_ONLY_APPENDS_IN_CLONE = "the clone changed it other than by appends"
 
 
 @dataclass(frozen=True, slots=True)
 class Appends:
-    """What was appended in the clone to a table that the parent appended to, too.
+    """Files that the clone appended to a table that the parent appended to as well."""
 
-    ``parent_location`` is the URI of the parent's definition. ``files`` are those that the parent's table lacks, with
-    their places in the clone. ``to_snapshot`` is the clone's snapshot that has them.
-    """
-
+    #: The key of the table in the tree.
     key: str
+    #: The name of the table.
     name: ObjectName
+    #: The URI of the parent's definition.
     parent_location: str
+    #: The id of the table.
     table_id: str
+    #: The data files that the parent's table lacks, with their locations in the clone.
     files: tuple[DataFile, ...]
+    #: The clone's snapshot that contains them.
     to_snapshot: int
 
     @property
     def rows(self) -> int:
-        """Their rows, as manifests count them."""
+        """The number of rows in the files, according to manifests."""
         return sum(file.record_count for file in self.files)
 
 
-class FindsAppends:
-    """Finds out whether both sides appended to a table, and what. Reads metadata and manifests, no data."""
+class AppendFinder:
+    """Find what the clone appended to tables that both sides changed. Reads metadata and manifests, not data."""
 
     def __init__(self, sides: MergeInputs):
         self._definitions = sides.clone.lake.files.definitions
         self._io = sides.clone_io()
 
     def __call__(self, state: ObjectState) -> Appends | str:
-        """Return what the clone appended, or why the table's changes are not such: an empty text where that is plain.
+        """Return what the clone appended, or the reason why the changes of the table conflict.
 
-        A table that is damaged on one side is a conflict, so that the others can be merged. Raises StorageError.
+        The reason is empty if the change itself explains it. A damaged table is a conflict, so that the other tables
+        can be merged.
+
+        Raises:
+            StorageError: A storage request failed.
         """
         try:
             return self._appends(state)
         except DAMAGE as error:
-            return f"its files cannot all be read: {error.message}"
+            return f"some of its files cannot be read: {error.message}"
 
     def _appends(self, state: ObjectState) -> Appends | str:
         if state.name.table is None or state.parent is None or state.clone is None:
             return ""
         parent, clone = self._definitions.table(state.parent), self._definitions.table(state.clone)
         if parent.id != clone.id:
-            return "two tables of one name"
-        if differing := _differing(parent, clone):
-            return f"their {differing} differ"
+            return "these are two tables with the same name"
+        if difference := _difference(parent, clone):
+            return f"their {difference} differ"
         base = None if state.base is None else self._definitions.table(state.base)
         base_id = None
         if base is not None and base.id == parent.id and iceberg_metadata(base):
             base_id = load_table_metadata(base, self._io).metadata.current_snapshot_id
-        ours, theirs = (load_table_metadata(one, self._io).metadata for one in (parent, clone))
+        ours, theirs = (load_table_metadata(definition, self._io).metadata for definition in (parent, clone))
         new = new_in_clone(ours, theirs, base_id)
         if isinstance(new, str):
             return new
-        files = self._added(new, self._io.for_table(clone))
+        files = self._added_files(new, self._io.for_table(clone))
         if files is None:
-            return _NOT_ONLY_IN_CLONE
+            return _NOT_ONLY_APPENDS_IN_CLONE
         to_snapshot = theirs.current_snapshot_id
-        assert to_snapshot is not None, "an append left a snapshot"
+        assert to_snapshot is not None, "a table with appends has a current snapshot"
         return Appends(state.key, state.name, state.parent, parent.id, tuple(files), to_snapshot)
 
-    def _added(self, snapshots: list[Snapshot], io: StorageFileIO) -> list[DataFile] | None:
-        """Return the data files that snapshots added, None if they have anything else."""
-        found = []
+    def _added_files(self, snapshots: list[Snapshot], io: StorageFileIO) -> list[DataFile] | None:
+        """Return the data files that snapshots added, or None if they changed anything else."""
+        files = []
         for snapshot in reversed(snapshots):
             for manifest in manifests_in(snapshot, io):
                 if manifest.added_snapshot_id != snapshot.snapshot_id:
                     continue
                 for entry in entries_in(manifest, io):
-                    if entry.status == ManifestEntryStatus.EXISTING:  # manifests that were merged
+                    if entry.status == ManifestEntryStatus.EXISTING:  # from merged manifests
                         continue
                     if entry.status != ManifestEntryStatus.ADDED or manifest.content != ManifestContent.DATA:
                         return None
-                    found.append(entry.data_file)
-        return found
+                    files.append(entry.data_file)
+        return files
 
 
-def _differing(parent: TableDef, clone: TableDef) -> str:
-    """Return what differs between two definitions, beside where the metadata is; nothing if no more does."""
+def _difference(parent: TableDef, clone: TableDef) -> str:
+    """Return what differs between two definitions apart from the metadata location; empty if nothing does."""
     if parent.schema != clone.schema:
         return "columns"
     if parent.properties != clone.properties:
@@ -130,36 +138,50 @@ def _differing(parent: TableDef, clone: TableDef) -> str:
 
 
 def new_in_clone(parent: TableMetadata, clone: TableMetadata, base_id: int | None) -> list[Snapshot] | str:
-    """Return the snapshots whose files the parent's table lacks, the newest first.
+    """Return the snapshots of the clone whose files the parent's table lacks, newest first.
 
-    Or why not, unless both sides have appended alone since the newest snapshot that both have. ``base_id`` is the
-    current snapshot of the last state that both sides had: where one side left it, the table was set back.
+    Args:
+        parent: The metadata of the parent's table.
+        clone: The metadata of the clone's table.
+        base_id: The current snapshot of the last state that both sides had. If it is not an ancestor on one side, the
+            table was rolled back there.
+
+    Returns:
+        The snapshots, or the reason why the changes conflict.
     """
-    shapes = zip(_shape(parent).items(), _shape(clone).values(), strict=True)
-    if differing := [what for (what, here), there in shapes if here != there]:
-        return f"their {' and '.join(differing)} differ"
-    if max(parent.format_version, clone.format_version) > _LATEST_WRITTEN:
-        return f"tables of Iceberg's format {max(parent.format_version, clone.format_version)} are not written"
+    properties = zip(_compared_properties(parent).items(), _compared_properties(clone).values(), strict=True)
+    if different := [name for (name, ours), theirs in properties if ours != theirs]:
+        return f"their {' and '.join(different)} differ"
+    format_version = max(parent.format_version, clone.format_version)
+    if format_version > _MAX_FORMAT_VERSION:
+        return f"writing tables of Iceberg format version {format_version} is not supported"
     if parent.current_snapshot_id is None or clone.current_snapshot_id is None:
-        return "one of them has no rows"
-    ours, theirs = list(_chain(parent)), list(_chain(clone))
-    here, there = ({one.snapshot_id for one in chain} for chain in (ours, theirs))
-    marks, their_marks = ({mark for one in chain if (mark := _mark(one)) is not None} for chain in (ours, theirs))
-    # What a refresh combined in the clone is in the parent, too, if a promotion beside it brought the same.
-    new = _until(theirs, lambda one: one.snapshot_id in here or not marks.isdisjoint({one.snapshot_id, _mark(one)}))
-    own = _until(ours, lambda one: one.snapshot_id in there or _mark(one) in there)
-    if new is None or any(_operation(one) != Operation.APPEND for one in new):
-        return _NOT_ONLY_IN_CLONE
-    if own is None or any(_operation(one) not in _SAME_ROWS for one in own):
-        return "in the parent it was not only appended to"
-    if all(any(_mark(one) is not None for one in chain) for chain in (new, own)):
+        return "one of them has no snapshot"
+    ours, theirs = list(_ancestors(parent)), list(_ancestors(clone))
+    our_ids, their_ids = ({snapshot.snapshot_id for snapshot in chain} for chain in (ours, theirs))
+    our_marks, their_marks = (
+        {mark for snapshot in chain if (mark := _combined_to(snapshot)) is not None} for chain in (ours, theirs)
+    )
+    # The parent also has what a refresh combined in the clone, if a concurrent promotion brought the same files.
+    new = _until(
+        theirs,
+        lambda snapshot: (
+            snapshot.snapshot_id in our_ids or not our_marks.isdisjoint({snapshot.snapshot_id, _combined_to(snapshot)})
+        ),
+    )
+    own = _until(ours, lambda snapshot: snapshot.snapshot_id in their_ids or _combined_to(snapshot) in their_ids)
+    if new is None or any(_operation(snapshot) != Operation.APPEND for snapshot in new):
+        return _NOT_ONLY_APPENDS_IN_CLONE
+    if own is None or any(_operation(snapshot) not in _ALLOWED_IN_PARENT for snapshot in own):
+        return "the parent changed it other than by appends"
+    if all(any(_combined_to(snapshot) is not None for snapshot in chain) for chain in (new, own)):
         return "it was refreshed and promoted at the same time"
-    if base_id is not None and not (base_id in here | marks and base_id in there | their_marks):
-        return "one of them was set back"
+    if base_id is not None and not (base_id in our_ids | our_marks and base_id in their_ids | their_marks):
+        return "one of them was rolled back"
     return new
 
 
-def _shape(metadata: TableMetadata) -> dict[str, object]:
+def _compared_properties(metadata: TableMetadata) -> dict[str, object]:
     order, schema = metadata.sort_order_by_id(metadata.default_sort_order_id), metadata.schema()
     return {
         "uuids": metadata.table_uuid,
@@ -171,31 +193,31 @@ def _shape(metadata: TableMetadata) -> dict[str, object]:
     }
 
 
-def _chain(metadata: TableMetadata) -> Iterator[Snapshot]:
-    """Yield the current snapshot and its ancestors, as far as the table has them."""
+def _ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
+    """Yield the current snapshot and its ancestors that have not expired."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    number = metadata.current_snapshot_id
-    while number is not None and (found := by_id.pop(number, None)) is not None:
-        yield found
-        number = found.parent_snapshot_id
+    snapshot_id = metadata.current_snapshot_id
+    while snapshot_id is not None and (snapshot := by_id.pop(snapshot_id, None)) is not None:
+        yield snapshot
+        snapshot_id = snapshot.parent_snapshot_id
 
 
-def _until(chain: list[Snapshot], ends: Callable[[Snapshot], bool]) -> list[Snapshot] | None:
-    """Return the snapshots before the first that ends the search, None if the chain breaks off before."""
-    found: list[Snapshot] = []
+def _until(chain: list[Snapshot], is_common: Callable[[Snapshot], bool]) -> list[Snapshot] | None:
+    """Return the snapshots before the first common one, or None if an ancestor expired before it was reached."""
+    newer: list[Snapshot] = []
     for snapshot in chain:
-        if ends(snapshot):
-            return found
-        found.append(snapshot)
-    return found if found and is_first(found[-1]) else None
+        if is_common(snapshot):
+            return newer
+        newer.append(snapshot)
+    return newer if newer and is_first(newer[-1]) else None
 
 
 def _operation(snapshot: Snapshot) -> Operation | None:
     return None if snapshot.summary is None else snapshot.summary.operation
 
 
-def _mark(snapshot: Snapshot) -> int | None:
-    """Return up to which snapshot of the clone a combined one goes, None for any other."""
+def _combined_to(snapshot: Snapshot) -> int | None:
+    """Return up to which snapshot of the clone a combined snapshot has files, or None if it is not combined."""
     properties: Mapping[str, str] = {} if snapshot.summary is None else snapshot.summary.additional_properties
     text = properties.get(COMBINED_TO, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
@@ -206,45 +228,48 @@ def write_combined(
     base: Version,
     appended: Sequence[Appends],
     written: list[str],
-    moved: Callable[[str, str], str] | None = None,
+    copy_uri: Callable[[str, str], str] | None = None,
 ) -> dict[str, tuple[str, TableDef]]:
-    """Write the metadata of the parent's tables with the files that the clone appended. Nothing names it yet.
+    """Write metadata of the parent's tables that includes the files appended in the clone. It is not committed yet.
 
     Args:
         lake: The lakehouse that gets the tables: the parent, or the clone.
-        base: The version of it on which they are committed.
+        base: The version on which they are committed.
         appended: What the clone appended.
         written: Receives the location of each metadata file.
-        moved: Returns, for the id of a table and the URI of a file of it in the clone, the URI of its copy in the
-            parent. None for the clone, which adds its own files to the parent's tables.
+        copy_uri: Returns, for the id of a table and the URI of a file in the clone, the URI of its copy in the parent.
+            None for the clone, which adds its own files to the parent's tables.
 
     Returns:
         The paths of the new definitions, and the definitions, by key.
 
     Raises:
-        StorageError: A file cannot be read or written.
+        StorageError: A storage request failed.
     """
     combined = {}
     limit_bytes = base.definition.file_path_max_size_bytes
-    for one in appended:
-        definition = _combined(lake, base, one, moved)
+    for appends in appended:
+        definition = _combined(lake, base, appends, copy_uri)
         written.append(definition.format_properties[METADATA_LOCATION])
-        combined[one.key] = (new_table_path(one.name.namespace, one.name.table or "", limit_bytes), definition)
+        combined[appends.key] = (
+            new_table_path(appends.name.namespace, appends.name.table or "", limit_bytes),
+            definition,
+        )
     return combined
 
 
-def _combined(lake: Lakehouse, base: Version, appends: Appends, moved: Callable[[str, str], str] | None) -> TableDef:
+def _combined(lake: Lakehouse, base: Version, appends: Appends, copy_uri: Callable[[str, str], str] | None) -> TableDef:
     transaction = lake.transaction(message="combine appends")
     transaction.base = base
-    if moved is None:
+    if copy_uri is None:
         transaction.restore_entry(appends.key, appends.parent_location)
     catalog = TrinityLakeCatalog.on(TransactionTarget(transaction, lake.storage_options))
     assert appends.name.table is not None
     name = (appends.name.namespace, appends.name.table)
     change = catalog.load_table(name).transaction()
     files = appends.files
-    if moved is not None:
-        files = tuple(with_path(file, moved(appends.table_id, file.file_path)) for file in files)
+    if copy_uri is not None:
+        files = tuple(with_path(file, copy_uri(appends.table_id, file.file_path)) for file in files)
     add_snapshot(change, files, [], {COMBINED_TO: str(appends.to_snapshot)})
     change.commit_transaction()
     return transaction.table(*name)

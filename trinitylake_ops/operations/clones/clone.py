@@ -1,7 +1,7 @@
-"""Clones a lakehouse: its whole tree at another root, without a copy of any file of a table.
+"""Clone a lakehouse: its whole tree at another root, without copying any table file.
 
-A commit records the clone in its parent, which keeps the version. Version 0 of the clone points to the parent's nodes.
-A second commit records that it stands. A clone that was cut off goes on when it is made again.
+A commit in the parent records the clone, which keeps the cloned version. Version 0 of the clone refers to the parent's
+nodes. A second commit in the parent records the clone as complete. Executing an interrupted clone again resumes it.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from trinitylake_ops.operations.export_records import (
     check_unused,
     complete,
     finish_manifest,
-    is_cut_off,
+    is_interrupted,
     record_of,
 )
 from trinitylake_ops.operations.exports.export import retained_ms
 from trinitylake_ops.operations.exports.roots import (
     TargetExport,
     TargetLakehouse,
-    built_root,
+    build_root,
     export_id,
     lakehouse_def_copy,
 )
 from trinitylake_ops.operations.gc.delete import delete_operation_files
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.transfer.names import target_root
-from trinitylake_ops.operations.transfer.selection import Choice, chosen_entries
+from trinitylake_ops.operations.transfer.selection import Choice, selected_entries
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.local.posix_files import make_root_folder
@@ -69,58 +69,81 @@ from trinitylake_ops.versions.time_travel import bounded_time_ms
 
 @dataclass(frozen=True, kw_only=True)
 class ClonePlan(Plan):
-    """A clone that would be made of a version. ``resumes`` says that one that was cut off goes on."""
+    """Show the clone that would be created."""
 
+    #: The latest version when the plan was made.
     base_version: int
+    #: The name of the clone.
     name: str
+    #: The version to clone.
     version: int
+    #: The cloned namespaces; empty for all.
     namespaces: tuple[str, ...]
+    #: The root of the clone.
     target: str
+    #: How long until the clone is overdue; None for never.
     retain_for_ms: int | None
+    #: Whether this resumes an interrupted clone of the same name.
     resumes: bool
+    #: The record of the clone.
     record: ExportRecord = field(repr=False, compare=False)
     operation: Clone = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` of the name, the version and the target."""
+        """Return ``<base version>-<sha256>`` over the name, the version, the namespaces and the target."""
         content = (self.name, self.version, list(self.namespaces), self.target, self.retain_for_ms)
         return digest_of(self.base_version, self.base_id, CLONE, *content)
 
     @property
     def is_empty(self) -> bool:
-        """Always False: a clone is recorded in any case."""
+        """Always False, because a clone is always recorded."""
         return False
 
     def table(self) -> Table:
-        """Return one row."""
-        state = "goes on" if self.resumes else "new"
+        """Return one row for the clone."""
+        state = "resumes" if self.resumes else "new"
         row = (self.name, self.version, ", ".join(self.namespaces) or "all", self.target, state)
         return new_table("Clone plan", "name", "version", "namespaces", "to", "state", rows=[row])
 
     def execute(self, approved_digest: str | None = None) -> CloneReport:
-        """Make the clone, or finish one that was cut off. No file of a table is read or written.
+        """Create the clone, or finish an interrupted one. No table file is read or written.
 
-        Raises PlanChangedError, LakehouseExistsError when another lakehouse took the target, ExportExistsError,
-        ExportNotFoundError when the clone was dropped meanwhile, VersionExpiredError, StorageError.
+        Args:
+            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+
+        Raises:
+            PlanChangedError: The plan made now does not have the approved digest.
+            LakehouseExistsError: Another lakehouse exists at the target.
+            ExportExistsError: Another export or clone has the name.
+            ExportNotFoundError: The clone was dropped during the run.
+            VersionExpiredError: The version expired since the plan was made.
+            StorageError: A storage request failed.
         """
         return self.operation.execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CloneReport(Document):
-    """A clone that stands. ``version`` of its parent, which ``committed_version`` records, is its version 0."""
+    """Report a finished clone."""
 
+    #: The name of the clone.
     name: str
+    #: The id of the clone.
     clone_id: str
+    #: The version of the parent that is version 0 of the clone.
     version: int
+    #: The root of the clone.
     target: str
+    #: The version of the parent that records the clone as complete.
     committed_version: int
+    #: Whether this run resumed an interrupted clone.
     resumed: bool
+    #: The requests and the time that the clone took.
     cost: Cost
 
     def table(self) -> Table:
-        """Return one row."""
+        """Return one row for the clone."""
         cost = self.cost
         row = (self.name, self.version, self.target, cost.total_requests, cost.bytes_written, cost.duration_ms)
         return new_table("Clone", "name", "of version", "root", "requests", "bytes written", "ms", rows=[row])
@@ -128,12 +151,14 @@ class CloneReport(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Clone(PlannedOperation[ClonePlan, CloneReport]):
-    """The clone of a version, by its number, by the name of an export, or by a time; by default of the latest."""
+    """Clone a version."""
 
     telemetry_name = "clone"
 
     name: str
+    #: A version number or the name of an export; None for the latest version.
     version: int | str | None
+    #: Clones the version that was the latest at this time.
     timestamp: datetime | int | None
     target: str
     retain_for: timedelta | int | None
@@ -141,14 +166,14 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
     target_options: Mapping[str, str] | None
 
     def plan(self) -> ClonePlan:
-        """Plan on the latest version. Raises what :func:`plan_clone` raises."""
+        """Plan on the latest version. See :func:`plan_clone` for the errors."""
         check_name(self.name, CLONE)
         retain_for_ms = retained_ms(self.lake, self.retain_for)
         latest = self.lake.snapshot()
         if latest.definition.sources:
             raise InvalidInputError(
-                f"{self.lake.root} is a clone or a copy that reads files of {latest.definition.sources[0].root};"
-                " clone that lakehouse"
+                f"{self.lake.root} cannot be cloned: it reads files of {latest.definition.sources[0].root}; clone that"
+                " lakehouse instead"
             )
         check_no_table_root(latest.definition, self.lake.root)
         root = target_root(self.lake, self.target, latest.definition)
@@ -163,7 +188,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
             manifest_path=manifest_path,
         )
         wanted = replace(wanted, clone_id=str(export_id(wanted)))
-        resumes = existing is not None and is_cut_off(existing, wanted)
+        resumes = existing is not None and is_interrupted(existing, wanted)
         if not resumes:
             _check_unused(latest.definition, self.name)
         record = existing if resumes and existing else wanted
@@ -187,11 +212,14 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
     def _version(self, latest: Snapshot, existing: ExportRecord | None) -> int:
         if self.version is None and self.timestamp is None:
             return existing.version if existing is not None and existing.clone_id else latest.version
-        found = self.lake.snapshot(self.version, self.timestamp, latest=latest)
-        if found.files is not self.lake.files:
-            raise InvalidInputError(f"{self.version!r} is a lakehouse of its own, at {found.files.storage.root}")
-        # An export is pinned by its name only: the clone needs the version, and is made of it.
-        return self.lake.snapshot(found.version, latest=latest).version
+        snapshot = self.lake.snapshot(self.version, self.timestamp, latest=latest)
+        if snapshot.files is not self.lake.files:
+            raise InvalidInputError(
+                f"export {self.version!r} cannot be cloned here: it is a lakehouse at {snapshot.files.storage.root};"
+                " open that one to clone it"
+            )
+        # A clone of an export within the lakehouse reads the files of the exported version, not those of the export.
+        return self.lake.snapshot(snapshot.version, latest=latest).version
 
     def _check_namespaces(self, source: Snapshot) -> None:
         for namespace in self.namespaces:
@@ -199,15 +227,15 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
 
     def _check_target(self, record: ExportRecord) -> None:
         storage = open_storage(record.target_uri, self._target_options(record.target_uri))
-        there = uncached_on(storage, self.target_options)
-        if has_roots(storage) and not _is_complete_clone(there, record):
-            raise _existing_lakehouse_error(there)
+        target = uncached_on(storage, self.target_options)
+        if has_roots(storage) and not _is_complete_clone(target, record):
+            raise _existing_lakehouse_error(target)
 
     def _target_options(self, root: str) -> Mapping[str, str] | None:
         return self.target_options if self.target_options is not None else options_for(self.lake, root)
 
     def run(self, plan: ClonePlan, approved_digest: str | None) -> CloneReport:
-        """Make the clone."""
+        """Create the clone, or finish an interrupted one."""
         plan = replace(self, version=plan.version, timestamp=None).checked(plan, approved_digest)
         metered = MeteredLakehouse(self.lake)
         lake, now_ms = metered.lake, self.lake.storage.now_ms()
@@ -216,11 +244,11 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
         make_root_folder(wanted.target_uri)
         record, resumed = begin(lake, wanted, lambda base: None)
         options = self._target_options(record.target_uri)
-        there = uncached_on(metered.also(open_storage(record.target_uri, options)), options)
+        target = uncached_on(metered.also(open_storage(record.target_uri, options)), options)
         finish_manifest(lake.storage, record, [], with_definitions=False)
-        if not _is_complete_clone(there, record):
-            _make(there, lake.snapshot(record.version), lake.root, record)
-        location = f"{there.root}{there.files.roots.path(0)}"
+        if not _is_complete_clone(target, record):
+            _create_first_version(target, lake.snapshot(record.version), lake.root, record)
+        location = f"{target.root}{target.files.roots.path(0)}"
         try:
             committed_version = complete(lake, record, location, until_ms, lambda base: None)
         except ExportNotFoundError:
@@ -230,7 +258,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
             name=record.name,
             clone_id=record.clone_id,
             version=record.version,
-            target=there.root,
+            target=target.root,
             committed_version=committed_version,
             resumed=resumed,
             cost=metered.cost(),
@@ -248,21 +276,35 @@ def plan_clone(
     retain_for: timedelta | int | None = None,
     target_options: Mapping[str, str] | None = None,
 ) -> ClonePlan:
-    """Plan a clone of a version, by default the latest, at another root. Only reads.
+    """Plan a clone of a version at another root, without writing anything.
 
-    ``name`` is that of the clone here, by default the last part of ``target``. ``version`` is a number or the name of
-    an export, ``timestamp`` a time. ``namespaces`` limit the clone to these. ``retain_for``, a timedelta or
-    milliseconds, is the time after which the clone is overdue, None for never. Its version is kept until it is dropped.
-    ``target_options`` are for the target's storage, by default those of this one if the scheme is the same.
+    Args:
+        lake: The lakehouse to clone.
+        target: The root of the clone.
+        name: The name of the clone in its parent. None takes the last part of ``target``.
+        version: A version number or the name of an export. None clones the latest version.
+        timestamp: Clones the version that was the latest at this time, as a datetime or in milliseconds since the
+            epoch.
+        namespaces: Clones only these namespaces.
+        retain_for: How long until the clone is overdue, as a timedelta or in milliseconds; None for never. The parent
+            keeps the version until the clone is dropped.
+        target_options: Options of the storage at the target. None uses those of the lakehouse if the URI scheme is the
+            same.
 
-    Raises InvalidNameError, ExportExistsError for a name that is taken, LakehouseExistsError for a target that is.
-    Raises NamespaceNotFoundError, VersionNotFoundError, VersionExpiredError, StorageError, and InvalidInputError for a
-    clone of a clone or copy.
+    Raises:
+        InvalidNameError: The name is not valid for a clone.
+        ExportExistsError: Another export or clone has the name.
+        LakehouseExistsError: A lakehouse exists at the target.
+        InvalidInputError: The lakehouse is itself a clone or copy, or has a table root.
+        NamespaceNotFoundError: A namespace does not exist in the version.
+        VersionNotFoundError: The version does not exist.
+        VersionExpiredError: The version has expired.
+        StorageError: A storage request failed.
     """
-    own_name = target.rstrip("/").rpartition("/")[2] if name is None else name
+    clone_name = target.rstrip("/").rpartition("/")[2] if name is None else name
     return Clone(
         lake=lake,
-        name=own_name,
+        name=clone_name,
         version=version,
         timestamp=timestamp,
         target=target,
@@ -277,8 +319,8 @@ def _check_unused(definition: LakehouseDef, name: str) -> None:
     existing = record_of(definition, name)
     if existing is not None and existing.clone_id:
         raise ExportExistsError(
-            f"a clone {name!r} of version {existing.version} is recorded, at {existing.target_uri}; choose another"
-            f" name, or drop it first: trinitylake drop-clone {name}"
+            f"clone {name!r} of version {existing.version} already exists at {existing.target_uri}; choose another"
+            f" name, or drop it with: trinitylake drop-clone {name}"
         )
     check_unused(definition, name)
 
@@ -287,65 +329,70 @@ def _commit_id(record: ExportRecord) -> str:
     return str(uuid.uuid5(uuid.UUID(record.clone_id), "commit"))
 
 
-def _is_complete_clone(there: Lakehouse, record: ExportRecord) -> bool:
-    """Whether version 0 of this very clone stands.
+def _is_complete_clone(target: Lakehouse, record: ExportRecord) -> bool:
+    """Whether version 0 of this clone exists at the target.
 
-    Raises LakehouseExistsError if the lakehouse there is another one, StorageError.
+    Raises:
+        LakehouseExistsError: Another lakehouse exists there.
+        StorageError: A storage request failed.
     """
     try:
-        first = there.snapshot(0)
+        first = target.snapshot(0)
     except LakehouseNotFoundError:
         return False
     if first.root.system.get(COMMIT_ID) != _commit_id(record):
-        raise _existing_lakehouse_error(there)
+        raise _existing_lakehouse_error(target)
     return True
 
 
-def _existing_lakehouse_error(there: Lakehouse) -> LakehouseExistsError:
+def _existing_lakehouse_error(target: Lakehouse) -> LakehouseExistsError:
     return LakehouseExistsError(
-        f"there is a lakehouse at {there.root} already; clone to another target", path=there.root
+        f"a lakehouse already exists at {target.root}; clone to another target", path=target.root
     )
 
 
-def _make(there: Lakehouse, source: Snapshot, source_root: str, record: ExportRecord) -> None:
-    """Create version 0 of a clone. All names but those of roots follow from the record, so that it may be repeated."""
-    definition = _definition(there, source, source_root, record)
+def _create_first_version(target: Lakehouse, source: Snapshot, source_root: str, record: ExportRecord) -> None:
+    """Create version 0 of a clone.
+
+    All names except those of roots follow from the record, so that the call can be repeated.
+    """
+    definition = _definition(target, source, source_root, record)
     definition_path = lakehouse_def_copy(export_id(record))
-    write_lakehouse_definition(there.storage, definition_path, definition)
+    write_lakehouse_definition(target.storage, definition_path, definition)
     properties = {"source": source_root, "source_id": source.definition.id, "source_version": str(source.version)}
     info = CommitInfo(CLONE, f"version {source.version} of {source_root}"[:500], properties=properties)
-    root = first_root(there.storage, definition, definition_path, _commit_id(record), info, CommitCost(1, 1, 0))
-    # Not before the version that it is made of, whose storage may have another clock: time travel goes on in it.
-    # A version far ahead of that other clock does not count, as in commits there.
+    root = first_root(target.storage, definition, definition_path, _commit_id(record), info, CommitCost(1, 1, 0))
+    # Version 0 is not older than the cloned version, so that time travel works across both. The storages may have
+    # different clocks: as in commits, a time far ahead of the record's is not adopted.
     created_at_ms = max(root.created_at_ms, bounded_time_ms(source.created_at_ms, record.created_at_millis))
     root.system[CREATED_AT_MILLIS] = str(created_at_ms)
     limits = TreeLimits.of(definition)
-    tree = _tree(there, source, source_root, record, limits)
-    edited = carried_tree(there.files.nodes, tree, limits, created_at_ms=created_at_ms, root_system=root.system)
-    create_fresh(there.storage, edited.node_files)
-    first = replace(edited.root, system=root.system)
-    if not create_first_version(there.files, definition, first) and not _is_complete_clone(there, record):
-        raise _existing_lakehouse_error(there)
+    tree = _tree(target, source, source_root, record, limits)
+    edited = carried_tree(target.files.nodes, tree, limits, created_at_ms=created_at_ms, root_system=root.system)
+    create_fresh(target.storage, edited.node_files)
+    first_version = replace(edited.root, system=root.system)
+    if not create_first_version(target.files, definition, first_version) and not _is_complete_clone(target, record):
+        raise _existing_lakehouse_error(target)
 
 
-def _tree(there: Lakehouse, source: Snapshot, source_root: str, record: ExportRecord, limits: TreeLimits) -> NodeFile:
-    """Return the clone's root, without system rows. All that it points to stays in the parent."""
+def _tree(target: Lakehouse, source: Snapshot, source_root: str, record: ExportRecord, limits: TreeLimits) -> NodeFile:
+    """Return the root of the clone, without system rows. It refers to files of the parent only."""
     if not record.namespaces:
         return source.root.rebased(lambda location: to_uri(source_root, location))
-    entries = [(key, to_uri(source_root, place)) for key, place in chosen_entries(source, record.namespaces)]
-    return built_root(
+    entries = [(key, to_uri(source_root, location)) for key, location in selected_entries(source, record.namespaces)]
+    return build_root(
         entries,
         limits,
         export_id(record),
         record.created_at_millis,
-        lambda files: create_fresh(there.storage, files),
+        lambda files: create_fresh(target.storage, files),
     )
 
 
-def _definition(there: Lakehouse, source: Snapshot, source_root: str, record: ExportRecord) -> LakehouseDef:
-    """Return the settings of the parent, without the state of its operations, and who the parent is."""
+def _definition(target: Lakehouse, source: Snapshot, source_root: str, record: ExportRecord) -> LakehouseDef:
+    """Return the settings of the parent, without the state of its operations, and with a record of the parent."""
     choice = Choice(record.level, record.namespaces)
-    copied = TargetExport(TargetLakehouse(there, None), source, source_root, record, choice).definition
+    definition = TargetExport(TargetLakehouse(target, None), source, source_root, record, choice).definition
     parent = ParentRecord(
         root=source_root,
         lakehouse_id=source.definition.id,
@@ -354,4 +401,4 @@ def _definition(there: Lakehouse, source: Snapshot, source_root: str, record: Ex
         name=record.name,
         cloned_version=source.version,
     )
-    return replace(copied, parent=parent)
+    return replace(definition, parent=parent)

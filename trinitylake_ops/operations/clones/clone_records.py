@@ -1,4 +1,4 @@
-"""Clones as both lakehouses record and list them."""
+"""Records of clones in the parent and in the clone, and the list of clones."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ from trinitylake_ops.versions.history import VersionInfo, version_infos
 from trinitylake_ops.versions.lookup import clones_of
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
-_MOST_NAMED = 3
+_MAX_NAMES = 3
 
 
 def clone_record(definition: LakehouseDef, name: str) -> ExportRecord:
     """Return the record of a clone in its parent's definition. Raises ExportNotFoundError."""
     clones = clones_of(definition)
-    record = next((one for one in clones if one.name == name), None)
+    record = next((clone for clone in clones if clone.name == name), None)
     if record is None:
-        known = ", ".join(one.name for one in clones) or "none"
-        raise ExportNotFoundError(f"there is no clone {name!r}; clones: {known}")
+        names = ", ".join(clone.name for clone in clones) or "none"
+        raise ExportNotFoundError(f"clone {name!r} does not exist; clones: {names}")
     return record
 
 
-def same_clone(definition: LakehouseDef, record: ExportRecord) -> ExportRecord:
-    """Return the record of a clone as it is now. Raises ExportNotFoundError if it was dropped meanwhile."""
-    found = clone_record(definition, record.name)
-    if found.clone_id != record.clone_id:
-        raise ExportNotFoundError(f"clone {record.name!r} was dropped meanwhile, and another one has its name")
-    return found
+def current_record(definition: LakehouseDef, record: ExportRecord) -> ExportRecord:
+    """Return the current record of a clone. Raises ExportNotFoundError if the clone was dropped or replaced."""
+    current = clone_record(definition, record.name)
+    if current.clone_id != record.clone_id:
+        raise ExportNotFoundError(f"clone {record.name!r} was dropped, and another one now has this name")
+    return current
 
 
 def check_no_table_root(definition: LakehouseDef, root: str) -> None:
-    """Raise InvalidInputError for a lakehouse whose tables stand elsewhere: nobody could tell whose they are then."""
+    """Raise InvalidInputError if a lakehouse has a table root, because the owner of a table would be ambiguous."""
     if definition.table_root:
         raise InvalidInputError(
-            f"{root} cannot have clones: its tables are under its table root {definition.table_root};"
+            f"{root} cannot have clones: its tables are under the table root {definition.table_root};"
             " make a full export instead"
         )
 
@@ -78,107 +78,148 @@ def records_of_clone(definition: LakehouseDef, clone_id: str) -> list[ExportReco
 
 
 class OtherLakehouseError(InvalidInputError):
-    """The root of a clone has another lakehouse, or a clone of another one."""
+    """The lakehouse at the root of a clone is another one, or a clone of another one."""
 
     code = "other-lakehouse"
 
 
 @dataclass(frozen=True)
 class OpenedClone:
-    """A clone, opened from its parent: its lakehouse, its latest version, and what it says of its parent."""
+    """A clone opened from its parent."""
 
+    #: The clone's lakehouse.
     lake: Lakehouse
+    #: Its latest version.
     latest: Snapshot
+    #: The clone's record of its parent.
     parent: ParentRecord
 
 
 def is_parent(parent: ParentRecord, record: ExportRecord, source_id: str) -> bool:
-    """Whether what a lakehouse says of its parent is that it is this very clone."""
+    """Whether the parent record of a lakehouse identifies it as a clone.
+
+    Args:
+        parent: The parent record of the lakehouse at the clone's root.
+        record: The clone's record in the parent.
+        source_id: The id of the parent.
+    """
     return parent.clone_id == record.clone_id and parent.lakehouse_id == source_id
 
 
-def lakehouse_of(
+def clone_lakehouse(
     metered: MeteredLakehouse, record: ExportRecord, target_options: Mapping[str, str] | None
 ) -> Lakehouse:
-    """Return whatever lakehouse stands at the root of a clone. Raises LocationNotAllowedError.
+    """Return the lakehouse at the root of a clone, without checking that it is the clone.
 
-    Whoever writes there may not have the rights of this process. So no link is followed out of it.
+    Other users may have write access there. Therefore symbolic links out of the root are not followed.
+
+    Args:
+        metered: The parent. It also counts the requests to the clone.
+        record: The clone's record in the parent.
+        target_options: Options of the clone's storage. None derives them from the options of the parent.
+
+    Raises:
+        LocationNotAllowedError: The root of the clone is outside the allowed roots.
     """
     source = metered.lake
-    if target_options is None:  # otherwise the caller knows the target
+    if target_options is None:  # explicit options mean that the caller trusts the target
         source.external_storages.allowed_roots.check_root(record.target_uri)
         target_options = options_for(source, record.target_uri)
     options = StorageOptions({**(target_options or {}), "file.follow_links": "false"})
     return uncached_on(metered.also(open_storage(record.target_uri, options)), target_options)
 
 
-def opened_clone(
+def open_clone(
     metered: MeteredLakehouse, record: ExportRecord, target_options: Mapping[str, str] | None = None
 ) -> OpenedClone:
-    """Open a clone. Its requests are counted with those of its parent.
+    """Open a clone, and check that it and its parent refer to each other.
 
-    Both sides have to know each other: a record alone could name the lakehouse of anybody. Raises
-    LakehouseNotFoundError if there is none, OtherLakehouseError for another one, LocationNotAllowedError, StorageError.
+    A record alone could name any lakehouse.
+
+    Args:
+        metered: The parent. It also counts the requests to the clone.
+        record: The clone's record in the parent.
+        target_options: Options of the clone's storage. None derives them from the options of the parent.
+
+    Raises:
+        LakehouseNotFoundError: No lakehouse exists at the clone's root.
+        OtherLakehouseError: Another lakehouse exists there.
+        LocationNotAllowedError: The root of the clone is outside the allowed roots.
+        StorageError: A storage request failed.
     """
     source = metered.lake
-    lake = lakehouse_of(metered, record, target_options)
+    lake = clone_lakehouse(metered, record, target_options)
     try:
         latest = lake.snapshot()
     except LakehouseNotFoundError as error:
         raise LakehouseNotFoundError(
-            f"clone {record.name!r} is gone: there is no lakehouse at {lake.root}; bring it back, or forget it:"
-            f" trinitylake drop-clone {record.name}",
+            f"clone {record.name!r} does not exist: there is no lakehouse at {lake.root}; restore its files, or drop it"
+            f" with: trinitylake drop-clone {record.name}",
             path=error.path,
         ) from error
     parent = latest.definition.parent
     if parent is None or not is_parent(parent, record, source.snapshot().definition.id):
         raise OtherLakehouseError(
-            f"the lakehouse at {lake.root} is not the clone {record.name!r} of this one: another one has taken its"
-            " place; drop the clone, which leaves that lakehouse alone",
+            f"the lakehouse at {lake.root} is not clone {record.name!r} of this lakehouse: another one replaced it;"
+            " drop the clone, which does not touch that lakehouse",
             path=lake.root,
         )
     lake.external_storages.register_storage(source.storage)
     return OpenedClone(lake, latest, parent)
 
 
-def foreign_parent(lake: Lakehouse, clone: OpenedClone) -> str | None:
-    """Return why a clone does not belong to ``lake``: it was made at another root. None where it does.
+def parent_mismatch(lake: Lakehouse, clone: OpenedClone) -> str | None:
+    """Return why a clone does not belong to a lakehouse: it was created at another root. None if it belongs to it.
 
-    A copy of the parent's files has its identity and its records, and nothing tells a copy from a parent that moved. So
-    who deletes or commits in a clone has to stand where the clone says that its parent is.
+    A copy of the parent's files has the same identity and records, and cannot be distinguished from a parent that was
+    moved. Therefore only the lakehouse at the root that the clone records may delete or change the clone.
+
+    Args:
+        lake: The lakehouse.
+        clone: The clone.
     """
     if clone.parent.root == lake.root:
         return None
     return (
-        f"the clone at {clone.lake.root} belongs to the lakehouse at {clone.parent.root}, and {lake.root} is a copy of"
-        f" it or another name; change the clone by --root {clone.parent.root}, a drop here only forgets it"
+        f"the clone at {clone.lake.root} belongs to the lakehouse at {clone.parent.root}, of which {lake.root} is a"
+        f" copy or another name; change the clone with --root {clone.parent.root}, or drop only its record here"
     )
 
 
 def check_is_clone_of(lake: Lakehouse, clone: OpenedClone) -> None:
-    """Raise OtherLakehouseError for a clone that was made at another root than that of ``lake``."""
-    if reason := foreign_parent(lake, clone):
+    """Raise OtherLakehouseError if a clone was created at another root than that of ``lake``."""
+    if reason := parent_mismatch(lake, clone):
         raise OtherLakehouseError(reason, path=clone.lake.root)
 
 
 def check_no_dependents(clone: OpenedClone) -> None:
-    """Raise MaintenanceBlockedError where an export of the clone at another root reads its files."""
-    others = [
+    """Raise MaintenanceBlockedError if an export of the clone at another root reads its files."""
+    dependents = [
         record for record in clone.latest.definition.exports if record.target_uri and record.level != ExportLevel.FULL
     ]
-    if others:
+    if dependents:
         raise MaintenanceBlockedError(
-            f"the lakehouse at {others[0].target_uri} reads files of the clone, as its export {others[0].name!r}; drop"
-            " that export first",
+            f"the clone cannot be dropped: the lakehouse at {dependents[0].target_uri} reads files of the clone, as its"
+            f" export {dependents[0].name!r}; drop that export first",
             path=clone.lake.root,
             version=clone.latest.version,
         )
 
 
 def check_not_registered(lake: Lakehouse, latest: Snapshot, record: ExportRecord, clone: OpenedClone) -> None:
-    """Raise MaintenanceBlockedError where the parent has registered tables of the clone, which would lose their files.
+    """Check that the parent has no registered tables whose files are in the clone.
 
-    What it has from before the clone was made is none of the clone's.
+    Tables that the parent had before the clone was created cannot refer to it.
+
+    Args:
+        lake: The parent.
+        latest: The latest version of the parent.
+        record: The clone's record in the parent.
+        clone: The clone.
+
+    Raises:
+        MaintenanceBlockedError: The parent reads files of the clone.
+        StorageError: A storage request failed.
     """
     cloned = lake.snapshot(record.version, latest=latest)
     entries = [
@@ -187,110 +228,122 @@ def check_not_registered(lake: Lakehouse, latest: Snapshot, record: ExportRecord
         if change.after is not None
     ]
     tables = {after: name for name, after in entries if name is not None and name.table is not None}
-    read = zip(tables.values(), lake.files.definitions.tables(list(tables)), strict=True)
-    found = sorted(str(name) for name, definition in read if _is_read_at(definition, clone.lake.root))
-    if found:
-        names = ", ".join(found[:_MOST_NAMED]) + (", ..." if len(found) > _MOST_NAMED else "")
+    definitions = zip(tables.values(), lake.files.definitions.tables(list(tables)), strict=True)
+    registered = sorted(str(name) for name, definition in definitions if _is_registered_at(definition, clone.lake.root))
+    if registered:
+        names = ", ".join(registered[:_MAX_NAMES]) + (", ..." if len(registered) > _MAX_NAMES else "")
         raise MaintenanceBlockedError(
-            f"the parent reads files of the clone by {names}, registered from there; drop these tables, and promote"
-            " what is needed, or drop the clone without --delete-files",
+            f"the files of the clone cannot be deleted: the parent has registered tables there ({names}); drop these"
+            " tables and promote what is needed, or drop the clone without --delete-files",
             path=clone.lake.root,
             version=latest.version,
         )
 
 
-def _is_read_at(definition: TableDef, root: str) -> bool:
+def _is_registered_at(definition: TableDef, root: str) -> bool:
     metadata = iceberg_metadata(definition)
     return not definition.is_managed and bool(metadata) and lies_within(as_uri(str(metadata)), root)
 
 
 logger = logging.getLogger(__name__)
 
-_MOST_READ = 1_000
-_MOST_COMPARED = 100
+_MAX_VERSIONS_READ = 1_000
+_MAX_VERSIONS_COMPARED = 100
 
 
 class CloneState(StrEnum):
-    """What has become of a clone."""
+    """The state of a clone."""
 
-    #: It was cut off while it was made: make it again, or drop it.
-    CUT_OFF = "cut off"
-    STANDING = "standing"
-    #: It is past its time: drop it. What it reads is kept until then.
+    #: Its creation was interrupted: clone again, or drop it.
+    INCOMPLETE = "incomplete"
+    ACTIVE = "active"
+    #: Its retention time is over: drop it. The parent keeps the files that it reads until then.
     OVERDUE = "overdue"
-    #: Its lakehouse is gone, or another one stands there: drop it.
-    GONE = "gone"
-    #: Its storage does not answer, or refuses.
+    #: Its lakehouse does not exist, or another one replaced it: drop it.
+    MISSING = "missing"
+    #: Its storage cannot be reached, or rejects requests.
     UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CloneInfo:
-    """One clone. Numbers that only an open clone tells are None where it cannot be read.
+    """One clone. Numbers that are read from the clone are None if it cannot be read."""
 
-    ``cloned_version`` is the version of which it was made. ``version`` is the one with which both sides are compared,
-    a later one after a refresh. ``versions`` counts those that changed objects there since it was made.
-    ``parent_versions`` counts those that changed objects here since ``version``, as far as the clone has their
-    namespaces, but for promotions of this clone. ``own_bytes`` are those of all files below its root. ``reason`` says
-    why it cannot be read, or that it was made at another root, by the original of this copy.
-    """
-
+    #: The name of the clone.
     name: str
+    #: The id of the clone.
     clone_id: str
+    #: The root of the clone.
     root: str
+    #: The state of the clone.
     state: CloneState
+    #: The cloned namespaces; empty for all.
     namespaces: tuple[str, ...]
+    #: The version of the parent from which the clone was created.
     cloned_version: int
+    #: The version of the parent with which both sides are compared; a refresh advances it.
     version: int
+    #: When the clone was recorded.
     created_at: datetime
+    #: When the clone becomes overdue; None for never.
     retain_until: datetime | None
+    #: The number of versions after ``version`` that changed cloned namespaces in the parent, except promotions of this
+    #: clone.
     parent_versions: int
+    #: The number of versions that changed objects in the clone.
     versions: int | None = None
+    #: The number of files below the root of the clone.
     own_files: int | None = None
+    #: Their total size.
     own_bytes: int | None = None
+    #: Why the clone cannot be read, or that it belongs to another root of which this lakehouse is a copy.
     reason: str | None = None
 
 
 def list_clones(lake: Lakehouse, target_options: Mapping[str, str] | None = None) -> list[CloneInfo]:
-    """Return all clones by name, with what a listing of each one's root tells.
+    """List all clones by name. Clones that cannot be read are included with the reason.
 
-    ``target_options`` are for the storages of the clones, by default those of this one where the scheme is the same.
-    A clone that cannot be read is among them, with the reason. Raises StorageError if this lakehouse cannot be read.
+    Args:
+        lake: The parent.
+        target_options: Options of the storages of the clones. None derives them from the options of the parent.
+
+    Raises:
+        StorageError: A request to the storage of the parent failed.
     """
     metered = MeteredLakehouse(lake)
     latest = metered.lake.snapshot()
-    counting = _Counting(metered.lake, latest)
-    return [_info(metered, record, counting, target_options) for record in clones_of(latest.definition)]
+    counter = _ChangeCounter(metered.lake, latest)
+    return [_info(metered, record, counter, target_options) for record in clones_of(latest.definition)]
 
 
 def overdue_clones(lake: Lakehouse) -> list[str]:
-    """Return the names of the clones whose time is past, by the records of the parent alone. Raises StorageError."""
+    """Return the names of overdue clones, according to the parent's records. Raises StorageError."""
     definition, now_ms = lake.snapshot().definition, lake.storage.now_ms()
-    return [one.name for one in clones_of(definition) if is_past(one, now_ms)]
+    return [record.name for record in clones_of(definition) if is_past(record, now_ms)]
 
 
 def _info(
     metered: MeteredLakehouse,
     record: ExportRecord,
-    counting: _Counting,
+    counter: _ChangeCounter,
     target_options: Mapping[str, str] | None,
 ) -> CloneInfo:
-    state, reason, now_ms = CloneState.STANDING, None, metered.lake.storage.now_ms()
+    state, reason, now_ms = CloneState.ACTIVE, None, metered.lake.storage.now_ms()
     version, own = record.version, None
     if record.state == ExportState.COPYING:
-        state = CloneState.CUT_OFF
+        state = CloneState.INCOMPLETE
     else:
         try:
-            clone = opened_clone(metered, record, target_options)
+            clone = open_clone(metered, record, target_options)
             version = clone.parent.version
             sizes_bytes = [info.size_bytes for info in clone.lake.storage.list()]
-            changed = _Counting(clone.lake, clone.latest).changed_since(0, ())
+            changed = _ChangeCounter(clone.lake, clone.latest).changed_since(0, ())
             own = (changed, len(sizes_bytes), sum(sizes_bytes))
-            state = CloneState.OVERDUE if is_past(record, now_ms) else CloneState.STANDING
-            reason = foreign_parent(metered.lake, clone)
+            state = CloneState.OVERDUE if is_past(record, now_ms) else CloneState.ACTIVE
+            reason = parent_mismatch(metered.lake, clone)
         except (LakehouseNotFoundError, OtherLakehouseError) as error:
-            state, reason = CloneState.GONE, error.message
-        except TrinityLakeError as error:  # also a record that names no place of ours
+            state, reason = CloneState.MISSING, error.message
+        except TrinityLakeError as error:  # including a root outside the allowed roots
             state, reason = CloneState.UNREADABLE, error.message
     versions, own_files, own_bytes = own or (None, None, None)
     return CloneInfo(
@@ -303,7 +356,9 @@ def _info(
         version=version,
         created_at=utc_of(record.created_at_millis),
         retain_until=None if record.retain_until_millis is None else utc_of(record.retain_until_millis),
-        parent_versions=counting.changed_since(version, record.namespaces, {one.version for one in record.promotions}),
+        parent_versions=counter.changed_since(
+            version, record.namespaces, {promotion.version for promotion in record.promotions}
+        ),
         versions=versions,
         own_files=own_files,
         own_bytes=own_bytes,
@@ -311,10 +366,11 @@ def _info(
     )
 
 
-class _Counting:
-    """Counts the versions of a lakehouse that changed objects.
+class _ChangeCounter:
+    """Count the versions of a lakehouse that changed objects.
 
-    Each is read once. Only the newest are looked at. An older one counts, and so does one whose root is gone.
+    Each version is read once, and only the newest are read. Older versions, and versions whose root cannot be read,
+    count as changed.
     """
 
     def __init__(self, lake: Lakehouse, latest: Snapshot):
@@ -323,15 +379,15 @@ class _Counting:
         self._infos: list[VersionInfo] = []  # newest first
         self._read_to = latest.version + 1
 
-    def changed_since(self, version: int, namespaces: Sequence[str], but: Container[int] = ()) -> int:
-        """Return how many versions after one changed objects, those of some namespaces if any are given."""
-        self._read_down_to(max(version + 1, self._latest.version - _MOST_READ + 1))
+    def changed_since(self, version: int, namespaces: Sequence[str], excluded: Container[int] = ()) -> int:
+        """Return how many versions after ``version`` changed objects, in some namespaces if any are given."""
+        self._read_down_to(max(version + 1, self._latest.version - _MAX_VERSIONS_READ + 1))
         infos = [info for info in self._infos if info.version > version]
-        unchanged = {info.version for info in infos if info.version in but or leaves_objects(info)}
+        unchanged = {info.version for info in infos if info.version in excluded or leaves_objects(info)}
         if namespaces:
-            left = [info.version for info in infos if info.version not in unchanged][:_MOST_COMPARED]
-            found = run_parallel(partial(self._changed, set(namespaces)), left, self._lake.storage.concurrency)
-            unchanged |= {one for one, is_changed in zip(left, found, strict=True) if not is_changed}
+            candidates = [info.version for info in infos if info.version not in unchanged][:_MAX_VERSIONS_COMPARED]
+            results = run_parallel(partial(self._changed, set(namespaces)), candidates, self._lake.storage.concurrency)
+            unchanged |= {candidate for candidate, changed in zip(candidates, results, strict=True) if not changed}
         return max(0, self._latest.version - version - len(unchanged))
 
     def _read_down_to(self, version: int) -> None:
@@ -341,13 +397,13 @@ class _Counting:
         self._read_to = version
         try:
             self._infos.extend(version_infos(self._lake.files, versions, self._latest))
-        except CorruptFileError:  # verify tells it; what was not read counts
-            logger.debug("versions of %s cannot be counted exactly", self._lake.root, exc_info=True)
+        except CorruptFileError:  # verify reports it; unread versions count as changed
+            logger.debug("could not count the versions of %s exactly", self._lake.root, exc_info=True)
 
     def _changed(self, namespaces: Container[str], version: int) -> bool:
-        """Whether a version changed an object of some namespaces. One that cannot be compared counts as changed."""
+        """Whether a version changed an object of some namespaces, or cannot be compared with the previous version."""
         try:
-            before, after = (self._lake.snapshot(one, latest=self._latest) for one in (version - 1, version))
+            before, after = (self._lake.snapshot(number, latest=self._latest) for number in (version - 1, version))
         except (VersionExpiredError, VersionNotFoundError):
             return True
         changes = diff_trees(self._lake.files.nodes, before.root, after.root)

@@ -1,4 +1,4 @@
-"""Compare a clone with its parent by three sides: the version that both share, and the latest one of each.
+"""Compare a clone with its parent, using the version that both share and the latest version of each.
 
 Locations are compared as URIs. Subtrees that two sides share are not read.
 """
@@ -24,7 +24,7 @@ from trinitylake_ops.operations.clones.clone_records import (
     check_is_clone_of,
     check_no_table_root,
     clone_record,
-    opened_clone,
+    open_clone,
     records_of_clone,
 )
 from trinitylake_ops.operations.diff.versions import TableDelta, TableState, signed, table_delta
@@ -36,66 +36,84 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.versions.snapshot import Snapshot
 
-_UNREADABLE = "an expired version of the clone may have been promoted and undone in the parent"
+_UNREADABLE = "an expired version of the clone may have been promoted and then rolled back in the parent"
 
 
 class ChangedOn(StrEnum):
-    """The side on which an object changed since the version that both share."""
+    """The side on which an object changed since the shared version."""
 
     CLONE = "clone"
     PARENT = "parent"
     BOTH = "both"
-    #: On both sides, to the same: it was promoted, or refreshed.
+    #: Both sides made the same change, by a promotion or a refresh.
     SAME = "same"
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectState:
-    """An object that differs between sides: the URIs of its definitions, None where it does not exist.
+    """An object that differs between versions, with the URIs of its definitions; None where it does not exist."""
 
-    ``base`` is that of the last state that both sides had. ``reason`` says why an object that changed on both sides
-    cannot be combined, where that is known from its history.
-    """
-
+    #: The key of the object in the tree.
     key: str
+    #: The name of the object.
     name: ObjectName
+    #: The definition in the last state that both sides had.
     base: str | None
+    #: The definition in the latest version of the parent.
     parent: str | None
+    #: The definition in the latest version of the clone.
     clone: str | None
+    #: The side on which the object changed.
     changed_on: ChangedOn
+    #: Why changes on both sides cannot be combined, if the history of the object already shows it.
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class MergeInputs:
-    """Both lakehouses, opened: ``base`` is the parent's version that both share, and ``latest`` the parent's latest."""
+    """The open parent and clone, with the versions to compare."""
 
+    #: The parent.
     lake: Lakehouse
+    #: The clone's record in the parent.
     record: ExportRecord
+    #: The clone.
     clone: OpenedClone
+    #: The version of the parent that both share.
     base: Snapshot
+    #: The latest version of the parent.
     latest: Snapshot
 
     @classmethod
     def open(cls, metered: MeteredLakehouse, name: str, target_options: Mapping[str, str] | None) -> MergeInputs:
-        """Open a clone beside its parent.
+        """Open a clone and the versions to compare.
 
-        Raises ExportNotFoundError, and InvalidInputError for a clone that was cut off or belongs to another lakehouse.
-        Raises what :func:`opened_clone` raises.
+        Args:
+            metered: The parent, which counts requests.
+            name: The name of the clone.
+            target_options: Options of the clone's storage. None derives them from the options of the parent.
+
+        Raises:
+            ExportNotFoundError: The clone does not exist.
+            LakehouseNotFoundError: The clone's lakehouse does not exist.
+            InvalidInputError: The clone is incomplete, or belongs to another lakehouse.
+            LocationNotAllowedError: The root of the clone is outside the allowed roots.
+            CorruptFileError: The parent does not keep the version that the clone shares with it.
+            StorageError: A storage request failed.
         """
         latest = metered.lake.snapshot()
         record = clone_record(latest.definition, name)
         if record.state != ExportState.COMPLETE:
-            raise InvalidInputError(f"clone {name!r} was cut off; clone once more to finish it, or drop it")
+            raise InvalidInputError(f"clone {name!r} is incomplete; clone again to finish it, or drop it")
         check_no_table_root(latest.definition, metered.lake.root)
-        clone = opened_clone(metered, record, target_options)
+        clone = open_clone(metered, record, target_options)
         check_is_clone_of(metered.lake, clone)
         check_no_table_root(clone.latest.definition, clone.lake.root)
-        kept = {one.version for one in records_of_clone(latest.definition, record.clone_id)}
+        kept = {clone_record.version for clone_record in records_of_clone(latest.definition, record.clone_id)}
         if clone.parent.version not in kept:
             raise CorruptFileError(
-                f"clone {name!r} says that it shares version {clone.parent.version} with this lakehouse, which is kept"
-                f" for none of its versions ({', '.join(map(str, sorted(kept)))})",
+                f"clone {name!r} claims to share version {clone.parent.version} with this lakehouse, which keeps only"
+                f" these versions for it: {', '.join(map(str, sorted(kept)))}",
                 path=clone.latest.definition_location,
                 version=clone.latest.version,
             )
@@ -103,24 +121,21 @@ class MergeInputs:
         return cls(metered.lake, record, clone, base, latest)
 
     def clone_io(self) -> StorageFileIO:
-        """Return a reader of files of tables as the clone names them; those of the parent go through its storage."""
+        """Return a reader of table files as the clone names them. Files of the parent are read through its storage."""
         return reading_io(self.clone.lake, [self.lake.storage])
 
     @cached_attribute
     def states(self) -> list[ObjectState]:
-        """All objects that differ from the shared version on one side at least, by key.
-
-        Objects of unknown type do not count.
-        """
-        here = {change.key: change for change in self._parent_changes()}
-        there = {change.key: change for change in self._clone_changes()}
-        found = []
-        for key in sorted(here.keys() | there.keys()):
+        """All objects of known types that differ from the shared version on at least one side, by key."""
+        in_parent = {change.key: change for change in self._parent_changes()}
+        in_clone = {change.key: change for change in self._clone_changes()}
+        states = []
+        for key in sorted(in_parent.keys() | in_clone.keys()):
             name = self.latest.keys.decode(key)
             if name is not None:
-                state = self._state(key, name, here.get(key), there.get(key))
-                found += [] if state is None else [state]
-        return found
+                state = self._state(key, name, in_parent.get(key), in_clone.get(key))
+                states += [] if state is None else [state]
+        return states
 
     def _parent_changes(self) -> list[KeyChange]:
         root = self.lake.root
@@ -137,21 +152,23 @@ class MergeInputs:
             for change in diff_trees(lake.files.nodes, shared, self.clone.latest.root)
         ]
 
-    def _state(self, key: str, name: ObjectName, here: KeyChange | None, there: KeyChange | None) -> ObjectState | None:
-        known = here or there
-        assert known is not None
-        base = known.before
-        parent = base if here is None else here.after
-        clone = base if there is None else there.after
+    def _state(
+        self, key: str, name: ObjectName, in_parent: KeyChange | None, in_clone: KeyChange | None
+    ) -> ObjectState | None:
+        change = in_parent or in_clone
+        assert change is not None
+        base = change.before
+        parent = base if in_parent is None else in_parent.after
+        clone = base if in_clone is None else in_clone.after
         if self.record.namespaces and name.namespace not in self.record.namespaces:
-            if clone is None or there is None:
-                return None  # the clone never had it
+            if clone is None or in_clone is None:
+                return None  # the namespace was not cloned
             base = None
         if parent == clone:
             return None if parent == base else ObjectState(key, name, base, parent, clone, ChangedOn.SAME)
         last = self._last_promotion(key, name, base)
         if parent in last.unreadable or (last.is_promoted and parent in last.parent):
-            # The parent has what the clone brought, and only the clone may have changed since.
+            # The parent has what was promoted, so only the clone can have changed since.
             is_same = clone == last.clone and parent not in last.unreadable
             return ObjectState(key, name, base, parent, clone, ChangedOn.SAME if is_same else ChangedOn.CLONE)
         if clone == last.clone:
@@ -163,26 +180,26 @@ class MergeInputs:
         return ObjectState(key, name, base, parent, clone, ChangedOn.CLONE)
 
     def _last_promotion(self, key: str, name: ObjectName, base: str | None) -> _LastPromotion:
-        """Return the last state of an object that both sides had: as the last promotion brought it, or the base."""
+        """Return the last state of an object that both sides had: that of the last promotion, or the base."""
         last = _LastPromotion(base, frozenset([base]))
         for promotion in self.record.promotions:
-            # A refresh has settled all that was promoted before.
-            if promotion.version <= self.base.version or not _may_bring(promotion, name, last):
+            # Promotions before the last refresh are part of the base.
+            if promotion.version <= self.base.version or not _may_promote(promotion, name, last):
                 continue
             limit_bytes = self.latest.definition.file_path_max_size_bytes
-            brought = to_uri(self.lake.root, promoted_path(name, key, promotion.id, limit_bytes))
+            promoted = to_uri(self.lake.root, promoted_path(name, key, promotion.id, limit_bytes))
             try:
                 clone = _uri(self.clone.lake.root, self._promoted_version(promotion.clone_version).entry(key))
             except (VersionExpiredError, VersionNotFoundError):
-                last = replace(last, unreadable=last.unreadable | {brought})
+                last = replace(last, unreadable=last.unreadable | {promoted})
                 continue
             if clone == last.clone:
                 last = replace(last, unreadable=frozenset())
             elif clone is None:
                 last = _LastPromotion(None, frozenset([None]), is_promoted=True)
             else:
-                # A definition of the parent's own is named as it is, any other is a copy.
-                last = _LastPromotion(clone, last.unreadable | {brought, clone}, is_promoted=True)
+                # A promotion keeps the location of a parent's definition, and copies a clone's definition.
+                last = _LastPromotion(clone, last.unreadable | {promoted, clone}, is_promoted=True)
         return last
 
     def _promoted_version(self, version: int) -> Snapshot:
@@ -198,31 +215,40 @@ class MergeInputs:
 
 @dataclass(frozen=True, slots=True)
 class _LastPromotion:
-    """The last state of an object that both sides had.
+    """The last state of an object that both sides had."""
 
-    ``clone`` is the URI of the clone's definition, and ``parent`` has the URIs of the same definition in the parent.
-    ``unreadable`` has the URIs of definitions that later promotions may have written, of versions of the clone that are
-    gone.
-    """
-
+    #: The URI of the clone's definition.
     clone: str | None
+    #: The URIs of the same definition in the parent.
     parent: frozenset[str | None]
+    #: The URIs of definitions that later promotions of expired versions may have written.
     unreadable: frozenset[str] = frozenset()
+    #: Whether a promotion brought this state to the parent.
     is_promoted: bool = False
 
 
-def _may_bring(promotion: PromotionRecord, name: ObjectName, last: _LastPromotion) -> bool:
-    """Whether a promotion brought an object, if the clone had changed it. One that is limited brings new namespaces."""
+def _may_promote(promotion: PromotionRecord, name: ObjectName, last: _LastPromotion) -> bool:
+    """Whether a promotion included an object if the clone had changed it.
+
+    A promotion of selected tables also creates their namespaces in the parent.
+    """
     if str(name) in promotion.kept:
         return False
     if not promotion.only or not {str(name), name.namespace}.isdisjoint(promotion.only):
         return True
     is_new_namespace = name.table is None and last.clone is None
-    return is_new_namespace and any(one.startswith(f"{name}.") for one in promotion.only)
+    return is_new_namespace and any(selected.startswith(f"{name}.") for selected in promotion.only)
 
 
 def promoted_path(name: ObjectName, key: str, promotion_id: str, limit_bytes: int) -> str:
-    """Return the path of a definition that a promotion writes."""
+    """Return the path of a definition that a promotion writes.
+
+    Args:
+        name: The name of the object.
+        key: The key of the object.
+        promotion_id: The id of the promotion.
+        limit_bytes: The maximum length of a path.
+    """
     return definition_path(name, limit_bytes, derived_uuid(uuid.UUID(promotion_id), key))
 
 
@@ -232,65 +258,86 @@ def _uri(root: str, location: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedObject:
-    """A namespace or table that differs: on which side, and what each side did: "added", "changed" or "removed"."""
+    """A namespace or table that differs between a clone and its parent."""
 
+    #: ``namespace`` or ``namespace.table``.
     name: str
+    #: The namespace.
     namespace: str
+    #: The table; None for a namespace.
     table: str | None
+    #: The side on which it changed.
     changed_on: ChangedOn
+    #: What the clone did: "added", "changed", "removed", or None.
     in_clone: str | None
+    #: What the parent did: "added", "changed", "removed", or None.
     in_parent: str | None
+    #: What changed in the clone's table; None if nothing did.
     clone: TableDelta | None = None
+    #: What changed in the parent's table; None if nothing did.
     parent: TableDelta | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Document):
-    """What differs between a clone and its parent, and what both changed to the same, as by a promotion.
+    """The differences between a clone and its parent, and the changes that both made alike, such as promotions."""
 
-    ``shared_version`` of the parent is the one that both are compared with, ``version`` its latest and
-    ``clone_version`` the clone's.
-    """
-
+    #: The name of the clone.
     name: str
+    #: The root of the clone.
     root: str
+    #: The version of the parent with which both are compared.
     shared_version: int
+    #: The latest version of the parent.
     version: int
+    #: The latest version of the clone.
     clone_version: int
+    #: The objects that differ, by key.
     objects: tuple[ComparedObject, ...]
+    #: The requests and the time that the comparison took.
     cost: Cost
 
     def on(self, side: ChangedOn) -> tuple[ComparedObject, ...]:
         """Return the objects that changed on a side."""
-        return tuple(one for one in self.objects if one.changed_on == side)
+        return tuple(compared for compared in self.objects if compared.changed_on == side)
 
     @property
     def headline(self) -> str:
-        """Return one sentence."""
+        """A one-sentence summary."""
         counts = (
-            f"{len(self.on(ChangedOn.CLONE))} in the clone alone, {len(self.on(ChangedOn.PARENT))} in the parent alone,"
-            f" {len(self.on(ChangedOn.BOTH))} in both"
+            f"{len(self.on(ChangedOn.CLONE))} objects changed only in the clone, {len(self.on(ChangedOn.PARENT))} only"
+            f" in the parent, {len(self.on(ChangedOn.BOTH))} in both"
         )
-        same = f"; {len(self.on(ChangedOn.SAME))} became the same in both" if self.on(ChangedOn.SAME) else ""
-        return f"Clone {self.name}: since version {self.shared_version}, changed are {counts}{same}"
+        same = f"; {len(self.on(ChangedOn.SAME))} changed alike in both" if self.on(ChangedOn.SAME) else ""
+        return f"Clone {self.name}: since version {self.shared_version}, {counts}{same}"
 
     def table(self) -> Table:
-        """Return one row for each object that differs between both."""
+        """Return one row for each object that differs between the clone and its parent."""
         columns = ("changed in", "object", "clone", "parent", "rows", "files", "bytes", "columns")
-        differing = [one for one in self.objects if one.changed_on != ChangedOn.SAME]
-        return new_table(self.headline, *columns, rows=map(_row, differing))
+        different = [compared for compared in self.objects if compared.changed_on != ChangedOn.SAME]
+        return new_table(self.headline, *columns, rows=map(_row, different))
 
 
 def compare(lake: Lakehouse, name: str, *, target_options: Mapping[str, str] | None = None) -> Comparison:
-    """Compare a clone with its parent, ``lake``. Only reads; no file of data is read, and no manifest.
+    """Compare a clone with its parent. Reads metadata, but no manifests and no data.
 
-    Raises ExportNotFoundError, LakehouseNotFoundError if the clone is gone, InvalidInputError for another lakehouse
-    there, LocationNotAllowedError, CorruptFileError, StorageError.
+    Args:
+        lake: The parent.
+        name: The name of the clone.
+        target_options: Options of the clone's storage. None derives them from the options of the parent.
+
+    Raises:
+        ExportNotFoundError: The clone does not exist.
+        LakehouseNotFoundError: The clone's lakehouse does not exist.
+        InvalidInputError: The clone is incomplete, or another lakehouse exists at its root.
+        LocationNotAllowedError: The root of the clone is outside the allowed roots.
+        CorruptFileError: A file cannot be read.
+        StorageError: A storage request failed.
     """
     metered = MeteredLakehouse(lake)
     sides = MergeInputs.open(metered, name, target_options)
     states = sides.states
-    compared = run_parallel(_Comparing(sides), states, sides.clone.lake.storage.concurrency)
+    compared = run_parallel(_ObjectComparison(sides), states, sides.clone.lake.storage.concurrency)
     return Comparison(
         name=name,
         root=sides.clone.lake.root,
@@ -302,8 +349,8 @@ def compare(lake: Lakehouse, name: str, *, target_options: Mapping[str, str] | N
     )
 
 
-class _Comparing:
-    """Reads the definitions and metadata of an object on each side where it changed."""
+class _ObjectComparison:
+    """Read the definition and metadata of an object on each side where it changed."""
 
     def __init__(self, sides: MergeInputs):
         self._definitions = sides.clone.lake.files.definitions
@@ -311,7 +358,7 @@ class _Comparing:
 
     def __call__(self, state: ObjectState) -> ComparedObject:
         name = state.name
-        found = ComparedObject(
+        compared = ComparedObject(
             name=str(name),
             namespace=name.namespace,
             table=name.table,
@@ -320,34 +367,34 @@ class _Comparing:
             in_parent=_kind(state.base, state.parent),
         )
         if name.table is None:
-            return found
+            return compared
         base = self._read(state.base)
         clone = None if state.clone == state.base else table_delta(base, self._read(state.clone))
         parent = None if state.parent == state.base else table_delta(base, self._read(state.parent))
-        return replace(found, clone=clone, parent=parent)
+        return replace(compared, clone=clone, parent=parent)
 
     def _read(self, uri: str | None) -> TableState | None:
         if uri is None:
             return None
         definition = self._definitions.table(uri)
-        is_known = bool(iceberg_metadata(definition)) and definition.is_managed
-        return TableState(definition, load_table_metadata(definition, self._io).metadata if is_known else None)
+        has_metadata = bool(iceberg_metadata(definition)) and definition.is_managed
+        return TableState(definition, load_table_metadata(definition, self._io).metadata if has_metadata else None)
 
 
-def _kind(base: str | None, now: str | None) -> str | None:
-    if base == now:
+def _kind(base: str | None, current: str | None) -> str | None:
+    if base == current:
         return None
     if base is None:
         return "added"
-    return "removed" if now is None else "changed"
+    return "removed" if current is None else "changed"
 
 
-def _row(one: ComparedObject) -> tuple[object, ...]:
-    name = one.name if one.table is not None else f"namespace {one.name}"
-    shown = [delta for delta in (one.clone, one.parent) if delta is not None]
-    pairs = [
-        " / ".join(signed(getattr(delta, f"{what}_added"), getattr(delta, f"{what}_removed")) for delta in shown)
-        for what in ("rows", "files", "bytes")
+def _row(compared: ComparedObject) -> tuple[object, ...]:
+    name = compared.name if compared.table is not None else f"namespace {compared.name}"
+    deltas = [delta for delta in (compared.clone, compared.parent) if delta is not None]
+    counts = [
+        " / ".join(signed(getattr(delta, f"{unit}_added"), getattr(delta, f"{unit}_removed")) for delta in deltas)
+        for unit in ("rows", "files", "bytes")
     ]
-    columns = " / ".join("; ".join(delta.schema) for delta in shown if delta.schema)
-    return (one.changed_on, name, one.in_clone, one.in_parent, *pairs, columns)
+    columns = " / ".join("; ".join(delta.schema) for delta in deltas if delta.schema)
+    return (compared.changed_on, name, compared.in_clone, compared.in_parent, *counts, columns)

@@ -1,4 +1,4 @@
-"""Drops a clone: what keeps its files in the parent ends, and its own files go if that is asked for."""
+"""Drop a clone: stop keeping its files in the parent, and optionally delete its own files."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from trinitylake_ops.operations.clones.clone_records import (
     check_is_clone_of,
     check_no_dependents,
     check_not_registered,
+    clone_lakehouse,
     clone_record,
     is_parent,
-    lakehouse_of,
-    opened_clone,
+    open_clone,
     records_of_clone,
 )
 from trinitylake_ops.operations.exports.drop import drop_exports
@@ -61,82 +61,98 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
 _OPERATION = "drop-clone"
-_LEFT = "its own files stay, and no command deletes them later: delete that folder or prefix when nobody needs it"
+_FILES_STAY = "the clone's own files are not deleted; delete its folder or prefix when it is no longer needed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropClonePlan(Plan):
-    """The drop of a clone. ``clone_version`` is its latest version, None where it is gone, or not read for ``reason``.
+    """Show the drop of a clone."""
 
-    ``stages`` are the paths of its own files with their sizes in bytes, which are deleted one stage after the other.
-    They are empty unless files are to be deleted. ``left`` counts files below its root that are not the clone's.
-    """
-
+    #: The latest version of the parent when the plan was made.
     base_version: int
+    #: The name of the clone.
     name: str
+    #: The id of the clone.
     clone_id: str
+    #: The root of the clone.
     root: str
+    #: The latest version of the clone; None if it does not exist or cannot be read.
     clone_version: int | None
+    #: Why the clone cannot be read.
     reason: str | None
+    #: Whether the clone's own files are deleted.
     deletes_files: bool
+    #: The number of files to delete.
     files: int
+    #: Their total size.
     bytes: int
+    #: The number of files below the root that do not belong to the clone.
     left: int
+    #: The paths to delete with their sizes in bytes, in stages that are deleted one after the other.
     stages: tuple[Mapping[str, int], ...] = field(repr=False, compare=False)
     operation: DropClone = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` of the clone, its version, and all files that go."""
+        """Return ``<base version>-<sha256>`` over the clone, its version, and the files to delete."""
         paths = hashlib.sha256(json.dumps([sorted(stage) for stage in self.stages]).encode("ascii")).hexdigest()
         content = (self.name, self.clone_id, self.clone_version, self.deletes_files, paths)
         return digest_of(self.base_version, self.base_id, _OPERATION, *content)
 
     @property
     def is_empty(self) -> bool:
-        """Always False: the clone is forgotten in any case."""
+        """Always False, because the clone is always dropped."""
         return False
 
     def table(self) -> Table:
-        """Return one row."""
-        what = "its files are deleted" if self.deletes_files else f"{_LEFT}; those of the parent may go"
+        """Return one row for the clone."""
+        effect = "its files are deleted" if self.deletes_files else f"{_FILES_STAY}; the parent may reclaim its files"
         if self.clone_version is None:
-            what = f"it is forgotten; {self.reason or 'its lakehouse is gone'}"
-        row = (self.name, self.root, self.clone_version, self.files, self.bytes, self.left, what)
-        columns = ("name", "root", "versions since it was made", "files", "bytes", "files of others", "what happens")
+            effect = f"only its record is dropped; {self.reason or 'its lakehouse does not exist'}"
+        row = (self.name, self.root, self.clone_version, self.files, self.bytes, self.left, effect)
+        columns = ("name", "root", "versions since creation", "files", "bytes", "other files", "effect")
         return new_table("Drop of a clone", *columns, rows=[row])
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> DropCloneReport:
-        """Delete the clone's own files if planned, then forget the clone in one commit.
+        """Delete the clone's own files if planned, then drop its record in one commit.
 
-        It is kept where files could not be deleted: drop it again. Raises PlanChangedError, CommitConflictError when
-        somebody committed to the clone since the plan, ExportNotFoundError, StorageError.
+        If some files cannot be deleted, the record is kept, and the drop can be repeated.
+
+        Args:
+            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            progress: Is called with the number of files deleted so far.
+
+        Raises:
+            PlanChangedError: The plan made now does not have the approved digest.
+            CommitConflictError: The clone was committed to since the plan was made.
+            ExportNotFoundError: The clone was dropped since the plan was made.
+            StorageError: A storage request failed.
         """
         return replace(self.operation, progress=progress).execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropCloneReport(DeletionReport):
-    """A dropped clone. ``version`` of the parent recorded it, None if files are left and the clone is kept.
+    """Report a dropped clone. ``version`` is None if the record was kept because some files could not be deleted."""
 
-    ``files_stay`` says that its lakehouse stands, and that nobody deletes its own files from here any more.
-    """
-
+    #: The name of the clone.
     name: str
+    #: The root of the clone.
     root: str
+    #: Whether the clone's lakehouse still exists; the parent does not delete its files later.
     files_stay: bool
 
     def table(self) -> Table:
-        """Return one row, and one for each failure."""
+        """Return one row for the clone, and one for each file that could not be deleted."""
         title = f"Dropped clone {self.name}" if self.version is not None else f"Clone {self.name} is not dropped yet"
-        title += f"; {_LEFT}" if self.files_stay else ""
+        title += f"; {_FILES_STAY}" if self.files_stay else ""
         rows = [(self.root, self.files, self.bytes, ""), *self.failure_rows(4)]
         return new_table(title, "root", "files deleted", "bytes", "not deleted", rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
-    """The drop of a clone by its name."""
+    """Drop a clone by name."""
 
     telemetry_name = "drop-clone"
 
@@ -146,21 +162,21 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
     progress: Progress = no_progress
 
     def plan(self) -> DropClonePlan:
-        """Plan on the latest version. Raises what :func:`plan_drop_clone` raises."""
+        """Plan on the latest version. See :func:`plan_drop_clone` for the errors."""
         metered = MeteredLakehouse(self.lake)
         latest = metered.lake.snapshot()
         record = clone_record(latest.definition, self.name)
-        clone, reason = self._opened(metered, record)
+        clone, reason = self._open(metered, record)
         stages: tuple[dict[str, int], ...] = ()
-        n_left = 0
+        n_other_files = 0
         if clone is not None:
             check_no_dependents(clone)
         if clone is not None and self.deletes_files:
             check_not_registered(metered.lake, latest, record, clone)
-            stages, n_left = _own_files(clone)
+            stages, n_other_files = _own_files(clone)
         elif self.deletes_files:
-            left = lakehouse_of(metered, record, self.target_options)
-            stages = (_last_files(left, record, latest),)
+            remains = clone_lakehouse(metered, record, self.target_options)
+            stages = (_leftover_definitions(remains, record, latest),)
         return DropClonePlan(
             base_version=latest.version,
             base_id=base_id_of(latest),
@@ -172,19 +188,19 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             deletes_files=self.deletes_files,
             files=sum(map(len, stages)),
             bytes=sum(size for stage in stages for size in stage.values()),
-            left=n_left,
+            left=n_other_files,
             stages=stages,
             operation=self,
         )
 
-    def _opened(self, metered: MeteredLakehouse, record: ExportRecord) -> tuple[OpenedClone | None, str | None]:
-        """Return the clone, or why not: it is gone, another lakehouse stands there, or it is the clone of another one.
+    def _open(self, metered: MeteredLakehouse, record: ExportRecord) -> tuple[OpenedClone | None, str | None]:
+        """Return the clone, or None and the reason why it cannot be opened.
 
-        Those are left alone. One that cannot be read can be forgotten, since its storage may never answer again.
-        Nothing there is deleted.
+        If its lakehouse does not exist or is another one, only the record is dropped. A clone that cannot be read can
+        be dropped without deleting files, because its storage may be lost for good.
         """
         try:
-            clone = opened_clone(metered, record, self.target_options)
+            clone = open_clone(metered, record, self.target_options)
             check_is_clone_of(metered.lake, clone)
         except LakehouseNotFoundError:
             return None, None
@@ -197,7 +213,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
         return clone, None
 
     def run(self, plan: DropClonePlan, approved_digest: str | None) -> DropCloneReport:
-        """Delete files and forget the clone."""
+        """Delete files and drop the clone's record."""
         plan = self.checked(plan, approved_digest)
         metered = MeteredLakehouse(self.lake)
         definition = metered.lake.snapshot().definition
@@ -207,9 +223,11 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             deletion = self._delete(plan, metered, record)
         version = None
         if deletion.is_complete:
-            # A refresh may have kept one version more for it since then.
+            # A refresh since then may have added another record for the clone.
             version = drop_exports(
-                metered.lake, [plan.name], lambda now: [one.name for one in records_of_clone(now, plan.clone_id)]
+                metered.lake,
+                [plan.name],
+                lambda latest: [kept.name for kept in records_of_clone(latest, plan.clone_id)],
             )
         return DropCloneReport.of(
             deletion,
@@ -223,16 +241,16 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
 
     def _delete(self, plan: DropClonePlan, metered: MeteredLakehouse, record: ExportRecord) -> Deletion:
         if plan.clone_version is None:
-            lake, following = lakehouse_of(metered, record, self.target_options), 0
+            lake, next_version = clone_lakehouse(metered, record, self.target_options), 0
         else:
-            lake, following = opened_clone(metered, record, self.target_options).lake, plan.clone_version + 1
+            lake, next_version = open_clone(metered, record, self.target_options).lake, plan.clone_version + 1
         storage, naming = lake.storage, lake.files.roots.known_naming or ROOT_NAMING
 
         def check_unchanged() -> None:
-            if storage.exists(naming.path(following)):
+            if storage.exists(naming.path(next_version)):
                 raise CommitConflictError(
-                    f"somebody committed to the clone {plan.name!r} since its drop was planned; review the new plan",
-                    conflicts=(f"version {following} of {plan.root}",),
+                    f"another process committed to clone {plan.name!r} since its drop was planned; review the new plan",
+                    conflicts=(f"version {next_version} of {plan.root}",),
                     base_version=plan.clone_version,
                 )
 
@@ -248,12 +266,21 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
 def plan_drop_clone(
     lake: Lakehouse, name: str, *, delete_files: bool = False, target_options: Mapping[str, str] | None = None
 ) -> DropClonePlan:
-    """Plan the drop of a clone: its parent no longer keeps files for it. Only reads.
+    """Plan the drop of a clone, without writing anything. The parent stops keeping files for the clone.
 
-    With ``delete_files`` the clone's own files go first. Files below its root that no lakehouse names stay, and so do
-    folders of tables that belong to others. Without it, a clone that cannot be read is forgotten, too. Raises
-    ExportNotFoundError, MaintenanceBlockedError where other lakehouses read files of the clone. With ``delete_files``
-    it raises LocationNotAllowedError and StorageError, too.
+    Files below the clone's root that it did not write, and table folders of other lakehouses, are not deleted.
+
+    Args:
+        lake: The parent.
+        name: The name of the clone.
+        delete_files: Also delete the clone's own files. Without it, a clone that cannot be read can be dropped.
+        target_options: Options of the clone's storage. None derives them from the options of the parent.
+
+    Raises:
+        ExportNotFoundError: The clone does not exist.
+        MaintenanceBlockedError: Another lakehouse reads files of the clone.
+        LocationNotAllowedError: With ``delete_files``, the root of the clone is outside the allowed roots.
+        StorageError: A storage request failed.
     """
     return DropClone(lake=uncached(lake), name=name, deletes_files=delete_files, target_options=target_options).plan()
 
@@ -261,17 +288,28 @@ def plan_drop_clone(
 def drop_clone(
     lake: Lakehouse, name: str, *, delete_files: bool = False, target_options: Mapping[str, str] | None = None
 ) -> DropCloneReport:
-    """Plan and execute the drop of a clone. Raises what both raise."""
+    """Plan and execute the drop of a clone.
+
+    Args:
+        lake: The parent.
+        name: The name of the clone.
+        delete_files: Also delete the clone's own files.
+        target_options: Options of the clone's storage. None derives them from the options of the parent.
+
+    Raises:
+        TrinityLakeError: See :func:`plan_drop_clone` and :meth:`DropClonePlan.execute`.
+    """
     with operation_span(DropClone.telemetry_name):
         plan = plan_drop_clone(lake, name, delete_files=delete_files, target_options=target_options)
         return plan.operation.run(plan, None)
 
 
 def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:
-    """Return the files of a clone in the order in which they go, and the number of other files below its root.
+    """Return the files of a clone in deletion stages, and the number of other files below its root.
 
-    A table's owner file goes when the rest of its folder is gone. The latest root goes last but for the definition that
-    tells whose it is. So a drop that was cut off finds the clone, and what is the clone's.
+    The owner file of a table is deleted after the other files of its folder. The latest root is deleted last, followed
+    only by the definition that identifies the clone. An interrupted drop can therefore still find the clone and the
+    files that belong to it.
     """
     lake, latest = clone.lake, clone.latest
     sizes_bytes = {info.path: info.size_bytes for info in (*lake.storage.list(), *lake.storage.list(TEMPORARY_PREFIX))}
@@ -287,23 +325,24 @@ def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:
     return sized, len(sizes_bytes) - sum(map(len, sized))
 
 
-def _last_files(left: Lakehouse, record: ExportRecord, source: Snapshot) -> dict[str, int]:
-    """Return the definitions of a clone without roots: a drop deletes one last, and a clone that is made begins by it.
+def _leftover_definitions(remains: Lakehouse, record: ExportRecord, source: Snapshot) -> dict[str, int]:
+    """Return the lakehouse definitions of a clone that has no roots.
 
-    Each says itself that it is of this clone. Where any root stands, that is the lakehouse of somebody else.
+    A drop deletes a definition last, and creating a clone begins with it. Each definition identifies its clone. If any
+    root exists, the lakehouse belongs to someone else, and nothing is returned.
     """
-    storage, source_root = left.storage, source.files.storage.root
+    storage, source_root = remains.storage, source.files.storage.root
     if has_roots(storage):
         return {}
-    found = {}
+    sizes_bytes = {}
     for info in storage.list(LAKEHOUSE_DEF_PREFIX):
         try:
-            parent = left.files.definitions.lakehouse(info.path).parent
+            parent = remains.files.definitions.lakehouse(info.path).parent
         except (CorruptFileError, FileMissingError):
             continue
         if parent is not None and parent.root == source_root and is_parent(parent, record, source.definition.id):
-            found[info.path] = info.size_bytes
-    return found
+            sizes_bytes[info.path] = info.size_bytes
+    return sizes_bytes
 
 
 def _is_own(path: str, owned: set[str]) -> bool:
@@ -312,7 +351,7 @@ def _is_own(path: str, owned: set[str]) -> bool:
         return table_id in owned
     return (
         path in (HINT_PATH, ORPHAN_BARRIER_PATH)
-        or path.startswith(TEMPORARY_PREFIX)  # of a writer that was killed
+        or path.startswith(TEMPORARY_PREFIX)  # left by a killed writer
         or is_immutable_path(path)
         or is_operation_path(path)
         or is_verified_path(path)

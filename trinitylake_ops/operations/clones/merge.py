@@ -1,6 +1,6 @@
-"""Brings the changes of one side into the other, as far as they do not conflict.
+"""Merge the changes of one side of a clone into the other, as far as they do not conflict.
 
-``ours`` is the side that gets the changes, ``theirs`` the one that has them.
+``ours`` is the side that receives the changes, ``theirs`` the side that made them.
 """
 
 from __future__ import annotations
@@ -27,36 +27,45 @@ from trinitylake_ops.versions.history import Change
 from trinitylake_ops.versions.snapshot import Entry, Snapshot
 from trinitylake_ops.versions.table_names import OneName, keys_changed_since, table_ids
 
-_MOST_NAMED = 3
+_MAX_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """An object that both sides changed, or that cannot stand beside what the other side did, and how."""
+    """An object whose changes on both sides conflict."""
 
+    #: ``namespace`` or ``namespace.table``.
     name: str
+    #: What each side did.
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The sides that were chosen for conflicts, as ``namespace`` or ``namespace.table``.
+    """The sides chosen for conflicts. The name of a namespace applies to all conflicts in it."""
 
-    A namespace stands for all conflicts in it.
-    """
-
+    #: Names for which our side is kept, as ``namespace`` or ``namespace.table``.
     ours: frozenset[str]
+    #: Names for which their side is taken.
     theirs: frozenset[str]
 
     @classmethod
     def of(cls, ours: Collection[str], theirs: Collection[str]) -> Choices:
-        """Check the names that somebody chose. Raises InvalidInputError for a name on both sides."""
+        """Build from the names that the caller chose.
+
+        Args:
+            ours: Names for which our side is kept.
+            theirs: Names for which their side is taken.
+
+        Raises:
+            InvalidInputError: A name is chosen from both sides.
+        """
         if both := sorted(set(ours) & set(theirs)):
             raise InvalidInputError(f"{both[0]!r} is chosen from both sides; choose one")
         return cls(frozenset(ours), frozenset(theirs))
 
     def side_of(self, name: ObjectName) -> str | None:
-        """Return "ours", "theirs", or None without a choice. That of a table comes before that of its namespace."""
+        """Return "ours", "theirs" or None. The choice for a table overrides that for its namespace."""
         for text in (str(name), name.namespace):
             if text in self.ours:
                 return "ours"
@@ -67,107 +76,121 @@ class Choices:
 
 @dataclass
 class Merge:
-    """The changes to make: key -> URI of a definition, None for what goes; and what nobody has decided yet.
+    """The result of a merge: the changes to make, and the conflicts that are not resolved yet."""
 
-    ``name`` is the clone's. ``into`` is the latest version of the side that gets them. ``into_parent`` says which side
-    that is. ``appends`` finds what the clone appended to a table that both sides appended to. ``appended`` has those
-    with files to combine. ``kept`` are the names of conflicts for which "ours" was chosen.
-    """
-
+    #: The name of the clone.
     name: str
+    #: The latest version of the side that receives the changes.
     into: Snapshot
+    #: The latest version of the side that made them.
     theirs: Snapshot
+    #: All objects that differ.
     states: Sequence[ObjectState]
+    #: The sides chosen for conflicts.
     choices: Choices
+    #: Whether the parent receives the changes.
     into_parent: bool
+    #: Finds what the clone appended to a table that both sides changed.
     appends: Callable[[ObjectState], Appends | str]
+    #: The URI of each new definition by key; None for an object to drop.
     changes: dict[str, str | None] = field(default_factory=dict)
+    #: Tables whose appended files are combined.
     appended: list[Appends] = field(default_factory=list)
+    #: Conflicts without a choice.
     conflicts: list[Conflict] = field(default_factory=list)
+    #: The names of conflicts for which "ours" was chosen.
     kept: list[str] = field(default_factory=list)
     #: The ids of the tables in ``changes`` by their keys, None for tables that are dropped.
     table_ids: dict[str, str | None] = field(default_factory=dict)
-    _named: set[str] = field(default_factory=set)
+    _names_in_conflict: set[str] = field(default_factory=set)
 
     @classmethod
     def of(
         cls,
         sides: MergeInputs,
-        chosen: Sequence[ObjectState],
+        selected: Sequence[ObjectState],
         choices: Choices,
         appends: Callable[[ObjectState], Appends | str],
         *,
         into_parent: bool,
     ) -> Merge:
-        """Merge the ``chosen`` ones of all states.
+        """Merge the changes of selected objects.
 
-        Raises InvalidInputError for a choice where there is no conflict, and TableHasAnotherNameError for choices that
-        would leave one table under two names.
+        Args:
+            sides: The clone and its parent.
+            selected: The objects to merge, from ``sides.states``.
+            choices: The sides chosen for conflicts.
+            appends: Finds what the clone appended to a table that both sides changed.
+            into_parent: Whether the parent receives the changes.
+
+        Raises:
+            InvalidInputError: A choice names an object that has no conflict.
+            TableHasAnotherNameError: The choices would leave a table with two names.
         """
         states = sides.states
         into, theirs = sides.latest, sides.clone.latest
         if not into_parent:
             into, theirs = theirs, into
         merge = cls(sides.record.name, into, theirs, states, choices, into_parent, appends)
-        for state in chosen:
-            merge._take(state)
+        for state in selected:
+            merge._merge_object(state)
         by_key = {state.key: state for state in states}
-        for state in chosen:
+        for state in selected:
             if state.name.table is not None:
                 merge._check_namespace(state, by_key)
-        for state in chosen:
+        for state in selected:
             if state.name.table is None and merge.changes.get(state.key, "") is None:
                 merge._check_empty(state)
-        unknown = sorted((choices.ours | choices.theirs) - merge._named)
-        if not merge.conflicts:  # what is chosen for them decides which names stay
-            merge._check_names()
-        # If nothing is left to do, an earlier run may have applied the same choices, which may be repeated.
+        unknown = sorted((choices.ours | choices.theirs) - merge._names_in_conflict)
+        if not merge.conflicts:  # the names depend on how conflicts are resolved
+            merge._check_table_ids()
+        # If nothing is left to do, the same choices may already have been applied: repeating them is not an error.
         if unknown and (merge.changes or merge.appended or merge.conflicts):
-            raise InvalidInputError(f"{unknown[0]!r} is in no conflict, so there is nothing to choose; leave it out")
+            raise InvalidInputError(f"{unknown[0]!r} has no conflict to resolve; leave it out")
         for text in unknown:
             if not any(_names_object(text, version) for version in (into, theirs, sides.base)):
-                raise InvalidInputError(f"{text!r} is no namespace and no table of either side; leave it out")
+                raise InvalidInputError(f"{text!r} is not a namespace or table of either side; leave it out")
         return merge
 
     def check_names(self) -> None:
-        """Raise ObjectExistsError if a table and a view would have the same name, unless conflicts are undecided."""
+        """Raise ObjectExistsError if a table and a view would have the same name, unless conflicts are unresolved."""
         if self.conflicts:
             return
         entries: dict[str, Entry | None] = dict(self.changes)
         for key, location in self.changes.items():
             name = self.theirs.object_name(key)
             if location is not None and name.table is None:
-                # The new definition may not be written yet. It will have the properties of this one.
+                # The new definition may not be written yet. It will have the same properties.
                 entries[key] = self.theirs.namespace(name.namespace)
         NewNames(self.into, entries).check(self.into)
 
-    def _take(self, state: ObjectState) -> None:
+    def _merge_object(self, state: ObjectState) -> None:
         source = ChangedOn.CLONE if self.into_parent else ChangedOn.PARENT
         if state.changed_on == source:
-            self.changes[state.key] = self._other_state(state)
+            self.changes[state.key] = self._their_state(state)
         elif state.changed_on == ChangedOn.BOTH:
-            # Where somebody chose a side, nobody asks for the appends.
-            is_open = self.choices.side_of(state.name) is None
-            found = self.appends(state) if is_open and not state.reason else state.reason
-            if isinstance(found, str):
-                self._decide(state, found)
-            elif found.files:
-                self.appended.append(found)
-            elif not self.into_parent:  # the parent has all of the clone's
+            # A chosen side applies to the whole table, so its appends are not combined.
+            has_choice = self.choices.side_of(state.name) is not None
+            appends = state.reason if has_choice or state.reason else self.appends(state)
+            if isinstance(appends, str):
+                self._resolve(state, appends)
+            elif appends.files:
+                self.appended.append(appends)
+            elif not self.into_parent:  # the parent already has all files of the clone
                 self.changes[state.key] = state.parent
 
-    def _decide(self, state: ObjectState, why: str) -> None:
+    def _resolve(self, state: ObjectState, cause: str) -> None:
         parent, clone = _verb(state.base, state.parent), _verb(state.base, state.clone)
         reason = f"the parent {parent} it, clone {self.name} {clone} it"
-        if self._is_other_side(state.name, f"{reason} ({why})" if why else reason):
-            self.changes[state.key] = self._other_state(state)
+        if self._takes_theirs(state.name, f"{reason} ({cause})" if cause else reason):
+            self.changes[state.key] = self._their_state(state)
 
-    def _other_state(self, state: ObjectState) -> str | None:
+    def _their_state(self, state: ObjectState) -> str | None:
         return state.clone if self.into_parent else state.parent
 
-    def _is_other_side(self, name: ObjectName, reason: str) -> bool:
-        """Whether the other side was chosen for a conflict. Without a choice the conflict is noted."""
-        self._named |= {str(name), name.namespace}
+    def _takes_theirs(self, name: ObjectName, reason: str) -> bool:
+        """Whether "theirs" was chosen for a conflict. Without a choice, the conflict is recorded as unresolved."""
+        self._names_in_conflict |= {str(name), name.namespace}
         side = self.choices.side_of(name)
         if side is None:
             self.conflicts.append(Conflict(str(name), reason))
@@ -176,27 +199,31 @@ class Merge:
         return side == "theirs"
 
     def _check_namespace(self, state: ObjectState, by_key: Mapping[str, ObjectState]) -> None:
-        """A table that comes needs its namespace. One that is new on the other side comes with it."""
+        """Add the namespace of a merged table if it is new on their side, else treat its absence as a conflict."""
         if self.changes.get(state.key) is None:
             return
         key = self.into.keys.namespace_key(state.name.namespace)
         existing = self.changes[key] if key in self.changes else self.into.entry(key)
         if existing is not None:
             return
-        there = by_key.get(key)
-        is_new = there is not None and there.base is None and self._other_state(there) is not None
+        their_namespace = by_key.get(key)
+        is_new = (
+            their_namespace is not None
+            and their_namespace.base is None
+            and self._their_state(their_namespace) is not None
+        )
         ours, theirs = side_labels(self.name, into_parent=self.into_parent)
-        if is_new or self._is_other_side(state.name, f"{ours} dropped its namespace, {theirs} has it new or changed"):
-            location = self._other_state(there) if there is not None else None
-            assert location is not None, "a table there has a namespace there"
+        if is_new or self._takes_theirs(state.name, f"{ours} dropped its namespace, {theirs} has it new or changed"):
+            location = self._their_state(their_namespace) if their_namespace is not None else None
+            assert location is not None, "the namespace of their table exists on their side"
             self.changes[key] = location
         else:
             del self.changes[state.key]
 
-    def _check_names(self) -> None:
-        """Raise TableHasAnotherNameError when a table would come under a second name.
+    def _check_table_ids(self) -> None:
+        """Raise TableHasAnotherNameError if a table would get a second name.
 
-        The other name differs between the two sides, so that it is among the states.
+        The other name differs between the two sides, so it is among the states.
         """
         states = [state for state in self.states if state.name.table is not None]
         ids = table_ids(self.theirs, {state.key: self.changes.get(state.key) for state in states})
@@ -204,30 +231,30 @@ class Merge:
         self.table_ids = {state.key: ids.get(state.key) for state in states if state.key in self.changes}
 
         def keys_of(_: Snapshot, table_id: str) -> list[str]:
-            return [key for key, found in present.items() if found == table_id]
+            return [key for key, present_id in present.items() if present_id == table_id]
 
         OneName(self.table_ids, keys_of)(self.into)
 
     def _check_empty(self, state: ObjectState) -> None:
-        """A namespace that goes must leave no table."""
+        """Drop the remaining tables of a dropped namespace if "theirs" was chosen, else keep the namespace."""
         namespace = state.name.namespace
-        left = {
+        remaining = {
             key: table
             for table in self.into.tables(namespace)
             if self.changes.get(key := self.into.keys.table_key(namespace, table), "") is not None
         }
-        if not left:
+        if not remaining:
             return
-        names = ", ".join(sorted(left.values())[:_MOST_NAMED]) + (", ..." if len(left) > _MOST_NAMED else "")
+        names = ", ".join(sorted(remaining.values())[:_MAX_NAMES]) + (", ..." if len(remaining) > _MAX_NAMES else "")
         ours, theirs = side_labels(self.name, into_parent=self.into_parent)
-        if self._is_other_side(state.name, f"{theirs} dropped it, {ours} has new or changed tables in it ({names})"):
-            self.changes |= dict.fromkeys(left)
+        if self._takes_theirs(state.name, f"{theirs} dropped it, {ours} has new or changed tables in it ({names})"):
+            self.changes |= dict.fromkeys(remaining)
         else:
             del self.changes[state.key]
 
 
 def _names_object(text: str, version: Snapshot) -> bool:
-    """Whether a text is ``namespace`` or ``namespace.table`` of a version. Any dot may divide the two names."""
+    """Whether a text is ``namespace`` or ``namespace.table`` of a version, whose names can contain dots themselves."""
     names = [(text, None), *((text[:at], text[at + 1 :]) for at, character in enumerate(text) if character == ".")]
     for namespace, table in names:
         with contextlib.suppress(InvalidNameError):
@@ -236,25 +263,30 @@ def _names_object(text: str, version: Snapshot) -> bool:
     return False
 
 
-def _verb(base: str | None, now: str | None) -> str:
+def _verb(base: str | None, current: str | None) -> str:
     if base is None:
         return "created"
-    return "dropped" if now is None else "altered"
+    return "dropped" if current is None else "altered"
 
 
 def side_labels(name: str, *, into_parent: bool) -> tuple[str, str]:
-    """Return how messages name the side that gets the changes, "ours", and the other one, "theirs"."""
+    """Return how messages name "ours", the side that receives the changes, and "theirs".
+
+    Args:
+        name: The name of the clone.
+        into_parent: Whether the parent receives the changes.
+    """
     parent, clone = "the parent", f"clone {name}"
     return (parent, clone) if into_parent else (clone, parent)
 
 
 def count_of(conflicts: Sequence[Conflict]) -> str:
-    """Return how many conflicts there are, in words."""
+    """Return the number of conflicts as text."""
     return "1 conflict" if len(conflicts) == 1 else f"{len(conflicts)} conflicts"
 
 
 class MergePlan(Plan):
-    """Base of plans to bring one side's changes into the other. Each declares these fields in its own order."""
+    """Base of plans that merge one side of a clone into the other. Subclasses order the fields."""
 
     into_parent: ClassVar[bool]
     base_version: int
@@ -262,23 +294,23 @@ class MergePlan(Plan):
     changes: tuple[Change, ...]
     conflicts: tuple[Conflict, ...]
     appended: tuple[Appends, ...]
-    #: The ids of the tables that change by their keys, None for tables that are dropped.
+    #: The ids of changed tables by key; None for tables to drop.
     table_ids: Mapping[str, str | None]
-    #: The new locations of objects by their keys, None for those that are dropped. Combined tables are not among them.
+    #: The new locations of objects by key; None for objects to drop. Combined tables are not included.
     entries: Mapping[str, str | None]
 
     def how_to_choose(self, option: str = "--") -> str:
-        """Return which option decides the first conflict for which side. ``option`` is what stands before its name."""
+        """Return which options resolve the first conflict. ``option`` is the prefix of an option name."""
         ours, theirs = side_labels(self.name, into_parent=self.into_parent)
         name = self.conflicts[0].name
         return f"{option}ours {name} keeps what {ours} has, {option}theirs {name} takes what {theirs} has"
 
     def conflict_error(self) -> CommitConflictError:
-        """Return the error for conflicts that nobody decided. It names them, and how to choose."""
+        """Return the error for unresolved conflicts, which names them and explains how to choose a side."""
         texts = tuple(f"{conflict.name}: {conflict.reason}" for conflict in self.conflicts)
-        shown = "; ".join(texts[:_MOST_NAMED]) + ("; ..." if len(texts) > _MOST_NAMED else "")
+        shown = "; ".join(texts[:_MAX_NAMES]) + ("; ..." if len(texts) > _MAX_NAMES else "")
         return CommitConflictError(
-            f"{count_of(self.conflicts)}, nothing was changed: {shown}; choose a side for each, for example:"
+            f"{count_of(self.conflicts)}, nothing was changed: {shown}; choose a side for each, for example"
             f" {self.how_to_choose()}",
             conflicts=texts,
             base_version=self.base_version,
@@ -287,16 +319,18 @@ class MergePlan(Plan):
 
     @abstractmethod
     def steps(self) -> Table:
-        """Return what would be done, step by step: the files to write, and the objects that change."""
+        """Return the steps of the merge, one row each: the files to write, then the objects that change."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the other side has nothing that this one lacks."""
+        """Whether their side has no changes that our side lacks."""
         return not self.changes and not self.conflicts
 
     def rows(self) -> list[Sequence[object]]:
         """Return one row for each namespace and table that would change, and for each conflict."""
-        combined = {str(one.name): f"{len(one.files)} files of the clone are appended" for one in self.appended}
+        combined = {
+            str(appends.name): f"{len(appends.files)} files of the clone are appended" for appends in self.appended
+        }
         changed: list[Sequence[object]] = [(*row, combined.get(str(row[1]), "")) for row in change_rows(self.changes)]
         return changed + [("conflict", conflict.name, conflict.reason) for conflict in self.conflicts]
 
@@ -306,31 +340,41 @@ MergePlanT = TypeVar("MergePlanT", bound=MergePlan)
 
 @dataclass(frozen=True, kw_only=True)
 class MergeOperation(PlannedOperation[MergePlanT, ReportT]):
-    """Base of what brings one side's changes into the other: the clone's name, and the sides chosen for conflicts."""
+    """Base of operations that merge one side of a clone into the other."""
 
+    #: The name of the clone.
     name: str
+    #: The sides chosen for conflicts.
     choices: Choices
+    #: Options of the clone's storage; None derives them from the options of the parent.
     target_options: Mapping[str, str] | None
 
     @abstractmethod
-    def planned(self, sides: MergeInputs) -> MergePlanT:
-        """Plan on both sides, as they were opened."""
+    def plan_for(self, sides: MergeInputs) -> MergePlanT:
+        """Plan for the opened sides."""
 
     def plan(self) -> MergePlanT:
-        """Plan on the latest versions of both sides. Raises what opening them and :meth:`planned` raise."""
-        return self.planned(self.opened(MeteredLakehouse(self.lake)))
+        """Plan on the latest versions of both sides. See :meth:`MergeInputs.open` and :meth:`plan_for` for errors."""
+        return self.plan_for(self.open_sides(MeteredLakehouse(self.lake)))
 
-    def opened(self, metered: MeteredLakehouse) -> MergeInputs:
-        """Open both sides at their latest versions. Raises what :meth:`MergeInputs.open` raises."""
+    def open_sides(self, metered: MeteredLakehouse) -> MergeInputs:
+        """Open both sides at their latest versions. See :meth:`MergeInputs.open` for the errors."""
         return MergeInputs.open(metered, self.name, self.target_options)
 
-    def decided(self, plan: MergePlanT, approved_digest: str | None, sides: MergeInputs) -> MergePlanT:
+    def executable_plan(self, plan: MergePlanT, approved_digest: str | None, sides: MergeInputs) -> MergePlanT:
         """Return the plan to execute, made again if a digest was approved.
 
-        Raises PlanChangedError, and CommitConflictError for conflicts that nobody decided.
+        Args:
+            plan: The plan.
+            approved_digest: The digest of the approved plan, or None.
+            sides: The clone and its parent.
+
+        Raises:
+            PlanChangedError: The plan made now does not have the approved digest.
+            CommitConflictError: The plan has unresolved conflicts.
         """
         if approved_digest is not None:
-            plan = self.planned(sides)
+            plan = self.plan_for(sides)
             plan.check_approved(approved_digest)
         if plan.conflicts:
             raise plan.conflict_error()
@@ -338,35 +382,45 @@ class MergeOperation(PlannedOperation[MergePlanT, ReportT]):
 
 
 def steps_table(title: str, rows: Sequence[Sequence[object]]) -> Table:
-    """Return the steps of a plan, one row each: what is done with what, from where and to where."""
+    """Return the steps of a plan as a table with one row each: the step, the object, the source and the target.
+
+    Args:
+        title: The title.
+        rows: The rows.
+    """
     return new_table(title, "step", "what", "from", "to", rows=rows)
 
 
 def change_steps(changes: Sequence[Change], version: int) -> list[Sequence[object]]:
-    """Return the last steps of a plan: the objects that a version changes."""
+    """Return the last steps of a plan: the objects that the commit changes.
+
+    Args:
+        changes: The changes.
+        version: The version that the commit creates.
+    """
     return [(kind, name, "", f"version {version}") for kind, name in change_rows(changes)]
 
 
 @dataclass(frozen=True)
 class MergeCommit(ABC):
-    """The commit of a merge, with a new definition of the lakehouse that gets it (commit.Committable)."""
+    """Base of the commits of merges, which also replace the definition of the lakehouse (commit.Committable)."""
 
-    #: What the messages of conflicts call it.
+    #: How conflict messages call the merge.
     noun: ClassVar[str]
 
     plan: MergePlan
     info: CommitInfo
-    #: The definitions of combined tables and their paths, by key.
+    #: The paths and definitions of combined tables, by key.
     combined: Mapping[str, tuple[str, TableDef]]
 
     @abstractmethod
     def definition(self, base: Snapshot) -> LakehouseDef:
-        """Return the definition of the lakehouse after the merge into a version."""
+        """Return the lakehouse definition to commit on a base."""
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
         definition, path = self.definition(base), new_lakehouse_def_path()
         files = {path: definition.to_bytes(path)}
-        files |= {place: table.to_bytes(place) for place, table in self.combined.values()}
+        files |= {table_path: table.to_bytes(table_path) for table_path, table in self.combined.values()}
         NewNames(base, self._entries).check(base)
         return Writes(self._entries, files, self.info, path, definition).draft(base, stamp)
 
@@ -375,36 +429,36 @@ class MergeCommit(ABC):
         return {**self.plan.entries, **{key: path for key, (path, _) in self.combined.items()}}
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        """Check that commits in between do not conflict with the merge.
+        """Check that intermediate commits do not conflict with the merge.
 
         Args:
             base: The version on which the merge was checked.
             latest: The version on which it is committed next.
 
         Raises:
-            CommitConflictError: If a commit touched what is written, or what that presupposes.
-            TableHasAnotherNameError: If a commit gave the id of a table another name.
-            StorageError: If the versions cannot be read for now.
+            CommitConflictError: A commit changed what the merge writes or depends on.
+            TableHasAnotherNameError: A commit gave a merged table another name.
+            StorageError: A storage request failed.
         """
         _check_untouched(base, latest, self._entries, self.noun)
         OneName(self.plan.table_ids, keys_changed_since(base))(latest)
 
 
-def _check_untouched(base: Snapshot, latest: Snapshot, written: Mapping[str, str | None], what: str) -> None:
+def _check_untouched(base: Snapshot, latest: Snapshot, written: Mapping[str, str | None], noun: str) -> None:
     keys = base.keys
     names = {key: name for key in written if (name := keys.decode(key)) is not None}
-    relied = {keys.namespace_key(name.namespace) for key, name in names.items() if name.table is not None}
+    namespace_keys = {keys.namespace_key(name.namespace) for key, name in names.items() if name.table is not None}
     dropped = {name.namespace for key, name in names.items() if name.table is None and written[key] is None}
     touched = []
     for change in diff_trees(base.files.nodes, base.root, latest.root):
         name = keys.decode(change.key)
         in_dropped = name is not None and name.namespace in dropped
-        if change.key in written or change.key in relied or in_dropped:
-            touched.append(f"{name}: a concurrent commit changed it")
+        if change.key in written or change.key in namespace_keys or in_dropped:
+            touched.append(f"{name}: changed by a concurrent commit")
     if touched:
         raise CommitConflictError(
-            f"version {latest.version} changed what the {what} writes, as planned on version {base.version}: "
-            f"{'; '.join(touched[:_MOST_NAMED])}; look at the new plan",
+            f"the {noun} planned on version {base.version} conflicts with version {latest.version}: "
+            f"{'; '.join(touched[:_MAX_NAMES])}; review the new plan",
             conflicts=tuple(touched),
             base_version=base.version,
             latest_version=latest.version,

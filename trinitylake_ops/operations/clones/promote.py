@@ -1,4 +1,4 @@
-"""Promotes what was made in a clone: copies what is new there, and points the parent to it in one commit."""
+"""Promote the changes of a clone: copy its new files to the parent, and commit them there in one version."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trinitylake_ops.iceberg.copy import REWRITTEN
 from trinitylake_ops.iceberg.io.file_io import writing_io
 from trinitylake_ops.iceberg.managed import claim_location
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, base_id_of, digest_of, uncached
-from trinitylake_ops.operations.clones.appends import Appends, FindsAppends, write_combined
-from trinitylake_ops.operations.clones.clone_records import same_clone
+from trinitylake_ops.operations.clones.appends import AppendFinder, Appends, write_combined
+from trinitylake_ops.operations.clones.clone_records import current_record
 from trinitylake_ops.operations.clones.compare import MergeInputs, ObjectState
 from trinitylake_ops.operations.clones.merge import (
     Choices,
@@ -42,33 +42,39 @@ from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.table_names import resolve_table
 
 PROMOTE = "promote"
-_MOST_PROMOTIONS = 256
+_MAX_PROMOTIONS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromotionPlan(MergePlan):
-    """What a promotion would change in the parent. With ``conflicts`` it cannot be executed before somebody chooses.
-
-    ``clone_version`` is promoted. ``shared_version`` of the parent is the one that both sides are compared with.
-    ``kept`` are the objects for which the parent's side was chosen. ``files`` counts what would be copied or written
-    anew. ``bytes`` are those of manifests and data files among them.
-    """
+    """Show what a promotion would change in the parent. It can only be executed without conflicts."""
 
     into_parent = True
+    #: The latest version of the parent when the plan was made.
     base_version: int
+    #: The name of the clone.
     name: str
+    #: The version of the clone to promote.
     clone_version: int
+    #: The version of the parent with which both sides are compared.
     shared_version: int
+    #: The selected namespaces and tables; empty for all.
     only: tuple[str, ...]
+    #: The changes of namespaces and tables.
     changes: tuple[Change, ...]
+    #: Conflicts without a choice.
     conflicts: tuple[Conflict, ...]
+    #: The objects for which the parent's side was chosen.
     kept: tuple[str, ...]
+    #: The number of files to copy or rewrite.
     files: int
+    #: The bytes of manifests and data files among them.
     bytes: int
     appended: tuple[Appends, ...] = field(repr=False, compare=False)
     table_ids: Mapping[str, str | None] = field(repr=False, compare=False)
     promotion_id: str = field(repr=False, compare=False)
     entries: Mapping[str, str | None] = field(repr=False, compare=False)
+    #: The files to copy.
     selection: Selection = field(repr=False, compare=False)
     operation: Promote = field(repr=False, compare=False)
 
@@ -77,20 +83,21 @@ class PromotionPlan(MergePlan):
         """Return ``<base version>-<sha256>`` over both versions and all changes and conflicts."""
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
         conflicts = [[conflict.name, conflict.reason] for conflict in self.conflicts]
-        appended = [[str(one.name), len(one.files)] for one in self.appended]
+        appended = [[str(appends.name), len(appends.files)] for appends in self.appended]
         sides = (self.name, self.clone_version, self.shared_version, list(self.only))
         return digest_of(self.base_version, self.base_id, PROMOTE, *sides, changes, conflicts, self.files, appended)
 
     def steps(self) -> Table:
-        """Return each file that would be copied or written, and each object that would change."""
+        """Return one row for each file to copy or write, and for each object that would change."""
         copies = [
-            ("write anew" if file.kind in REWRITTEN else "copy", file.kind, file.source, table.places.path(file.source))
+            ("rewrite" if file.kind in REWRITTEN else "copy", file.kind, file.source, table.places.path(file.source))
             for table in self.selection.tables
             for file in table.files
         ]
         definitions = [("write", "definition", copy.source, copy.target) for copy in self.selection.definitions]
         appended = [
-            ("append", f"{len(one.files)} files, {one.rows} rows", "the clone", str(one.name)) for one in self.appended
+            ("append", f"{len(appends.files)} files, {appends.rows} rows", "the clone", str(appends.name))
+            for appends in self.appended
         ]
         rows = [*copies, *definitions, *appended, *change_steps(self.changes, self.base_version + 1)]
         return steps_table(str(self.table().title), rows)
@@ -104,38 +111,55 @@ class PromotionPlan(MergePlan):
         return new_table(title, "change", "object", "why", rows=self.rows())
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> PromotionReport:
-        """Copy what is new in the clone, and commit. Nothing is committed where nothing is to be promoted.
+        """Copy the new files of the clone and commit, or commit nothing if there is nothing to promote.
 
-        What was copied before a failure is deleted, best effort, or removed as orphans later. Raises PlanChangedError,
-        CommitConflictError for conflicts that nobody decided, and when a commit in between touched what is promoted.
-        Raises CorruptFileError, StorageError.
+        Files copied before a failure are deleted if possible, and otherwise removed later as orphans.
+
+        Args:
+            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            progress: Is called with the number of files copied so far.
+
+        Raises:
+            PlanChangedError: The plan made now does not have the approved digest.
+            CommitConflictError: The plan has unresolved conflicts, or another commit changed an object that is
+                promoted.
+            CorruptFileError: A file cannot be read, or a copy differs from its source.
+            StorageError: A storage request failed.
         """
         return replace(self.operation, progress=progress).execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromotionReport(Document):
-    """A promotion. ``version`` of the parent has it; it is ``base_version`` if there was nothing to promote."""
+    """Report a promotion."""
 
+    #: The name of the clone.
     name: str
+    #: The promoted version of the clone.
     clone_version: int
+    #: The version of the parent before the promotion.
     base_version: int
+    #: The version that the promotion committed; ``base_version`` if there was nothing to promote.
     version: int
+    #: The number of changed objects.
     changed: int
+    #: The number of files copied or rewritten.
     copied_files: int
+    #: Their total size.
     copied_bytes: int
+    #: The requests and the time that the promotion took.
     cost: Cost
 
     def table(self) -> Table:
-        """Return one row."""
+        """Return one row for the promotion."""
         row = (self.name, self.clone_version, self.version, self.changed, self.copied_files, self.copied_bytes)
-        columns = ("clone", "version there", "version", "changed", "files written", "bytes written")
+        columns = ("clone", "clone version", "version", "changed", "files written", "bytes written")
         return new_table("Promotion", *columns, rows=[row])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promote(MergeOperation[PromotionPlan, PromotionReport]):
-    """The promotion of a clone, or of chosen objects, with the sides that were chosen for conflicts."""
+    """Promote a clone, or selected objects of it."""
 
     telemetry_name = "promote"
 
@@ -144,21 +168,21 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
     executor: Executor
     progress: Progress = no_progress
 
-    def planned(self, sides: MergeInputs) -> PromotionPlan:
-        """Plan on both sides. Raises what :func:`plan_promotion` raises."""
-        only = chosen_names(sides, self.namespaces, self.tables)
-        chosen = [state for state in sides.states if is_chosen(state, only)]
-        merge = Merge.of(sides, chosen, self.choices, FindsAppends(sides), into_parent=True)
+    def plan_for(self, sides: MergeInputs) -> PromotionPlan:
+        """Plan for the opened sides. See :func:`plan_promotion` for the errors."""
+        only = selected_names(sides, self.namespaces, self.tables)
+        selected = [state for state in sides.states if is_selected(state, only)]
+        merge = Merge.of(sides, selected, self.choices, AppendFinder(sides), into_parent=True)
         promotion_id = str(uuid.uuid4())
         selector = PromotionSelector(sides, promotion_id)
         selection, entries = selector.select(merge.changes)
-        selection.tables += [selector.appended(one.table_id, one.files) for one in merge.appended]
+        selection.tables += [selector.appended(appends.table_id, appends.files) for appends in merge.appended]
         merge.check_names()
         keys = sides.latest.keys
-        combining = {one.key: "combined" for one in merge.appended}
+        combined = {appends.key: "combined" for appends in merge.appended}
         changes = [
             change_of(keys, KeyChange(key, sides.latest.entry(key), location))
-            for key, location in sorted({**entries, **combining}.items())
+            for key, location in sorted({**entries, **combined}.items())
         ]
         return PromotionPlan(
             base_version=sides.latest.version,
@@ -181,10 +205,10 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
         )
 
     def run(self, plan: PromotionPlan, approved_digest: str | None) -> PromotionReport:
-        """Copy and commit."""
+        """Copy the new files of the clone and commit."""
         metered = MeteredLakehouse(self.lake)
-        sides = self.opened(metered)
-        plan = self.decided(plan, approved_digest, sides)
+        sides = self.open_sides(metered)
+        plan = self.executable_plan(plan, approved_digest, sides)
         transfer = Transfer(metered.lake.storage, sides.clone_io(), self.progress, plan.files, self.executor)
         version = plan.base_version if plan.is_empty else self._promote(plan, sides, transfer)
         return PromotionReport(
@@ -233,7 +257,7 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
 
 @dataclass(frozen=True)
 class _Promotion(MergeCommit):
-    """The commit of a promotion, which records it with the clone."""
+    """Commit a promotion and record it with the clone."""
 
     noun = "promotion"
 
@@ -241,10 +265,10 @@ class _Promotion(MergeCommit):
     promotion: PromotionRecord
 
     def definition(self, base: Snapshot) -> LakehouseDef:
-        record = same_clone(base.definition, self.clone)
+        record = current_record(base.definition, self.clone)
         promotion = replace(self.promotion, version=base.version + 1)
-        noted = replace(record, promotions=(*record.promotions, promotion)[-_MOST_PROMOTIONS:])
-        exports = tuple(noted if one.name == record.name else one for one in base.definition.exports)
+        updated = replace(record, promotions=(*record.promotions, promotion)[-_MAX_PROMOTIONS:])
+        exports = tuple(updated if other.name == record.name else other for other in base.definition.exports)
         return replace(base.definition, exports=exports)
 
 
@@ -259,15 +283,29 @@ def plan_promotion(
     target_options: Mapping[str, str] | None = None,
     executor: Executor = LOCAL,
 ) -> PromotionPlan:
-    """Plan to bring the changes of a clone into its parent, or those of chosen namespaces and tables. Only reads.
+    """Plan to merge the changes of a clone into its parent, without writing anything.
 
-    Objects that changed on both sides are conflicts, unless both appended to a table. ``ours`` names those, as
-    namespaces or ``namespace.table``, that stay as the parent has them, and ``theirs`` those that become what the clone
-    has. ``executor`` copies files when the plan is executed.
+    Objects that changed on both sides are conflicts, unless both sides only appended to a table.
 
-    Raises ExportNotFoundError, LakehouseNotFoundError if the clone is gone, NamespaceNotFoundError, TableNotFoundError,
-    LocationNotAllowedError, StorageError. Raises InvalidInputError for another lakehouse at the clone's root, for a
-    choice where there is no conflict, and for tables that cannot be copied.
+    Args:
+        lake: The parent.
+        name: The name of the clone.
+        namespaces: Promotes only these namespaces and the tables of ``tables``.
+        tables: Promotes only these tables, as ``namespace.table``, and ``namespaces``.
+        ours: Conflicts for which the parent's side is kept, as ``namespace`` or ``namespace.table``.
+        theirs: Conflicts for which the clone's side is taken.
+        target_options: Options of the clone's storage. None derives them from the options of the parent.
+        executor: Copies the files when the plan is executed.
+
+    Raises:
+        ExportNotFoundError: The clone does not exist.
+        LakehouseNotFoundError: The clone's lakehouse does not exist.
+        NamespaceNotFoundError: A selected namespace exists on neither side.
+        TableNotFoundError: A selected table exists on neither side.
+        InvalidInputError: Another lakehouse exists at the clone's root, a choice names no conflict, or a table cannot
+            be copied.
+        LocationNotAllowedError: A location is outside the allowed roots.
+        StorageError: A storage request failed.
     """
     return Promote(
         lake=uncached(lake),
@@ -280,15 +318,25 @@ def plan_promotion(
     ).plan()
 
 
-def chosen_names(sides: MergeInputs, namespaces: Sequence[str], tables: Sequence[str]) -> tuple[ObjectName, ...]:
-    """Return what was named, as one of the sides has it. Raises NamespaceNotFoundError, TableNotFoundError."""
-    readers = (sides.clone.latest, sides.latest, sides.base)
+def selected_names(sides: MergeInputs, namespaces: Sequence[str], tables: Sequence[str]) -> tuple[ObjectName, ...]:
+    """Return the names of selected objects.
+
+    Args:
+        sides: The clone and its parent.
+        namespaces: Names of namespaces.
+        tables: Names of tables, as ``namespace.table``.
+
+    Raises:
+        NamespaceNotFoundError: A namespace exists on neither side.
+        TableNotFoundError: A table exists on neither side.
+    """
+    versions = (sides.clone.latest, sides.latest, sides.base)
     for namespace in namespaces:
-        if not any(reader.has_namespace(namespace) for reader in readers):
-            raise NamespaceNotFoundError(f"there is no namespace {namespace!r} in the clone and in its parent")
-    return (*map(ObjectName, namespaces), *(ObjectName(*resolve_table(table, *readers)) for table in tables))
+        if not any(version.has_namespace(namespace) for version in versions):
+            raise NamespaceNotFoundError(f"namespace {namespace!r} exists neither in the clone nor in its parent")
+    return (*map(ObjectName, namespaces), *(ObjectName(*resolve_table(table, *versions)) for table in tables))
 
 
-def is_chosen(state: ObjectState, only: Sequence[ObjectName]) -> bool:
-    """Whether an object was named, by itself or by its namespace. Without names all are."""
+def is_selected(state: ObjectState, only: Sequence[ObjectName]) -> bool:
+    """Whether an object or its namespace is selected. An empty selection includes everything."""
     return not only or state.name in only or ObjectName(state.name.namespace) in only

@@ -1,4 +1,4 @@
-"""Select what a promotion copies: definitions, and the files of tables that are below the clone's root."""
+"""Select what a promotion copies: definitions, and table files below the clone's root."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from trinitylake_ops.storage.parallel import run_parallel
 def copied_files(
     sides: MergeInputs, promotion_id: str, table_id: str, existing: Mapping[str, str] | None = None
 ) -> TableFileMap:
-    """Return the locations of the files that a promotion copies for a table.
+    """Return the mapping from the clone's files of a table to their copies in the parent.
 
     Args:
         sides: The clone and its parent.
         promotion_id: The id of the promotion.
         table_id: The id of the table.
-        existing: Files that the parent has already: path in the clone -> path in the parent.
+        existing: Files that the parent already has: path in the clone -> path in the parent.
     """
     root = sides.lake.root
     folder = _folder(promotion_id)
@@ -39,7 +39,7 @@ def copied_files(
 
 
 class PromotionSelector:
-    """Selects what a promotion copies, under names that no earlier attempt used."""
+    """Select what a promotion copies, under names that no earlier attempt used."""
 
     def __init__(self, sides: MergeInputs, promotion_id: str):
         self._sides = sides
@@ -53,13 +53,22 @@ class PromotionSelector:
         ]
 
     def select(self, changes: Mapping[str, str | None]) -> tuple[Selection, dict[str, str | None]]:
-        """Return the files to copy, and the parent's new entries by key, for changes, which are URIs by key.
+        """Select the files to copy for changes.
 
-        Raises InvalidInputError for a table that cannot be promoted, CorruptFileError, StorageError.
+        Args:
+            changes: The URI of each changed definition by key; None for an object to drop.
+
+        Returns:
+            The files to copy, and the new entries of the parent by key.
+
+        Raises:
+            InvalidInputError: A table cannot be promoted.
+            CorruptFileError: A file cannot be read.
+            StorageError: A storage request failed.
         """
         selection = Selection()
         entries: dict[str, str | None] = {}
-        own: list[tuple[str, ObjectName, str]] = []
+        clone_objects: list[tuple[str, ObjectName, str]] = []
         for key, uri in sorted(changes.items()):
             name = self._sides.latest.keys.decode(key)
             assert name is not None, "objects of unknown type are not compared"
@@ -68,32 +77,38 @@ class PromotionSelector:
             elif uri.startswith(self._sides.lake.root):
                 entries[key] = self._existing_path(key, name, uri)
             else:
-                own.append((key, name, to_location(self._sides.clone.lake.root, uri)))
-        tables = [one for one in own if one[1].table is not None]
-        for key, name, location in (one for one in own if one[1].table is None):
-            entries[key] = self._definition(selection, key, name, location, None)
-        copied = run_parallel(self._table, tables, self._sides.clone.lake.storage.concurrency)
-        for (key, name, location), (changed, copy) in zip(tables, copied, strict=True):
+                clone_objects.append((key, name, to_location(self._sides.clone.lake.root, uri)))
+        tables = [(key, name, location) for key, name, location in clone_objects if name.table is not None]
+        for key, name, location in clone_objects:
+            if name.table is None:
+                entries[key] = self._definition(selection, key, name, location, None)
+        copies = run_parallel(self._table, tables, self._sides.clone.lake.storage.concurrency)
+        for (key, name, location), (changed, copy) in zip(tables, copies, strict=True):
             entries[key] = self._definition(selection, key, name, location, changed)
             selection.tables += [] if copy is None else [copy]
         return selection, entries
 
     def appended(self, table_id: str, files: Sequence[DataFile]) -> TableCopy:
-        """Return the copies of data files of a table that both sides appended to."""
-        places, found = copied_files(self._sides, self._id, table_id), []
+        """Return the copies to make of data files of a table that both sides appended to.
+
+        Args:
+            table_id: The id of the table.
+            files: The data files that the clone appended.
+        """
+        file_map, copies = copied_files(self._sides, self._id, table_id), []
         for file in files:
             location = self._io.location(file.file_path)
-            if not places.keeps(location):
-                found.append(FileCopy(FileKind.DATA, location, places.path(location), file.file_size_in_bytes))
-        return TableCopy(places, tuple(found))
+            if not file_map.keeps(location):
+                copies.append(FileCopy(FileKind.DATA, location, file_map.path(location), file.file_size_in_bytes))
+        return TableCopy(file_map, tuple(copies))
 
     def _existing_path(self, key: str, name: ObjectName, uri: str) -> str:
-        """Return the path of a definition of the parent's. It must be one that is kept for the clone."""
+        """Return the path of a definition of the parent, which must be in a version that is kept for the clone."""
         path = to_location(self._sides.lake.root, uri)
         if path not in [snapshot.entry(key) for snapshot in self._kept]:
             raise InvalidInputError(
-                f"{name} of the clone points to {path!r} of its parent, which no version has that is kept for the"
-                " clone; alter it there, or leave it out",
+                f"{name} cannot be promoted: the clone refers to {path!r} of its parent, which is in no version kept"
+                " for the clone; change the object in the clone, or leave it out",
                 path=path,
             )
         return path
@@ -102,14 +117,16 @@ class PromotionSelector:
         self, selection: Selection, key: str, name: ObjectName, location: str, changed: TableDef | None
     ) -> str:
         if is_uri(location):
-            raise InvalidInputError(f"{name} of the clone has its definition in another lakehouse: {location!r}")
+            raise InvalidInputError(
+                f"{name} cannot be promoted: its definition {location!r} is in another lakehouse; leave it out"
+            )
         target = promoted_path(name, key, self._id, self._limit_bytes)
         selection.add_definition(location, target, changed)
         return target
 
-    def _table(self, one: tuple[str, ObjectName, str]) -> tuple[TableDef | None, TableCopy | None]:
-        """Return a table's definition as the parent needs it, None where it does not change, and its files."""
-        key, name, location = one
+    def _table(self, table: tuple[str, ObjectName, str]) -> tuple[TableDef | None, TableCopy | None]:
+        """Return the definition that the parent needs, None if it is the clone's, and the files to copy."""
+        key, name, location = table
         definition = self._sides.clone.lake.files.definitions.table(location)
         metadata = iceberg_metadata(definition)
         clone_root, root = self._sides.clone.lake.root, self._sides.lake.root
@@ -118,41 +135,43 @@ class PromotionSelector:
             return None, None
         if not definition.is_managed:
             return copied_definition(definition, to_uri(clone_root, metadata)), None
-        places = copied_files(self._sides, self._id, definition.id, self._existing_copies(key, definition))
-        where = self._io.location(to_uri(clone_root, metadata))
-        if places.keeps(where):  # the clone changed the definition alone
-            self._check_kept(key, name, definition, to_location(root, where))
-            return copied_definition(definition, to_location(root, where)), None
-        copy = TableCopy.of(definition, self._io, places)
+        file_map = copied_files(self._sides, self._id, definition.id, self._existing_copies(key, definition))
+        metadata_location = self._io.location(to_uri(clone_root, metadata))
+        if file_map.keeps(metadata_location):  # the clone changed only the definition
+            self._check_kept(key, name, definition, to_location(root, metadata_location))
+            return copied_definition(definition, to_location(root, metadata_location)), None
+        copy = TableCopy.of(definition, self._io, file_map)
         return copied_definition(definition, copy.metadata_location(definition, self._io)), copy
 
     @cached_attribute
     def _missing_keys(self) -> list[str]:
-        """The keys of tables that are gone in the clone, where they may have been renamed."""
-        return [one.key for one in self._sides.states if one.name.table and one.base and one.clone is None]
+        """The keys of tables that do not exist in the clone, where they may have been renamed."""
+        return [state.key for state in self._sides.states if state.name.table and state.base and state.clone is None]
 
     def _check_kept(self, key: str, name: ObjectName, definition: TableDef, metadata: str) -> None:
         """Raise InvalidInputError unless the table had this metadata in a version that is kept for the clone.
 
-        It may have had another name there, which is gone in the clone.
+        In that version it may have had another name, which does not exist in the clone.
         """
         for snapshot in self._kept:
             for entry in filter(None, map(snapshot.entry, [key, *self._missing_keys])):
-                known = snapshot.table_at(entry)
-                found = iceberg_metadata(known)
-                if known.id == definition.id and found and to_location(self._sides.lake.root, found) == metadata:
+                kept = snapshot.table_at(entry)
+                kept_metadata = iceberg_metadata(kept)
+                if not kept_metadata or kept.id != definition.id:
+                    continue
+                if to_location(self._sides.lake.root, kept_metadata) == metadata:
                     return
         raise InvalidInputError(
-            f"table {name} of the clone has the metadata {metadata!r} of its parent, which it has in no version that is"
-            " kept for the clone; write it anew there, or leave it out",
+            f"table {name} cannot be promoted: the clone refers to the metadata {metadata!r} of its parent, which is in"
+            " no version kept for the clone; rewrite the table in the clone, or leave it out",
             path=metadata,
         )
 
     def _existing_copies(self, key: str, definition: TableDef) -> dict[str, str]:
         """Return the data files of a table that earlier promotions copied: path in the clone -> path in the parent.
 
-        The parent's table has them, and so does the version on which the commit is made. Their names hold a uuid, so
-        that a file of this name is the same.
+        The parent's table refers to them, and so does the version on which the promotion commits. Their names contain a
+        UUID, so files of the same name are the same.
         """
         entry = self._sides.latest.entry(key) if self._sides.record.promotions else None
         if entry is None:
@@ -161,27 +180,27 @@ class PromotionSelector:
         prefix = table_prefix(definition.id)
         if existing.id != definition.id or not existing.is_managed or not iceberg_metadata(existing):
             return {}
-        found = files_of(existing, self._parent_io)
-        files = [file.location for file in found if file.live and file.kind not in REWRITTEN]
+        files = files_of(existing, self._parent_io)
+        paths = [file.location for file in files if file.live and file.kind not in REWRITTEN]
         folders = [f"{prefix}{_folder(promotion.id)}" for promotion in self._sides.record.promotions]
         return {
             f"{prefix}{path.removeprefix(folder)}": path
             for folder in folders
-            for path in files
+            for path in paths
             if path.startswith(folder)
         }
 
     def _check_without_files(self, name: ObjectName, definition: TableDef) -> None:
-        """Raise InvalidInputError for a table of another format with files in the clone: nobody knows its paths."""
+        """Raise InvalidInputError for a table of another format with files in the clone: its paths are unknown."""
         if definition.is_iceberg or not definition.is_managed:
             return
         if any(True for _ in self._sides.clone.lake.storage.list(table_prefix(definition.id))):
             raise InvalidInputError(
-                f"table {name} of format {definition.table_format!r} has files in the clone, and only those of Iceberg"
-                " tables can be promoted; leave it out"
+                f"table {name} of format {definition.table_format!r} cannot be promoted: only files of Iceberg tables"
+                " can be copied; leave it out"
             )
 
 
 def _folder(promotion_id: str) -> str:
-    """Return the folder, within that of a table, of the files that a promotion copies."""
+    """Return the folder, within that of a table, for the files that a promotion copies."""
     return f"promote-{promotion_id}/"

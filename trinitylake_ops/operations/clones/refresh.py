@@ -1,4 +1,4 @@
-"""Brings the parent's newer changes into a clone, as one commit there."""
+"""Refresh a clone: merge the parent's newer changes into it, as one commit there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trinitylake_ops.format.definitions import ExportRecord, ExportState, Lakeho
 from trinitylake_ops.format.file_names import new_manifest_path
 from trinitylake_ops.iceberg.io.file_io import writing_io
 from trinitylake_ops.operations.base import CommitReport, MeteredLakehouse, base_id_of, digest_of, uncached
-from trinitylake_ops.operations.clones.appends import Appends, FindsAppends, write_combined
-from trinitylake_ops.operations.clones.clone_records import records_of_clone, same_clone
+from trinitylake_ops.operations.clones.appends import AppendFinder, Appends, write_combined
+from trinitylake_ops.operations.clones.clone_records import current_record, records_of_clone
 from trinitylake_ops.operations.clones.compare import ChangedOn, MergeInputs
 from trinitylake_ops.operations.clones.merge import (
     Choices,
@@ -37,27 +37,29 @@ from trinitylake_ops.versions.lookup import check_not_expired
 from trinitylake_ops.versions.snapshot import Snapshot
 
 REFRESH = "refresh"
-_MOST_REFRESHES = 100
+_MAX_REFRESHES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshPlan(MergePlan):
-    """What a refresh would change in a clone. With ``conflicts`` it cannot be executed before somebody chooses.
-
-    ``base_version`` is the parent's version that comes in, ``shared_version`` the one that both sides were compared
-    with so far, and ``clone_version`` the clone's latest. ``kept`` are the objects for which the clone's side was
-    chosen: from then on they are changes of the clone alone. ``same`` are those that were promoted. They do not
-    change, and the clone reads the parent's files of them from then on.
-    """
+    """Show what a refresh would change in a clone. It can only be executed without conflicts."""
 
     into_parent = False
+    #: The version of the parent to merge.
     base_version: int
+    #: The name of the clone.
     name: str
+    #: The latest version of the clone.
     clone_version: int
+    #: The version of the parent with which both sides were compared so far.
     shared_version: int
+    #: The changes of namespaces and tables.
     changes: tuple[Change, ...]
+    #: Conflicts without a choice.
     conflicts: tuple[Conflict, ...]
+    #: Objects for which the clone's side was chosen; from then on they count as changed only in the clone.
     kept: tuple[str, ...]
+    #: Promoted objects: their content does not change, but the clone then reads the parent's files of them.
     same: tuple[str, ...]
     appended: tuple[Appends, ...] = field(repr=False, compare=False)
     table_ids: Mapping[str, str | None] = field(repr=False, compare=False)
@@ -69,30 +71,30 @@ class RefreshPlan(MergePlan):
         """Return ``<base version>-<sha256>`` over both versions and all changes and conflicts."""
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
         conflicts = [[conflict.name, conflict.reason] for conflict in self.conflicts]
-        appended = [[str(one.name), len(one.files)] for one in self.appended]
+        appended = [[str(appends.name), len(appends.files)] for appends in self.appended]
         content = (self.name, self.clone_version, self.shared_version, changes, conflicts, list(self.kept), appended)
         return digest_of(self.base_version, self.base_id, REFRESH, *content, list(self.same))
 
     @property
     def is_empty(self) -> bool:
-        """Whether the parent has nothing that the clone lacks, and nobody decided about what it has."""
+        """Whether the parent has no changes that the clone lacks, and no choice is to be recorded."""
         return super().is_empty and not self.kept and not self.same
 
     def rows(self) -> list[Sequence[object]]:
-        """Return what :meth:`MergePlan.rows` does, and one row for each object that stays as it is."""
-        kept = [("kept", name, "as the clone has it") for name in self.kept]
-        same = [("same", name, "it was promoted; the clone reads the parent's files of it") for name in self.same]
+        """Return the rows of :meth:`MergePlan.rows`, and one for each object that keeps its content."""
+        kept = [("keep", name, "the clone's side was chosen") for name in self.kept]
+        same = [("same", name, "it was promoted; the clone will read the parent's files") for name in self.same]
         return [*super().rows(), *kept, *same]
 
     def steps(self) -> Table:
-        """Return that the parent's version is kept, and each object that would change in the clone."""
+        """Return the step that keeps the parent's version, and one for each object that would change in the clone."""
         kept = ("keep", f"version {self.base_version} for the clone", "", "the parent")
         appended = [
-            ("append", f"{len(one.files)} files, {one.rows} rows", "the clone", f"{one.name} as the parent has it")
-            for one in self.appended
+            ("append", f"{len(appends.files)} files, {appends.rows} rows", "the clone", f"{appends.name} of the parent")
+            for appends in self.appended
         ]
         chosen = [("leave", name, "", "the clone") for name in self.kept]
-        same = [("read", name, "the clone", "the parent, which has the same") for name in self.same]
+        same = [("read", name, "the clone", "the parent, which has the same content") for name in self.same]
         changes = change_steps(self.changes, self.clone_version + 1)
         rows = [] if self.is_empty else [kept, *chosen, *same, *appended, *changes]
         return steps_table(str(self.table().title), rows)
@@ -103,35 +105,42 @@ class RefreshPlan(MergePlan):
         return new_table(title, "change", "object", "why", rows=self.rows())
 
     def execute(self, approved_digest: str | None = None) -> CommitReport:
-        """Keep the parent's version for the clone, and commit there. ``version`` of the report is the clone's.
+        """Keep the parent's version for the clone, and commit in the clone. ``version`` of the report is the clone's.
 
-        Raises PlanChangedError, CommitConflictError for conflicts that nobody decided, and when a commit in the clone
-        touched what comes in. Raises VersionExpiredError, StorageError.
+        Args:
+            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+
+        Raises:
+            PlanChangedError: The plan made now does not have the approved digest.
+            CommitConflictError: The plan has unresolved conflicts, or a commit in the clone changed an object that is
+                merged.
+            VersionExpiredError: The parent's version has expired.
+            StorageError: A storage request failed.
         """
         return self.operation.execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refresh(MergeOperation[RefreshPlan, CommitReport]):
-    """The refresh of a clone, with the sides that were chosen for conflicts."""
+    """Refresh a clone."""
 
     telemetry_name = "refresh"
 
-    def planned(self, sides: MergeInputs) -> RefreshPlan:
-        """Plan on both sides. Raises what :func:`plan_refresh` raises."""
+    def plan_for(self, sides: MergeInputs) -> RefreshPlan:
+        """Plan for the opened sides. See :func:`plan_refresh` for the errors."""
         clone = sides.clone.latest
-        merge = Merge.of(sides, sides.states, self.choices, FindsAppends(sides), into_parent=False)
+        merge = Merge.of(sides, sides.states, self.choices, AppendFinder(sides), into_parent=False)
         merge.check_names()
-        # What was promoted is read from the parent from now on, and so the same on both sides.
+        # After the refresh, the clone reads promoted objects from the parent, so that both sides are equal.
         adopted = {
             state.key: state.parent
             for state in sides.states
             if state.changed_on == ChangedOn.SAME and state.parent != state.clone
         }
-        combining = {one.key: "combined" for one in merge.appended}
+        combined = {appends.key: "combined" for appends in merge.appended}
         changes = [
             change_of(clone.keys, KeyChange(key, clone.entry(key), location))
-            for key, location in sorted({**merge.changes, **combining}.items())
+            for key, location in sorted({**merge.changes, **combined}.items())
         ]
         return RefreshPlan(
             base_version=sides.latest.version,
@@ -150,13 +159,13 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
         )
 
     def run(self, plan: RefreshPlan, approved_digest: str | None) -> CommitReport:
-        """Keep and commit."""
+        """Keep the parent's version, and commit in the clone."""
         metered = MeteredLakehouse(self.lake)
-        sides = self.opened(metered)
-        plan = self.decided(plan, approved_digest, sides)
+        sides = self.open_sides(metered)
+        plan = self.executable_plan(plan, approved_digest, sides)
         version = plan.clone_version
         if not plan.is_empty:
-            _keep(sides, plan)
+            _keep_version(sides, plan)
             message = f"version {plan.base_version} of {sides.lake.root}"[:500]
             properties = {"source": sides.lake.root, "source_version": str(plan.base_version)}
             info = CommitInfo(REFRESH, message, properties=properties, counts={"changed": len(plan.changes)})
@@ -175,10 +184,10 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
         )
 
 
-def _keep(sides: MergeInputs, plan: RefreshPlan) -> None:
-    """Commit in the parent that it keeps one more version for the clone, unless an earlier attempt did so.
+def _keep_version(sides: MergeInputs, plan: RefreshPlan) -> None:
+    """Commit in the parent that it keeps another version for the clone, unless an earlier attempt did so.
 
-    Versions that the clone shared before stay, too: its own versions, and files of its tables, need them.
+    Versions that the clone shared before remain kept, because the clone's older versions and tables need their files.
     """
     lake, clone = sides.lake, sides.record
     wanted = ExportRecord(
@@ -196,15 +205,15 @@ def _keep(sides: MergeInputs, plan: RefreshPlan) -> None:
     )
     finish_manifest(lake.storage, wanted, [], with_definitions=False)
 
-    def kept(base: Snapshot) -> LakehouseDef | None:
-        same_clone(base.definition, clone)
-        known = records_of_clone(base.definition, clone.clone_id)
-        if any(record.version == wanted.version for record in known):
+    def add_record(base: Snapshot) -> LakehouseDef | None:
+        current_record(base.definition, clone)
+        records = records_of_clone(base.definition, clone.clone_id)
+        if any(record.version == wanted.version for record in records):
             return None
-        if len(known) > _MOST_REFRESHES:
+        if len(records) > _MAX_REFRESHES:
             raise InvalidInputError(
-                f"clone {clone.name!r} was refreshed {_MOST_REFRESHES} times, and the parent keeps a version for each;"
-                " promote it and make a new one"
+                f"clone {clone.name!r} cannot be refreshed more than {_MAX_REFRESHES} times, because the parent keeps a"
+                " version for each refresh; promote the clone and create a new one"
             )
         check_unused(base.definition, wanted.name)
         check_not_expired(wanted.version, base.definition)
@@ -212,21 +221,21 @@ def _keep(sides: MergeInputs, plan: RefreshPlan) -> None:
         snapshots = {**definition.exported_snapshots, wanted.name: wanted.root_location}
         return replace(definition, exports=(*definition.exports, wanted), exported_snapshots=snapshots)
 
-    change = DefinitionChange(REFRESH, f"{clone.name}: keep version {wanted.version}", kept)
-    # A record may not name a manifest that was old enough to be removed as an orphan before.
+    change = DefinitionChange(REFRESH, f"{clone.name}: keep version {wanted.version}", add_record)
+    # A slow commit is rejected, because the manifest may have been removed as an orphan by then.
     version = change.commit(lake, sides.latest, written_since_ms=wanted.created_at_millis)
     if version == sides.latest.version:
         discard(lake.storage, [wanted.manifest_path])
 
 
 def _free_name(definition: LakehouseDef, name: str) -> str:
-    """Return a name that no export has, nor a clone: this one, or one that begins with it."""
-    others = (f"{name}.{number}" for number in itertools.count(2))
-    return next(one for one in itertools.chain([name], others) if not is_used(definition, one))
+    """Return an unused name for an export or clone: ``name``, or ``name`` with a number."""
+    candidates = (f"{name}.{number}" for number in itertools.count(2))
+    return next(candidate for candidate in itertools.chain([name], candidates) if not is_used(definition, candidate))
 
 
 class _Refresh(MergeCommit):
-    """The commit in the clone: entries of the parent, and which version both share from now on."""
+    """Commit the parent's entries in the clone, and record the version that both share from then on."""
 
     noun = "refresh"
 
@@ -238,7 +247,7 @@ class _Refresh(MergeCommit):
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         if latest.definition.parent != base.definition.parent:
             raise CommitConflictError(
-                "the clone was refreshed by another process; create a new plan",
+                "the clone was refreshed by another process; review the new plan",
                 conflicts=(f"version {latest.version}",),
                 base_version=base.version,
                 latest_version=latest.version,
@@ -254,11 +263,19 @@ def plan_refresh(
     theirs: Sequence[str] = (),
     target_options: Mapping[str, str] | None = None,
 ) -> RefreshPlan:
-    """Plan to bring the parent's changes into a clone. Only reads.
+    """Plan to merge the parent's changes into a clone, without writing anything.
 
-    ``lake`` is the parent. Objects that changed on both sides are conflicts, unless both appended to a table. ``ours``
-    names those that stay as the clone has them, and ``theirs`` those that become what the parent has. Raises what
-    :func:`plan_promotion` raises.
+    Objects that changed on both sides are conflicts, unless both sides only appended to a table.
+
+    Args:
+        lake: The parent.
+        name: The name of the clone.
+        ours: Conflicts for which the clone's side is kept, as ``namespace`` or ``namespace.table``.
+        theirs: Conflicts for which the parent's side is taken.
+        target_options: Options of the clone's storage. None derives them from the options of the parent.
+
+    Raises:
+        TrinityLakeError: See :func:`plan_promotion`.
     """
     return Refresh(
         lake=uncached(lake), name=name, choices=Choices.of(ours, theirs), target_options=target_options

@@ -1,1 +1,1 @@
-"""Exports: create, check, restore and drop them."""
+"""Create, verify, restore, drop and prune exports."""

@@ -1,9 +1,9 @@
-"""Checks that the copies of an export are what its manifest says."""
+"""Verify the copies of an export against its manifest."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import (
@@ -31,36 +31,42 @@ from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
-_BATCH = 256
+#: Files compared between two calls of ``progress``.
+_BATCH_FILES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCheck(Document):
-    """The state of an export's files. ``missing`` files are gone, and ``changed`` ones differ from the manifest.
+    """Report the state of the files of an export."""
 
-    Both hold paths under ``root``. Without ``deep`` only sizes were compared, not checksums.
-    """
-
+    #: The name of the export.
     name: str
+    #: The root under which the copies are.
     root: str
+    #: The number of files that the export needs under ``root``.
     files: int
+    #: Their total size.
     bytes: int
+    #: Whether checksums were compared, not only sizes.
     deep: bool
+    #: Paths under ``root`` of files that do not exist.
     missing: tuple[str, ...]
+    #: Paths under ``root`` of files that differ from the manifest or cannot be read.
     changed: tuple[str, ...]
+    #: The requests and the time that the check took.
     cost: Cost
 
     @property
     def is_clean(self) -> bool:
-        """Whether all copies are there and as they were."""
+        """Whether all copies exist and match the manifest."""
         return not self.missing and not self.changed
 
     def table(self) -> Table:
-        """Return one row for each copy that is not as it was."""
-        how = "sizes and checksums" if self.deep else "sizes"
+        """Return one row for each copy that is missing or changed."""
+        compared = "sizes and checksums" if self.deep else "sizes"
         title = (
-            f"Export {self.name}: {'all' if self.is_clean else 'not all'} of {self.files} files at {self.root} are as"
-            f" they were, by their {how}; {self.cost.total_requests} requests"
+            f"Export {self.name}: {self.files} files at {self.root}, {len(self.missing)} missing, {len(self.changed)}"
+            f" changed; {compared} compared, {self.cost.total_requests} requests"
         )
         rows = [("missing", path) for path in self.missing] + [("changed", path) for path in self.changed]
         return new_table(title, "what", "path", rows=rows)
@@ -74,129 +80,144 @@ def verify_export(
     target_options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> ExportCheck:
-    """Compare the files of an export with its manifest: sizes, and with ``deep`` checksums. Only reads.
+    """Compare the files of an export with its manifest, without writing anything.
 
-    For an export at another root, these are all files that its version needs there. Checksums are known for its own
-    copies; verify checks that lakehouse as a whole. Raises ExportNotFoundError, CorruptFileError, StorageError. Raises
-    InvalidInputError for an export that is not complete, has no manifest, or whose place another lakehouse has taken.
-    Raises VersionExpiredError if the other lakehouse's version expired.
+    For an export at another root, these are all files that its version needs there. The manifest has checksums only of
+    the files that this export copied; run ``verify`` on that lakehouse to check everything.
+
+    Args:
+        lake: The lakehouse that records the export.
+        name: The name of the export.
+        deep: Also compare SHA-256 checksums. By default only sizes are compared.
+        target_options: Options of the storage of an export at another root. None derives them from the options of the
+            lakehouse.
+        progress: Is called with the number of files compared so far.
+
+    Raises:
+        ExportNotFoundError: The export does not exist.
+        InvalidInputError: The export is incomplete, has no manifest, is a clone, or another lakehouse now uses its
+            root.
+        VersionExpiredError: The version at the other root has expired.
+        CorruptFileError: The manifest, or the lakehouse at the other root, cannot be read.
+        StorageError: A storage request failed.
     """
     with operation_span("verify-export"):
         metered = MeteredLakehouse(lake)
         definition = metered.lake.snapshot().definition
         record = record_of(definition, name)
         if record is None and name not in definition.exported_snapshots:
-            raise ExportNotFoundError(f"there is no export {name!r}")
+            raise ExportNotFoundError(f"export {name!r} does not exist")
         check_no_clone(record)
         if record is None or not record.manifest_path:
             raise InvalidInputError(
-                f"export {name!r} was recorded by another program, without a manifest to compare with"
+                f"export {name!r} cannot be verified: another program recorded it without a manifest"
             )
         if record.state != ExportState.COMPLETE:
-            raise InvalidInputError(f"export {name!r} was cut off; export it again to finish it, or drop it")
+            raise InvalidInputError(f"export {name!r} is incomplete; export it again to finish it, or drop it")
         copies = read_manifest(metered.lake.storage, record.manifest_path)
         storage, options = metered.lake.storage, lake.storage_options
         if record.target_uri:
-            if target_options is None:  # otherwise the caller knows the target
+            if target_options is None:  # explicit options mean that the caller trusts the target
                 lake.external_storages.allowed_roots.check_root(record.target_uri)
             options = StorageOptions(
                 target_options if target_options is not None else options_for(lake, record.target_uri)
             )
             storage = metered.also(open_storage(record.target_uri, options))
-        there = {info.path: info.size_bytes for info in storage.list()}
+        present = {info.path: info.size_bytes for info in storage.list()}
         io = reading_io(metered.lake)
-        beyond = [copy.target for copy in copies if is_uri(copy.target)]  # below the table root
-        sizes = run_parallel(io.size_bytes, beyond, storage.concurrency)
-        there |= {uri: size for uri, size in zip(beyond, sizes, strict=True) if size is not None}
-        sizes_bytes: dict[str, int | None] = {copy.target: copy.size_bytes for copy in copies}
+        external = [copy.target for copy in copies if is_uri(copy.target)]  # below the table root
+        external_sizes = run_parallel(io.size_bytes, external, storage.concurrency)
+        present |= {uri: size for uri, size in zip(external, external_sizes, strict=True) if size is not None}
+        expected: dict[str, int | None] = {copy.target: copy.size_bytes for copy in copies}
         damaged: set[str] = set()
         if record.target_uri:
-            other = uncached_on(storage, options)
-            other.external_storages.register_storage(metered.lake.storage)  # for files that were not copied
-            needed, damaged = _needed_at_target(metered.lake, other, record, there)
+            target = uncached_on(storage, options)
+            target.external_storages.register_storage(metered.lake.storage)  # for files that were not copied
+            needed, damaged = _needed_at_target(metered.lake, target, record, present)
             copies = [copy for copy in copies if copy.target in needed]
-            sizes_bytes = {path: sizes_bytes.get(path, size) for path, size in needed.items()}
-        changed = damaged | {path for path, size in sizes_bytes.items() if size not in (None, there.get(path, size))}
+            expected = {path: expected.get(path, size) for path, size in needed.items()}
+        changed = damaged | {path for path, size in expected.items() if size not in (None, present.get(path, size))}
         if deep:
-            same = [copy for copy in copies if there.get(copy.target) == copy.size_bytes]
-            changed |= {copy.target for copy in _with_other_checksums(storage, io, same, progress)}
+            same_size = [copy for copy in copies if present.get(copy.target) == copy.size_bytes]
+            changed |= {copy.target for copy in _with_different_checksums(storage, io, same_size, progress)}
         return ExportCheck(
             name=name,
             root=storage.root,
-            files=len(sizes_bytes),
-            bytes=sum(there.get(path, 0) for path in sizes_bytes),
+            files=len(expected),
+            bytes=sum(present.get(path, 0) for path in expected),
             deep=deep,
-            missing=tuple(sorted(sizes_bytes.keys() - there.keys())),
+            missing=tuple(sorted(expected.keys() - present.keys())),
             changed=tuple(sorted(changed)),
             cost=metered.cost(),
         )
 
 
 def _needed_at_target(
-    lake: Lakehouse, other: Lakehouse, record: ExportRecord, there: Container[str]
+    lake: Lakehouse, target: Lakehouse, record: ExportRecord, present: Mapping[str, int]
 ) -> tuple[dict[str, int | None], set[str]]:
-    """Return the files that an export's version at another root needs there, and those that cannot be read.
+    """Return the files that an export at another root needs there, and the files that cannot be read.
 
-    Sizes in bytes are those in table metadata, else None. If a file is missing or unreadable, the files that it names
-    may be missing here.
+    Sizes in bytes come from table metadata; a size that it does not record is None. If a file is missing or unreadable,
+    the files that it refers to may be absent from the result.
     """
-    path = to_location(other.root, record.root_location)
+    path = to_location(target.root, record.root_location)
     needed: dict[str, int | None] = {path: None}
-    if path not in there:
+    if path not in present:
         return needed, set()
     version = parse_root_path(path)
     assert version is not None, "the root of a version was recorded"
-    exported = other.snapshot(version)
+    exported = target.snapshot(version)
     check_is_export_of(exported, lake.snapshot(), record.name)
-    reach = CatalogReach(other.files, skips_damaged=True)
-    reach.add([SurveyedRoot.of(version, exported.root, path, located(other.root))])
-    needed.update(dict.fromkeys(one for one in (*reach.nodes, *reach.tables, *reach.others) if not is_uri(one)))
-    io = reading_io(other, [lake.storage])
+    reach = CatalogReach(target.files, skips_damaged=True)
+    reach.add([SurveyedRoot.of(version, exported.root, path, located(target.root))])
+    locations = (*reach.nodes, *reach.tables, *reach.others)
+    needed.update(dict.fromkeys(location for location in locations if not is_uri(location)))
+    io = reading_io(target, [lake.storage])
     damaged: set[str] = set()
 
     def add_files(location: str) -> None:
         try:
-            definition = other.files.definitions.table(location)
+            definition = target.files.definitions.table(location)
             metadata = iceberg_metadata(definition)
-            if definition.is_managed and metadata and not is_uri(to_location(other.root, metadata)):
+            if definition.is_managed and metadata and not is_uri(to_location(target.root, metadata)):
                 live = [file for file in files_of(definition, io) if file.live]
                 needed.update((file.location, file.size_bytes) for file in live if not is_uri(file.location))
         except FileMissingError as error:
-            needed[to_location(other.root, error.path or location)] = None
+            needed[to_location(target.root, error.path or location)] = None
         except (CorruptFileError, LocationNotAllowedError) as error:
-            damaged.add(to_location(other.root, error.path or location))
+            damaged.add(to_location(target.root, error.path or location))
 
-    run_parallel(add_files, sorted(one for one in reach.tables if one in there), other.storage.concurrency)
+    run_parallel(add_files, sorted(reach.tables & present.keys()), target.storage.concurrency)
     return needed, damaged
 
 
 def _sha256(storage: Storage, path: str) -> str:
-    """Return the checksum of a file, which is read piece by piece, as a data file may be large."""
-    hashed, offset = hashlib.sha256(), 0
+    """Return the SHA-256 of a file, reading it in pieces because data files can be large."""
+    sha256, offset = hashlib.sha256(), 0
     while True:
         piece = storage.read(path, offset=offset, length=PIECE_BYTES)
-        hashed.update(piece)
+        sha256.update(piece)
         offset += len(piece)
         if len(piece) < PIECE_BYTES:
-            return hashed.hexdigest()
+            return sha256.hexdigest()
 
 
-def _with_other_checksums(
+def _with_different_checksums(
     storage: Storage, io: StorageFileIO, copies: Sequence[CopiedFile], progress: Progress
 ) -> list[CopiedFile]:
-    """Return the copies with another content. Those beyond the root, by their URIs, are read by ``io``."""
+    """Return the copies whose content differs. Copies outside the root, named by URI, are read through ``io``."""
 
-    def is_other(copy: CopiedFile) -> bool:
+    def is_different(copy: CopiedFile) -> bool:
         try:
-            describe_lease, path = io.resolve(copy.target) if is_uri(copy.target) else (storage, copy.target)
-            return _sha256(describe_lease, path) != copy.sha256
+            copy_storage, path = io.resolve(copy.target) if is_uri(copy.target) else (storage, copy.target)
+            return _sha256(copy_storage, path) != copy.sha256
         except FileMissingError:
-            return True  # deleted since the list
+            return True  # deleted since the listing
 
-    found = []
-    for start in range(0, len(copies), _BATCH):
-        batch = copies[start : start + _BATCH]
-        others = run_parallel(is_other, batch, storage.concurrency)
-        found += [copy for copy, other in zip(batch, others, strict=True) if other]
+    different: list[CopiedFile] = []
+    for start in range(0, len(copies), _BATCH_FILES):
+        batch = copies[start : start + _BATCH_FILES]
+        results = run_parallel(is_different, batch, storage.concurrency)
+        different += [copy for copy, differs in zip(batch, results, strict=True) if differs]
         progress("compared", start + len(batch), len(copies))
-    return found
+    return different

@@ -1,4 +1,4 @@
-"""Drop exports: one by name, or old ones by rule."""
+"""Drop one export by name, or old exports by retention rules."""
 
 from __future__ import annotations
 
@@ -38,25 +38,32 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
 _PRUNE = "prune-exports"
-_OWN_NAME = re.compile("(?:_export_|_ops/export-)[^/]+")
+_CREATED_NAME = re.compile("(?:_export_|_ops/export-)[^/]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportVerdict:
-    """Whether an export is dropped, and why."""
+    """Whether a prune drops an export, and why."""
 
+    #: The name of the export.
     name: str
+    #: When it was created.
     created_at: datetime
+    #: Whether the prune drops it.
     is_dropped: bool
+    #: The rule that drops or keeps it.
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrunePlan(Plan):
-    """What rules say of the exports whose names match a pattern, newest first."""
+    """Apply retention rules to the exports whose names match a pattern."""
 
+    #: The latest version when the plan was made.
     base_version: int
+    #: The pattern that names must match.
     pattern: str
+    #: One verdict for each matching export, newest first.
     verdicts: tuple[ExportVerdict, ...]
     operation: PruneExports = field(repr=False, compare=False)
 
@@ -78,24 +85,30 @@ class PrunePlan(Plan):
     def table(self) -> Table:
         """Return one row for each export."""
         rows = [
-            (verdict.name, verdict.created_at, "drop" if verdict.is_dropped else "kept", verdict.reason)
+            (verdict.name, verdict.created_at, "drop" if verdict.is_dropped else "keep", verdict.reason)
             for verdict in self.verdicts
         ]
-        title = f"{len(self.names)} of {len(rows)} exports named {self.pattern} are to be dropped"
+        title = f"{len(self.names)} of {len(rows)} exports named {self.pattern} would be dropped"
         return new_table(title, "name", "created (UTC)", "verdict", "why", rows=rows)
 
     def execute(self, approved_digest: str | None = None) -> CommitReport:
-        """Drop them in one commit; nothing is committed where nothing is to be dropped.
+        """Drop the exports in one commit, or commit nothing if there are none to drop.
 
-        Raises PlanChangedError when an approved digest is not that of the plan made again now,
-        ExportNotFoundError, CommitConflictError, StorageError.
+        Args:
+            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+
+        Raises:
+            PlanChangedError: The plan made now does not have the approved digest.
+            ExportNotFoundError: An export was dropped since the plan was made.
+            CommitConflictError: Other commits conflicted too often.
+            StorageError: A storage request failed.
         """
         return self.operation.execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
-    """The drop of old exports whose names match a pattern, by the rules of a policy."""
+    """Drop old exports whose names match a pattern, by the rules of a retention policy."""
 
     telemetry_name = "prune-exports"
 
@@ -103,13 +116,13 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
     policy: RetentionPolicy
 
     def plan(self) -> PrunePlan:
-        """Plan on the latest version. Raises what :func:`plan_prune_exports` raises."""
+        """Plan on the latest version. See :func:`plan_prune_exports` for the errors."""
         if self.policy.age_overrides:
-            raise InvalidInputError("rules for single versions mean nothing for exports; leave age_overrides out")
+            raise InvalidInputError("age_overrides apply to versions, not to exports; leave them out")
         if self.policy.is_empty:
             raise InvalidInputError(
-                "no rule says which exports are kept: all but the newest would be dropped; give a maximum age, a number"
-                " of exports, or a rule that keeps some"
+                "the retention policy is empty: all exports but the newest would be dropped; add a maximum age, a"
+                " number of exports, or a rule that keeps some"
             )
         latest = self.lake.snapshot()
         records = [
@@ -136,14 +149,14 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
         )
 
     def _decision(self, reason: str, *, is_dropped: bool) -> str:
-        """Return why an export is kept or dropped, of what is said of a version as old as it is."""
+        """Reword the reason of a verdict, which speaks of versions, for an export."""
         text = reason.replace("superseded", "made").replace(" version of ", " one of ")
         if is_dropped and not self.policy.maximum_age_ms:
             return f"{text.partition(',')[0]}, and no rule keeps it"
         return text.replace("it is the latest", "it is the newest")
 
     def run(self, plan: PrunePlan, approved_digest: str | None) -> CommitReport:
-        """Drop them in one commit."""
+        """Drop the exports in one commit."""
         metered = MeteredLakehouse(self.lake, keeps_cache=True)
         plan = replace(self, lake=metered.lake).checked(plan, approved_digest)
         return CommitReport(
@@ -156,17 +169,24 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
 
 
 def plan_prune_exports(lake: Lakehouse, pattern: str, policy: RetentionPolicy) -> PrunePlan:
-    """Plan to drop the complete exports whose names match a pattern such as ``nightly-*``; reads only.
+    """Plan to drop complete exports whose names match a pattern, without writing anything.
 
-    A policy's rules are those of versions, by the time when an export was made; the newest one stays in any case.
-    Exports that other programs recorded, and those that are being made, are left alone. Raises InvalidInputError
-    for a policy without any rule.
+    Only complete exports that this library recorded are considered, and the newest of them is always kept.
+
+    Args:
+        lake: The lakehouse that records the exports.
+        pattern: A shell-style pattern, for example ``nightly-*``.
+        policy: The rules, applied to the creation times of the exports.
+
+    Raises:
+        InvalidInputError: The policy has no rule, or has rules for single versions.
+        StorageError: A storage request failed.
     """
     return PruneExports(lake=lake, pattern=pattern, policy=policy).plan()
 
 
 def _ages(ordered: Sequence[ExportRecord]) -> list[VersionAge]:
-    """Return exports, oldest first, as versions that are as old as they are."""
+    """Return the ages of exports, given from oldest to newest, in the form that the rules for versions take."""
     newest = len(ordered) - 1
     return [
         VersionAge(
@@ -183,79 +203,84 @@ _DROP = "drop-export"
 
 @dataclass(frozen=True, kw_only=True)
 class DropExportPlan(Plan):
-    """The export that would be forgotten. ``other_exports`` keep its version, too.
+    """Show the export that would be dropped, and what the drop would cause."""
 
-    ``loses_files`` says whether a lakehouse at another root reads files from here that nothing keeps from then on.
-    """
-
+    #: The latest version when the plan was made.
     base_version: int
+    #: The export to drop.
     export: ExportInfo
+    #: Other exports that keep the same version.
     other_exports: tuple[str, ...]
+    #: Whether a lakehouse at another root reads files of this root that would no longer be kept.
     loses_files: bool
     operation: DropExport = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` of the export, and of what else keeps its version."""
+        """Return ``<base version>-<sha256>`` over the export and the other exports that keep its version."""
         export = self.export
         known = [export.name, export.version, export.level, export.state, export.location, export.manifest_path]
         return digest_of(self.base_version, self.base_id, _DROP, known, list(self.other_exports), self.loses_files)
 
     @property
     def is_empty(self) -> bool:
-        """Never: the export is there."""
+        """Always False, because the plan drops an export."""
         return False
 
     @property
     def consequences(self) -> tuple[str, ...]:
-        """What follows from the drop, a sentence each."""
+        """The consequences of the drop, one sentence each."""
         export = self.export
         if export.version is None:
-            notes = [f"nothing keeps {export.location}"]
+            notes = [f"{export.location} is no longer kept"]
         elif self.other_exports:
             notes = [f"version {export.version} is still kept by {', '.join(self.other_exports)}"]
         else:
-            notes = [f"version {export.version} can expire from then on"]
+            notes = [f"version {export.version} can expire"]
         if export.target:
-            notes.append(f"the lakehouse at {export.target} stays")
+            notes.append(f"the lakehouse at {export.target} is not deleted")
         if self.loses_files:
-            notes.append(f"{export.target} reads files from here that nothing keeps any more")
+            notes.append(f"{export.target} reads files of this lakehouse that can now be deleted")
         return tuple(notes)
 
     def table(self) -> Table:
         """Return one row for the export."""
         export = self.export
-        columns = ("export", "version", "level", "state", "created (UTC)", "what follows")
+        columns = ("export", "version", "level", "state", "created (UTC)", "consequences")
         row = (export.name, export.version, export.level, export.state, export.created_at, "; ".join(self.consequences))
         return new_table(f"Drop of export {export.name}", *columns, rows=[row])
 
     def execute(self, approved_digest: str | None = None) -> CommitReport:
-        """Forget it in one commit, then delete its root and manifest.
+        """Drop the export in one commit, then delete its root and its manifest.
 
-        Raises PlanChangedError when an approved digest is not that of the plan made again now. Raises what
-        :func:`drop_export` raises.
+        Args:
+            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+
+        Raises:
+            PlanChangedError: The plan made now does not have the approved digest.
+            TrinityLakeError: See :func:`drop_export`.
         """
         return self.operation.execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropExport(PlannedOperation[DropExportPlan, CommitReport]):
-    """The drop of the export of a name."""
+    """Drop one export by name."""
 
     telemetry_name = "drop-export"
 
     name: str
 
     def plan(self) -> DropExportPlan:
-        """Plan on the latest version. Raises what :func:`plan_drop_export` raises."""
+        """Plan on the latest version. See :func:`plan_drop_export` for the errors."""
         latest = self.lake.snapshot()
         record = record_of(latest.definition, self.name)
         check_no_clone(record)
         exports = list_exports(self.lake, latest)
-        export = next((one for one in exports if one.name == self.name), None)
+        export = next((info for info in exports if info.name == self.name), None)
         if export is None:
-            raise ExportNotFoundError(f"there is no export {self.name!r}")
-        others = (one.name for one in exports if one.version == export.version and one.name != self.name)
+            raise ExportNotFoundError(f"export {self.name!r} does not exist")
+        others = (info.name for info in exports if info.version == export.version and info.name != self.name)
         return DropExportPlan(
             base_version=latest.version,
             base_id=base_id_of(latest),
@@ -266,7 +291,7 @@ class DropExport(PlannedOperation[DropExportPlan, CommitReport]):
         )
 
     def run(self, plan: DropExportPlan, approved_digest: str | None) -> CommitReport:
-        """Forget it."""
+        """Drop the export."""
         metered = MeteredLakehouse(self.lake, keeps_cache=True)
         plan = replace(self, lake=metered.lake).checked(plan, approved_digest)
         return CommitReport(
@@ -279,16 +304,36 @@ class DropExport(PlannedOperation[DropExportPlan, CommitReport]):
 
 
 def plan_drop_export(lake: Lakehouse, name: str) -> DropExportPlan:
-    """Plan to forget an export; reads only. Raises ExportNotFoundError, InvalidInputError for a clone."""
+    """Plan to drop an export, without writing anything.
+
+    Args:
+        lake: The lakehouse that records the export.
+        name: The name of the export.
+
+    Raises:
+        ExportNotFoundError: The export does not exist.
+        InvalidInputError: The name is that of a clone.
+        StorageError: A storage request failed.
+    """
     return DropExport(lake=lake, name=name).plan()
 
 
 def drop_export(lake: Lakehouse, name: str) -> int:
-    """Forget an export in one commit, then delete its root and manifest. Returns the version.
+    """Drop an export in one commit, delete its root and its manifest, and return the version.
 
-    Its version can expire from then on. A removal of orphans deletes other copies under this root, and files that could
-    not be deleted. A version that the export was restored to may need them. Another root is left as it is. Raises
-    ExportNotFoundError, CommitAttemptsExhaustedError, StorageError, and InvalidInputError for a clone.
+    The exported version can then expire. Removing orphans later deletes the other copies under this root, which a
+    restored version may still need, and files that could not be deleted now. A lakehouse at another root is not
+    touched.
+
+    Args:
+        lake: The lakehouse that records the export.
+        name: The name of the export.
+
+    Raises:
+        ExportNotFoundError: The export does not exist.
+        InvalidInputError: The name is that of a clone.
+        CommitAttemptsExhaustedError: Other commits conflicted too often.
+        StorageError: A storage request failed.
     """
     with operation_span(DropExport.telemetry_name):
         return _drop_export(lake, name)
@@ -302,47 +347,59 @@ def _drop_export(lake: Lakehouse, name: str) -> int:
 def drop_exports(
     lake: Lakehouse, names: Sequence[str], more: Callable[[LakehouseDef], Iterable[str]] = lambda _definition: ()
 ) -> int:
-    """Forget several exports in one commit, as :func:`drop_export` does one. Returns the version.
+    """Drop several exports or clones in one commit, as :func:`drop_export` does, and return the version.
 
-    ``more`` returns the names of others that go with them, by what is recorded when they go.
+    Args:
+        lake: The lakehouse that records them.
+        names: Their names.
+        more: Returns, for the latest definition of the lakehouse, the names of further records to drop.
+
+    Raises:
+        ExportNotFoundError: One does not exist, or was replaced by another of the same name.
+        CommitAttemptsExhaustedError: Other commits conflicted too often.
+        StorageError: A storage request failed.
     """
-    first = lake.snapshot()
-    known = [_known(first.definition, name) for name in names]
-    kinds = {kind_of(record_of(first.definition, name)) for name in names}
+    base = lake.snapshot()
+    identities = [_identity_of(base.definition, name) for name in names]
+    kinds = {kind_of(record_of(base.definition, name)) for name in names}
     kind = CLONE if kinds == {CLONE} else EXPORT
-    gone: list[ExportRecord] = []
-    remaining = first.definition
+    dropped_records: list[ExportRecord] = []
+    remaining = base.definition
 
-    def dropped(base: Snapshot) -> LakehouseDef:
-        nonlocal gone, remaining
-        for name, before in zip(names, known, strict=True):
-            if _known(base.definition, name) != before:
-                raise ExportNotFoundError(f"{kind} {name!r} was dropped, and another one has its name")
-        all_names = {*names, *more(base.definition)}
-        gone = [record for record in base.definition.exports if record.name in all_names]
-        remaining = without_exports(base.definition, all_names)
+    def change(latest: Snapshot) -> LakehouseDef:
+        nonlocal dropped_records, remaining
+        for name, identity in zip(names, identities, strict=True):
+            if _identity_of(latest.definition, name) != identity:
+                raise ExportNotFoundError(f"{kind} {name!r} was dropped, and another one now has this name")
+        all_names = {*names, *more(latest.definition)}
+        dropped_records = [record for record in latest.definition.exports if record.name in all_names]
+        remaining = without_exports(latest.definition, all_names)
         return remaining
 
-    version = DefinitionChange(f"drop-{kind}", ", ".join(names), dropped).commit(lake, first)
-    delete_operation_files(lake.storage, [path for record in gone for path in _own_files(record, remaining)])
+    version = DefinitionChange(f"drop-{kind}", ", ".join(names), change).commit(lake, base)
+    delete_operation_files(
+        lake.storage, [path for record in dropped_records for path in _unneeded_files(record, remaining)]
+    )
     return version
 
 
-def _own_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
-    """Return root and manifest of a dropped export, if they have names that we give and no other export needs them.
+def _unneeded_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
+    """Return the root and the manifest of a dropped export that can be deleted.
 
-    Other programs may spell them differently, such as by a full URI through a link: the uuid identifies them.
+    These are files that this library named and that no other export needs. Other programs may spell locations
+    differently, for example as a full URI through a symbolic link. Therefore files are compared by the UUID in their
+    names.
     """
-    own = [path for path in (record.root_location, record.manifest_path) if _OWN_NAME.fullmatch(path)]
+    created = [path for path in (record.root_location, record.manifest_path) if _CREATED_NAME.fullmatch(path)]
     others = {*remaining.exported_snapshots.values()}
     others.update(path for other in remaining.exports for path in (other.root_location, other.manifest_path))
     needed = set(map(name_identity, others))
-    return [path for path in own if name_identity(path) not in needed]
+    return [path for path in created if name_identity(path) not in needed]
 
 
-def _known(definition: LakehouseDef, name: str) -> str:
+def _identity_of(definition: LakehouseDef, name: str) -> str:
     """Return a text that distinguishes an export from a later one of the same name. Raises ExportNotFoundError."""
     record, location = record_of(definition, name), definition.exported_snapshots.get(name)
     if record is None and location is None:
-        raise ExportNotFoundError(f"there is no export {name!r}")
+        raise ExportNotFoundError(f"export {name!r} does not exist")
     return record.manifest_path if record is not None and record.manifest_path else location or ""

@@ -1,8 +1,8 @@
-"""Exports: a version kept under a name, in its own lakehouse or as another one (docs/internals/protocol.md, "Export").
+"""Export a version under a name, within its lakehouse or as another lakehouse (docs/internals/protocol.md, "Export").
 
-An export takes three steps, each of which can be repeated. A commit records it as COPYING, which keeps the version from
-expiring. The files are copied, the root last. A commit records it as COMPLETE. An export that was cut off continues
-where it stopped when it is executed again.
+An export has three idempotent steps. A commit records the export as COPYING, which keeps the version from expiring. The
+files are copied, the root last. A commit records the export as COMPLETE. Executing an interrupted export again resumes
+it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trinitylake_ops.operations.export_records import (
     check_unused,
     complete,
     finish_manifest,
-    is_cut_off,
+    is_interrupted,
     record_of,
 )
 from trinitylake_ops.operations.exports.outcome import (
@@ -45,7 +45,7 @@ from trinitylake_ops.operations.exports.roots import (
     TargetExport,
     TargetLakehouse,
     Write,
-    built_root,
+    build_root,
     copied_root,
     export_id,
     lakehouse_def_copy,
@@ -62,8 +62,8 @@ from trinitylake_ops.operations.transfer.target_files import (
     check_definitions,
     check_recopied,
     names_at,
-    unendangered,
     with_missing_files,
+    with_safe_names,
 )
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.local.posix_files import make_root_folder
@@ -76,35 +76,45 @@ LEVELS = tuple(level.name.lower() for level in ExportLevel)
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan(Plan):
-    """The copies that an export would make. ``files`` includes the root, but not nodes, which are built anew.
+    """Show the files that an export would copy."""
 
-    ``bytes`` counts the sizes known before: the root of a minimal export, else data files and manifests. ``resumes``
-    says that a cut-off export of this name goes on. ``into_version`` is the present version of the lakehouse at the
-    target, None if there is none. ``registered`` names tables of a full export whose files another catalog keeps. The
-    export has their definitions, and points to their files.
-    """
-
+    #: The latest version when the plan was made.
     base_version: int
+    #: The name of the export.
     name: str
+    #: The version to export.
     version: int
+    #: "minimal", "partial" or "full".
     level: str
+    #: The exported namespaces; empty for all.
     namespaces: tuple[str, ...]
+    #: Whether a partial export copies the definitions.
     definitions: bool
+    #: The root of the lakehouse to export to; None for an export within the lakehouse.
     target: str | None
+    #: The latest version of the lakehouse at the target; None if there is none yet.
     into_version: int | None
+    #: How long the export keeps its version; None until it is dropped.
     retain_for_ms: int | None
+    #: The number of files to copy, including the root. Tree nodes are written, not copied, and do not count.
     files: int
+    #: The bytes whose sizes are known in advance: the root of a minimal export, else data files and manifests.
     bytes: int
+    #: Whether this resumes an interrupted export of the same name.
     resumes: bool
+    #: Registered tables of a full export: their definitions are exported, but their files are not copied.
     registered: tuple[str, ...]
+    #: Tables that the export leaves out because their files cannot all be read, with the reason.
     damaged: Mapping[str, str]
+    #: The record of the export.
     record: ExportRecord = field(repr=False, compare=False)
+    #: The files to copy.
     selection: Selection = field(repr=False, compare=False)
     operation: Export = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` of the name, the version, the copied files and their targets."""
+        """Return ``<base version>-<sha256>`` over the name, the options, and the number and size of the copies."""
         choice = (self.version, self.level, list(self.namespaces), self.definitions, self.target, self.into_version)
         return digest_of(
             self.base_version, self.base_id, EXPORT, self.name, *choice, self.retain_for_ms, self.files, self.bytes
@@ -112,35 +122,45 @@ class ExportPlan(Plan):
 
     @property
     def is_empty(self) -> bool:
-        """Always False: an export is recorded in any case."""
+        """Always False, because an export is always recorded."""
         return False
 
     def table(self) -> Table:
-        """Return one row."""
-        where = self.target or "its own lakehouse"
-        state = "goes on" if self.resumes else "new"
-        row = (self.name, self.version, self.level, ", ".join(self.namespaces), where, self.files, self.bytes, state)
+        """Return one row for the export."""
+        target = self.target or "same lakehouse"
+        state = "resumes" if self.resumes else "new"
+        row = (self.name, self.version, self.level, ", ".join(self.namespaces), target, self.files, self.bytes, state)
         columns = ("name", "version", "level", "namespaces", "to", "files", "bytes", "state")
         title = f"Export plan{uncopied_note(self.registered)}{left_out(self.damaged)}"
         return new_table(title, *columns, rows=[row])
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExportReport:
-        """Export, or finish an export that was cut off. The run that finishes it says how long it is retained.
+        """Export, or finish an interrupted export. The run that finishes it determines how long it is retained.
 
-        Raises PlanChangedError when an approved digest is not that of the plan made again now. Raises CorruptFileError
-        when a copy is not the source, ExportExistsError, VersionExpiredError, CommitConflictError, StorageError.
+        Args:
+            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            progress: Is called with the number of files copied so far.
+
+        Raises:
+            PlanChangedError: The plan made now does not have the approved digest.
+            ExportExistsError: Another export has the name.
+            VersionExpiredError: The version expired since the plan was made.
+            CorruptFileError: A copy differs from its source.
+            CommitConflictError: Other commits conflicted too often.
+            StorageError: A storage request failed.
         """
         return replace(self.operation, progress=progress).execute(self, approved_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export(PlannedOperation[ExportPlan, ExportReport]):
-    """An export of a version, None for the latest."""
+    """Export a version."""
 
     telemetry_name = "export"
 
     name: str
     level: str
+    #: The version to export; None for the latest.
     version: int | str | None
     target: str | None
     retain_for: timedelta | int | None
@@ -148,13 +168,14 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
     definitions: bool
     target_options: Mapping[str, str] | None
     executor: Executor
-    #: Selects files of the version, and the lakehouse at another root: what planning opened.
+    #: Selects the files of the version; opened by planning.
     selector: Selector | None = None
+    #: The lakehouse at the target; opened by planning.
     target_lake: TargetLakehouse | None = None
     progress: Progress = no_progress
 
     def plan(self) -> ExportPlan:
-        """Plan on the latest version. Raises what :func:`plan_export` raises."""
+        """Plan on the latest version. See :func:`plan_export` for the errors."""
         check_name(self.name)
         choice = _choice(self.level, self.namespaces, self.definitions)
         retain_for_ms = retained_ms(self.lake, self.retain_for)
@@ -171,7 +192,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
             namespaces=choice.namespaces,
             manifest_path=new_manifest_path(),
         )
-        resumes = existing is not None and is_cut_off(existing, wanted)
+        resumes = existing is not None and is_interrupted(existing, wanted)
         if not resumes:
             check_unused(latest.definition, self.name)
         options = self.target_options if self.target_options is not None else options_for(self.lake, target_uri)
@@ -212,7 +233,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
             version = existing.version
         source = latest if version is None else self.lake.snapshot(version)
         if source.files is not self.lake.files:
-            raise InvalidInputError(f"export {version!r} is a lakehouse of its own; export from there")
+            raise InvalidInputError(f"export {version!r} is a lakehouse at another root; open that one to export it")
         return source
 
     def _opened(self, source: Snapshot, record: ExportRecord, choice: Choice) -> Export:
@@ -226,7 +247,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         )
 
     def _select(self, record: ExportRecord) -> Selection:
-        """Return the files to copy under the names of a record. A minimal export copies none but its root."""
+        """Return the files to copy under the names of a record; a minimal export copies only its root."""
         selector = self._selector
         if selector.choice.level == ExportLevel.MINIMAL:
             return Selection()
@@ -239,11 +260,11 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
 
     @property
     def _selector(self) -> Selector:
-        assert self.selector is not None, "planning opened it"
+        assert self.selector is not None, "planning opens the selector"
         return self.selector
 
     def run(self, plan: ExportPlan, approved_digest: str | None) -> ExportReport:
-        """Export, or finish an export."""
+        """Export, or finish an interrupted export."""
         plan = replace(self, version=plan.version).checked(plan, approved_digest)
         return replace(plan.operation, progress=self.progress)._export(plan)
 
@@ -255,7 +276,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         make_root_folder(wanted.target_uri)
         record, resumed = begin(metered.lake, wanted, self._check_source)
         operation, selection = self, plan.selection
-        if record.manifest_path != plan.record.manifest_path:  # another run began it since the plan
+        if record.manifest_path != plan.record.manifest_path:  # another run recorded it after the plan was made
             operation = self._opened(self._selector.source, record, self._selector.choice)
             selection = operation._select(record)
         try:
@@ -293,21 +314,21 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         return None if plan.retain_for_ms is None else self.lake.storage.now_ms() + plan.retain_for_ms
 
     def _check_source(self, base: Snapshot) -> None:
-        """Raise ExportNotFoundError if the source is another export that was dropped. Its files are not kept."""
+        """Raise ExportNotFoundError if the source is an export that was dropped, as its files are no longer kept."""
         source = self._selector.source
         if source.location == base.files.roots.path(source.version):
             return
         exported = base.definition.exported_snapshots.values()
         if source.location not in (to_location(base.files.storage.root, location) for location in exported):
             raise ExportNotFoundError(
-                f"the export at {source.location!r}, which was to be exported as {self.name!r}, was dropped meanwhile;"
-                f" drop {self.name!r}, too"
+                f"export {self.name!r} failed: its source, the export at {source.location!r}, was dropped; drop"
+                f" {self.name!r} as well"
             )
 
     def _copy_within(
         self, metered: MeteredLakehouse, record: ExportRecord, selection: Selection, *, resumed: bool
     ) -> _Copied:
-        """Copy within the lakehouse. The root of a minimal export is a copy of the source's."""
+        """Copy within the lakehouse. A minimal export copies only the root of its version."""
         storage, io = metered.lake.storage, writing_io(metered.lake)
         source, choice = self._selector.source, self._selector.choice
         transfer = Transfer(storage, io, self.progress, selection.n_files + 1, self.executor, skips_damaged=True)
@@ -317,14 +338,14 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
             root = copied_root(source, record.root_location)
         else:
             nodes: list[str] = []
-            _built_tree(source, record, selection, nodes.extend)
+            _build_tree(source, record, selection, nodes.extend)
             targets = [*selection.targets(), *((None, path) for path in nodes)]
             begin_manifest(storage, record, targets, with_definitions=choice.with_definitions)
             transfer.table_storages = claim_table_folders(io, selection.tables, source.definition)
             if resumed:
                 transfer.existing |= existing_table_files(transfer.table_storages, selection.tables)
             transfer.copy(selection)
-            tree = _built_tree(source, record, selection, transfer.create)
+            tree = _build_tree(source, record, selection, transfer.create)
             copied_def = lakehouse_def_copy(export_id(record))
             definition_path = copied_def if choice.copies_definitions else source.definition_location
             root = root_in_same_lakehouse(source, tree, definition_path, record.root_location)
@@ -336,7 +357,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
     def _copy_to_target(
         self, target_lake: TargetLakehouse, metered: MeteredLakehouse, record: ExportRecord, selection: Selection
     ) -> _Copied:
-        """Copy to another root, unless an earlier run has done so. Commit a version there."""
+        """Copy the files that the other root lacks, and commit a version there."""
         selector, base = self._selector, target_lake.base
         source, choice = selector.source, selector.choice
         storage = metered.also(target_lake.lake.storage)
@@ -351,38 +372,43 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         state = TargetFiles()
         if base is not None and choice.level == ExportLevel.FULL:
             state = TargetFiles.of(lake, base, selection, transfer.existing)
-        chosen = selection
+        to_copy = selection
         if base is not None and txn is not None:
-            chosen = unendangered(selection, selector, base, txn, listed, state.known | state.lost)
+            to_copy = with_safe_names(selection, selector, base, txn, listed, state.known | state.lost)
         if state.tables:
-            chosen = with_missing_files(chosen, selector, state.tables, record.target_uri)
+            to_copy = with_missing_files(to_copy, selector, state.tables, record.target_uri)
         transfer.known = state.known.union(*(table.known for table in state.tables))
         transfer.replaced = state.lost.union(*(table.lost for table in state.tables))
         for table_id in selection.table_ids:
             claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), writer.target_definition)
-        transfer.copy(chosen)
-        check_recopied(state.tables, chosen, lake, transfer.sizes_bytes)
-        tree = NodeFile() if txn is not None else writer.whole_tree(chosen.entries, transfer.create)
+        transfer.copy(to_copy)
+        check_recopied(state.tables, to_copy, lake, transfer.sizes_bytes)
+        tree = NodeFile() if txn is not None else writer.whole_tree(to_copy.entries, transfer.create)
         finish_manifest(metered.lake.storage, record, transfer.files, with_definitions=choice.with_definitions)
-        version = writer.put(tree) if txn is None else writer.commit(txn, chosen.entries)
+        version = writer.put(tree) if txn is None else writer.commit(txn, to_copy.entries)
         location = f"{storage.root}{lake.files.roots.path(version)}"
-        return _Copied(transfer, location, len(transfer.files) + 1, version, selection.damaged | chosen.damaged)
+        return _Copied(transfer, location, len(transfer.files) + 1, version, selection.damaged | to_copy.damaged)
 
 
 @dataclass(frozen=True)
 class _Copied:
-    """The copies of an export: the location of their root, and their number with it."""
+    """The result of copying the files of an export."""
 
+    #: The transfer that copied them.
     transfer: Transfer
+    #: The location of the exported root.
     root_location: str
+    #: The number of files of the export, including its root.
     files: int
+    #: The version committed at another root; None within the lakehouse.
     target_version: int | None
+    #: The errors of the tables that were left out, by table name.
     damaged: Mapping[str, TrinityLakeError]
 
 
-def _built_tree(source: Snapshot, record: ExportRecord, selection: Selection, write: Write) -> NodeFile:
+def _build_tree(source: Snapshot, record: ExportRecord, selection: Selection, write: Write) -> NodeFile:
     limits, created_at_ms = TreeLimits.of(source.definition), record.created_at_millis
-    return built_root(selection.entries, limits, export_id(record), created_at_ms, write)
+    return build_root(selection.entries, limits, export_id(record), created_at_ms, write)
 
 
 def plan_export(
@@ -398,19 +424,34 @@ def plan_export(
     target_options: Mapping[str, str] | None = None,
     executor: Executor = LOCAL,
 ) -> ExportPlan:
-    """Plan an export of a version, by default the latest. Only reads.
+    """Plan an export of a version, without writing anything.
 
-    ``level`` "minimal" copies the root. "partial" copies the nodes, too, and with ``definitions`` these. "full" copies
-    everything, with the files of managed tables. Partial and full ones can be limited to ``namespaces``. ``target`` is
-    another root, where the export becomes a lakehouse of its own. ``target_options`` are for its storage. By default
-    they are those of this storage if the scheme is the same. If earlier exports of this lakehouse made one there, it
-    gets one more version, and only new files are copied. ``retain_for``, a timedelta or milliseconds, is how long the
-    export keeps its version from expiring. None means until it is dropped. A full export keeps it until it is complete,
-    whatever is given.
-    ``executor`` finds the files to copy, and copies them when the plan is executed.
+    A target at which earlier exports of this lakehouse made a lakehouse gets one more version, and only new files are
+    copied.
 
-    Raises InvalidNameError, ExportExistsError, NamespaceNotFoundError, VersionNotFoundError, VersionExpiredError,
-    StorageError. Raises InvalidInputError for an impossible export.
+    Args:
+        lake: The lakehouse to export from.
+        name: The name of the export.
+        level: What to copy. "minimal" copies the root; "partial" copies the tree nodes as well; "full" copies
+            everything, including the files of managed tables.
+        version: The version, or the name of an export within the lakehouse. None exports the latest version.
+        target: The root of another lakehouse to export to. None exports within the lakehouse.
+        retain_for: How long the export keeps its version from expiring, as a timedelta or in milliseconds. None keeps
+            it until the export is dropped. An incomplete full export always keeps its version.
+        namespaces: Exports only these namespaces; not for the "minimal" level.
+        definitions: Also copies the definitions of namespaces and tables; only for the "partial" level.
+        target_options: Options of the storage at the target. None uses those of the lakehouse if the URI scheme is the
+            same.
+        executor: Finds the files to copy, and copies them when the plan is executed.
+
+    Raises:
+        InvalidNameError: The name is not valid for an export.
+        ExportExistsError: Another export has the name.
+        InvalidInputError: The options contradict each other, or the target cannot take this export.
+        NamespaceNotFoundError: A namespace does not exist in the version.
+        VersionNotFoundError: The version does not exist.
+        VersionExpiredError: The version has expired.
+        StorageError: A storage request failed.
     """
     return Export(
         lake=lake,
@@ -428,21 +469,31 @@ def plan_export(
 
 def _choice(level: str, namespaces: Sequence[str], definitions: bool) -> Choice:
     if level not in LEVELS:
-        raise InvalidInputError(f"level {level!r} cannot be exported; levels: {', '.join(LEVELS)}")
+        raise InvalidInputError(f"unknown export level {level!r}; use one of {', '.join(LEVELS)}")
     if level == "minimal" and namespaces:
-        raise InvalidInputError("a minimal export is that of all namespaces; choose some for a partial or full one")
+        raise InvalidInputError(
+            "a minimal export contains all namespaces; use a partial or full export to select namespaces"
+        )
     if level != "partial" and definitions:
-        raise InvalidInputError(f"only for partial exports there is a choice of definitions, not for a {level} one")
+        raise InvalidInputError(f"definitions is only for partial exports, not for a {level} one; leave it out")
     return Choice(ExportLevel[level.upper()], tuple(sorted(set(namespaces))), definitions)
 
 
 def retained_ms(lake: Lakehouse, retain_for: timedelta | int | None) -> int | None:
-    """Return how long an export keeps its version, None for ever. Raises InvalidInputError."""
+    """Convert a retention time to milliseconds.
+
+    Args:
+        lake: The lakehouse, for the clock of its storage.
+        retain_for: A timedelta or a number of milliseconds; None for no limit.
+
+    Raises:
+        InvalidInputError: The time is not positive, or ends after the year 9999.
+    """
     if retain_for is None:
         return None
     retain_for_ms = duration_ms(retain_for, "retain_for")
     if retain_for_ms == 0:
-        raise InvalidInputError(f"an export is retained for more than 0 ms, not for {retain_for_ms}")
+        raise InvalidInputError("retain_for is 0; use a positive duration, or leave it out to retain the export")
     if lake.storage.now_ms() + retain_for_ms > MAX_TIME_MS:
-        raise InvalidInputError("an export is retained until the year 9999 at most; leave the duration out for ever")
+        raise InvalidInputError("retain_for ends after the year 9999; leave it out to retain the export without limit")
     return retain_for_ms

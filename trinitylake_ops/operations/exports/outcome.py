@@ -1,4 +1,4 @@
-"""The report of an export, and what happens after one that failed."""
+"""The report of an export, and cleanup after a failed export."""
 
 from __future__ import annotations
 
@@ -26,42 +26,51 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 logger = logging.getLogger(__name__)
 
-#: What a run that is made again would meet again.
-_LASTING = (InvalidInputError, CorruptFileError, FileMissingError, LocationNotAllowedError)
-_SHOWN = 10
+#: Errors that another run would raise again.
+_PERMANENT_ERRORS = (InvalidInputError, CorruptFileError, FileMissingError, LocationNotAllowedError)
+_MAX_NAMES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport(Document):
-    """A finished export: its root's location, and the copies that this run sent.
+    """Report a finished export and the files that this run copied."""
 
-    ``files`` are all its files. ``target_version`` is the version of the lakehouse at another root. ``registered``
-    names tables whose files a full export did not copy, as another catalog keeps them. ``damaged`` are the tables that
-    the export lacks, as their files cannot all be read, with the reason.
-    """
-
+    #: The name of the export.
     name: str
+    #: The exported version.
     version: int
+    #: "minimal", "partial" or "full".
     level: str
+    #: The location of the exported root.
     location: str
+    #: The path of the manifest.
     manifest_path: str
+    #: The version of the source that records the export as complete.
     committed_version: int
+    #: The version committed at another root; None within the lakehouse.
     target_version: int | None
+    #: The number of files of the export.
     files: int
+    #: The number of files that this run copied.
     copied_files: int
+    #: The bytes that this run copied.
     copied_bytes: int
+    #: Whether this run resumed an interrupted export.
     resumed: bool
+    #: Registered tables whose files a full export does not copy, because another catalog keeps them.
     registered: tuple[str, ...]
+    #: Tables that the export lacks because their files cannot all be read, with the reason.
     damaged: Mapping[str, str]
+    #: The requests and the time that the export took.
     cost: Cost
 
     @property
     def is_complete(self) -> bool:
-        """Whether the export has all tables that it was to have."""
+        """Whether the export contains all selected tables."""
         return not self.damaged
 
     def table(self) -> Table:
-        """Return one row."""
+        """Return one row for the export."""
         row = (self.name, self.version, self.level, self.location, self.files, self.copied_files, self.copied_bytes)
         columns = ("name", "version", "level", "root", "files", "files copied", "bytes copied")
         title = f"Export{uncopied_note(self.registered)}{left_out(self.damaged)}"
@@ -69,52 +78,71 @@ class ExportReport(Document):
 
 
 def uncopied_note(registered: Sequence[str]) -> str:
-    """Return what people have to know of tables whose files a full export does not copy, empty if there are none."""
+    """Return a note about registered tables, whose files a full export does not copy. Empty if there are none."""
     if not registered:
         return ""
-    shown = ", ".join(registered[:_SHOWN]) + (f" and {len(registered) - _SHOWN} more" if registered[_SHOWN:] else "")
-    return f"; registered tables, whose files stay with their own catalogs and are not copied: {shown}"
+    shown = ", ".join(registered[:_MAX_NAMES]) + (
+        f" and {len(registered) - _MAX_NAMES} more" if registered[_MAX_NAMES:] else ""
+    )
+    return f"; registered tables, whose files are kept by their own catalogs and not copied: {shown}"
 
 
 def left_out(damaged: Mapping[str, str]) -> str:
-    """Return what a title adds about tables that an export lacks, empty if there are none."""
+    """Return the part of a title that names the damaged tables that an export lacks. Empty if there are none."""
     if not damaged:
         return ""
-    return f"; incomplete, without damaged tables: {', '.join(list(damaged)[:_SHOWN])}: {next(iter(damaged.values()))}"
+    return (
+        f"; incomplete, without damaged tables: {', '.join(list(damaged)[:_MAX_NAMES])}: {next(iter(damaged.values()))}"
+    )
 
 
 def reasons(damaged: Mapping[str, TrinityLakeError]) -> dict[str, str]:
-    """Return why an export lacks tables, by their names."""
+    """Return the messages of errors, sorted by table name."""
     return {name: error.message for name, error in sorted(damaged.items())}
 
 
 def after_failure(lake: Lakehouse, record: ExportRecord, error: TrinityLakeError, *, resumed: bool) -> TrinityLakeError:
-    """Return the error of a failed export, which says that its version stays kept.
+    """Clean up after a failed export, and return the error to raise.
 
-    A first run that would fail again in the same way is forgotten instead, so that it keeps nothing.
+    The first run of an export drops its record if another run would fail in the same way, so that it does not keep its
+    version. Otherwise the message of the error says that the version remains kept.
+
+    Args:
+        lake: The lakehouse that records the export.
+        record: The record of the export.
+        error: The error of the run.
+        resumed: Whether the run resumed an interrupted export.
     """
     failed = copy.copy(error)
     if isinstance(error, CommitOutcomeUnknownError):
-        return failed  # it may be complete
-    if not resumed and isinstance(error, _LASTING):
+        return failed  # the export may be complete
+    if not resumed and isinstance(error, _PERMANENT_ERRORS):
         try:
             check_copying(lake.snapshot(), record)
             drop_exports(lake, [record.name])
-        except TrinityLakeError as why:
-            logger.warning("could not forget the failed export %s: %s", record.name, why)
+        except TrinityLakeError as drop_error:
+            logger.warning("could not drop the failed export %s: %s", record.name, drop_error)
         else:
             return failed
     failed.message = (
-        f"{error.message}; export {record.name!r} is unfinished and keeps version {record.version} until it is run"
+        f"{error.message}; export {record.name!r} is incomplete and keeps version {record.version} until it is run"
         " again or dropped"
     )
     return failed
 
 
 def clean_up_if_dropped(lake: Lakehouse, record: ExportRecord) -> None:
-    """Delete root and manifest of an export that was dropped meanwhile, and raise ExportNotFoundError for it.
+    """Delete the root and the manifest of an export that was dropped during the run, and raise an error.
 
-    A removal of orphans deletes the other copies.
+    Removing orphans later deletes the other copies.
+
+    Args:
+        lake: The lakehouse that records the export.
+        record: The record that the run began with.
+
+    Raises:
+        ExportNotFoundError: The export was dropped.
+        StorageError: A storage request failed.
     """
     latest = lake.snapshot()
     try:

@@ -1,8 +1,8 @@
-"""Brings back the content of an export (docs/internals/protocol.md, "Restore").
+"""Restore the content of an export (docs/internals/protocol.md, "Restore").
 
-From an export in the lakehouse itself this is a rollback. An export at another root is a lakehouse of its own. Objects
-that differ from the latest version are copied back, under fresh names, and committed as one version. So are, from a
-full export, objects that lost a file here.
+A restore from an export within the lakehouse is a rollback. An export at another root is a separate lakehouse: objects
+that differ from the latest version are copied back under new names and committed as one version. From a full export,
+objects that lost a file here are copied back as well.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from trinitylake_ops.operations.exports.roots import check_is_export_of
 from trinitylake_ops.operations.gc.survey import Progress, no_progress
 from trinitylake_ops.operations.gc.tables import check_table_files
 from trinitylake_ops.operations.rendering import Table, change_rows, new_table
-from trinitylake_ops.operations.rollback_target import is_chosen, selected_objects
+from trinitylake_ops.operations.rollback_target import is_selected, selected_objects
 from trinitylake_ops.operations.rollbacks import RollbackPlan, plan_rollback
 from trinitylake_ops.operations.transfer.copy import Transfer, claim_table_folders
 from trinitylake_ops.operations.transfer.names import Destination
-from trinitylake_ops.operations.transfer.selection import Choice, Selection, Selector, chosen_entries
+from trinitylake_ops.operations.transfer.selection import Choice, Selection, Selector, selected_entries
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.change_set import NewNames, is_namespace_key
@@ -59,29 +59,37 @@ _LONGEST_MESSAGE_CHARS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class RestorePlan(Plan):
-    """The changes of a restore from another root, and the number of files that it would copy.
+    """Show the changes of a restore from another root, and the files that it would copy."""
 
-    ``damaged`` are tables whose files there cannot all be read, with the reason. They stay as they are here.
-    """
-
+    #: The latest version when the plan was made.
     base_version: int
+    #: The name of the export.
     name: str
+    #: The root of the export.
     target: str
+    #: The selected namespaces and tables; empty for all.
     only: tuple[str, ...]
+    #: The changes of namespaces and tables.
     changes: tuple[Change, ...]
+    #: The number of files to copy.
     files: int
+    #: The bytes of data files and manifests to copy.
     bytes: int
+    #: Tables that stay unchanged because their exported files cannot all be read, with the reason.
     damaged: Mapping[str, str]
+    #: The version of the lakehouse at the root of the export.
     export_version: int = field(repr=False, compare=False)
-    #: The version of this lakehouse that was exported, as its record says.
+    #: The version of this lakehouse that was exported, according to the record of the export.
     exported: int | None = field(repr=False, compare=False)
+    #: The files to copy.
     selection: Selection = field(repr=False, compare=False)
+    #: The keys of objects that the restore removes.
     removed: tuple[str, ...] = field(repr=False, compare=False)
     operation: Restore = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` over the export, all changes and the names of damaged tables."""
+        """Return ``<base version>-<sha256>`` over the export, all changes, and the names of damaged tables."""
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
         damaged = sorted(self.damaged)
         content = (self.name, self.target, self.export_version, list(self.only), changes, self.files, damaged)
@@ -89,7 +97,7 @@ class RestorePlan(Plan):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing differs from the export."""
+        """Whether the lakehouse already has the content of the export."""
         return not self.changes
 
     def table(self) -> Table:
@@ -101,10 +109,19 @@ class RestorePlan(Plan):
         return new_table(title, "change", "object", rows=change_rows(self.changes))
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> CommitReport:
-        """Copy missing files and commit. Nothing is committed if nothing differs.
+        """Copy missing files and commit, or commit nothing if nothing differs.
 
-        A removal of orphans deletes files that were copied before a failure. Raises PlanChangedError,
-        CommitConflictError when another commit was made since the plan, CorruptFileError, StorageError.
+        Removing orphans deletes files that were copied before a failure.
+
+        Args:
+            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            progress: Is called with the number of files copied so far.
+
+        Raises:
+            PlanChangedError: The plan made now does not have the approved digest.
+            CommitConflictError: Another commit happened since the plan was made.
+            CorruptFileError: A copy differs from its source.
+            StorageError: A storage request failed.
         """
         return replace(self.operation, progress=progress).execute(self, approved_digest)
 
@@ -117,12 +134,29 @@ def plan_restore(
     *,
     target_options: Mapping[str, str] | None = None,
 ) -> RollbackPlan | RestorePlan:
-    """Plan to bring back the content of an export, or chosen namespaces and tables of it. Only reads.
+    """Plan to restore the content of an export, or selected namespaces and tables of it, without writing anything.
 
-    ``target_options`` are for the storage of an export at another root. From an export of some namespaces only these
-    come back. Damaged tables of an export at another root are listed in the plan and stay as they are here. Raises
-    ExportNotFoundError, InvalidInputError for objects that the export does not have and for a clone, StorageError.
-    Raises FileMissingError, CorruptFileError, LocationNotAllowedError for a damaged table that ``tables`` names.
+    An export of some namespaces restores only these. Damaged tables of an export at another root are listed in the plan
+    and stay unchanged.
+
+    Args:
+        lake: The lakehouse to restore into.
+        name: The name of the export.
+        namespaces: Restores only these namespaces.
+        tables: Restores only these tables, as ``namespace.table``.
+        target_options: Options of the storage of an export at another root. None derives them from the options of the
+            lakehouse.
+
+    Returns:
+        A rollback plan for an export within the lakehouse, else a restore plan.
+
+    Raises:
+        ExportNotFoundError: The export does not exist.
+        InvalidInputError: The export lacks a selected object, or is a clone.
+        FileMissingError: A file of a table in ``tables`` is missing in the export.
+        CorruptFileError: A file of a table in ``tables`` is damaged in the export.
+        LocationNotAllowedError: A table in ``tables`` refers to a file outside the allowed roots.
+        StorageError: A storage request failed.
     """
     lake = uncached(lake)
     export = lake.exported(name, target_options)
@@ -145,9 +179,19 @@ def restore_export(
     *,
     target_options: Mapping[str, str] | None = None,
 ) -> int:
-    """Plan and execute a restore. Returns the new version.
+    """Plan and execute a restore, and return the new version.
 
-    Raises the errors of both, and the error of a damaged table, which :func:`plan_restore` leaves out.
+    Args:
+        lake: The lakehouse to restore into.
+        name: The name of the export.
+        namespaces: Restores only these namespaces.
+        tables: Restores only these tables, as ``namespace.table``.
+        target_options: Options of the storage of an export at another root. None derives them from the options of the
+            lakehouse.
+
+    Raises:
+        TrinityLakeError: See :func:`plan_restore` and :meth:`RestorePlan.execute`. Unlike the plan, this fails for any
+            damaged table.
     """
     with operation_span(Restore.telemetry_name):
         plan = plan_restore(lake, name, namespaces, tables, target_options=target_options)
@@ -160,7 +204,7 @@ def restore_export(
 
 @dataclass(frozen=True, kw_only=True)
 class Restore(PlannedOperation[RestorePlan, CommitReport]):
-    """The restore of objects, by name, from an export at another root. ``export`` is what planning opened."""
+    """Restore objects, by name, from an export at another root."""
 
     telemetry_name = "restore"
 
@@ -168,47 +212,49 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
     namespaces: tuple[str, ...]
     tables: tuple[str, ...]
     target_options: Mapping[str, str] | None
+    #: The version to restore from; opened by planning.
     export: Snapshot | None = None
     progress: Progress = no_progress
 
     def plan(self) -> RestorePlan:
-        """Plan on the latest version. Raises what :func:`plan_restore` raises."""
+        """Plan on the latest version. See :func:`plan_restore` for the errors."""
         base, export = self.lake.snapshot(), self.lake.exported(self.name, self.target_options)
         record = record_of(base.definition, self.name)
         check_no_clone(record)
         check_is_export_of(export, base, self.name)
         only = selected_objects(base, export, self.name, self.namespaces, self.tables)
-        here = {key: place for key, place in scan(base.files.nodes, base.root) if is_chosen(base, key, only)}
-        there = {key: place for key, place in chosen_entries(export, ()) if is_chosen(base, key, only)}
+        current = dict(entry for entry in scan(base.files.nodes, base.root) if is_selected(base, entry[0], only))
+        exported = dict(entry for entry in selected_entries(export, ()) if is_selected(base, entry[0], only))
         own_io = reading_io(self.lake)
         is_same = self._comparison(base, export)
-        different = [(key, place) for key, place in there.items() if not is_same(key, here.get(key), place)]
-        lost = self._with_missing_files(base, here, there.keys() - dict(different), own_io)
-        different = sorted([*different, *((key, there[key]) for key in lost)])
+        different = [
+            (key, location) for key, location in exported.items() if not is_same(key, current.get(key), location)
+        ]
+        lost = self._with_missing_files(base, current, exported.keys() - dict(different), own_io)
+        different = sorted([*different, *((key, exported[key]) for key in lost)])
         identifier = uuid.uuid4()
-        fresh = Destination(self.lake.root, identifier, f"restore-{identifier}/")
-        other = export.files.storage
-        io = self._reading(other, self.lake)
-        selection = Selector(export, Choice(ExportLevel.FULL), io).select(fresh, different, own_io=own_io)
+        destination = Destination(self.lake.root, identifier, f"restore-{identifier}/")
+        io = self._export_io(export.files.storage, self.lake)
+        selection = Selector(export, Choice(ExportLevel.FULL), io).select(destination, different, own_io=own_io)
         self._leave_out_uncopied(selection, export.version, own_io)
         for name in only:
             if name.table and str(name) in selection.damaged:
                 raise selection.damaged[str(name)]
-        kept = {key for key, _ in selection.entries}
-        left = {key: place for key, place in different if key not in kept}
-        removed = tuple(sorted(here.keys() - there.keys() - _same_tables(base, here, export, left)))
-        restored = {key: _definition_of(export, key, place) for key, place in different if key in kept}
+        selected = {key for key, _ in selection.entries}
+        skipped = {key: location for key, location in different if key not in selected}
+        removed = tuple(sorted(current.keys() - exported.keys() - _same_tables(base, current, export, skipped)))
+        restored = {key: _definition_of(export, key, location) for key, location in different if key in selected}
         NewNames(base, {**restored, **dict.fromkeys(removed)}).check(base)
-        changes = [KeyChange(key, here.get(key), place) for key, place in selection.entries]
-        changes += [KeyChange(key, here[key], None) for key in removed]
-        named = [change_of(base.keys, change) for change in sorted(changes, key=lambda change: change.key)]
+        key_changes = [KeyChange(key, current.get(key), location) for key, location in selection.entries]
+        key_changes += [KeyChange(key, current[key], None) for key in removed]
+        changes = [change_of(base.keys, change) for change in sorted(key_changes, key=lambda change: change.key)]
         return RestorePlan(
             base_version=base.version,
             base_id=base_id_of(base),
             name=self.name,
             target=export.files.storage.root,
             only=tuple(map(str, only)),
-            changes=tuple(change for change in named if change is not None),
+            changes=tuple(change for change in changes if change is not None),
             files=selection.n_files,
             bytes=selection.known_bytes,
             damaged=reasons(selection.damaged),
@@ -233,13 +279,18 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         )
 
     def commit(self, plan: RestorePlan, metered: MeteredLakehouse) -> int:
-        """Copy missing files and commit; return the version."""
+        """Copy missing files, commit, and return the version.
+
+        Args:
+            plan: The plan.
+            metered: The lakehouse to commit to, which counts requests.
+        """
         assert self.export is not None
         lake = metered.lake
-        io = self._reading(metered.also(self.export.files.storage), lake)
+        io = self._export_io(metered.also(self.export.files.storage), lake)
         message = f"export {self.name} from {plan.target}"[:_LONGEST_MESSAGE_CHARS]
-        claim = {} if plan.exported is None else {ROLLED_BACK_TO: str(plan.exported)}
-        with lake.transaction(message=message, properties=claim, operation=_OPERATION) as txn:
+        properties = {} if plan.exported is None else {ROLLED_BACK_TO: str(plan.exported)}
+        with lake.transaction(message=message, properties=properties, operation=_OPERATION) as txn:
             txn.require(lambda base: self._check_base(plan, base))
             for key in plan.removed:
                 txn.restore_entry(key, None)
@@ -255,7 +306,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         if base.version != plan.base_version:
             raise CommitConflictError(
                 f"version {base.version} was committed after version {plan.base_version}, on which the restore was"
-                " planned; look at the new plan",
+                " planned; review the new plan",
                 conflicts=(f"version {base.version}",),
                 base_version=plan.base_version,
                 latest_version=base.version,
@@ -272,15 +323,15 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         selection.leave_out(damaged)
 
     def _with_missing_files(
-        self, base: Snapshot, here: Mapping[str, str], keys: Iterable[str], own_io: StorageFileIO
+        self, base: Snapshot, current: Mapping[str, str], keys: Iterable[str], own_io: StorageFileIO
     ) -> list[str]:
-        """Return the keys of objects that lost a file here, of those that are as a full export has them.
+        """Return the keys of unchanged objects that lost a file here and that a full export can restore.
 
         A damaged definition, metadata file or manifest counts as lost. Data files are not read.
         """
         record = record_of(base.definition, self.name)
         if record is None or record.level != ExportLevel.FULL:
-            return []  # such an export has no files of its own to bring back
+            return []  # the export has no copies of the files
 
         def lacks_file(key: str) -> bool:
             name = base.keys.decode(key)
@@ -288,60 +339,60 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
                 return False
             try:
                 if name.table is None:
-                    base.files.definitions.namespace(here[key])
+                    base.files.definitions.namespace(current[key])
                 else:
-                    check_table_files(base.version, own_io, base.files.definitions.table(here[key]))
+                    check_table_files(base.version, own_io, base.files.definitions.table(current[key]))
             except LocationNotAllowedError:
-                return False  # it needs files of others, which no export of this lakehouse brings back
+                return False  # an external file, which no export of this lakehouse copies
             except (FileMissingError, CorruptFileError):
                 return True
             return False
 
-        chosen = sorted(keys)
-        found = run_parallel(lacks_file, chosen, self.lake.storage.concurrency)
-        return [key for key, is_lost in zip(chosen, found, strict=True) if is_lost]
+        candidates = sorted(keys)
+        results = run_parallel(lacks_file, candidates, self.lake.storage.concurrency)
+        return [key for key, is_lost in zip(candidates, results, strict=True) if is_lost]
 
-    def _reading(self, other: Storage, lake: Lakehouse) -> StorageFileIO:
-        """Return a reader of the export's files, and of those that were left in the lakehouse."""
+    def _export_io(self, other: Storage, lake: Lakehouse) -> StorageFileIO:
+        """Return a reader of the export's files and of the files that were not copied from the lakehouse."""
         options = self.target_options if self.target_options is not None else options_for(self.lake, other.root)
         return StorageFileIO.on(other, options, read_only=True, others=[lake.storage])
 
     def _comparison(self, base: Snapshot, export: Snapshot) -> Callable[[str, str | None, str], bool]:
-        """Return a function that tells whether an entry of the export was made of the present one."""
+        """Return a predicate: whether an entry of the export is a copy of the current entry of the same key."""
         record = record_of(base.definition, self.name)
         level = ExportLevel.FULL if record is None else record.level
         exported = Destination.other_root(export.files.storage.root, base.definition.id, level)
         limit_bytes = base.definition.file_path_max_size_bytes
 
-        def is_same(key: str, here: str | None, there: str) -> bool:
+        def is_same(key: str, current: str | None, location: str) -> bool:
             name = base.keys.decode(key)
-            if here is None:
+            if current is None:
                 return False
-            if there == exported.pointer(self.lake.root, here):
+            if location == exported.pointer(self.lake.root, current):
                 return True
-            return name is not None and exported.is_copy(there, name, here, limit_bytes)
+            return name is not None and exported.is_copy(location, name, current, limit_bytes)
 
         return is_same
 
 
-def _same_tables(base: Snapshot, here: Mapping[str, str], export: Snapshot, left: Mapping[str, str]) -> set[str]:
-    """Return the keys of tables here that are left out of a restore, whatever their names, and of their namespaces.
+def _same_tables(base: Snapshot, current: Mapping[str, str], export: Snapshot, skipped: Mapping[str, str]) -> set[str]:
+    """Return the keys of current tables that the restore skips in the export under any name, and of their namespaces.
 
     Args:
         base: The version before the restore.
-        here: The locations of its definitions by key.
-        export: The export.
-        left: The locations of definitions in the export that are left out, by key.
+        current: The locations of its definitions by key.
+        export: The exported version.
+        skipped: The locations of the exported definitions that the restore skips, by key.
 
     Raises:
-        StorageError: A definition cannot be read for now.
+        StorageError: A storage request failed.
     """
-    ids = set(table_ids(export, left).values()) if left else set()
-    tables = {key: place for key, place in here.items() if not is_namespace_key(key)} if ids else {}
+    ids = set(table_ids(export, skipped).values()) if skipped else set()
+    tables = {key: location for key, location in current.items() if not is_namespace_key(key)} if ids else {}
     keys = {key for key, table_id in table_ids(base, tables).items() if table_id in ids}
     return keys | {base.keys.namespace_key(base.object_name(key).namespace) for key in keys}
 
 
 def _definition_of(export: Snapshot, key: str, location: str) -> Entry:
-    """Return the definition of a namespace, and the location of a table."""
+    """Return the definition of a namespace, or the location of a table."""
     return export.namespace_at(location) if is_namespace_key(key) else location

@@ -1,7 +1,7 @@
-"""Writes the root of an export: a root under the same root, or a version of a lakehouse of its own.
+"""Write the root of an export: within the lakehouse, or as a version of another lakehouse.
 
-Nodes are built anew from the entries. Their names are made of the export's id. So an export that was cut off, or is
-made twice at a time, writes the same files again.
+Nodes are rebuilt from the entries. Their names derive from the id of the export, so that a resumed or concurrent run of
+the same export writes the same files.
 """
 
 from __future__ import annotations
@@ -39,36 +39,45 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 Write = Callable[[Mapping[str, bytes]], None]
 
-#: Operations that leave the objects of a lakehouse as they are: exports go on after them.
-_LEAVE_OBJECTS = frozenset(
+#: Operations that do not change namespaces and tables, so that a lakehouse remains a valid target after them.
+_PRESERVING_OPERATIONS = frozenset(
     {"compact", "expire", "undelete", "purge", "orphans", "reconcile", "alter-definition", EXPORT, "drop-export"}
-    | {CLONE, "drop-clone", "refresh"}  # what keeps versions for clones of it
+    | {CLONE, "drop-clone", "refresh"}  # they record versions kept for clones
 )
 _SOURCE_ID = "source_id"
-_LONGEST_NAMESPACES_BYTES = 1000
+_MAX_NAMESPACES_BYTES = 1000
 
 
 def export_id(record: ExportRecord) -> uuid.UUID:
-    """Return the id of an export, which its manifest's name holds."""
+    """Return the id of an export, which the name of its manifest contains."""
     return uuid.UUID(record.manifest_path.removeprefix("_ops/export-").removesuffix(".json"))
 
 
-def built_root(
+def build_root(
     entries: Sequence[tuple[str, str]], limits: TreeLimits, identifier: uuid.UUID, created_at_ms: int, write: Write
 ) -> NodeFile:
-    """Return the root, without system rows, of a tree of these entries. The other nodes are passed to ``write``.
+    """Build a tree from entries and return its root, without system rows.
 
-    Raises InvalidInputError if URIs of files that are not copied make a node too large.
+    Args:
+        entries: The entries, as (key, location).
+        limits: The limits of the tree.
+        identifier: The id of the export, from which the names of the nodes derive.
+        created_at_ms: The creation time of the nodes, in milliseconds since the epoch.
+        write: Receives the files of the other nodes, by path.
+
+    Raises:
+        InvalidInputError: A node is too large because it names files of the source by their URIs.
+        StorageError: A storage request failed.
     """
     numbers = itertools.count()
 
-    def checked(files: Mapping[str, bytes]) -> None:
+    def write_checked(files: Mapping[str, bytes]) -> None:
         largest_bytes = max(map(len, files.values()))
         if largest_bytes > limits.node_file_max_size_bytes:
             raise InvalidInputError(
                 f"a node of the export would have {largest_bytes} bytes, more than node_file_max_size_bytes"
-                f" ({limits.node_file_max_size_bytes}), as it names files of the source by their URIs; export with"
-                " definitions, or full"
+                f" ({limits.node_file_max_size_bytes}), because it refers to files of the source by URI; make a full"
+                " export, or a partial one with definitions"
             )
         write(files)
 
@@ -76,24 +85,33 @@ def built_root(
         entries,
         limits,
         created_at_ms=created_at_ms,
-        write=checked,
+        write=write_checked,
         new_path=lambda: new_node_path(derived_uuid(identifier, f"node {next(numbers)}")),
     )
 
 
 def root_in_same_lakehouse(source: Snapshot, tree: NodeFile, definition_path: str, path: str) -> bytes:
-    """Return the root of an export at ``path`` under its source's root.
+    """Return the bytes of the root of an export within the lakehouse.
 
-    It has the source's system rows and another tree.
+    Args:
+        source: The exported version, whose system rows the root gets.
+        tree: The root of the exported tree, without system rows.
+        definition_path: The path of the lakehouse definition.
+        path: The path of the new root.
     """
     system = {**source.root.system, LAKEHOUSE_DEF: definition_path}
     return source.limits.encoded(replace(tree, system=system), path)
 
 
 def copied_root(source: Snapshot, path: str) -> bytes:
-    """Return the copy at ``path`` of a version's root.
+    """Return the bytes of a copy of a version's root. A root without checksums is copied byte for byte.
 
-    A root without seals is copied byte for byte. Raises StorageError.
+    Args:
+        source: The version.
+        path: The path of the copy.
+
+    Raises:
+        StorageError: A storage request failed.
     """
     data = source.files.storage.read(source.location)
     return (
@@ -108,14 +126,26 @@ def lakehouse_def_copy(identifier: uuid.UUID) -> str:
 
 @dataclass(frozen=True)
 class TargetLakehouse:
-    """Another root, the target of an export. ``base`` is its latest version, None if there is no lakehouse yet."""
+    """A lakehouse at another root, the target of an export."""
 
+    #: The lakehouse at the target.
     lake: Lakehouse
+    #: Its latest version; None if there is no lakehouse yet.
     base: Snapshot | None
 
     @classmethod
     def open(cls, lake: Lakehouse, source: Snapshot, choice: Choice) -> TargetLakehouse:
-        """Look at a target. Raises InvalidInputError if a lakehouse is there that is not an export like this one."""
+        """Open a target.
+
+        Args:
+            lake: The lakehouse at the target, which need not exist yet.
+            source: The version to export.
+            choice: The selected content.
+
+        Raises:
+            InvalidInputError: The lakehouse at the target is not an export of the source with the same selection.
+            StorageError: A storage request failed.
+        """
         if not has_roots(lake.storage):
             return cls(lake, None)
         target = cls(lake, lake.snapshot())
@@ -123,10 +153,10 @@ class TargetLakehouse:
         return target
 
     def _check_exported(self, source: Snapshot, choice: Choice) -> None:
-        """Raise InvalidInputError unless the target has the objects of an export with the same choice."""
+        """Raise InvalidInputError unless the target contains an export with the same selection and no other changes."""
         for info in self.lake.history():
             if info.operation == EXPORT and _SOURCE_ID in info.properties:
-                expected = _properties(source, choice)
+                expected = _source_properties(source, choice)
                 different = sorted(
                     name
                     for name in (_SOURCE_ID, "level", "namespaces", "definitions")
@@ -134,35 +164,45 @@ class TargetLakehouse:
                 )
                 if different:
                     raise InvalidInputError(
-                        f"the lakehouse at {self.lake.root} is an export with another {' and '.join(different)};"
-                        " export to another target",
+                        f"the lakehouse at {self.lake.root} is an export with a different"
+                        f" {' and '.join(different)}; export to another target",
                         path=self.lake.root,
                     )
                 return
-            if info.operation not in _LEAVE_OBJECTS:
+            if info.operation not in _PRESERVING_OPERATIONS:
                 raise InvalidInputError(
-                    f"version {info.version} of the lakehouse at {self.lake.root} ({info.operation or 'no operation'})"
-                    " is no export; exporting into it would undo what was changed there, so export to another target",
+                    f"the lakehouse at {self.lake.root} cannot take the export: its version {info.version}"
+                    f" ({info.operation or 'no operation'}) is not an export, and its changes would be lost; export to"
+                    " another target",
                     path=self.lake.root,
                     version=info.version,
                 )
         raise InvalidInputError(
-            f"the lakehouse at {self.lake.root} is no export; export to another target", path=self.lake.root
+            f"the lakehouse at {self.lake.root} is not an export; export to another target", path=self.lake.root
         )
 
     def entries(self) -> dict[str, str]:
-        """Return the target's entries: key -> location."""
+        """Return the location of each key of the target; empty if there is no lakehouse yet."""
         return {} if self.base is None else dict(scan(self.base.files.nodes, self.base.root))
 
 
 def leaves_objects(info: VersionInfo) -> bool:
-    """Whether a version has the same objects as the one before, as its operation says."""
-    is_from_elsewhere = info.operation == EXPORT and _SOURCE_ID in info.properties
-    return info.operation in _LEAVE_OBJECTS and not is_from_elsewhere
+    """Whether a version has the same objects as the previous version, according to its operation."""
+    is_export_of_another = info.operation == EXPORT and _SOURCE_ID in info.properties
+    return info.operation in _PRESERVING_OPERATIONS and not is_export_of_another
 
 
 def check_is_export_of(exported: Snapshot, source: Snapshot, name: str) -> None:
-    """Raise InvalidInputError if a version at another root does not hold an export of this lakehouse."""
+    """Check that a version at another root contains an export of this lakehouse.
+
+    Args:
+        exported: The version at the other root.
+        source: The latest version of this lakehouse.
+        name: The name of the export.
+
+    Raises:
+        InvalidInputError: Another lakehouse now uses that root.
+    """
     for info in history(exported.files, latest=exported):
         if info.operation == EXPORT and _SOURCE_ID in info.properties:
             if info.properties[_SOURCE_ID] == source.definition.id:
@@ -170,8 +210,8 @@ def check_is_export_of(exported: Snapshot, source: Snapshot, name: str) -> None:
             break
     root = exported.files.storage.root
     raise InvalidInputError(
-        f"version {exported.version} of the lakehouse at {root} was not made of this one: another lakehouse has taken"
-        f" the place of export {name!r}; drop the export",
+        f"version {exported.version} of the lakehouse at {root} is not export {name!r} of this lakehouse: another"
+        " lakehouse replaced it; drop the export",
         path=exported.location,
         version=exported.version,
     )
@@ -179,20 +219,25 @@ def check_is_export_of(exported: Snapshot, source: Snapshot, name: str) -> None:
 
 @dataclass(frozen=True)
 class TargetExport:
-    """Writes one export into another root."""
+    """Write one export to another root."""
 
+    #: The lakehouse at the target.
     target: TargetLakehouse
+    #: The version to export.
     source: Snapshot
+    #: The root of the source.
     source_root: str
+    #: The record of the export.
     record: ExportRecord
+    #: The selected content.
     choice: Choice
 
     @property
     def definition(self) -> LakehouseDef:
-        """The definition of the new lakehouse: settings of the source, without the state of its operations.
+        """The definition of a new lakehouse: the settings of the source, without the state of its operations.
 
-        Its id is the same for all exports from this source to this root. So table folders of a cut-off export belong to
-        the finished one.
+        All exports from this source to this root have the same id, so that the table folders of an interrupted export
+        belong to the finished one.
         """
         name = f"{self.source.definition.id}/lakehouse at {self.record.target_uri}"
         return replace(
@@ -210,22 +255,23 @@ class TargetExport:
 
     @property
     def _sources(self) -> tuple[SourceRecord, ...]:
-        """The sources of the lakehouse at the target: none if everything is copied."""
+        """The source lakehouses that the target may read; none for a full export."""
         if self.choice.level == ExportLevel.FULL:
             return ()
         return sources_of_copy(self.source_root, self.source.definition, self.source.version)
 
     @property
     def target_definition(self) -> LakehouseDef:
-        """The definition that the lakehouse at the target has, or will have."""
+        """The definition of the lakehouse at the target, existing or new."""
         return self.definition if self.target.base is None else self.target.base.definition
 
     def begin(self) -> Transaction | None:
-        """Prepare the target before anything is copied. A new target gets its definition, another one a transaction.
+        """Prepare the target before any file is copied, so that an unsuitable target is rejected early.
 
-        So a target that cannot hold a lakehouse is refused early. Files that are older than the transaction's time to
-        live at its commit may be gone as orphans. They are not committed. A minimal export copies no such files, and
-        takes none.
+        Returns:
+            The transaction for the changes. None for a new lakehouse, whose definition is written, and for a minimal
+            export, whose whole tree is replaced. Committing fails after the time to live of the transaction, because
+            the copied files may have been removed as orphans by then.
         """
         lake = self.target.lake
         if self.target.base is None:
@@ -239,40 +285,45 @@ class TargetExport:
         return txn
 
     def _record_sources(self) -> None:
-        """Update the sources of a target that lacks some, as an earlier version of this program made it."""
+        """Record sources that the target lacks because an earlier version of this library created it."""
         assert self.target.base is not None
-        known = self.target.base.definition.sources
-        missing = tuple(one for one in self._sources if one.root not in {record.root for record in known})
+        recorded = self.target.base.definition.sources
+        recorded_roots = {source.root for source in recorded}
+        missing = tuple(source for source in self._sources if source.root not in recorded_roots)
         if missing:
-            self.target.lake.alter_definition(self._message, sources=(*known, *missing))
+            self.target.lake.alter_definition(self._message, sources=(*recorded, *missing))
 
     def check_unchanged(self, latest: Snapshot) -> None:
-        """Raise MaintenanceBlockedError if objects changed at the target.
-
-        Only all differences together make a version.
-        """
+        """Raise MaintenanceBlockedError if objects changed at the target since it was opened."""
         base = self.target.base
         if base is not None and diff_trees(base.files.nodes, base.root, latest.root):
             raise MaintenanceBlockedError(
-                f"the lakehouse at {self.target.lake.root} was changed meanwhile; export once more",
+                f"the export failed: the lakehouse at {self.target.lake.root} was changed during the export; retry",
                 path=self.target.lake.root,
                 version=latest.version,
             )
 
     def whole_tree(self, entries: Sequence[tuple[str, str]], write: Write) -> NodeFile:
-        """Write the nodes of a tree of these entries. Returns its root, without system rows.
+        """Write the nodes of the exported tree and return its root, without system rows.
 
-        The root of a minimal export is the source's, with full URIs for all that it points to.
+        The root of a minimal export is that of the source, with full URIs for all locations.
+
+        Args:
+            entries: The entries, as (key, location).
+            write: Receives the files of the other nodes, by path.
         """
         if self.choice.level == ExportLevel.MINIMAL:
             return self.source.root.rebased(lambda location: to_uri(self.source_root, location))
         limits, created_at_ms = TreeLimits.of(self.definition), self.record.created_at_millis
-        return built_root(entries, limits, export_id(self.record), created_at_ms, write)
+        return build_root(entries, limits, export_id(self.record), created_at_ms, write)
 
     def put(self, tree: NodeFile) -> int:
-        """Commit a given tree at the target, and return the version.
+        """Commit a complete tree at the target, and return the version.
 
-        Raises MaintenanceBlockedError, CommitConflictError, StorageError.
+        Raises:
+            MaintenanceBlockedError: The target was changed or created by another process.
+            CommitConflictError: Other commits conflicted too often.
+            StorageError: A storage request failed.
         """
         if self.target.base is None:
             return self._create(tree)
@@ -291,25 +342,33 @@ class TargetExport:
         create_fresh(lake.storage, edited.node_files)
         if not create_first_version(lake.files, self.definition, replace(edited.root, system=root.system)):
             raise MaintenanceBlockedError(
-                f"somebody else created a lakehouse at {lake.root} meanwhile; export once more, which says whether it"
-                " can take this export",
+                f"the export failed: another process created a lakehouse at {lake.root}; retry",
                 path=lake.root,
             )
         return 0
 
     def commit(self, txn: Transaction, entries: Sequence[tuple[str, str]]) -> int:
-        """Commit the differences from the target's version, and return the version. Raises CommitConflictError."""
-        there, wanted = self.target.entries(), dict(entries)
-        for key in there.keys() - wanted.keys():
+        """Commit the differences between the target and the exported entries, and return the version.
+
+        Args:
+            txn: The transaction that :meth:`begin` returned.
+            entries: The exported entries, as (key, location), each namespace before its tables.
+
+        Raises:
+            CommitConflictError: Another commit conflicts.
+            MaintenanceBlockedError: The target was changed by another process.
+        """
+        current, wanted = self.target.entries(), dict(entries)
+        for key in current.keys() - wanted.keys():
             txn.restore_entry(key, None)
-        for key, location in entries:  # namespaces before their tables
-            if there.get(key) != location:
+        for key, location in entries:
+            if current.get(key) != location:
                 txn.restore_entry(key, location, mirrors=True)
         return txn.commit()
 
     @property
     def _own_properties(self) -> dict[str, str]:
-        return {**_properties(self.source, self.choice), "source": self.source_root}
+        return {**_source_properties(self.source, self.choice), "source": self.source_root}
 
     @property
     def _definition_path(self) -> str:
@@ -322,10 +381,10 @@ class TargetExport:
 
 @dataclass(frozen=True)
 class _SourceTree:
-    """The source's tree under the definition of the target.
+    """Commit the tree of the source under the definition of the target.
 
-    It replaces the whole tree there. Nodes that an earlier export points to may be gone from the source once that
-    export is dropped. Only the version that is exported now is sure to keep its own.
+    It replaces the whole tree there, because nodes of an earlier export may be deleted at the source after that export
+    is dropped. Only the version that is exported now is sure to keep its nodes.
     """
 
     tree: NodeFile
@@ -345,21 +404,21 @@ def _without_system(root: NodeFile) -> NodeFile:
     return replace(root.rebased(lambda location: location), system={})
 
 
-def _properties(source: Snapshot, choice: Choice) -> dict[str, str]:
-    """Return the entries of a target's version about its source."""
-    named = {
+def _source_properties(source: Snapshot, choice: Choice) -> dict[str, str]:
+    """Return the commit properties of a target's version that describe its source."""
+    properties = {
         _SOURCE_ID: source.definition.id,
         "source_version": str(source.version),
         "level": choice.level.name.lower(),
-        "namespaces": _shown(choice.namespaces),
+        "namespaces": _namespaces_property(choice.namespaces),
         "definitions": "copied" if choice.copies_definitions else "",
     }
-    return {name: value for name, value in named.items() if value}
+    return {name: value for name, value in properties.items() if value}
 
 
-def _shown(namespaces: Sequence[str]) -> str:
-    """Return a text that identifies a choice of namespaces. If a commit cannot name so many, it is a digest."""
-    text = " ".join(sorted(namespaces))  # no name holds a space
-    if len(text.encode()) <= _LONGEST_NAMESPACES_BYTES:
+def _namespaces_property(namespaces: Sequence[str]) -> str:
+    """Return a text that identifies a selection of namespaces; a digest if the names are too long for a commit."""
+    text = " ".join(sorted(namespaces))  # names contain no spaces
+    if len(text.encode()) <= _MAX_NAMESPACES_BYTES:
         return text
     return f"{len(namespaces)} with sha256 {hashlib.sha256(text.encode()).hexdigest()}"

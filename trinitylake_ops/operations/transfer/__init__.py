@@ -1,1 +1,1 @@
-"""Transfers of the files of a version: selection, names at the target, copies in order, files that the target has."""
+"""Select the files of a version and copy them to a target."""

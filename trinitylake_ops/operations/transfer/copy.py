@@ -1,8 +1,8 @@
-"""Copy files to the target of a transfer: data, Iceberg metadata, definitions, then what the caller creates of bytes.
+"""Copy files to the target of a transfer: data, Iceberg metadata, definitions, and files created from bytes.
 
-A file that others point to is copied before these. Each copy is read back and compared with its source, unless all
-names are new. A copy that the target already has is compared and not sent again, so that a transfer that was cut off
-continues when it is repeated.
+A file is copied before the files that refer to it. Each copy is read back and compared with its source, unless all
+names are new. A copy that the target already has is compared but not sent again, so that an interrupted transfer
+resumes when it is repeated.
 """
 
 from __future__ import annotations
@@ -31,53 +31,53 @@ from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 
-_MOST_BYTES_IN_FLIGHT = 512 * 1024 * 1024
-_MOST_BYTES_IN_TASK = 128 * 1024 * 1024
+_MAX_BYTES_IN_FLIGHT = 512 * 1024 * 1024
+_MAX_BYTES_IN_TASK = 128 * 1024 * 1024
 
 
 def claim_table_folders(io: StorageFileIO, tables: Sequence[TableCopy], definition: LakehouseDef) -> dict[str, Storage]:
     """Write the owner files of the folders of copied tables.
 
     Args:
-        io: Writes files of the lakehouse that has the copies.
+        io: Writes files of the lakehouse that gets the copies.
         tables: The tables.
         definition: The definition of that lakehouse.
 
     Returns:
-        The storages of the folders beyond the root of that lakehouse, by their roots.
+        The storages of folders outside the root of that lakehouse, by their roots.
 
     Raises:
         LocationNotAllowedError: A folder belongs to another lakehouse, or a table root to a copy of this one.
-        StorageError: The storage fails.
+        StorageError: A storage request failed.
     """
-    places = {table.places.table_id: table.places for table in tables}
-    roots = sorted({one.target_root for one in places.values()})
+    file_maps = {table.places.table_id: table.places for table in tables}
+    roots = sorted({file_map.target_root for file_map in file_maps.values()})
     storages = {root: io.storage_at(root) for root in roots if root != io.root}
 
     def claim(table_id: str) -> None:
-        root = places[table_id].target_root
+        root = file_maps[table_id].target_root
         if root == io.root:
             claim_folder(io.storage, table_id, definition.id)
         else:
             io.folders.check(storages[root], owner_path(table_id))
 
-    run_parallel(in_one_round_trip(claim), sorted(places), io.storage.concurrency)
+    run_parallel(in_one_round_trip(claim), sorted(file_maps), io.storage.concurrency)
     return storages
 
 
 def existing_table_files(storages: Mapping[str, Storage], tables: Sequence[TableCopy]) -> dict[str, int]:
-    """Return the sizes in bytes of the files in folders of tables, by their paths.
+    """Return the sizes in bytes of the files in folders of tables, by path.
 
     Args:
-        storages: The storages of the folders, by their roots. Tables below other roots are passed over.
+        storages: The storages of the folders, by their roots. Tables below other roots are skipped.
         tables: The tables.
 
     Raises:
-        StorageError: The storage fails.
+        StorageError: A storage request failed.
     """
     existing: dict[str, int] = {}
     for root, storage in storages.items():
-        for table_id in sorted({one.places.table_id for one in tables if one.places.target_root == root}):
+        for table_id in sorted({table.places.table_id for table in tables if table.places.target_root == root}):
             existing |= {info.path: info.size_bytes for info in storage.list(table_prefix(table_id))}
     return existing
 
@@ -86,28 +86,29 @@ def existing_table_files(storages: Mapping[str, Storage], tables: Sequence[Table
 class CopyJob:
     """A file to copy to ``target``."""
 
-    #: The location of the source, None for a file that is new.
+    #: The location of the source; None for a new file.
     source: str | None
     target: str
-    #: The bytes of the copy if they are known before.
+    #: The bytes of the copy, if they are known in advance.
     data: bytes | None = None
     #: The approximate size of the source.
     size_bytes: int = 0
-    #: The size of the file that the target has under this name, None if it has none.
+    #: The size of the target's file of this name; None if it has none.
     existing_bytes: int | None = None
-    #: The file of a table, with the locations of its copies, if it contains paths and is rewritten.
+    #: The table file, if it contains paths and is rewritten.
     file: FileCopy | None = None
+    #: The locations of the copies of the table's files.
     places: TableFileMap | None = None
-    #: The sizes in bytes of the copies whose sizes the file records, by their paths.
+    #: The sizes in bytes of the copies whose sizes the file records, by path.
     sizes_bytes: Mapping[str, int] = field(default_factory=dict)
-    #: Whether the file is a definition, whose checksums are bound to its name.
+    #: Whether the file is a definition, whose checksums depend on its path.
     is_definition: bool = False
-    #: Whether a file of another size at the target is overwritten.
+    #: Whether to overwrite a file of another size at the target.
     replaces: bool = False
 
     @property
     def _data_bytes(self) -> int:
-        """The size of a file of data or deletes, which may be large, as its table records it."""
+        """The size of a data or delete file, which can be large, as its table records it; 0 for other files."""
         is_metadata = self.file is not None and self.file.kind != FileKind.POSITION_DELETES
         return 0 if is_metadata else self.size_bytes
 
@@ -127,22 +128,26 @@ class CopyJob:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A copy that was compared with its source, and whether the target already had it."""
+    """A copy that was compared with its source."""
 
+    #: The record of the copy.
     file: CopiedFile
+    #: Whether the target already had it.
     existed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Uncopied:
-    """A copy that was not made, because its source is damaged or missing."""
+class FailedCopy:
+    """A copy that was not made because its source is damaged or missing."""
 
+    #: The location of the copy.
     target: str
+    #: The error of the source.
     error: TrinityLakeError
 
 
 class CopyWork:
-    """Work: copies files. In this process ``on_copied`` receives each copy at once, and only failures are returned."""
+    """Work: copy files. In this process, ``on_copied`` receives each copy at once, and only failures are returned."""
 
     weight: ClassVar[Weight] = Weight.FILE
 
@@ -158,39 +163,47 @@ class CopyWork:
         self._target = target
         self._on_copied = on_copied
         self._reads_back = reads_back
-        self._budget = _ByteBudget(_MOST_BYTES_IN_FLIGHT)
+        self._budget = _ByteBudget(_MAX_BYTES_IN_FLIGHT)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_copy_in_task, (self._io, self._target, self._reads_back))
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """Source and target."""
+        """The source and the target."""
         return (self._target,) if self._io.storage is self._target else (self._io.storage, self._target)
 
-    def __call__(self, jobs: Sequence[CopyJob]) -> list[Copied | Uncopied | None]:
+    def __call__(self, jobs: Sequence[CopyJob]) -> list[Copied | FailedCopy | None]:
         """Copy files that do not depend on each other.
 
-        Raises CorruptFileError if the target has another file under the name of a copy, StorageError.
+        Args:
+            jobs: The files.
+
+        Returns:
+            A result for each file; None if ``on_copied`` received it.
+
+        Raises:
+            CorruptFileError: The target has a different file under the name of a copy.
+            StorageError: A storage request failed.
         """
-        # Small files under new names count as one round trip; other copies may be large, and each request counts.
+        # Small files under new names count as one round trip. Other copies can be large, so each request counts.
         copy = self._copy_or_error if self._reads_back else in_one_round_trip(self._copy_or_error)
-        # Each copy waits for its source as well; a storage that serves one request at a time still gets one.
+        # Half of the time a copy waits for its source. A storage with a concurrency of 1 still gets one request.
         return run_parallel(copy, jobs, 2 * self._target.concurrency - 1)
 
-    def _copy_or_error(self, job: CopyJob) -> Copied | Uncopied | None:
+    def _copy_or_error(self, job: CopyJob) -> Copied | FailedCopy | None:
         copied = self._copy(job)
-        if self._on_copied is None or isinstance(copied, Uncopied):
+        if self._on_copied is None or isinstance(copied, FailedCopy):
             return copied
         self._on_copied(copied)
         return None
 
-    def _copy(self, job: CopyJob) -> Copied | Uncopied:
-        with self._budget.taken(job.size_bytes):
+    def _copy(self, job: CopyJob) -> Copied | FailedCopy:
+        with self._budget.reserve(job.size_bytes):
             try:
                 data = job.content(self._io)
             except DAMAGE as error:
-                return Uncopied(job.target, error)
+                return FailedCopy(job.target, error)
             if not self._reads_back:
                 create_fresh(self._target, {job.target: data})
                 return Copied(CopiedFile.of(job.source, job.target, data), existed=False)
@@ -202,8 +215,8 @@ class CopyWork:
             limit_bytes = max(len(data), self._target.whole_file_limit_bytes)
             if self._target.read(job.target, limit_bytes=limit_bytes) != data:
                 raise CorruptFileError(
-                    f"a file under {self._target.root} has the name of a copy and other content; drop the export, and"
-                    " if it goes to another root remove that file, or export to another target",
+                    f"the copy failed: a file under {self._target.root} has the name of a copy but different content;"
+                    " drop the export, and for a target at another root remove that file or use another target",
                     path=job.target,
                 )
         return Copied(CopiedFile.of(job.source, job.target, data), existed)
@@ -211,36 +224,38 @@ class CopyWork:
 
 def _copy_in_task(io: StorageFileIO, target: Storage, reads_back: bool) -> CopyWork:
     work = CopyWork(io, target, reads_back=reads_back)
-    work._budget = _ByteBudget(_MOST_BYTES_IN_TASK)
+    work._budget = _ByteBudget(_MAX_BYTES_IN_TASK)
     return work
 
 
 @dataclass
 class Transfer:
-    """Copies files into one storage, by an executor."""
+    """Copy files into one storage, using an executor."""
 
     target: Storage
     #: Reads the sources.
     io: StorageFileIO
     progress: Progress = no_progress
-    #: The number of files that the progress counts to.
+    #: The total that is passed to ``progress``.
     n_expected: int = 0
     executor: Executor = LOCAL
-    #: Leave out tables of which a file is damaged or missing, instead of raising the error.
+    #: Leave out tables with a damaged or missing file instead of raising its error.
     skips_damaged: bool = False
     #: Read each copy back and compare it with its source. Without it, all names at the target must be new.
     reads_back: bool = True
     #: The sizes in bytes of the files at the target before the transfer, by path.
     existing: dict[str, int] = field(default_factory=dict)
-    #: Existing files that were compared before, with the version that the target has. They are passed over.
+    #: Existing files that were already compared with the target's version. They are skipped.
     known: frozenset[str] = frozenset()
-    #: Existing files that the version needs with another size. They are overwritten.
+    #: Existing files with a wrong size. They are overwritten.
     replaced: frozenset[str] = frozenset()
-    #: The storages of tables whose files go below another root, by these roots.
+    #: The storages of tables whose files are copied below other roots, by these roots.
     table_storages: Mapping[str, Storage] = field(default_factory=dict)
-    #: All copies, and the number and bytes of those that were sent.
+    #: All copies.
     files: list[CopiedFile] = field(default_factory=list)
+    #: The number of copies that were sent.
     copied_files: int = 0
+    #: Their total size.
     copied_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -249,19 +264,19 @@ class Transfer:
 
     @property
     def sizes_bytes(self) -> Mapping[str, int]:
-        """The sizes of the files at the target, with the copies made so far, by path."""
+        """The sizes of the files at the target, including the copies made so far, by path."""
         return ChainMap(self._sizes_bytes, self.existing)
 
     def copy(self, selection: Selection) -> None:
-        """Copy all selected files: what others point to comes first.
+        """Copy all selected files, each before the files that refer to it.
 
-        With ``skips_damaged``, damaged tables are left out of the selection.
+        With ``skips_damaged``, damaged tables are removed from the selection.
 
         Raises:
-            CorruptFileError: The target has another file under the name of a copy, or a source is damaged.
+            CorruptFileError: The target has a different file under the name of a copy, or a source is damaged.
             FileMissingError: A source is missing.
-            LocationNotAllowedError: A source may not be read.
-            StorageError: The storage fails.
+            LocationNotAllowedError: A source is outside the allowed roots.
+            StorageError: A storage request failed.
         """
         unchanged = [kind for kind in FileKind if kind not in REWRITTEN]
         roots = sorted({table.places.target_root for table in selection.tables})
@@ -269,13 +284,13 @@ class Transfer:
             for root in roots:
                 tables = [table for table in selection.tables if table.places.target_root == root]
                 jobs = list(self._table_jobs(tables, kinds))
-                uncopied = self._run(jobs, target=self.table_storages.get(root), raises=not self.skips_damaged)
-                if uncopied:
-                    selection.leave_out(_damaged(tables, uncopied))
+                errors = self._run(jobs, target=self.table_storages.get(root), raises=not self.skips_damaged)
+                if errors:
+                    selection.leave_out(_damaged(tables, errors))
         self._run([self._definition_job(copy) for copy in selection.definitions])
 
     def create(self, files: Mapping[str, bytes]) -> None:
-        """Create files with these bytes, such as nodes. This process sends them."""
+        """Create files with these bytes, for example nodes, from this process."""
         jobs = [CopyJob(None, path, data, len(data), self.existing.get(path)) for path, data in files.items()]
         self._run(jobs, executor=LOCAL)
 
@@ -283,15 +298,15 @@ class Transfer:
         sizes_bytes = self.sizes_bytes
         for table in tables:
             files = [file for file in table.files if file.kind in kinds and file.target not in self.known]
-            sized = {SIZED_IN[kind] for kind in kinds if kind in SIZED_IN} if files else set()
-            named = [file.target for file in table.files if file.kind in sized]
-            of_named = {target: sizes_bytes[target] for target in named if target in sizes_bytes}
+            sized_kinds = {SIZED_IN[kind] for kind in kinds if kind in SIZED_IN} if files else set()
+            sized = [file.target for file in table.files if file.kind in sized_kinds]
+            recorded_sizes = {target: sizes_bytes[target] for target in sized if target in sizes_bytes}
             for file in files:
                 existing_bytes = self.existing.get(file.target)
                 job = CopyJob(file.source, file.target, None, file.size_bytes or 0, existing_bytes)
                 job = replace(job, replaces=file.target in self.replaced)
                 if file.kind in REWRITTEN:
-                    job = replace(job, file=file, places=table.places, sizes_bytes=of_named)
+                    job = replace(job, file=file, places=table.places, sizes_bytes=recorded_sizes)
                 yield job
 
     def _definition_job(self, copy: DefinitionCopy) -> CopyJob:
@@ -306,20 +321,20 @@ class Transfer:
         target: Storage | None = None,
         raises: bool = True,
     ) -> dict[str, TrinityLakeError]:
-        """Make copies. Returns errors of damaged sources by the targets of their copies, or raises the first one."""
-        note = partial(self._note, root="" if target is None else target.root)
-        uncopied: dict[str, TrinityLakeError] = {}
-        work = CopyWork(self.io, target or self.target, note, reads_back=self.reads_back)
-        for copied in (executor or self.executor).map(work, jobs):
-            if isinstance(copied, Uncopied):
+        """Make copies. Return the errors of damaged sources by the targets of their copies, or raise the first one."""
+        record = partial(self._record, root="" if target is None else target.root)
+        errors: dict[str, TrinityLakeError] = {}
+        work = CopyWork(self.io, target or self.target, record, reads_back=self.reads_back)
+        for result in (executor or self.executor).map(work, jobs):
+            if isinstance(result, FailedCopy):
                 if raises:
-                    raise copied.error
-                uncopied[copied.target] = copied.error
-            elif copied is not None:
-                note(copied)
-        return uncopied
+                    raise result.error
+                errors[result.target] = result.error
+            elif result is not None:
+                record(result)
+        return errors
 
-    def _note(self, copied: Copied, root: str) -> None:
+    def _record(self, copied: Copied, root: str) -> None:
         file = copied.file
         with self._lock:
             self.files.append(replace(file, target=f"{root}{file.target}"))
@@ -330,32 +345,32 @@ class Transfer:
         self.progress("copied", done, max(done, self.n_expected))
 
 
-def _damaged(tables: Iterable[TableCopy], uncopied: Mapping[str, TrinityLakeError]) -> dict[str, TrinityLakeError]:
-    """Return the ids of tables that lack a copy, each with the first reason."""
+def _damaged(tables: Iterable[TableCopy], errors: Mapping[str, TrinityLakeError]) -> dict[str, TrinityLakeError]:
+    """Return the first error of each table that lacks a copy, by its id."""
     damaged: dict[str, TrinityLakeError] = {}
-    for table in tables if uncopied else ():
+    for table in tables if errors else ():
         for file in table.files:
-            if file.target in uncopied:
-                damaged.setdefault(table.places.table_id, uncopied[file.target])
+            if file.target in errors:
+                damaged.setdefault(table.places.table_id, errors[file.target])
     return damaged
 
 
 class _ByteBudget:
-    """Limits the bytes in flight. A file that is larger than the limit waits until it is alone."""
+    """Limit the bytes in flight. A file that is larger than the limit waits until it is the only one."""
 
     def __init__(self, size_bytes: int):
         self._free_bytes = self._size_bytes = size_bytes
         self._changed = threading.Condition()
 
     @contextmanager
-    def taken(self, size_bytes: int) -> Iterator[None]:
-        wanted = min(size_bytes, self._size_bytes)
+    def reserve(self, size_bytes: int) -> Iterator[None]:
+        reserved_bytes = min(size_bytes, self._size_bytes)
         with self._changed:
-            self._changed.wait_for(lambda: self._free_bytes >= wanted)
-            self._free_bytes -= wanted
+            self._changed.wait_for(lambda: self._free_bytes >= reserved_bytes)
+            self._free_bytes -= reserved_bytes
         try:
             yield
         finally:
             with self._changed:
-                self._free_bytes += wanted
+                self._free_bytes += reserved_bytes
                 self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Names of copies at the target of a transfer, and the roots that can be a target."""
+"""Names of copies at the target of a transfer, and checks of target roots."""
 
 from __future__ import annotations
 
@@ -20,33 +20,37 @@ _RECOGNIZED_GENERATIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The target root of a transfer, and the rule for the names of the copies.
+    """The target root of a transfer, and the rule for the names of the copies."""
 
-    The name of a copied definition follows from ``seed`` and the name of its source. ``folder`` is the folder of the
-    copies within that of their table, empty if table files keep their paths. ``siblings`` are other rules under which
-    the target may have the same copies.
-    """
-
+    #: The target root.
     root: str
+    #: The name of a copied definition derives from this seed and the name of its source.
     seed: uuid.UUID
+    #: The folder of the copies within that of their table; empty if table files keep their paths.
     folder: str
+    #: Other rules under which the target may have the same copies.
     siblings: tuple[Destination, ...] = ()
 
     @classmethod
     def same_root(cls, root: str, export_id: uuid.UUID) -> Destination:
-        """Return names that only one export uses, for copies within its lakehouse."""
+        """Return names that only one export uses, for copies within its lakehouse.
+
+        Args:
+            root: The root of the lakehouse.
+            export_id: The id of the export.
+        """
         return cls(root, export_id, f"export-{export_id}/")
 
     @classmethod
     def other_root(cls, root: str, source_id: str, level: ExportLevel, generation: int = 0) -> Destination:
-        """Return names that all exports of a lakehouse at a level share, so that a later export finds its copies.
+        """Return names that all exports of a lakehouse at a level share, so that a later export finds existing copies.
 
         Args:
-            root: The target.
+            root: The target root.
             source_id: The id of the lakehouse.
-            level: The level.
-            generation: Each has other names, for copies whose names of the generations before cannot be relied on.
-                Generation 0 knows the names of the next ones.
+            level: The level of the export.
+            generation: Each generation has different names, for copies whose names in earlier generations cannot be
+                used. Generation 0 recognizes the names of the next ones.
         """
         seed = uuid.uuid5(uuid.NAMESPACE_URL, f"{source_id}/{level.name.lower()}")
         if generation:
@@ -56,26 +60,43 @@ class Destination:
         return cls(root, seed, "", tuple(cls.other_root(root, source_id, level, number) for number in later))
 
     def definition_path(self, name: ObjectName, source: str, limit_bytes: int, *, is_changed: bool) -> str:
-        """Return the path of the copy of a definition."""
+        """Return the path of the copy of a definition.
+
+        Args:
+            name: The name of the object.
+            source: The location of the definition.
+            limit_bytes: The maximum length of a path.
+            is_changed: Whether the copy differs from its source.
+        """
         if not self.folder and not is_changed and not is_uri(source):
             return source
         return definition_path(name, limit_bytes, derived_uuid(self.seed, source))
 
     def is_copy(self, location: str, name: ObjectName, source: str, limit_bytes: int) -> bool:
-        """Whether a location is that of a copy of a definition, under any of the names that it may have."""
+        """Whether a location is that of a copy of a definition, under any of its possible names.
+
+        Args:
+            location: The location.
+            name: The name of the object.
+            source: The location of the definition.
+            limit_bytes: The maximum length of a path.
+        """
         copies = [
-            names.definition_path(name, source, limit_bytes, is_changed=is_changed)
-            for names in (self, *self.siblings)
+            rule.definition_path(name, source, limit_bytes, is_changed=is_changed)
+            for rule in (self, *self.siblings)
             for is_changed in (False, True)
         ]
-        # Earlier exports into the same target made names of version 5.
-        copies += [
-            definition_path(name, limit_bytes, uuid.uuid5(names.seed, source)) for names in (self, *self.siblings)
-        ]
+        # Older releases used UUIDs of version 5 in names.
+        copies += [definition_path(name, limit_bytes, uuid.uuid5(rule.seed, source)) for rule in (self, *self.siblings)]
         return name_identity(location) in map(name_identity, copies)
 
     def pointer(self, source_root: str, location: str) -> str:
-        """Return how the tree at the target points to a file that is not copied."""
+        """Return how the tree at the target refers to a file that is not copied.
+
+        Args:
+            source_root: The root of the source.
+            location: The location of the file in the source.
+        """
         return to_location(self.root, to_uri(source_root, location))
 
 
@@ -83,9 +104,9 @@ def definition_path(name: ObjectName, limit_bytes: int, identifier: uuid.UUID) -
     """Return the path of a new definition of a namespace or table.
 
     Args:
-        name: The object.
-        limit_bytes: The longest path that the lakehouse allows.
-        identifier: The part of the name that distinguishes it from those of other definitions of the object.
+        name: The name of the object.
+        limit_bytes: The maximum length of a path.
+        identifier: The part of the file name that distinguishes it from other definitions of the object.
     """
     if name.table is None:
         return new_namespace_path(name.namespace, limit_bytes, identifier)
@@ -97,52 +118,54 @@ _SAME_SCHEMES = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "gcs": "gs"}
 
 
 def target_root(lake: Lakehouse, target: str | None, *definitions: LakehouseDef) -> str:
-    """Return the normalized root of a target, empty for none.
+    """Return the normalized root of a target; empty for none.
 
-    What is recorded before the first write to the target would stay where that write fails.
+    Targets are checked before anything is recorded, because a record would remain if the first write to the target
+    failed.
 
     Args:
         lake: The lakehouse that is exported or cloned.
-        target: The target as the caller names it.
-        definitions: The settings of the lakehouse in the versions concerned; they name its table roots and others.
+        target: The target, as given by the caller.
+        definitions: The definitions of the lakehouse in the versions concerned, which name other roots in use.
 
     Raises:
-        InvalidInputError: The target is, lies in, or contains a root that the lakehouse reads or writes.
-        InvalidLocationError: The target is no root.
-        StoragePermissionError: The target can contain no lakehouse.
+        InvalidInputError: The target is, is inside, or contains a root that the lakehouse reads or writes.
+        InvalidLocationError: The target is not a root.
+        StoragePermissionError: The target cannot contain a lakehouse.
     """
     if target is None:
         return ""
     root = normalize_root_uri(target)
-    for used, what in _used_roots(lake, definitions):
-        if _overlap(root, used):
+    for used_root, description in _used_roots(lake, definitions):
+        if _overlap(root, used_root):
             raise InvalidInputError(
-                f"target {root!r} cannot be used: it is, lies in, or contains {what} {used!r}; choose another one"
+                f"target {root!r} cannot be used: it is, is inside, or contains {description} {used_root!r}; choose"
+                " another target"
             )
     for definition in definitions:
         for record in definition.exports:
             other = _normalized(record.target_uri)
-            if other and _spelled(other) != _spelled(root) and _overlap(root, other):
+            if other and _canonical(other) != _canonical(root) and _overlap(root, other):
                 raise InvalidInputError(
-                    f"target {root!r} cannot be used: it lies in, or contains the target {other!r} of"
-                    f" {record.name!r}; choose another one"
+                    f"target {root!r} cannot be used: it is inside, or contains the target {other!r} of"
+                    f" {record.name!r}; choose another target"
                 )
     check_can_hold(root)
     return root
 
 
 def check_contains_no_source(root: str, sources: Iterable[str]) -> None:
-    """Raise InvalidInputError if a file to copy is already below the target, such as below a former table root.
+    """Raise InvalidInputError if a file to copy is already below the target, for example below a former table root.
 
     Args:
         root: The target.
         sources: The URIs of the files to copy.
     """
     for source in sources:
-        if _spelled(source).startswith(_spelled(root)):
+        if _canonical(source).startswith(_canonical(root)):
             raise InvalidInputError(
                 f"target {root!r} cannot be used: it contains {source!r}, a file that the export needs; choose"
-                " another one"
+                " another target"
             )
 
 
@@ -157,21 +180,21 @@ def _used_roots(lake: Lakehouse, definitions: Sequence[LakehouseDef]) -> Iterato
         roots += [(source.root, "a lakehouse whose files it reads") for source in definition.sources]
         if definition.parent is not None:
             roots.append((definition.parent.root, "its parent"))
-    for named, what in roots:
-        if root := _normalized(named):
-            yield root, what
+    for recorded_root, description in roots:
+        if root := _normalized(recorded_root):
+            yield root, description
 
 
 def _overlap(root: str, other: str) -> bool:
-    """Whether one root lies in the other, or both are the same, by their text or by the folders they lead to."""
+    """Whether one root is inside the other, or both are the same, by their text or by the folders they resolve to."""
     if lies_within(root, other) or lies_within(other, root):
         return True
-    first, second = _spelled(root), _spelled(other)
+    first, second = _canonical(root), _canonical(other)
     return first.startswith(second) or second.startswith(first)
 
 
-def _spelled(uri: str) -> str:
-    """Return a URI in the one spelling of its scheme and host; S3 and Azure have several for the same place."""
+def _canonical(uri: str) -> str:
+    """Return a URI with a canonical scheme and host; S3 and Azure have several spellings for one location."""
     scheme, separator, rest = uri.partition("://")
     host, slash, path = rest.partition("/")
     scheme = _SAME_SCHEMES.get(scheme.lower(), scheme.lower())
@@ -179,7 +202,7 @@ def _spelled(uri: str) -> str:
 
 
 def _normalized(root: str) -> str:
-    """Return a root that content names, empty for none and for a text that is no root."""
+    """Return a root that a lakehouse file names; empty for none and for a text that is not a root."""
     try:
         return normalize_root_uri(root) if root else ""
     except InvalidLocationError:

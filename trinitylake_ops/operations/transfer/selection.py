@@ -1,8 +1,8 @@
-"""Select the files of a version for a transfer: definitions, table files, and the entries of the tree at the target.
+"""Select the files of a version for a transfer: definitions, table files, and the entries of the target's tree.
 
-Selecting only reads. Under the same root each copy gets a name that no other transfer uses. It follows from the
-transfer's id, so that a transfer that was cut off finds its copies again. Under another root files keep their paths, so
-that the next transfer to that root recognizes by their names the files that the root already has.
+Selecting only reads. Under the same root, each copy gets a name that no other transfer uses. It derives from the id of
+the transfer, so that an interrupted transfer finds its copies again. Under another root, files keep their paths, so
+that the next transfer recognizes the files that the target already has.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is exported: the level, the namespaces (none: all), and whether a partial export has definitions."""
+    """The content of an export."""
 
+    #: The level of the export.
     level: ExportLevel
+    #: The selected namespaces; empty for all.
     namespaces: tuple[str, ...] = ()
+    #: Whether a partial export copies definitions.
     with_definitions: bool = False
 
     @property
@@ -52,19 +55,25 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class DefinitionCopy:
-    """A definition to copy, with its bytes where they change, else None."""
+    """A definition to copy."""
 
+    #: The location of the definition.
     source: str
+    #: The path of the copy.
     target: str
+    #: The bytes of the copy if they differ from the source, else None.
     data: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """A table at the target: its key, its name, and the location of the copy of its definition."""
+    """A table at the target."""
 
+    #: The key of the table.
     key: str
+    #: The name of the table.
     name: str
+    #: The location of the copy of its definition.
     definition: str
 
 
@@ -80,11 +89,11 @@ class Selection:
     tables: list[TableCopy] = field(default_factory=list)
     #: Copied definitions of tables whose files are not copied.
     uncopied: list[TableDef] = field(default_factory=list)
-    #: The names of those among ``uncopied`` whose files a full export leaves to the catalog that owns them.
+    #: The names of those among ``uncopied`` that a full export leaves out because another catalog owns them.
     registered: list[str] = field(default_factory=list)
-    #: The errors of managed tables that are left out because their files cannot all be read, by their names.
+    #: The errors of managed tables that are left out because their files cannot all be read, by name.
     damaged: dict[str, TrinityLakeError] = field(default_factory=dict)
-    #: The tables whose definitions are copied, by their ids.
+    #: The tables whose definitions are copied, by id.
     copied: dict[str, list[CopiedTable]] = field(default_factory=dict)
 
     @property
@@ -94,7 +103,7 @@ class Selection:
 
     @property
     def known_bytes(self) -> int:
-        """The bytes of the table files whose sizes their tables record: all but metadata and manifest lists."""
+        """The bytes of table files whose sizes are recorded: all except metadata files and manifest lists."""
         return sum(file.size_bytes or 0 for table in self.tables for file in table.files)
 
     @property
@@ -103,27 +112,33 @@ class Selection:
         return sorted({table.places.table_id for table in self.tables})
 
     def add_definition(self, source: str, target: str, changed: TableDef | None = None) -> None:
-        """Add a definition to copy. The copy of a table's definition may differ from its source."""
+        """Add a definition to copy.
+
+        Args:
+            source: The location of the definition.
+            target: The path of the copy.
+            changed: The content of the copy if it differs from the source.
+        """
         data = None if changed is None else changed.to_bytes(target)
         self.definitions.append(DefinitionCopy(source, target, data))
 
     def leave_out(self, reasons: Mapping[str, TrinityLakeError]) -> None:
-        """Leave out damaged tables. Other tables keep definitions that they share with these.
+        """Remove damaged tables. Definitions that other tables share with them are kept.
 
         Args:
-            reasons: The errors of the tables, by their ids.
+            reasons: The errors of the tables, by id.
         """
-        leaving = [(one, reason) for table_id, reason in reasons.items() for one in self.copied.pop(table_id, ())]
-        self.damaged |= {one.name: reason for one, reason in leaving}
-        keys = {one.key for one, _ in leaving}
+        removed = [(table, reason) for table_id, reason in reasons.items() for table in self.copied.pop(table_id, ())]
+        self.damaged |= {table.name: reason for table, reason in removed}
+        keys = {table.key for table, _ in removed}
         self.entries = [(key, location) for key, location in self.entries if key not in keys]
         needed = {location for _, location in self.entries}
-        gone = {one.definition for one, _ in leaving} - needed
-        self.definitions = [copy for copy in self.definitions if copy.target not in gone]
+        unneeded = {table.definition for table, _ in removed} - needed
+        self.definitions = [copy for copy in self.definitions if copy.target not in unneeded]
         self.tables = [table for table in self.tables if table.places.table_id not in reasons]
 
     def targets(self) -> Iterator[tuple[str, str]]:
-        """Yield (source, target) of each file to copy."""
+        """Yield (source, target) for each file to copy."""
         for definition in self.definitions:
             yield definition.source, definition.target
         for table in self.tables:
@@ -131,43 +146,50 @@ class Selection:
                 yield file.source, table.places.location(file.target)
 
 
-def chosen_entries(source: Snapshot, namespaces: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (key, location) of all objects, or of some namespaces with their tables, ascending by key.
+def selected_entries(source: Snapshot, namespaces: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the (key, location) of all objects, or of some namespaces and their tables, in ascending order of keys.
 
-    Raises NamespaceNotFoundError, InvalidNameError.
+    Args:
+        source: The version.
+        namespaces: The namespaces; empty for all objects.
+
+    Raises:
+        NamespaceNotFoundError: A namespace does not exist in the version.
+        InvalidNameError: A name is not valid.
+        StorageError: A storage request failed.
     """
     nodes = source.files.nodes
     if not namespaces:
         return scan(nodes, source.root)
-    found: list[tuple[str, str]] = []
+    entries: list[tuple[str, str]] = []
     for namespace in sorted(set(namespaces)):
         key = source.keys.namespace_key(namespace)
         location = source.entry(key)
         if location is None:
-            raise NamespaceNotFoundError(f"there is no namespace {namespace!r} in version {source.version}")
+            raise NamespaceNotFoundError(f"namespace {namespace!r} does not exist in version {source.version}")
         prefix = source.keys.tables_prefix(namespace)
-        found += [(key, location), *scan(nodes, source.root, prefix, prefix_end(prefix))]
-    return sorted(found)
+        entries += [(key, location), *scan(nodes, source.root, prefix, prefix_end(prefix))]
+    return sorted(entries)
 
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Selects files of one version for transfers."""
+    """Select files of one version for transfers."""
 
     source: Snapshot
     choice: Choice
     #: Reads the files of the version.
     io: StorageFileIO
-    #: Reads definitions, and for full exports the manifests of all tables.
+    #: Reads definitions and, for full exports, the manifests of all tables.
     executor: Executor = LOCAL
 
     def entries(self) -> list[tuple[str, str]]:
-        """Return what :func:`chosen_entries` does for the chosen namespaces."""
-        return chosen_entries(self.source, self.choice.namespaces)
+        """Return the (key, location) of all selected objects. See :func:`selected_entries` for the errors."""
+        return selected_entries(self.source, self.choice.namespaces)
 
     def select(
         self,
-        names: Destination,
+        destination: Destination,
         entries: Sequence[tuple[str, str]] | None = None,
         existing: Mapping[str, str] | None = None,
         own_io: StorageFileIO | None = None,
@@ -175,24 +197,24 @@ class Selector:
         """Return the files to copy.
 
         Args:
-            names: The names of the copies.
-            entries: The (key, location) of the objects to select, None for all chosen ones.
+            destination: The names of the copies.
+            entries: The (key, location) of the objects to select; None for all in the selected namespaces.
             existing: The locations of definitions at the target by key. Copies among them are not read again.
-            own_io: Reads the lakehouse to which the copies go, if their tables go where it has its own. That may be
-                below its table root.
+            own_io: Reads the lakehouse that gets the copies, if their tables go where that lakehouse stores its own
+                tables, which can be below its table root.
 
         Raises:
-            NamespaceNotFoundError: A chosen namespace does not exist.
+            NamespaceNotFoundError: A selected namespace does not exist.
             InvalidInputError: A table cannot be copied.
-            StorageError: A file cannot be read.
+            StorageError: A storage request failed.
         """
-        run = _Selecting(self, names, existing or {}, own_io)
-        return run.run(self.entries() if entries is None else entries)
+        builder = _SelectionBuilder(self, destination, existing or {}, own_io)
+        return builder.build(self.entries() if entries is None else entries)
 
 
-class _Selecting:
+class _SelectionBuilder:
     def __init__(
-        self, selector: Selector, names: Destination, existing: Mapping[str, str], own_io: StorageFileIO | None
+        self, selector: Selector, destination: Destination, existing: Mapping[str, str], own_io: StorageFileIO | None
     ):
         self._source = source = selector.source
         self._root = source.files.storage.root
@@ -200,31 +222,31 @@ class _Selecting:
         self._choice = selector.choice
         self._io = selector.io
         self._executor = selector.executor
-        self._names = names
+        self._destination = destination
         self._existing = existing
         is_full = selector.choice.level == ExportLevel.FULL
         table_root = source.definition.table_root and normalize_root_uri(source.definition.table_root)
-        self._copies = TableCopies(source.files, selector.io, source.version, is_full, names, table_root, own_io)
+        self._copies = TableCopies(source.files, selector.io, source.version, is_full, destination, table_root, own_io)
         self._selection = Selection()
 
-    def run(self, entries: Sequence[tuple[str, str]]) -> Selection:
-        placed: dict[str, str] = {}
+    def build(self, entries: Sequence[tuple[str, str]]) -> Selection:
+        locations: dict[str, str] = {}
         tables: list[tuple[str, ObjectName, str]] = []
         for key, location in entries:
             name = self._name(key)
             existing = self._existing.get(key)
             if not self._choice.copies_definitions or name is None:
-                placed[key] = self._names.pointer(self._root, location)
-            elif existing is not None and self._names.is_copy(existing, name, location, self._limit_bytes):
-                placed[key] = existing
+                locations[key] = self._destination.pointer(self._root, location)
+            elif existing is not None and self._destination.is_copy(existing, name, location, self._limit_bytes):
+                locations[key] = existing
             elif name.table is None:
-                placed[key] = self._copy_definition(name, location)
+                locations[key] = self._copy_definition(name, location)
             else:
                 tables.append((key, name, location))
-        placed |= self._copy_tables(tables)
-        if not any(key.startswith(TABLE_KEY_PREFIX) for key in placed):
+        locations |= self._copy_tables(tables)
+        if not any(key.startswith(TABLE_KEY_PREFIX) for key in locations):
             self._check_rights()
-        self._selection.entries = [(key, placed[key]) for key, _ in entries if key in placed]
+        self._selection.entries = [(key, locations[key]) for key, _ in entries if key in locations]
         return self._selection
 
     def _name(self, key: str) -> ObjectName | None:
@@ -234,14 +256,14 @@ class _Selecting:
             raise CorruptFileError(error.message, path=self._source.location, version=self._source.version) from error
 
     def _copy_definition(self, name: ObjectName, source: str, changed: TableDef | None = None) -> str:
-        target = self._names.definition_path(name, source, self._limit_bytes, is_changed=changed is not None)
+        target = self._destination.definition_path(name, source, self._limit_bytes, is_changed=changed is not None)
         self._selection.add_definition(source, target, changed)
         return target
 
     def _copy_tables(self, tables: Sequence[tuple[str, ObjectName, str]]) -> dict[str, str]:
-        """Add tables with their definitions; returns the locations of these by key."""
+        """Add tables and their definitions. Return the locations of the definitions by key."""
         copies = self._executor.map(self._copies, [location for _, _, location in tables])
-        placed = {}
+        locations = {}
         for (key, name, location), (definition, copy) in zip(tables, copies, strict=True):
             if isinstance(copy, TrinityLakeError):
                 self._selection.damaged[str(name)] = copy
@@ -251,29 +273,29 @@ class _Selecting:
                 self._selection.tables.append(copy)
             else:
                 self._selection.uncopied.append(changed or definition)
-                is_left = self._choice.level == ExportLevel.FULL and not definition.is_managed
-                self._selection.registered += [str(name)] if is_left else []
-            placed[key] = self._copy_definition(name, location, changed)
-            copied = CopiedTable(key, str(name), placed[key])
+                is_registered = self._choice.level == ExportLevel.FULL and not definition.is_managed
+                self._selection.registered += [str(name)] if is_registered else []
+            locations[key] = self._copy_definition(name, location, changed)
+            copied = CopiedTable(key, str(name), locations[key])
             self._selection.copied.setdefault(definition.id, []).append(copied)
-        return placed
+        return locations
 
     def _check_rights(self) -> None:
-        """Raise StoragePermissionError if a table may not be read, and none can be: the credentials are the reason."""
+        """Raise StoragePermissionError if no table can be read and one is forbidden: the credentials are the cause."""
         for error in self._selection.damaged.values():
             if isinstance(error, StoragePermissionError) and not isinstance(error, LocationNotAllowedError):
                 raise error
 
     def _changed(self, definition: TableDef, copy: TableCopy | None, source: str) -> TableDef | None:
-        """Return the definition of a table at the target, None if it does not change.
+        """Return the definition of a table at the target, or None if it does not change.
 
-        The paths in a definition that is in another lakehouse are relative to that lakehouse, so it always changes.
+        Paths in a definition of another lakehouse are relative to that lakehouse, so such a definition always changes.
         """
         metadata = iceberg_metadata(definition)
         if not metadata:
             return None
         if copy is None:
-            location = self._names.pointer(self._root, metadata)
+            location = self._destination.pointer(self._root, metadata)
         else:
             location = copy.metadata_location(definition, self._io)
         if location == metadata and not is_uri(source):
@@ -283,7 +305,7 @@ class _Selecting:
 
 @dataclass(frozen=True, slots=True)
 class TableCopies:
-    """Work: selects the files of tables, by the locations of their definitions."""
+    """Work: select the files of tables, by the locations of their definitions."""
 
     weight: ClassVar[Weight] = Weight.DEFINITION
 
@@ -292,22 +314,27 @@ class TableCopies:
     version: int
     #: Whether the files of managed tables are copied.
     copies_files: bool
-    names: Destination
-    #: Another root that tables of the source have files below, empty if there is none.
+    destination: Destination
+    #: Another root below which tables of the source have files; empty if there is none.
     table_root: str
-    #: As in :meth:`Selector.select`.
+    #: See :meth:`Selector.select`.
     own_io: StorageFileIO | None = None
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """That of the source."""
+        """The storage of the source."""
         return (self.io.storage,)
 
     def __call__(self, locations: Sequence[str]) -> list[tuple[TableDef, TableCopy | TrinityLakeError | None]]:
-        """Return definitions, each with the files of its table to copy, None where they stay where they are.
+        """Read definitions, and select the files to copy of each table.
 
-        The error of a damaged table takes the place of its files. Raises InvalidInputError for tables that cannot be
-        copied, StorageError.
+        Returns:
+            A definition and the table's files for each location. The files are None if they are not copied, or the
+            error of a damaged table.
+
+        Raises:
+            InvalidInputError: A table cannot be copied.
+            StorageError: A storage request failed.
         """
         definitions = self.files.definitions.tables(locations)
         copies = run_parallel(self._copy, definitions, self.io.storage.concurrency)
@@ -327,26 +354,26 @@ class TableCopies:
             self._check_without_files(definition)
             return None
         root = self.files.storage.root
-        is_at_destination = not is_uri(self.names.pointer(root, metadata))
-        if is_at_destination and self.names.root != root:
+        is_at_destination = not is_uri(self.destination.pointer(root, metadata))
+        if is_at_destination and self.destination.root != root:
             return None
-        target_root = self.names.root if self.own_io is None else self.own_io.home_of(definition.id)
-        folder, holder_root = self.names.folder, self.names.root
-        places = TableFileMap(definition.id, root, target_root, self.table_root, folder, holder_root)
-        return TableCopy.of(definition, self.io, places)
+        target_root = self.destination.root if self.own_io is None else self.own_io.home_of(definition.id)
+        folder, holder_root = self.destination.folder, self.destination.root
+        file_map = TableFileMap(definition.id, root, target_root, self.table_root, folder, holder_root)
+        return TableCopy.of(definition, self.io, file_map)
 
     def _check_without_files(self, definition: TableDef) -> None:
-        """Raise InvalidInputError where a table of another format would leave its files behind."""
-        if definition.is_iceberg or self.names.root == self.files.storage.root:
+        """Raise InvalidInputError for a table of another format whose files would not be copied."""
+        if definition.is_iceberg or self.destination.root == self.files.storage.root:
             return
         try:
             prefix = table_prefix(definition.id)
-        except InvalidDefinitionError:  # such an id names no folder
+        except InvalidDefinitionError:  # the id is not that of a folder
             return
         if any(info.path != owner_path(definition.id) for info in self.files.storage.list(prefix)):
             raise InvalidInputError(
-                f"table {definition.id} of format {definition.table_format!r} has files, and only those of Iceberg"
-                " tables can be copied to another root; leave its namespace out",
+                f"table {definition.id} of format {definition.table_format!r} cannot be copied to another root: only"
+                " files of Iceberg tables can be copied; leave its namespace out",
                 path=prefix,
                 version=self.version,
             )

@@ -1,7 +1,7 @@
-"""Compare the files that a transfer to another root needs with those that the root has, and select what is missing.
+"""Compare the files that a transfer to another root needs with the files there, and select what is missing.
 
-A file at the target counts only if the listing shows it with the size that the target's own table metadata records.
-Definitions, table metadata, manifest lists and manifests are read, so a damaged one is found as well.
+A file at the target counts only if the listing shows it with the size that the target's table metadata records.
+Definitions, table metadata, manifest lists and manifests are read, so that damaged ones are found as well.
 """
 
 from __future__ import annotations
@@ -26,31 +26,35 @@ from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.search import scan
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: Tables whose files are compared before those of the next ones are read.
-_BATCH = 256
+#: The number of tables that are compared in one parallel step.
+_BATCH_TABLES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class IncompleteTable:
-    """An unchanged table that lacks files at the target: its key and definition there, and its files."""
+    """An unchanged table that lacks files at the target."""
 
+    #: The key of the table.
     key: str
+    #: The location of its definition at the target.
     location: str
+    #: The definition.
     definition: TableDef
+    #: Its intact files at the target.
     known: frozenset[str]
+    #: Its files that are missing at the target or have a wrong size.
     lost: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class TargetFiles:
-    """The files at the target of an export, compared with what the tables of its version need.
+    """The files at the target of an export, compared with what the tables of its version need."""
 
-    ``known`` are files of tables to copy that the target already has. ``lost`` are files of these tables that it lacks,
-    or has with another size. ``tables`` are the unchanged tables that lack files.
-    """
-
+    #: Files of tables to copy that the target already has.
     known: frozenset[str] = frozenset()
+    #: Files of these tables that the target lacks, or has with another size.
     lost: frozenset[str] = frozenset()
+    #: Unchanged tables that lack files.
     tables: tuple[IncompleteTable, ...] = ()
 
     @classmethod
@@ -60,13 +64,13 @@ class TargetFiles:
         Args:
             lake: The lakehouse at the target.
             base: Its version.
-            selection: What is copied. Its entries that the target has at the same location are unchanged.
+            selection: The files to copy. Entries that the target has at the same location are unchanged.
             existing: The sizes in bytes of the files at the target, by path.
 
         Raises:
             FileMissingError: The definition of an unchanged object is missing.
             CorruptFileError: The definition of an unchanged object is damaged.
-            StorageError: Another failure of the storage.
+            StorageError: Another storage request failed.
         """
         copied_ids = {table.places.table_id for table in selection.tables}
         wanted, io = dict(selection.entries), reading_io(lake)
@@ -91,13 +95,13 @@ class TargetFiles:
                 return None, set(), set()
             if not is_unchanged and definition.id not in copied_ids:
                 return None, set(), set()
-            return definition, *_compared(definition, io, existing)
+            return definition, *_compare_files(definition, io, existing)
 
         entries = sorted(scan(base.files.nodes, base.root))
-        for first in range(0, len(entries), _BATCH):
-            batch = entries[first : first + _BATCH]
-            compared = run_parallel(compare, batch, lake.storage.concurrency)
-            for (key, location), (definition, intact, missing) in zip(batch, compared, strict=True):
+        for first in range(0, len(entries), _BATCH_TABLES):
+            batch = entries[first : first + _BATCH_TABLES]
+            results = run_parallel(compare, batch, lake.storage.concurrency)
+            for (key, location), (definition, intact, missing) in zip(batch, results, strict=True):
                 if definition is None:
                     continue
                 if definition.id in copied_ids:
@@ -108,10 +112,10 @@ class TargetFiles:
         return cls(frozenset(known - lost), frozenset(lost), tuple(tables))
 
 
-def _compared(definition: TableDef, io: StorageFileIO, existing: Mapping[str, int]) -> tuple[set[str], set[str]]:
-    """Return the files of a table at the target that are as its metadata says, and those that are not.
+def _compare_files(definition: TableDef, io: StorageFileIO, existing: Mapping[str, int]) -> tuple[set[str], set[str]]:
+    """Return the intact files of a table at the target, and those that are missing or have a wrong size.
 
-    The first file that cannot be read hides the files that it lists.
+    If a file cannot be read, the files that it lists are unknown.
     """
     metadata = iceberg_metadata(definition)
     if not definition.is_managed or not metadata or is_uri(to_location(io.root, metadata)):
@@ -122,15 +126,20 @@ def _compared(definition: TableDef, io: StorageFileIO, existing: Mapping[str, in
         for file in files_of(definition, io):
             if file.live and not is_uri(file.location):
                 size_bytes = existing.get(file.location)
-                is_same = size_bytes is not None and file.size_bytes in (None, size_bytes)
-                (intact if is_same else lost).add(file.location)
+                is_intact = size_bytes is not None and file.size_bytes in (None, size_bytes)
+                (intact if is_intact else lost).add(file.location)
     except DAMAGE as error:
         lost.add(to_location(io.root, error.path or metadata))
     return intact - lost, lost
 
 
 def missing_target_file(root: str, path: str) -> FileMissingError:
-    """Return the error for a file that the target of an export has lost."""
+    """Return the error for a file that the target of an export has lost.
+
+    Args:
+        root: The root of the target.
+        path: The path of the file.
+    """
     return FileMissingError(
         f"the lakehouse at {root} has lost {path!r}, which an earlier export copied: restore it there, or export to"
         " another target",
@@ -139,21 +148,21 @@ def missing_target_file(root: str, path: str) -> FileMissingError:
 
 
 def check_definitions(selection: Selection, choice: Choice, root: str, existing: Container[str]) -> None:
-    """Raise FileMissingError if the target has lost a definition that its tree points to.
+    """Raise FileMissingError if the target has lost a definition that its tree refers to.
 
     Args:
-        selection: What is copied.
-        choice: What was chosen.
+        selection: The files to copy.
+        choice: The content of the export.
         root: The root of the target.
         existing: The files at the target.
     """
     new = {copy.target for copy in selection.definitions}
-    for _, place in selection.entries:
-        if choice.copies_definitions and not is_uri(place) and place not in new and place not in existing:
-            raise missing_target_file(root, place)
+    for _, location in selection.entries:
+        if choice.copies_definitions and not is_uri(location) and location not in new and location not in existing:
+            raise missing_target_file(root, location)
 
 
-def unendangered(
+def with_safe_names(
     selection: Selection,
     selector: Selector,
     base: Snapshot,
@@ -161,11 +170,11 @@ def unendangered(
     listed: Iterable[FileInfo],
     known: Container[str],
 ) -> Selection:
-    """Return the files to copy into a lakehouse that other processes may clean up meanwhile.
+    """Return the files to copy under names that no concurrent cleanup of the target deletes.
 
-    The target may have files under the names of copies that its latest version does not reach: copies of an export that
-    was cut off, or files of older versions, which can be purged. Young files are reused, and the transaction becomes as
-    old as they are. If one is older than half its time to live, all copies get other names.
+    The target can have files under the names of copies that its latest version does not reach: copies of an interrupted
+    export, or files of older versions, which can be purged. Young files are reused, and the transaction takes their
+    age. If one is older than half of the transaction's time to live, all copies get different names.
 
     Args:
         selection: The files under their first names.
@@ -176,26 +185,26 @@ def unendangered(
         known: Files that the latest version of the target reaches.
 
     Raises:
-        StorageError: A file of the source cannot be read.
+        StorageError: A storage request failed.
     """
     modified_ms = {info.path: info.last_modified_ms for info in listed}
-    eldest_ms = txn.base.files.storage.now_ms() - txn.base.definition.txn_ttl_millis // 2
+    min_modified_ms = txn.base.files.storage.now_ms() - txn.base.definition.txn_ttl_millis // 2
     for generation in itertools.count():
-        named = _renamed(selection, selector, base, generation) if generation else selection
-        targets = {target for _, target in named.targets() if target not in known}
+        renamed = _renamed(selection, selector, base, generation) if generation else selection
+        targets = {target for _, target in renamed.targets() if target not in known}
         oldest_ms = min((modified_ms[target] for target in targets & modified_ms.keys()), default=None)
         if oldest_ms is None:
-            return named
-        if oldest_ms >= eldest_ms:
+            return renamed
+        if oldest_ms >= min_modified_ms:
             txn.backdate(oldest_ms)
-            return named
+            return renamed
     raise AssertionError("unreachable")
 
 
 def _renamed(selection: Selection, selector: Selector, base: Snapshot, generation: int) -> Selection:
     """Return the files to copy under the names of a generation. Files that the target has keep their names."""
     existing = dict(scan(base.files.nodes, base.root))
-    unchanged = {key: place for key, place in selection.entries if existing.get(key) == place}
+    unchanged = {key: location for key, location in selection.entries if existing.get(key) == location}
     changed = [(key, location) for key, location in selector.entries() if key not in unchanged]
     renamed = selector.select(names_at(base.files.storage.root, selector, generation), changed)
     renamed.entries = sorted([*unchanged.items(), *renamed.entries])
@@ -203,16 +212,22 @@ def _renamed(selection: Selection, selector: Selector, base: Snapshot, generatio
 
 
 def names_at(root: str, selector: Selector, generation: int = 0) -> Destination:
-    """Return the names of copies at another root, as :meth:`Destination.other_root` does."""
+    """Return the names of copies at another root. See :meth:`Destination.other_root`.
+
+    Args:
+        root: The target root.
+        selector: Selects the files.
+        generation: The generation of the names.
+    """
     return Destination.other_root(root, selector.source.definition.id, selector.choice.level, generation)
 
 
 def with_missing_files(
     selection: Selection, selector: Selector, tables: Collection[IncompleteTable], root: str
 ) -> Selection:
-    """Return the files to copy with those of unchanged tables that the target lacks.
+    """Add the files of unchanged tables that the target lacks, under the names that they have there.
 
-    They get the names that they have at the target. Tables whose files at the source cannot all be read are left out.
+    Tables whose files at the source cannot all be read are left out.
 
     Args:
         selection: The other files to copy.
@@ -221,49 +236,51 @@ def with_missing_files(
         root: The root of the target.
 
     Raises:
-        FileMissingError: The target has the files of a table under other names, and has lost one.
-        StorageError: A file of the source cannot be read.
+        FileMissingError: The target lost a file that has an unknown name.
+        StorageError: A storage request failed.
     """
-    again = _missing_files(tables, selector, names_at(root, selector))
-    left_out = {table.key for table in tables} - {key for key, _ in again.entries}
+    missing = _missing_files(tables, selector, names_at(root, selector))
+    left_out = {table.key for table in tables} - {key for key, _ in missing.entries}
     copied = {
-        table_id: [*selection.copied.get(table_id, ()), *again.copied.get(table_id, ())]
-        for table_id in selection.copied | again.copied
+        table_id: [*selection.copied.get(table_id, ()), *missing.copied.get(table_id, ())]
+        for table_id in selection.copied | missing.copied
     }
     return replace(
         selection,
         entries=[(key, location) for key, location in selection.entries if key not in left_out],
-        tables=[*selection.tables, *again.tables],
-        damaged=selection.damaged | again.damaged,
+        tables=[*selection.tables, *missing.tables],
+        damaged=selection.damaged | missing.damaged,
         copied=copied,
     )
 
 
-def _missing_files(tables: Collection[IncompleteTable], selector: Selector, names: Destination) -> Selection:
-    """Return the files of unchanged tables. Tables whose files at the source cannot all be read are damaged ones."""
+def _missing_files(
+    tables: Collection[IncompleteTable], selector: Selector, first_destination: Destination
+) -> Selection:
+    """Select the files of unchanged tables. Tables whose files at the source cannot all be read are damaged."""
     sources, selection = dict(selector.entries()), Selection()
     remaining = {table.key: table for table in tables}
-    for destination in (names, *names.siblings):
+    for destination in (first_destination, *first_destination.siblings):
         entries = [(key, sources[key]) for key in sorted(remaining)]
         if not entries:
             break
         selected = selector.select(destination, entries)
         selection.damaged |= selected.damaged
         copies = {table.places.table_id: table for table in selected.tables}
-        names_of = {copied.key: copied.name for several in selected.copied.values() for copied in several}
+        names = {copied.key: copied.name for tables_of_id in selected.copied.values() for copied in tables_of_id}
         for key, table in list(remaining.items()):
-            copy, name = copies.get(table.definition.id), names_of.get(key)
+            copy, name = copies.get(table.definition.id), names.get(key)
             if name is None:  # damaged at the source
                 del remaining[key]
-            elif copy is not None and _metadata_path(table, names.root) in {
+            elif copy is not None and _metadata_path(table, first_destination.root) in {
                 file.target for file in copy.files if file.kind == FileKind.METADATA
             }:
                 del remaining[key]
                 selection.tables.append(copy)
                 selection.entries.append((key, table.location))
                 selection.copied.setdefault(table.definition.id, []).append(CopiedTable(key, name, table.location))
-    for table in remaining.values():  # under names that an earlier version of this program made
-        raise missing_target_file(names.root, min(table.lost))
+    for table in remaining.values():  # under names of an older release
+        raise missing_target_file(first_destination.root, min(table.lost))
     return selection
 
 
@@ -274,26 +291,26 @@ def _metadata_path(table: IncompleteTable, root: str) -> str:
 def check_recopied(
     tables: Iterable[IncompleteTable], selection: Selection, lake: Lakehouse, existing: Mapping[str, int]
 ) -> None:
-    """Raise an error for a table that still lacks files at the target after they were copied again.
+    """Check that tables with missing files are complete at the target after they were copied again.
 
-    Data files were compared with their sources, whose metadata may record wrong sizes; files that contain paths need
-    the sizes that others record.
+    Data files were compared with their sources, whose metadata can record wrong sizes. Files that contain paths must
+    have the sizes that other files record.
 
     Args:
         tables: The tables.
-        selection: What was copied. Tables that it lacks were left out.
+        selection: The copied files. Tables that it lacks were left out.
         lake: The lakehouse at the target.
         existing: The sizes in bytes of the files at the target, by path.
 
     Raises:
         FileMissingError: A file is still missing.
-        CorruptFileError: A file is not the one that its table names.
-        StorageError: Another failure of the storage.
+        CorruptFileError: A file differs from the one that its table names.
+        StorageError: Another storage request failed.
     """
-    io, left = reading_io(lake), {key for key, _ in selection.entries}
+    io, selected_keys = reading_io(lake), {key for key, _ in selection.entries}
 
     def check(table: IncompleteTable) -> None:
-        for file in files_of(table.definition, io) if table.key in left else ():
+        for file in files_of(table.definition, io) if table.key in selected_keys else ():
             if not file.live or is_uri(file.location):
                 continue
             size_bytes = existing.get(file.location)
@@ -301,8 +318,8 @@ def check_recopied(
                 raise missing_target_file(lake.root, file.location)
             if file.kind in REWRITTEN and file.size_bytes not in (None, size_bytes):
                 raise CorruptFileError(
-                    f"the lakehouse at {lake.root} has another file at {file.location!r} than its table names; export"
-                    " to another target",
+                    f"the lakehouse at {lake.root} has a file at {file.location!r} that differs from the one that its"
+                    " table names; export to another target",
                     path=file.location,
                 )
 

@@ -1,1 +1,1 @@
-"""Verify: check every file of a lakehouse, and report findings."""
+"""Verify the files of a lakehouse and report findings."""

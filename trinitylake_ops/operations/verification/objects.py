@@ -1,4 +1,4 @@
-"""Checks the objects of keys: definitions, and through them the files of managed tables."""
+"""Check the objects of versions: definitions, and through them the files of managed tables."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from trinitylake_ops.tree.search import scan
 from trinitylake_ops.tree.shape import holder_of, is_damaged_pointer
 from trinitylake_ops.versions.snapshot import Snapshot
 
-_CHANGES_AT_ONCE = 8_192
+#: The number of changes to read before their definitions are checked in parallel.
+BATCH_CHANGES = 8_192
 
-#: The kind that a key gives a definition.
+#: The kind of a definition, according to its key.
 Kind = Literal["namespace", "table"]
 
 
@@ -39,7 +40,7 @@ def _in_batches(parts: Iterable[Iterable[KeyChange]]) -> Iterator[list[KeyChange
     batch: list[KeyChange] = []
     for part in parts:
         batch += part
-        if len(batch) >= _CHANGES_AT_ONCE:
+        if len(batch) >= BATCH_CHANGES:
             yield batch
             batch = []
     if batch:
@@ -47,60 +48,77 @@ def _in_batches(parts: Iterable[Iterable[KeyChange]]) -> Iterator[list[KeyChange
 
 
 def is_empty(definition: NamespaceDef | TableDef) -> bool:
-    """Whether a definition is empty: a file of no bytes is one."""
+    """Whether a definition has no content, like one that is decoded from an empty file."""
     return definition in (NamespaceDef(id=""), TableDef(table_type="", table_format=""))
 
 
-class WholeDefinitions:
-    """The locations of definitions that were read ahead and are whole. ``tables`` are those of tables with files.
+class PrefetchedDefinitions:
+    """The intact definitions that were read ahead.
 
-    ``views`` are the names of views by the locations of the definitions of their namespaces.
-
-    There may be a million of them, so each has a digest and a few bits. ``note_seen`` is called for each that is seen,
-    by its location.
+    There can be a million of them, so each takes only a digest and a few bits.
     """
 
-    _ASKED: Mapping[Kind, int] = MappingProxyType({"namespace": 1, "table": 2})
-    _WHOLE: Mapping[Kind, int] = MappingProxyType({"namespace": 4, "table": 8})
+    _REQUESTED: Mapping[Kind, int] = MappingProxyType({"namespace": 1, "table": 2})
+    _INTACT: Mapping[Kind, int] = MappingProxyType({"namespace": 4, "table": 8})
     _SEEN = 16
 
-    def __init__(self, note_seen: Callable[[str], None]) -> None:
-        self._note_seen = note_seen
+    def __init__(self, on_seen: Callable[[str], None]) -> None:
+        """Create an empty collection. ``on_seen`` is called once with the location of each definition that is seen."""
+        self._on_seen = on_seen
         self._bits: dict[bytes, int] = {}
+        #: The definitions of tables with files, by location.
         self.tables: dict[str, TableDef] = {}
+        #: The names of views, by the locations of the definitions of their namespaces.
         self.views: dict[str, frozenset[str]] = {}
         self.n_seen = 0
 
     def is_new(self, location: str, kind: Kind) -> bool:
-        """Whether this is the first question about the definition of this kind at a location before."""
+        """Whether this is the first call for the definition of this kind at a location.
+
+        Args:
+            location: The location.
+            kind: The kind of the definition, according to its key.
+        """
         digest = _digest(location)
         bits = self._bits.get(digest, 0)
-        self._bits[digest] = bits | self._ASKED[kind]
-        return not bits & self._ASKED[kind]
+        self._bits[digest] = bits | self._REQUESTED[kind]
+        return not bits & self._REQUESTED[kind]
 
     def add(self, location: str, kind: Kind, table: TableDef | None, views: frozenset[str] = frozenset()) -> None:
-        """Record that a definition is whole, with the table or the names of the views in it."""
+        """Add an intact definition.
+
+        Args:
+            location: The location.
+            kind: The kind of the definition.
+            table: The definition of a table with files, else None.
+            views: The names of the views of a namespace.
+        """
         if views:
             self.views[location] = views
         digest = _digest(location)
-        self._bits[digest] = self._bits.get(digest, 0) | self._WHOLE[kind]
+        self._bits[digest] = self._bits.get(digest, 0) | self._INTACT[kind]
         if table is not None:
             self.tables[location] = table
 
     def see(self, location: str, kind: Kind) -> bool:
-        """Whether the definition of this kind at a location is known to be whole. If so, it counts as seen."""
+        """Mark a definition as seen, if it is intact. Return whether it is.
+
+        Args:
+            location: The location.
+            kind: The kind of the definition, according to its key.
+        """
         digest = _digest(location)
         bits = self._bits.get(digest, 0)
-        if not bits & self._WHOLE[kind]:
+        if not bits & self._INTACT[kind]:
             return False
         if not bits & self._SEEN:
             self._bits[digest] = bits | self._SEEN
             self.n_seen += 1
-            self._note_seen(location)
+            self._on_seen(location)
         return True
 
     def is_seen(self, location: str) -> bool:
-        """Whether it was asked for and is whole."""
+        """Whether an intact definition was marked as seen."""
         return bool(self._bits.get(_digest(location), 0) & self._SEEN)
 
 
@@ -109,11 +127,7 @@ def _digest(location: str) -> bytes:
 
 
 class ObjectVerifier:
-    """Checks the objects of one version after the other. Only changes since the last one are checked.
-
-    ``definitions`` counts the files seen. ``damaged`` are the keys of the last version with a fault in their
-    definitions, or in files of their tables.
-    """
+    """Check the objects of one version after the other. Only changes since the previous version are checked."""
 
     def __init__(self, lake: Lakehouse, tables: TableVerifier, findings: Findings):
         self._lake = lake
@@ -127,51 +141,54 @@ class ObjectVerifier:
         #: The names of views, by the locations of the definitions of their namespaces, and by namespace.
         self._views_at: dict[str, frozenset[str]] = {}
         self._views: dict[str, frozenset[str]] = {}
-        #: Names that a table and a view have.
+        #: Names that a table and a view share.
         self._shared_names: set[ObjectName] = set()
-        #: By location and kind: whether a definition is all right.
-        self._is_whole: dict[tuple[str, Kind | Literal["lakehouse"]], bool] = {}
-        #: Definitions that are known to be whole.
-        self.ahead: WholeDefinitions | None = None
-        self._n_seen_ahead = 0
+        #: Whether a definition is intact, by location and kind.
+        self._is_intact: dict[tuple[str, Kind | Literal["lakehouse"]], bool] = {}
+        #: Intact definitions that were read ahead.
+        self.prefetched: PrefetchedDefinitions | None = None
+        self._n_seen_prefetched = 0
+        #: The keys of the last version whose definitions, or files of tables, are damaged.
         self.damaged: set[str] = set()
 
     @property
     def definitions(self) -> int:
-        """Definitions seen, those of the lakehouse included."""
-        return len({location for location, _ in self._is_whole}) + self._n_seen_ahead + self._n_ahead()
+        """The number of definitions seen, including those of the lakehouse."""
+        return len({location for location, _ in self._is_intact}) + self._n_seen_prefetched + self._n_prefetched()
 
-    def _n_ahead(self) -> int:
-        """How many definitions that were read ahead were seen, without a check here."""
-        if self.ahead is None:
+    def _n_prefetched(self) -> int:
+        """The number of prefetched definitions that were seen and need no check here."""
+        if self.prefetched is None:
             return 0
-        return self.ahead.n_seen - sum(map(self.ahead.is_seen, {location for location, _ in self._is_whole}))
+        checked = {location for location, _ in self._is_intact}
+        return self.prefetched.n_seen - sum(map(self.prefetched.is_seen, checked))
 
-    def discard_read_ahead(self) -> None:
-        """Free the definitions that were read ahead, once all is checked."""
-        self._n_seen_ahead += self._n_ahead()
-        self.ahead = None
+    def discard_prefetched(self) -> None:
+        """Free the definitions that were read ahead, after all versions were checked."""
+        self._n_seen_prefetched += self._n_prefetched()
+        self.prefetched = None
 
     def count_lakehouse_def(self, location: str) -> None:
-        """Note a lakehouse definition that was read."""
-        self._is_whole[location, "lakehouse"] = True
+        """Count a lakehouse definition that was read."""
+        self._is_intact[location, "lakehouse"] = True
 
     def damaged_names(self, snapshot: Snapshot) -> tuple[ObjectName, ...]:
-        """Return the damaged objects of the version checked last. None where its settings cannot be read."""
+        """Return the damaged objects of the last checked version; empty if its definition cannot be read."""
         if not self.damaged:
             return ()
         try:
             keys = snapshot.keys
-        except (CorruptFileError, FileMissingError):  # reported with the content; without them keys are no names
+        except (CorruptFileError, FileMissingError):  # reported with the content; keys cannot be decoded without it
             return ()
         names = (keys.decode(key) for key in sorted(self.damaged))
         return tuple(name for name in names if name is not None)
 
     def check(self, snapshot: Snapshot) -> bool:
-        """Check one version whose tree can be read. Returns whether all of its objects are whole.
+        """Check one version whose tree can be read. Return whether all of its objects are intact.
 
-        Raises CorruptFileError if it cannot after all, and errors of reading. Then the next version is checked as a
-        whole.
+        Raises:
+            CorruptFileError: The tree turns out to be damaged. The next version is then checked in full.
+            StorageError: A storage request failed, with the same consequence.
         """
         touched: set[str] = set()
         try:
@@ -185,15 +202,15 @@ class ObjectVerifier:
         return not self._missing_namespaces and not self.damaged
 
     def _discard_objects(self) -> None:
-        """Forget the objects of the versions up to now, as only a part of the last one was seen."""
+        """Discard the objects of earlier versions after only a part of the last version was seen."""
         self._before = None
         self._namespaces, self._missing_namespaces, self._tables_of = set(), set(), Counter()
         self._views = {}
         self.damaged = set()
 
     def _check_changes(self, changes: Iterable[KeyChange], snapshot: Snapshot) -> set[str]:
-        """Check the definitions of changed objects. Returns the namespaces of these."""
-        named: list[tuple[ObjectName, KeyChange]] = []
+        """Check the definitions of changed objects. Return their namespaces."""
+        named_changes: list[tuple[ObjectName, KeyChange]] = []
         for change in changes:
             try:
                 name = snapshot.keys.decode(change.key)
@@ -201,26 +218,26 @@ class ObjectVerifier:
                 self._report("key-malformed", error.message, snapshot.location, snapshot.version)
                 continue
             if name is not None:
-                named.append((name, change))
-        self._count_tables(named)
-        self._check_definitions(named, snapshot)
-        self._check_views(named, snapshot)
-        for name, change in named:
-            is_whole = change.after is None or self._is_known_whole(change.after, _kind_of(name))
-            (self.damaged.discard if is_whole else self.damaged.add)(change.key)
-        return {name.namespace for name, _ in named}
+                named_changes.append((name, change))
+        self._count_tables(named_changes)
+        self._check_definitions(named_changes, snapshot)
+        self._check_views(named_changes, snapshot)
+        for name, change in named_changes:
+            is_intact = change.after is None or self._is_known_intact(change.after, _kind_of(name))
+            (self.damaged.discard if is_intact else self.damaged.add)(change.key)
+        return {name.namespace for name, _ in named_changes}
 
-    def _is_known_whole(self, location: str, kind: Kind) -> bool:
-        return self._is_whole[location, kind] if (location, kind) in self._is_whole else self._sees(location, kind)
+    def _is_known_intact(self, location: str, kind: Kind) -> bool:
+        return self._is_intact[location, kind] if (location, kind) in self._is_intact else self._sees(location, kind)
 
     def _sees(self, location: str, kind: Kind) -> bool:
-        """Whether a definition is known to be whole, and its table has no files."""
-        if self.ahead is None or named_kind(location) not in (None, kind):
+        """Whether a definition was prefetched and is intact, and is not that of a table with files."""
+        if self.prefetched is None or named_kind(location) not in (None, kind):
             return False
-        return self.ahead.see(location, kind) and location not in self.ahead.tables
+        return self.prefetched.see(location, kind) and location not in self.prefetched.tables
 
     def _changes(self, snapshot: Snapshot) -> Iterator[Iterable[KeyChange]]:
-        """Yield the changes since the version before, in parts that are held one after the other."""
+        """Yield the changes since the previous version, in parts that fit into memory."""
         nodes = snapshot.files.nodes
         if self._before is not None:
             yield from diff_in_parts(nodes, self._before.root, snapshot.root)
@@ -229,7 +246,7 @@ class ObjectVerifier:
             yield [KeyChange(key, None, location) for key, location in scan(nodes, snapshot.root, lower, upper)]
 
     def _count_tables(self, changes: list[tuple[ObjectName, KeyChange]]) -> None:
-        """Note which namespaces there are now, and how many tables each has."""
+        """Update the existing namespaces and the number of tables in each."""
         for name, change in changes:
             if name.table is None:
                 (self._namespaces.discard if change.after is None else self._namespaces.add)(name.namespace)
@@ -237,7 +254,7 @@ class ObjectVerifier:
                 self._tables_of[name.namespace] += (change.after is not None) - (change.before is not None)
 
     def _check_namespaces(self, touched: set[str], snapshot: Snapshot) -> None:
-        """Check that the namespaces of all tables exist, where they or their tables changed."""
+        """Check that the namespaces of all changed tables exist."""
         missing = {name for name in touched if self._tables_of[name] > 0 and name not in self._namespaces}
         for namespace in sorted(missing - self._missing_namespaces):
             message = f"namespace {namespace!r} has tables but no definition"
@@ -245,7 +262,7 @@ class ObjectVerifier:
         self._missing_namespaces = self._missing_namespaces - touched | missing
 
     def _check_views(self, changes: list[tuple[ObjectName, KeyChange]], snapshot: Snapshot) -> None:
-        """Check that no changed table or view has the name of the other."""
+        """Check that no changed table has the name of a view, or the reverse."""
         for name, change in changes:
             if name.table is None:
                 before = self._views.pop(name.namespace, frozenset())
@@ -253,7 +270,7 @@ class ObjectVerifier:
                 if views:
                     self._views[name.namespace] = views
                 for view in sorted(views - before):
-                    with contextlib.suppress(InvalidNameError):  # no table can have the name
+                    with contextlib.suppress(InvalidNameError):  # no table can have this name
                         if snapshot.entry(snapshot.keys.table_key(name.namespace, view)) is not None:
                             self._report_shared(ObjectName(name.namespace, view), snapshot)
             elif change.after is not None and name.table in self._views.get(name.namespace, ()):
@@ -261,48 +278,48 @@ class ObjectVerifier:
 
     def _views_of(self, location: str) -> frozenset[str]:
         views = self._views_at.get(location)
-        if views is None and self.ahead is not None:
-            views = self.ahead.views.get(location)
+        if views is None and self.prefetched is not None:
+            views = self.prefetched.views.get(location)
         return views or frozenset()
 
     def _report_shared(self, name: ObjectName, snapshot: Snapshot) -> None:
         if name not in self._shared_names:
             self._shared_names.add(name)
-            message = f"{name} is the name of a table and of a view: engines use one of them"
+            message = f"{name} is the name of both a table and a view; engines use only one of them"
             self._findings.warn("name-shared", message, snapshot.location, snapshot.version, None)
 
     def _check_definitions(self, changes: list[tuple[ObjectName, KeyChange]], snapshot: Snapshot) -> None:
-        fresh = {
+        unchecked = {
             (change.after, _kind_of(name)): name
             for name, change in changes
             if change.after is not None
-            and (change.after, _kind_of(name)) not in self._is_whole
+            and (change.after, _kind_of(name)) not in self._is_intact
             and not self._sees(change.after, _kind_of(name))
         }
         definitions = run_parallel(
             lambda item: self._read_definition(item[0][0], item[1], snapshot),
-            list(fresh.items()),
+            list(unchecked.items()),
             self._lake.storage.concurrency,
         )
-        for (place, name), definition in zip(fresh.items(), definitions, strict=True):
-            is_whole = definition is not None
+        for (location_and_kind, name), definition in zip(unchecked.items(), definitions, strict=True):
+            is_intact = definition is not None
             if isinstance(definition, NamespaceDef) and (views := views_in(definition.properties)):
-                self._views_at[place[0]] = frozenset(views)
+                self._views_at[location_and_kind[0]] = frozenset(views)
             if isinstance(definition, TableDef):
-                is_whole = self._tables.check(name, definition, snapshot.version)
-            self._is_whole[place] = is_whole
+                is_intact = self._tables.check(name, definition, snapshot.version)
+            self._is_intact[location_and_kind] = is_intact
 
     def _read_definition(self, location: str, name: ObjectName, snapshot: Snapshot) -> NamespaceDef | TableDef | None:
-        """Return a definition. Reports a finding and returns None if it cannot be read or is empty."""
+        """Return a definition. If it cannot be read or is empty, report a finding and return None."""
         version = snapshot.version
         store, kind = self._lake.files.definitions, _kind_of(name)
         other = named_kind(location)
         if other not in (None, kind):
-            message = f"the key of {kind} {name} points to the definition of a {other}"
+            message = f"the key of {kind} {name} refers to the definition of a {other}"
             self._report("definition-unreadable", message, location, version)
             return None
-        if kind == "table" and self.ahead is not None and self.ahead.see(location, kind):
-            return self.ahead.tables[location]
+        if kind == "table" and self.prefetched is not None and self.prefetched.see(location, kind):
+            return self.prefetched.tables[location]
         definition: NamespaceDef | TableDef
         try:
             definition = store.namespace(location) if name.table is None else store.table(location)
@@ -319,10 +336,12 @@ class ObjectVerifier:
         return definition
 
     def _report_pointer(self, location: str, name: ObjectName, snapshot: Snapshot) -> None:
-        """Report the node whose pointer to a definition leads to a file that never was."""
+        """Report the node whose pointer to a definition has an impossible file name."""
         keys = snapshot.keys
         key = keys.namespace_key(name.namespace) if name.table is None else keys.table_key(name.namespace, name.table)
         holder = holder_of(snapshot.files.nodes, snapshot.root, snapshot.location, key)
-        what = f"the definition of {_kind_of(name)} {name}"
-        message = f"its pointer to {what}, {location!r}, is damaged: the prefix is not that of the name"
+        message = (
+            f"its pointer to the definition of {_kind_of(name)} {name}, {location!r}, is damaged: the prefix does not"
+            " match the name"
+        )
         self._report("pointer-damaged", message, holder, snapshot.version)

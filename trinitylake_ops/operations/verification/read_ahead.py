@@ -1,7 +1,7 @@
-"""Reading ahead for verify, where an executor prefetches: each file once, level by level.
+"""Read ahead for verify if the executor prefetches: each file once, level by level.
 
-What was read well is told to verify, which then finds it known and asks the storage for nothing of it. What was not is
-passed over, so that verify reads it itself and says what is wrong: the report is the same.
+Intact files are passed to verify, which then does not read them again. Other files are skipped, so that verify reads
+them itself and reports the fault: the report is the same as without reading ahead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trinitylake_ops.iceberg.whole_files import TableFiles, WholeFileIO
 from trinitylake_ops.operations.executor import Executor, Weight
 from trinitylake_ops.operations.gc.survey import Pointers
 from trinitylake_ops.operations.gc.table_files import iceberg_metadata
-from trinitylake_ops.operations.verification.objects import Kind, WholeDefinitions, is_empty
+from trinitylake_ops.operations.verification.objects import Kind, PrefetchedDefinitions, is_empty
 from trinitylake_ops.operations.verification.storage import KnownFilesStorage
 from trinitylake_ops.operations.verification.tables import CONTENT_KINDS, ContentReader, ReadContent
 from trinitylake_ops.operations.verified_files import PackedBytes
@@ -33,22 +33,36 @@ from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.change_set import views_in
 
-#: So many definitions are waited for before they are read: enough for every task, few enough to be held.
-_DEFINITIONS_HELD = 65_536
+#: The number of definitions to read in one step: enough for every task, few enough to fit into memory.
+_MAX_PENDING_DEFINITIONS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class ReadNode:
-    """A node that was read: its bytes, and what it points to."""
+    """A node that was read."""
 
+    #: Its bytes.
     packed: PackedBytes
+    #: Its SHA-256.
     sha256: bytes
+    #: What it refers to.
     pointers: Pointers
+    #: Whether it has a checksum.
     is_sealed: bool
 
     @classmethod
     def of(cls, path: str, data: bytes, root_uri: str) -> ReadNode:
-        """Return what bytes hold. Raises CorruptFileError, InvalidLocationError."""
+        """Decode a node.
+
+        Args:
+            path: The path of the node.
+            data: Its bytes.
+            root_uri: The root of the lakehouse.
+
+        Raises:
+            CorruptFileError: The node is damaged.
+            InvalidLocationError: A location in the node is not valid.
+        """
         node = decode_node(data, path)
         return cls(
             PackedBytes.of(data),
@@ -59,8 +73,8 @@ class ReadNode:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRead:
-    """Work: reads nodes and roots, by their paths."""
+class NodeReader:
+    """Work: read nodes and roots, by path."""
 
     weight: ClassVar[Weight] = Weight.NODE
 
@@ -68,11 +82,11 @@ class NodeRead:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse."""
+        """The storage of the lakehouse."""
         return (self.storage,)
 
     def __call__(self, paths: Sequence[str]) -> list[ReadNode | None]:
-        """Return nodes, None in the place of one that cannot be read or decoded."""
+        """Return the nodes; None for each that cannot be read or decoded."""
         contents = self.storage.read_available(paths)
         return [self._read(path, data) for path, data in zip(paths, contents, strict=True)]
 
@@ -85,21 +99,23 @@ class NodeRead:
 
 @dataclass(frozen=True, slots=True)
 class CheckedDefinition:
-    """A definition that is whole; ``packed`` are its bytes where they are kept, ``table`` that of one with files.
+    """An intact definition."""
 
-    ``views`` are the names of the views of a namespace.
-    """
-
+    #: Its SHA-256.
     sha256: bytes
+    #: Its bytes, if they are kept.
     packed: PackedBytes | None
+    #: The definition of a table with files, else None.
     table: TableDef | None
+    #: Whether it has a checksum.
     is_sealed: bool
+    #: The names of the views of a namespace.
     views: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class DefinitionCheck:
-    """Work: reads definitions of a kind, by their paths, and checks that they are whole."""
+class DefinitionReader:
+    """Work: read and check definitions of one kind, by path."""
 
     weight: ClassVar[Weight] = Weight.ANSWER
 
@@ -109,15 +125,15 @@ class DefinitionCheck:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse."""
+        """The storage of the lakehouse."""
         return (self.storage,)
 
     def __call__(self, paths: Sequence[str]) -> list[CheckedDefinition | None]:
-        """Return definitions, None in the place of one that is not whole, or cannot be read."""
+        """Return the definitions; None for each that is damaged or cannot be read."""
         contents = self.storage.read_available(paths)
-        return [self._checked(path, data) for path, data in zip(paths, contents, strict=True)]
+        return [self._check(path, data) for path, data in zip(paths, contents, strict=True)]
 
-    def _checked(self, path: str, data: bytes | StorageError) -> CheckedDefinition | None:
+    def _check(self, path: str, data: bytes | StorageError) -> CheckedDefinition | None:
         if isinstance(data, StorageError):
             return None
         decode = NamespaceDef.from_bytes if self.kind == "namespace" else TableDef.from_bytes
@@ -139,16 +155,19 @@ class DefinitionCheck:
 
 @dataclass(frozen=True, slots=True)
 class ReadNames:
-    """What a file of a table names, the file's SHA-256, and whether it has seals."""
+    """What a table file names."""
 
+    #: The named files.
     files: list[TableFile]
+    #: The SHA-256 of the table file.
     sha256: bytes
+    #: Whether the table file has checksums.
     has_seals: bool
 
 
 @dataclass(frozen=True, slots=True)
-class TableNames:
-    """Work: reads the metadata, manifest lists and manifests of tables; each thing is all definitions of one."""
+class TableNameReader:
+    """Work: read the metadata, manifest lists and manifests of tables, given all definitions of each table."""
 
     weight: ClassVar[Weight] = Weight.TABLE
 
@@ -157,44 +176,47 @@ class TableNames:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse."""
+        """The storage of the lakehouse."""
         return (self.storage,)
 
     def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[dict[str, ReadNames]]:
-        """Return, of each table, what its files name; nothing of what cannot be read."""
-        return run_parallel(self._named, tables, self.storage.concurrency)
+        """Return, for each table, what its files name, without files that cannot be read."""
+        return run_parallel(self._read, tables, self.storage.concurrency)
 
-    def _named(self, definitions: Sequence[TableDef]) -> dict[str, ReadNames]:
+    def _read(self, definitions: Sequence[TableDef]) -> dict[str, ReadNames]:
         known = KnownFilesStorage(self.storage, {}, {}, reads_all=True)
         has_seals: dict[str, bool] = {}
         io = WholeFileIO.reading(known, self.storage_options, has_seals.__setitem__)
-        found: dict[str, list[TableFile]] = {}
+        names_by_path: dict[str, list[TableFile]] = {}
         for definition in definitions:
             try:
-                found |= _names_of(TableFiles(definition, io), found)
+                names_by_path |= _names_of(TableFiles(definition, io), names_by_path)
             except TrinityLakeError:
                 continue
         checksums = known.checksums
         return {
             path: ReadNames(names, checksums[path], has_seals[path])
-            for path, names in found.items()
+            for path, names in names_by_path.items()
             if path in checksums
         }
 
 
 def _names_of(files: TableFiles, known: Mapping[str, object]) -> dict[str, list[TableFile]]:
-    """Return what the files of a table at one version name, without those that are known. Raises StorageError."""
-    found = {files.metadata_location: files.in_metadata()}
-    named = found[files.metadata_location]
-    lists = [file.location for file in named if file.kind == FileKind.MANIFEST_LIST and file.location not in known]
-    found |= dict(zip(lists, files.in_lists(lists), strict=True))
-    manifests = dict.fromkeys(file.location for path in lists for file in found[path] if file.location not in known)
-    return found | dict(zip(manifests, files.in_manifests(list(manifests)), strict=True))
+    """Return what the files of a table at one version name, except files already known. Raises StorageError."""
+    names_by_path = {files.metadata_location: files.in_metadata()}
+    in_metadata = names_by_path[files.metadata_location]
+    lists = [file.location for file in in_metadata if file.kind == FileKind.MANIFEST_LIST]
+    lists = [location for location in lists if location not in known]
+    names_by_path |= dict(zip(lists, files.in_lists(lists), strict=True))
+    manifests = dict.fromkeys(
+        file.location for path in lists for file in names_by_path[path] if file.location not in known
+    )
+    return names_by_path | dict(zip(manifests, files.in_manifests(list(manifests)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
-class ContentCheck:
-    """Work: reads files of data whole, and looks at their footers."""
+class ContentFileReader:
+    """Work: read data files in full and check their content."""
 
     weight: ClassVar[Weight] = Weight.FILE
 
@@ -203,22 +225,17 @@ class ContentCheck:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse."""
+        """The storage of the lakehouse."""
         return (self.storage,)
 
     def __call__(self, files: Sequence[TableFile]) -> list[ReadContent]:
-        """Return what is wrong with each file, if anything, and its checksum."""
+        """Return the fault of each file, if any, and its checksum."""
         reader = ContentReader(KnownFilesStorage(self.storage, {}, {}, reads_all=True), self.storage_options)
         return run_parallel(reader.read, files, self.storage.concurrency)
 
 
 class ReadAhead:
-    """Reads ahead through ``storage`` what is listed and not known, and tells ``known``.
-
-    ``definitions`` are those that are whole, ``contents`` files of data that were read, ``has_seals`` says of the
-    files that name others which have seals. With ``keeps_bytes`` all that
-    is read is kept for a record, and ``listing`` has all files; else it has none of the catalog's.
-    """
+    """Read listed files that are not known yet, and pass them to the known files."""
 
     def __init__(
         self,
@@ -230,18 +247,36 @@ class ReadAhead:
         *,
         keeps_bytes: bool,
     ):
+        """Prepare to read ahead.
+
+        Args:
+            executor: Reads the files.
+            storage: The storage of the lakehouse.
+            storage_options: Its options.
+            known: Receives the files.
+            listing: The listed files by path. Without ``keeps_bytes`` it has no catalog files.
+            keeps_bytes: Whether all bytes are kept for a record.
+        """
         self._executor = executor
         self._storage = storage
-        self._storage_options = with_environment(storage.root, storage_options)  # for tasks elsewhere
+        self._storage_options = with_environment(storage.root, storage_options)  # for tasks on other machines
         self._known = known
         self._listing = listing
         self._keeps_bytes = keeps_bytes
-        self.definitions = WholeDefinitions(known.count_taken)
+        #: The intact definitions.
+        self.definitions = PrefetchedDefinitions(known.count_taken)
+        #: The data files that were read, by path.
         self.contents: dict[str, ReadContent] = {}
+        #: Whether table files that name others have checksums, by path.
         self.has_seals: dict[str, bool] = {}
 
     def walk(self, roots: Iterable[str], *, is_deep: bool) -> None:
-        """Read roots, by their paths, and all that they reach, data files only with ``is_deep``."""
+        """Read roots and everything that they reach.
+
+        Args:
+            roots: The paths of the roots.
+            is_deep: Whether to read data files as well.
+        """
         walked: set[str] = set()
         frontier = list(dict.fromkeys(roots))
         while frontier:
@@ -250,10 +285,13 @@ class ReadAhead:
             definitions: dict[Kind, list[str]] = {"namespace": [], "table": []}
             for node in self._nodes(frontier):
                 below |= dict.fromkeys(node.pointers.nodes)
-                named: dict[Kind, Sequence[str]] = {"namespace": node.pointers.others, "table": node.pointers.tables}
-                for kind, paths in named.items():
+                paths_by_kind: dict[Kind, Sequence[str]] = {
+                    "namespace": node.pointers.others,
+                    "table": node.pointers.tables,
+                }
+                for kind, paths in paths_by_kind.items():
                     definitions[kind] += (path for path in paths if self.definitions.is_new(path, kind))
-                    if len(definitions[kind]) >= _DEFINITIONS_HELD:
+                    if len(definitions[kind]) >= _MAX_PENDING_DEFINITIONS:
                         self._check_definitions(definitions[kind], kind)
                         definitions[kind] = []
             for kind, rest in definitions.items():
@@ -264,39 +302,39 @@ class ReadAhead:
             self._read_contents(files)
 
     def _nodes(self, paths: Sequence[str]) -> Iterator[ReadNode]:
-        """Yield the nodes that can be read, those from a record, too."""
+        """Yield the nodes that can be read, including those from a record."""
         for path in paths:
             if self._known.recorded(path) is not None:
                 with contextlib.suppress(TrinityLakeError):
                     yield ReadNode.of(path, self._known.read(path), self._storage.root)
         missing = [path for path in paths if self._is_listed(path) and self._known.recorded(path) is None]
-        for path, node in zip(missing, self._executor.map(NodeRead(self._storage), missing), strict=True):
+        for path, node in zip(missing, self._executor.map(NodeReader(self._storage), missing), strict=True):
             if node is not None:
                 self._known.take(path, node.sha256, node.packed, node.is_sealed)
                 yield node
 
     def _check_definitions(self, paths: Sequence[str], kind: Kind) -> None:
         missing = [path for path in paths if self._is_listed(path) and self._known.recorded(path) is None]
-        work = DefinitionCheck(self._storage, kind, self._keeps_bytes)
-        for path, found in zip(missing, self._executor.map(work, missing), strict=True):
-            if found is not None:
-                self._known.take(path, found.sha256, found.packed, found.is_sealed)
-                self.definitions.add(path, kind, found.table, found.views)
+        work = DefinitionReader(self._storage, kind, self._keeps_bytes)
+        for path, definition in zip(missing, self._executor.map(work, missing), strict=True):
+            if definition is not None:
+                self._known.take(path, definition.sha256, definition.packed, definition.is_sealed)
+                self.definitions.add(path, kind, definition.table, definition.views)
 
     def _walk_tables(self) -> list[TableFile]:
-        """Read what names the files of tables; returns all that is named."""
+        """Read the table files that name others. Return everything that they name."""
         tables: dict[str, list[TableDef]] = {}
         for definition in self.definitions.tables.values():
             if self._known.names(self._metadata_path(definition)) is None:
                 tables.setdefault(definition.id, []).append(definition)
-        named: list[TableFile] = []
-        work = TableNames(self._storage, self._storage_options)
-        for found in self._executor.map(work, [tables[key] for key in sorted(tables)]):
-            for path, read in found.items():
+        named_files: list[TableFile] = []
+        work = TableNameReader(self._storage, self._storage_options)
+        for names_by_path in self._executor.map(work, [tables[key] for key in sorted(tables)]):
+            for path, read in names_by_path.items():
                 self._known.take(path, read.sha256, None)
                 self.has_seals[path] = read.has_seals
-                named += self._known.add_names(path, read.files)
-        return named
+                named_files += self._known.add_names(path, read.files)
+        return named_files
 
     def _metadata_path(self, definition: TableDef) -> str:
         metadata = iceberg_metadata(definition) or ""
@@ -304,10 +342,10 @@ class ReadAhead:
 
     def _read_contents(self, named: Iterable[TableFile]) -> None:
         files = {file.location: file for file in named if file.kind in CONTENT_KINDS and self._is_listed(file.location)}
-        work = ContentCheck(self._storage, self._storage_options)
+        work = ContentFileReader(self._storage, self._storage_options)
         for path, read in zip(files, self._executor.map(work, list(files.values())), strict=True):
             self.contents[path] = read
 
     def _is_listed(self, path: str) -> bool:
-        """Whether a file seems to stand: of the catalog's that is seen when it is read, where they are not listed."""
+        """Whether a file seems to exist. Catalog files that are not listed are assumed to exist until they are read."""
         return path in self._listing or (is_immutable_path(path) and not self._keeps_bytes)

@@ -1,4 +1,4 @@
-"""The report of verify: what it checked, its findings, and what it did not check."""
+"""The report of verify: what was checked, the findings, and what was not checked."""
 
 from __future__ import annotations
 
@@ -18,61 +18,74 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 Severity = Literal["error", "warning", "past"]
 
-#: Called with code, message, path and version of an error.
+#: Reports an error by its code, message, path and version.
 Report = Callable[[str, str, str | None, int | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A fault that verify found. ``mend`` names the operation that repairs it, if one does.
+    """A fault that verify found."""
 
-    An error means that something cannot be read, or will be lost. A warning costs time or space. A past finding was an
-    error once, in a version that is purged, or that an operator acknowledged (``reconcile --acknowledge``).
-    """
-
+    #: "error": something cannot be read or will be lost. "warning": it costs time or space. "past": a former error in a
+    #: version that was purged or acknowledged (``reconcile --acknowledge``).
     severity: Severity
+    #: The kind of the fault.
     code: str
+    #: What is wrong.
     message: str
+    #: The path of the file, if any.
     path: str | None = None
+    #: The version, if any.
     version: int | None = None
-    mend: str | None = None
+    #: The command that fixes it, if any.
+    fix: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport(Document):
-    """The checked files of verify and its findings.
+    """Report what verify checked and found."""
 
-    ``known_files`` of those counted were not read again: a record says that they were verified, and the listing shows
-    them unchanged. ``damaged_versions`` are the versions, as ranges, whose tree, definitions or files of tables are not
-    whole. If the latest one is among them, ``damaged_objects`` are its damaged namespaces and tables. There are none if
-    its tree is not sound. ``orphan_files`` and ``orphan_bytes`` are None if they are unknown. ``stopped`` says why it
-    ended early, if it did. ``unchecked`` says what was not checked, for that or another reason. ``unanswered`` are
-    files with errors that the storage refused or failed to return: they may be whole. ``not_allowed`` are tables of
-    others that may not be read, by name, and why. This is no failure, as their files are not ours. ``record_path`` is
-    the record that this run wrote. In a deep run ``checked_files`` counts the files that were compared with checksums
-    of their own. ``without_checksum`` counts files without one, by kind. In these a flipped bit is found if it breaks a
-    rule, or if a record knows the file.
-    """
-
+    #: The latest version.
     latest_version: int
+    #: The number of live versions.
     versions: int
+    #: The number of nodes.
     nodes: int
+    #: The number of definitions.
     definitions: int
+    #: The number of files of managed tables.
     table_files: int
+    #: The number of exports.
     exports: int
+    #: The number of clones.
     clones: int = 0
+    #: The number of these files that were not read again, because a record says that they were verified and the listing
+    #: shows them unchanged.
     known_files: int = 0
+    #: The versions, as ranges, whose tree, definitions or table files are damaged.
     damaged_versions: str = ""
+    #: The damaged namespaces and tables of a damaged latest version; empty if its tree is damaged.
     damaged_objects: tuple[ObjectName, ...] = ()
+    #: The number of orphans; None if unknown.
     orphan_files: int | None = None
+    #: Their total size; None if unknown.
     orphan_bytes: int | None = None
+    #: The findings.
     findings: tuple[Finding, ...]
+    #: Why verify ended early; None if it did not.
     stopped: str | None = None
+    #: What was not checked, with the reason.
     unchecked: tuple[str, ...] = ()
+    #: Files that the storage failed to return; they may be intact.
     unanswered: tuple[str, ...] = ()
+    #: External tables whose files may not be read, with the reason. This is not a failure.
     not_allowed: Mapping[str, str] = field(default_factory=dict)
+    #: The record that this run wrote; None if it wrote none.
     record_path: str | None = None
+    #: The number of files that a deep run compared with their checksums.
     checked_files: int = 0
+    #: The number of files without a checksum, by kind. In these, a flipped bit is only found if it breaks a rule or a
+    #: record has the file.
     without_checksum: Mapping[str, int] = field(default_factory=dict)
     cost: Cost
     _root: str = field(repr=False, compare=False)
@@ -87,38 +100,38 @@ class VerifyReport(Document):
 
     @property
     def records(self) -> tuple[VersionRecord, ...]:
-        """The records of the roots of all versions that were looked at, ascending."""
+        """The records of the roots of all checked versions, in ascending order."""
         return self._records
 
     @property
     def latest(self) -> Snapshot | None:
-        """The latest version when it began, read past all caches. None if its root was not read, or cannot be."""
+        """The latest version when verify began, read without caches; None if its root was not or cannot be read."""
         return self._latest
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
-        """The ids of managed tables whose folders have no owner file, ascending."""
+        """The ids of managed tables whose folders have no owner file, in ascending order."""
         return self._unclaimed
 
     @property
     def is_clean(self) -> bool:
-        """Whether there is no error. Warnings, such as a stale hint, are part of normal life."""
+        """Whether there is no error. Warnings, such as a stale hint, are normal."""
         return all(finding.severity != "error" for finding in self.findings)
 
     @property
     def is_complete(self) -> bool:
-        """Whether no limit ended it early."""
+        """Whether verify did not end early."""
         return self.stopped is None
 
     def table(self) -> Table:
-        """Return a row for each finding, under a title with what was checked, and what was not."""
+        """Return one row for each finding, with a title that summarizes what was and was not checked."""
         verdict = "Clean" if self.is_clean else "Not clean"
         if not self.is_complete:
-            verdict = f"Not finished, as {self.stopped}; {'no error' if self.is_clean else 'errors'} so far"
-        known = f", {self.known_files} of these files known from before" if self.known_files else ""
-        skipped = f"; not looked at: {'; '.join(self.unchecked)}" if self.unchecked else ""
+            verdict = f"Incomplete ({self.stopped}), {'no errors' if self.is_clean else 'errors'} so far"
+        known = f", {self.known_files} of these files verified earlier" if self.known_files else ""
+        skipped = f"; not checked: {'; '.join(self.unchecked)}" if self.unchecked else ""
         checksums = f"; {self.checksums}" if self.checksums else ""
-        damaged = f" (damaged are versions {self.damaged_versions})" if self.damaged_versions else ""
+        damaged = f" (damaged: {self.damaged_versions})" if self.damaged_versions else ""
         clones = f", {self.clones} clones" if self.clones else ""
         title = (
             f"{verdict}: {self.versions} versions{damaged}, {self.nodes} nodes,"
@@ -126,25 +139,25 @@ class VerifyReport(Document):
             f" {self.cost.total_requests} requests, {self.cost.duration_ms / 1000:.1f} s{checksums}{skipped}"
         )
         rows: list[tuple[object, ...]] = [
-            (finding.severity, finding.code, finding.message, finding.version, finding.path, finding.mend)
+            (finding.severity, finding.code, finding.message, finding.version, finding.path, finding.fix)
             for finding in self.findings
         ]
         rows += [
-            ("not looked at", "root-not-allowed", f"table {name}: {message}", None, None, None)
+            ("not checked", "root-not-allowed", f"table {name}: {message}", None, None, None)
             for name, message in self.not_allowed.items()
         ]
-        return new_table(title, "severity", "finding", "what", "version", "path", "mended by", rows=rows)
+        return new_table(title, "severity", "finding", "message", "version", "path", "fixed by", rows=rows)
 
     @property
     def checksums(self) -> str:
-        """Return the files with and without checksums in a deep run, as text. It is empty for another run."""
+        """The number of files with and without checksums in a deep run, as text; empty for another run."""
         if not self.checked_files and not self.without_checksum:
             return ""
-        rest = f", {kinds_text(self.without_checksum)} without one" if self.without_checksum else ""
-        return f"{self.checked_files} files checked by their checksums{rest}"
+        rest = f", {kinds_text(self.without_checksum)} without a checksum" if self.without_checksum else ""
+        return f"{self.checked_files} files compared with their checksums{rest}"
 
 
-#: Findings that say that a version cannot be read in full.
+#: Codes of findings because of which a version cannot be read in full.
 _DAMAGE = frozenset(
     {
         "root-corrupt",
@@ -161,98 +174,120 @@ _DAMAGE = frozenset(
     }
 )
 
-#: The code of a data file that a snapshot lists more than once, so that each of its rows counts as often.
+#: The code for a data file that a snapshot lists more than once, so that its rows are counted repeatedly.
 REPEATED_FILE = "table-file-repeated"
 
-#: The code of manifests with bounds that are no values of their columns. Our own readers repair them.
+#: The code for manifests with bounds that are not values of their columns. This library's readers tolerate them.
 FAULTY_BOUNDS = "table-bounds"
 
-#: Findings of which one file may have several.
-_SEVERAL = frozenset({"pointer-damaged", "tree-invariant", "namespace-missing", "key-malformed"})
+#: Codes that one file can have several times.
+_REPEATABLE = frozenset({"pointer-damaged", "tree-invariant", "namespace-missing", "key-malformed"})
 
 
 class Findings:
-    """Collects findings: each error of a file once, with the oldest version that shows it."""
+    """Collect findings: each error of a file once, with the oldest version that has it."""
 
     def __init__(self) -> None:
-        self._found: list[Finding] = []
+        self._findings: list[Finding] = []
         self._reported: set[tuple[str, str | None, str]] = set()
 
-    def error(self, code: str, message: str, path: str | None, version: int | None, mend: str | None = None) -> None:
-        """Report an error, unless that file has one of the kind already.
+    def error(self, code: str, message: str, path: str | None, version: int | None, fix: str | None = None) -> None:
+        """Report an error, unless the same file already has one with this code.
 
-        Several faults in one file, or a fault in no file, differ by their messages.
+        Several faults in one file, and faults without a file, are distinguished by their messages.
+
+        Args:
+            code: The kind of the fault.
+            message: What is wrong.
+            path: The path of the file, if any.
+            version: The version, if any.
+            fix: The command that fixes it, if any.
         """
-        reported = (code, path, message if path is None or code in _SEVERAL else "")
+        reported = (code, path, message if path is None or code in _REPEATABLE else "")
         if reported not in self._reported:
             self._reported.add(reported)
-            self._add("error", code, message, path, version, mend)
+            self._add("error", code, message, path, version, fix)
 
-    def warn(self, code: str, message: str, path: str | None, version: int | None, mend: str | None) -> None:
-        """Report a warning."""
-        self._add("warning", code, message, path, version, mend)
+    def warn(self, code: str, message: str, path: str | None, version: int | None, fix: str | None) -> None:
+        """Report a warning.
 
-    def warn_once(self, code: str, message: str, path: str | None, version: int | None, mend: str | None) -> None:
-        """Report a warning unless there is one of its kind."""
-        self._add_once("warning", code, message, path, version, mend)
+        Args:
+            code: The kind of the fault.
+            message: What is wrong.
+            path: The path of the file, if any.
+            version: The version, if any.
+            fix: The command that fixes it, if any.
+        """
+        self._add("warning", code, message, path, version, fix)
 
-    def past_once(self, code: str, message: str, path: str | None, version: int | None, mend: str | None) -> None:
-        """Report a warning of which one is enough, or a past finding for a purged version."""
-        self._add_once("past", code, message, path, version, mend)
+    def warn_once(self, code: str, message: str, path: str | None, version: int | None, fix: str | None) -> None:
+        """Report a warning, unless there is one with this code. See :meth:`warn` for the parameters."""
+        self._add_once("warning", code, message, path, version, fix)
+
+    def past_once(self, code: str, message: str, path: str | None, version: int | None, fix: str | None) -> None:
+        """Report a former error, unless there is one with this code. See :meth:`warn` for the parameters."""
+        self._add_once("past", code, message, path, version, fix)
 
     def _add_once(
-        self, severity: Severity, code: str, message: str, path: str | None, version: int | None, mend: str | None
+        self, severity: Severity, code: str, message: str, path: str | None, version: int | None, fix: str | None
     ) -> None:
         if (code, None, severity) not in self._reported:
             self._reported.add((code, None, severity))
-            self._add(severity, code, message, path, version, mend)
+            self._add(severity, code, message, path, version, fix)
 
     def past(self, code: str, message: str, path: str | None, version: int | None) -> None:
-        """Report a former error that is settled."""
+        """Report a former error. See :meth:`warn` for the parameters."""
         self._add("past", code, message, path, version, None)
 
     def _add(
-        self, severity: Severity, code: str, message: str, path: str | None, version: int | None, mend: str | None
+        self, severity: Severity, code: str, message: str, path: str | None, version: int | None, fix: str | None
     ) -> None:
-        self._found.append(
-            Finding(severity=severity, code=code, message=message, path=path, version=version, mend=mend)
+        self._findings.append(
+            Finding(severity=severity, code=code, message=message, path=path, version=version, fix=fix)
         )
 
     @contextmanager
     def unless(self, is_excused: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
-        """Forget findings of the block if it is excused after all. Yields a function that tells whether it was."""
-        n_found, reported = len(self._found), set(self._reported)
-        has_forgotten = False
-        yield lambda: has_forgotten
-        if len(self._found) > n_found and is_excused():
-            del self._found[n_found:]
+        """Discard findings of the block if they are excused afterwards.
+
+        Yields a function that returns whether findings were discarded.
+        """
+        n_findings, reported = len(self._findings), set(self._reported)
+        are_discarded = False
+        yield lambda: are_discarded
+        if len(self._findings) > n_findings and is_excused():
+            del self._findings[n_findings:]
             self._reported = reported
-            has_forgotten = True
+            are_discarded = True
 
     def wrong_paths(self) -> set[str]:
-        """Return the paths of files with errors or faulty bounds, which each run reads and reports again."""
+        """Return the paths of files with errors or faulty bounds, which every run reads and reports again."""
         return {
             finding.path
-            for finding in self._found
+            for finding in self._findings
             if finding.path and (finding.severity == "error" or finding.code == FAULTY_BOUNDS)
         }
 
-    def all(self, *, can_go_back: bool) -> tuple[Finding, ...]:
-        """Return all findings. If the latest version is damaged and a commit can repair that, it is named."""
+    def all(self, *, can_repair: bool) -> tuple[Finding, ...]:
+        """Return all findings. ``can_repair`` adds the repair command to those about a damaged latest version."""
         return tuple(
-            replace(one, mend=one.mend or (_repair_command(one.code) if can_go_back else None)) for one in self._found
+            replace(finding, fix=finding.fix or (_repair_command(finding.code) if can_repair else None))
+            for finding in self._findings
         )
 
 
 def _repair_command(code: str) -> str | None:
-    """Return the command that repairs damage of a latest version. Only a deep check sees a data file's."""
+    """Return the command that repairs damage of the latest version, if any.
+
+    Damaged data files are only found by a deep check.
+    """
     if code not in _DAMAGE:
         return None
     return "repair --deep --to-last-good" if code == "table-file-corrupt" else "repair --to-last-good"
 
 
 class ChecksumTally:
-    """Counts files that were read whole, each once, by whether they carry a checksum."""
+    """Count files that were read in full, each once, by whether they have a checksum."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -260,11 +295,17 @@ class ChecksumTally:
         self._is_closed = False
 
     def close(self) -> None:
-        """Count nothing from now on: files that are read again, or not for their own check, do not count."""
+        """Stop counting, because files that are read later are not read for their own check."""
         self._is_closed = True
 
     def count(self, kind: str, path: str, has_checksum: bool) -> None:
-        """Count a file that was read whole and found in order. ``kind`` is a word for it, in the singular."""
+        """Count a file that was read in full and is intact.
+
+        Args:
+            kind: The kind of the file, in the singular.
+            path: The path of the file.
+            has_checksum: Whether the file has a checksum.
+        """
         if self._is_closed:
             return
         with self._lock:
@@ -272,18 +313,18 @@ class ChecksumTally:
 
     @property
     def checked_files(self) -> int:
-        """How many files were compared with their checksums."""
+        """The number of files that were compared with their checksums."""
         return sum(has_checksum for _, has_checksum in self._seen.values())
 
     @property
     def without_checksum(self) -> Mapping[str, int]:
-        """How many files carry none, by their kind, in the order of these."""
+        """The number of files without a checksum, by kind."""
         counts = Counter(kind for kind, has_checksum in self._seen.values() if not has_checksum)
         return dict(sorted(counts.items()))
 
 
 def kind_of(path: str) -> str:
-    """Return the word for a file of the catalog."""
+    """Return the kind of a catalog file, as text."""
     if path.startswith((OPERATIONS_PREFIX, TABLES_PREFIX)):
         return "operation file"
     return "definition" if path.endswith(".binpb") else "node"

@@ -1,4 +1,4 @@
-"""Check what operations record and leave: exports, expired versions, leases, plans and orphans."""
+"""Check what operations record and leave behind: exports, expired versions, leases, plans and orphans."""
 
 from __future__ import annotations
 
@@ -51,23 +51,28 @@ from trinitylake_ops.transaction.time_to_live import recorded_barrier_ms
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 from trinitylake_ops.versions.table_names import TableNames
 
-#: Called with code, message, path, version and mend of a warning.
+#: Reports a warning by its code, message, path, version and fix.
 Warn = Callable[[str, str, str | None, int | None, str | None], None]
 
 _NO_ORPHANS = Orphans(sizes_bytes={}, owners={}, unowned_files=0, unowned_bytes=0)
 _UNKNOWN = "an operation"
-_LEFT_OVER = (
-    (f"{OPERATIONS_PREFIX}plan-", "plan-left", "plans that no batch of expired versions names"),
-    (f"{OPERATIONS_PREFIX}txn-", "transaction-left", "saved transactions that outlived txn_ttl_millis"),
-    (f"{OPERATIONS_PREFIX}export-", "export-left", "manifests of exports that nothing records"),
-    ("_export_", "export-left", "roots of exports that nothing records"),
+_LEFTOVERS = (
+    (f"{OPERATIONS_PREFIX}plan-", "plan-left", "plan files that no batch of expired versions refers to"),
+    (f"{OPERATIONS_PREFIX}txn-", "transaction-left", "saved transactions older than txn_ttl_millis"),
+    (f"{OPERATIONS_PREFIX}export-", "export-left", "export manifests without a record"),
+    ("_export_", "export-left", "export roots without a record"),
 )
 
 
 def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: Warn) -> str | None:
-    """Return which operation has the lease, None where none runs; warn of one that was cut off.
+    """Return the operation that has the lease, or None. Warn about an interrupted operation.
 
-    Where the lease was taken over since the listing, or cannot be read, nobody knows by which.
+    If the lease was taken over since the listing or cannot be read, the operation is unknown.
+
+    Args:
+        storage: The storage of the lakehouse.
+        listing: The listed files by path.
+        warn: Reports a warning.
     """
     newest = max((parse_lease_path(path) or 0 for path in listing), default=0)
     if not newest:
@@ -79,7 +84,7 @@ def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: W
     except FileMissingError:
         return _UNKNOWN
     except (CorruptFileError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        warn("lease-stale", "the newest lease cannot be read; it ends by its age", path, None, None)
+        warn("lease-stale", "the newest lease cannot be read; it expires by its age", path, None, None)
         return None
     except StorageError as error:
         warn("lease-unreadable", f"the newest lease cannot be read: {error.message}", path, None, None)
@@ -88,25 +93,25 @@ def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: W
         return operation
     if expires_at_ms:
         ended = f"{utc_of(expires_at_ms):%Y-%m-%d %H:%M:%S} UTC"
-        message = f"{operation} was cut off, or could not give its lease back, which ended by itself at {ended}"
+        message = f"{operation} was interrupted or could not release its lease, which expired at {ended}"
         warn("lease-stale", message, path, None, operation)
     return None
 
 
 def check_barrier(latest: Snapshot, warn: Warn) -> None:
-    """Warn of a removal of orphans whose recorded time is still to come."""
+    """Warn if the recorded time of an orphan removal is in the future."""
     definition, now_ms = latest.definition, latest.files.storage.now_ms()
     if recorded_barrier_ms(definition, now_ms) != definition.orphans_removed_before_millis:
         message = (
-            f"a removal of orphans by a wrong clock left a barrier at"
-            f" {utc_of(definition.orphans_removed_before_millis):%Y-%m-%d %H:%M:%S} UTC, which is still to come:"
+            f"an orphan removal with a wrong clock recorded a barrier at"
+            f" {utc_of(definition.orphans_removed_before_millis):%Y-%m-%d %H:%M:%S} UTC, which is in the future:"
             " transactions that take longer than a minute fail"
         )
         warn("barrier-in-future", message, latest.definition_location, latest.version, "orphans")
 
 
 def check_expirations(latest: Snapshot, report: Report) -> None:
-    """Report batches of expired versions that cannot be read, or hold versions that cannot have expired."""
+    """Report batches of expired versions that cannot be read or contain versions that cannot have expired."""
     for batch in latest.definition.expirations:
         try:
             ranges = batch.ranges().ranges
@@ -114,24 +119,38 @@ def check_expirations(latest: Snapshot, report: Report) -> None:
             report("definition-unreadable", error.message, latest.definition_location, latest.version)
             continue
         if ranges and ranges[-1][1] >= latest.version:
-            message = f"expiration {batch.id!r} holds versions {batch.versions}, though the latest is {latest.version}"
+            message = f"expiration {batch.id!r} has versions {batch.versions}, but the latest is {latest.version}"
             report("definition-unreadable", message, latest.definition_location, latest.version)
 
 
 def check_purges(latest: Snapshot, running: str | None, warn: Warn) -> None:
-    """Warn of purges that were begun and that nobody goes on with."""
+    """Warn about interrupted purges.
+
+    Args:
+        latest: The latest version.
+        running: The operation that has the lease, if any.
+        warn: Reports a warning.
+    """
     for batch in latest.definition.expirations:
         if batch.state == ExpirationState.PURGING and running not in ("purge", _UNKNOWN):
-            message = f"the purge of versions {batch.versions} was begun and is not finished"
+            message = f"the purge of versions {batch.versions} was interrupted"
             warn("purge-unfinished", message, batch.plan_path or None, batch.expired_at_version, "purge")
 
 
 def check_plans(
     storage: Storage, latest: Snapshot, newest: Callable[[], LakehouseDef], listing: Container[str], warn: Warn
 ) -> None:
-    """Warn of expired versions whose plan is lost; ``newest`` reads the latest settings, as a purge may have ended."""
+    """Warn about expired versions whose plan file is missing.
+
+    Args:
+        storage: The storage of the lakehouse.
+        latest: The latest version.
+        newest: Reads the latest definition again, because a purge may have finished since.
+        listing: The paths of the listed files.
+        warn: Reports a warning.
+    """
     states = (ExpirationState.EXPIRED, ExpirationState.PURGING)
-    lost = [
+    missing = [
         batch
         for batch in latest.definition.expirations
         if batch.state in states
@@ -139,28 +158,29 @@ def check_plans(
         and batch.plan_path not in listing
         and isinstance(storage.read_available([batch.plan_path], limit_bytes=MAX_FILE_LIST_BYTES)[0], FileMissingError)
     ]
-    named = {batch.plan_path for batch in newest().expirations} if lost else set()
-    for batch in lost:
-        if batch.plan_path in named:
+    referenced = {batch.plan_path for batch in newest().expirations} if missing else set()
+    for batch in missing:
+        if batch.plan_path in referenced:
             message = (
-                f"the plan of the expired versions {batch.versions} is lost: a purge leaves their files to orphans"
+                f"the plan file of the expired versions {batch.versions} is missing; a purge leaves their files as"
+                " orphans"
             )
             warn("plan-missing", message, batch.plan_path, batch.expired_at_version, "purge")
 
 
 def check_pins(survey: Survey, findings: Findings) -> None:
-    """Report exports that need the files of purged versions."""
+    """Report exports and clones that need the files of purged versions."""
     purged = expired_versions(survey.definition, (ExpirationState.PURGING, ExpirationState.PURGED))
     for version, pins in sorted(pinned_versions(survey, survey.lake.storage.now_ms()).items()):
         if version in purged:
-            message = f"version {version} is purged, but {', '.join(pins)} needs it"
+            message = f"version {version} was purged but is needed by {', '.join(pins)}"
             kinds = {"clone" if pin.startswith("clone ") else "export" for pin in pins}
-            mend = " and ".join(f"drop-{kind}" for kind in sorted(kinds))
-            findings.error("export-unpinned", message, None, version, mend)
+            fix = " and ".join(f"drop-{kind}" for kind in sorted(kinds))
+            findings.error("export-unpinned", message, None, version, fix)
 
 
 def check_reconciled(survey: Survey, warn: Warn) -> bool:
-    """Warn where another program's change of the lakehouse definition is not settled; whether all is."""
+    """Warn about an unreconciled change of the lakehouse definition. Return whether there is none."""
     try:
         survey.check_reconciled()
     except MaintenanceBlockedError as error:
@@ -170,22 +190,38 @@ def check_reconciled(survey: Survey, warn: Warn) -> bool:
     return True
 
 
-def check_left_over(survey: Survey, listing: Mapping[str, FileInfo], warn: Warn) -> None:
-    """Warn of files of operations that nobody names and that are too old to be in use. Raises StorageError."""
+def check_leftovers(survey: Survey, listing: Mapping[str, FileInfo], warn: Warn) -> None:
+    """Warn about files of operations that nothing refers to and that are too old to be in use.
+
+    Args:
+        survey: The roots of the lakehouse.
+        listing: The listed files by path.
+        warn: Reports a warning.
+
+    Raises:
+        StorageError: A storage request failed.
+    """
     before_ms = survey.lake.storage.now_ms() - protected_ms(survey.definition)
     old = [path for path, info in listing.items() if info.last_modified_ms < before_ms and is_operation_path(path)]
     kept = retained_roots(survey).paths if old else ()
-    for prefix, code, what in _LEFT_OVER:
-        left = sorted(path for path in old if path.startswith(prefix) and path not in kept)
-        if left:
-            more = f", {left[0]!r} and {len(left) - 1} more" if len(left) > 1 else ""
-            warn(code, f"{len(left)} {what}{more}", left[0], None, "orphans")
+    for prefix, code, description in _LEFTOVERS:
+        leftovers = sorted(path for path in old if path.startswith(prefix) and path not in kept)
+        if leftovers:
+            more = f", {leftovers[0]!r} and {len(leftovers) - 1} more" if len(leftovers) > 1 else ""
+            warn(code, f"{len(leftovers)} {description}{more}", leftovers[0], None, "orphans")
 
 
 def orphans_of(survey: Survey, listing: Mapping[str, FileInfo], walk: TableWalk) -> Orphans:
-    """Tell the orphans at a version, by a listing of all files.
+    """Find the orphans at a version, using a listing of all files.
 
-    Raises MaintenanceBlockedError for an unfinished purge, what marking raises.
+    Args:
+        survey: The roots of the lakehouse.
+        listing: The listed files by path.
+        walk: Yields the files of a table without reading again what was checked.
+
+    Raises:
+        MaintenanceBlockedError: A purge is unfinished.
+        TrinityLakeError: A file that marking needs cannot be read.
     """
     _check_no_purge(survey)
     storage = survey.lake.storage
@@ -198,9 +234,11 @@ def orphans_of(survey: Survey, listing: Mapping[str, FileInfo], walk: TableWalk)
 
 
 def relisted_orphans(survey: Survey) -> Orphans:
-    """Tell the orphans at a version, where no listing has all files: what nothing reaches is listed by the executor.
+    """Find the orphans at a version without a complete listing: the executor lists the files that nothing reaches.
 
-    Raises MaintenanceBlockedError for an unfinished purge, what marking raises.
+    Raises:
+        MaintenanceBlockedError: A purge is unfinished.
+        TrinityLakeError: A file that marking needs cannot be read.
     """
     _check_no_purge(survey)
     storage, executor = survey.lake.storage, survey.executor
@@ -210,22 +248,22 @@ def relisted_orphans(survey: Survey) -> Orphans:
     except TrinityLakeError:
         if any(info.last_modified_ms < before_ms for info in list_without(storage, executor, ())):
             raise
-        return _NO_ORPHANS  # whatever is reached: all of it is too young
+        return _NO_ORPHANS  # all files are too young
     return _all_orphans(survey, mark, list_without(storage, executor, mark.catalog.paths))
 
 
 def _all_orphans(survey: Survey, mark: Mark, listed: Iterable[FileInfo]) -> Orphans:
-    """Tell the orphans by a mark: those under the root, by a listing, and those under the table root."""
+    """Return the orphans under the root, by a listing, and those under the table root."""
     now_ms, age_ms = survey.lake.storage.now_ms(), protected_ms(survey.definition)
     own = find_orphans(survey.lake, mark, listed, now_ms - age_ms)
     return Orphans.of_all(own, find_table_root_orphans(mark, now_ms, age_ms))
 
 
 def check_names(latest: Snapshot, warn: Warn) -> None:
-    """Report tables that have several names at the latest version. Raises StorageError."""
+    """Warn about tables that have several names in the latest version. Raises StorageError."""
     for names in TableNames().shared(latest):
         shown = ", ".join(map(str, names[:3]))
-        message = f"{shown} are names of one table: they share its id and its files, and rights of one reach both"
+        message = f"{shown} are names of one table: they share its id, its files and its access rights"
         warn("table-has-two-names", message, latest.location, latest.version, None)
 
 
@@ -235,14 +273,20 @@ def _check_no_purge(survey: Survey) -> None:
             raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished")
 
 
-_BATCH = 256
+_BATCH_FILES = 256
 
 
 def check_operation_files(known: KnownFilesStorage, listing: Mapping[str, FileInfo], findings: Findings) -> None:
-    """Read all such files, and report those that are damaged or in the place of another one."""
+    """Read all files of operations, and report those that are damaged or have the name of another one.
+
+    Args:
+        known: Reads the files.
+        listing: The listed files by path.
+        findings: Receives the errors.
+    """
     paths = sorted(path for path in listing if _decoder_of(path) is not None)
-    for start in range(0, len(paths), _BATCH):
-        batch = paths[start : start + _BATCH]
+    for start in range(0, len(paths), _BATCH_FILES):
+        batch = paths[start : start + _BATCH_FILES]
         errors = run_parallel(lambda path: _error_in(known, path), batch, known.concurrency)
         for path, error in zip(batch, errors, strict=True):
             if error is not None:
@@ -255,7 +299,7 @@ def _error_in(known: KnownFilesStorage, path: str) -> StorageError | None:
     try:
         data = known.read(path, limit_bytes=_limit_bytes(path))
         decode(data, path)
-    except FileMissingError:  # its operation has ended since the listing
+    except FileMissingError:  # its operation has finished since the listing
         return None
     except StorageError as error:
         return error
@@ -269,7 +313,10 @@ def _limit_bytes(path: str) -> int:
 
 
 def _decoder_of(path: str) -> Callable[[bytes, str], object] | None:
-    """Return the reader of such a file. None for other files, and for records of verify, which it reads anyway."""
+    """Return the decoder of an operation file, or None for other files.
+
+    Records of verify have none, because they are read anyway.
+    """
     if not path.startswith(OPERATIONS_PREFIX) or path.startswith(TEMPORARY_PREFIX):
         return None
     if path.endswith(".binpb"):
@@ -279,33 +326,33 @@ def _decoder_of(path: str) -> Callable[[bytes, str], object] | None:
     return decode_sealed_json if path.endswith(".json") else None
 
 
-_STALE_EXPORT_MS = 7 * 24 * 3600 * 1000
+#: The age from which an incomplete export counts as interrupted.
+_INTERRUPTED_AFTER_MS = 7 * 24 * 3600 * 1000
 
 
 class ExportVerifier:
-    """Checks the exports and clones that a lakehouse definition records.
-
-    ``exports`` and ``clones`` count those with a root, a clone once.
-    """
+    """Check the exports and clones that a lakehouse definition records."""
 
     def __init__(self, lake: Lakehouse, versions: VersionVerifier, findings: Findings):
         self._lake = lake
         self._versions = versions
         self._findings = findings
+        #: The number of exports with a root.
         self.exports = 0
+        #: The number of clones.
         self.clones = 0
 
     def check(self, definition: LakehouseDef) -> None:
-        """Check all exports."""
+        """Check all exports and clones."""
         now_ms = self._lake.storage.now_ms()
         for record in definition.exports:
-            if record.state == ExportState.COPYING and now_ms - record.created_at_millis > _STALE_EXPORT_MS:
+            if record.state == ExportState.COPYING and now_ms - record.created_at_millis > _INTERRUPTED_AFTER_MS:
                 kind = kind_of(record)
-                message = f"{kind} {record.name!r} was cut off more than 7 days ago; finish or drop it"
-                mend = f"{kind} or drop-{kind}"
-                self._findings.warn("export-cut-off", message, record.manifest_path, record.version, mend)
+                message = f"{kind} {record.name!r} was interrupted more than 7 days ago; finish or drop it"
+                fix = f"{kind} or drop-{kind}"
+                self._findings.warn("export-cut-off", message, record.manifest_path, record.version, fix)
             elif record.state == ExportState.COPYING:
-                self._check_begun(record)
+                self._check_incomplete(record)
             elif record.state == ExportState.COMPLETE:
                 with self._unless_dropped(record.name, definition):
                     self._check_complete(record, definition.exported_snapshots)
@@ -314,10 +361,10 @@ class ExportVerifier:
         for name, location in sorted(definition.exported_snapshots.items()):
             recorded = record_of(definition, name)
             if recorded is not None and recorded.clone_id:
-                clones.add(recorded.clone_id)  # a refresh keeps one more version for the same clone
+                clones.add(recorded.clone_id)  # a refresh adds another record for the same clone
             else:
                 self.exports += 1
-            if self._is_elsewhere(location):
+            if self._is_external(location):
                 continue
             with self._unless_dropped(name, definition):
                 try:
@@ -327,46 +374,46 @@ class ExportVerifier:
         self.clones = len(clones)
 
     def _check_names(self, definition: LakehouseDef) -> None:
-        """Tell names that several records have: an operation finds one of them, and a drop takes all."""
+        """Report names that several records have: an operation uses one of them, and a drop removes all."""
         for name, count in Counter(record.name for record in definition.exports).items():
             if count > 1:
-                mend = f"drop-{kind_of(record_of(definition, name))}"
-                message = f"{count} exports or clones have the name {name!r}; a drop forgets all of them"
-                self._findings.error("name-taken-twice", message, None, None, mend)
+                fix = f"drop-{kind_of(record_of(definition, name))}"
+                message = f"{count} exports or clones have the name {name!r}; dropping it drops all of them"
+                self._findings.error("name-taken-twice", message, None, None, fix)
 
     @contextmanager
     def _unless_dropped(self, name: str, definition: LakehouseDef) -> Iterator[None]:
-        """Forget findings of the block if the export was dropped meanwhile, as its files may be gone.
+        """Discard findings of the block if the export was dropped since, because its files may have been deleted.
 
-        An export of the same name may have been made since. The next run checks it.
+        An export of the same name may have been created since. The next run checks it.
         """
 
         def is_dropped() -> bool:
             try:
-                return _places(self._lake.snapshot().definition, name) != _places(definition, name)
+                return _locations(self._lake.snapshot().definition, name) != _locations(definition, name)
             except TrinityLakeError:
                 return False
 
-        with self._findings.unless(is_dropped) as has_forgotten:
+        with self._findings.unless(is_dropped) as are_discarded:
             yield
-        if has_forgotten():
+        if are_discarded():
             self._versions.tree.reset_broken()
 
-    def _is_elsewhere(self, location: str) -> bool:
-        """Whether a location lies beyond this root. A location that breaks the rules does not, and is checked."""
+    def _is_external(self, location: str) -> bool:
+        """Whether a location is outside this root. An invalid location counts as inside, so that it is checked."""
         try:
             return is_uri(to_location(self._lake.root, location))
         except InvalidLocationError:
             return False
 
-    def _check_begun(self, record: ExportRecord) -> None:
-        """Warn if nothing names the copies of an unfinished export. It copies within this root."""
+    def _check_incomplete(self, record: ExportRecord) -> None:
+        """Warn if an incomplete export within this root has no manifest that protects its copies."""
         if not record.manifest_path or record.target_uri or record.level == ExportLevel.MINIMAL:
             return
-        (found,) = self._lake.storage.read_available([record.manifest_path], limit_bytes=MAX_FILE_LIST_BYTES)
-        if isinstance(found, FileMissingError):
+        (content,) = self._lake.storage.read_available([record.manifest_path], limit_bytes=MAX_FILE_LIST_BYTES)
+        if isinstance(content, FileMissingError):
             message = (
-                f"export {record.name!r} is unfinished and has no manifest; it began just now, or the file is lost;"
+                f"export {record.name!r} is incomplete and has no manifest: it began just now, or the file is missing;"
                 " its copies are orphans until it is finished"
             )
             self._findings.warn(
@@ -375,7 +422,7 @@ class ExportVerifier:
 
     def _check_complete(self, record: ExportRecord, exported: Mapping[str, str]) -> None:
         if record.name not in exported:
-            message = "it is complete, but no exported snapshot has its name"
+            message = "it is complete, but there is no exported snapshot with its name"
             self._error(record.name, "export-unreadable", message, record.root_location, kind_of(record))
         if record.manifest_path:
             try:
@@ -388,8 +435,8 @@ class ExportVerifier:
         self._findings.error(code, f"{kind} {name!r}: {message}", path, None, f"drop-{kind}")
 
 
-def _places(definition: LakehouseDef, name: str) -> tuple[str | None, set[tuple[str, str]]]:
-    """Return the location of an export that no other one shares, by a lakehouse definition."""
+def _locations(definition: LakehouseDef, name: str) -> tuple[str | None, set[tuple[str, str]]]:
+    """Return the locations of an export, which distinguish it from others of the same name."""
     records = [record for record in definition.exports if record.name == name]
-    places = {(record.root_location, record.manifest_path) for record in records}
-    return definition.exported_snapshots.get(name), places
+    locations = {(record.root_location, record.manifest_path) for record in records}
+    return definition.exported_snapshots.get(name), locations

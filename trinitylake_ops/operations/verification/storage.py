@@ -1,4 +1,4 @@
-"""Read files with their checksums, and check who owns the folders of tables."""
+"""Read files with their checksums, and check the owners of table folders."""
 
 from __future__ import annotations
 
@@ -39,12 +39,10 @@ PIECE_BYTES = 8 << 20
 
 
 class KnownFilesStorage(StorageWrapper):
-    """Answers reads of nodes, definitions and roots that were read before, in this run or in one that is recorded.
+    """Serve reads of nodes, definitions and roots that were read before, in this run or in a recorded run.
 
-    Of recorded files those count that the listing shows as they were, unless ``reads_all``. Of each file that is
-    read whole the checksum is kept, and compared with the recorded one: ``changed`` are the paths of those that
-    differ. ``unanswered`` are the paths of those that the storage refused or failed to give. The names in files of
-    tables are kept by :meth:`add_names`.
+    Recorded files are used only if the listing shows them unchanged. The checksum of each file that is read in full is
+    kept and compared with the recorded one.
     """
 
     def __init__(
@@ -56,25 +54,36 @@ class KnownFilesStorage(StorageWrapper):
         reads_all: bool,
         is_deep: bool = False,
     ):
+        """Wrap a storage.
+
+        Args:
+            inner: The storage of the lakehouse.
+            listing: The listed files by path.
+            recorded: The recorded files by path.
+            reads_all: Whether to read recorded files again.
+            is_deep: Whether files with checksums are counted.
+        """
         super().__init__(inner)
         self._is_deep = is_deep
-        #: Which files that a deep run read carry checksums.
+        #: Counts the files that a deep run reads, by whether they have checksums.
         self.tally = ChecksumTally()
         self._listing = listing
         self._recorded = recorded
         self._reads_all = reads_all
         self._lock = threading.Lock()
         self._sha256: dict[str, bytes] = {}
-        #: Of catalog files that somebody else read, and that nobody has asked for yet: whether they carry checksums.
+        #: Whether prefetched catalog files that were not requested yet have checksums.
         self._is_sealed: dict[str, bool] = {}
         self._contents: dict[str, PackedBytes] = {}
         self._names: dict[str, list[TableFile]] = {}
+        #: The paths of files that differ from the record.
         self.changed: set[str] = set()
+        #: The paths of files that the storage failed to return.
         self.unanswered: set[str] = set()
         self.n_known = 0
 
     def recorded(self, path: str) -> VerifiedFile | None:
-        """Return what is recorded of a file that the listing shows as it was; None where all are to be read."""
+        """Return the record of a file that the listing shows unchanged, or None if it is to be read."""
         row = None if self._reads_all else self._recorded.get(path)
         return row if row is not None and row.is_unchanged(self._listing.get(path)) else None
 
@@ -83,9 +92,9 @@ class KnownFilesStorage(StorageWrapper):
         if is_catalog and (known := self._known(path)) is not None:
             self.count_taken(path)
             return known[offset : None if length is None else offset + length]
-        data = self._answered(path, offset, length, limit_bytes)
+        data = self._read_inner(path, offset, length, limit_bytes)
         if offset == 0 and (length is None or len(data) < length) and (is_catalog or _is_unique_name(path)):
-            self._note(path, hashlib.sha256(data).digest())
+            self._add_checksum(path, hashlib.sha256(data).digest())
             if self._is_deep and not path.startswith(TABLES_PREFIX):
                 self.count_checksum(path, data)
             if is_catalog and path in self._listing:
@@ -94,15 +103,15 @@ class KnownFilesStorage(StorageWrapper):
         return data
 
     def stat(self, path: str) -> FileInfo:
-        with self._noting(path):
+        with self._noting_errors(path):
             return self.inner.stat(path)
 
-    def _answered(self, path: str, offset: int, length: int | None, limit_bytes: int | None = None) -> bytes:
-        with self._noting(path):
+    def _read_inner(self, path: str, offset: int, length: int | None, limit_bytes: int | None = None) -> bytes:
+        with self._noting_errors(path):
             return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     @contextmanager
-    def _noting(self, path: str) -> Iterator[None]:
+    def _noting_errors(self, path: str) -> Iterator[None]:
         try:
             yield
         except StorageError as error:
@@ -110,18 +119,23 @@ class KnownFilesStorage(StorageWrapper):
             raise
 
     def note_error(self, path: str, error: TrinityLakeError) -> None:
-        """Remember a file that the storage did not give, though it may be there and whole."""
+        """Remember a file that the storage failed to return, although it may be intact.
+
+        Args:
+            path: The path of the file.
+            error: The error.
+        """
         if isinstance(error, StorageError) and not isinstance(error, FileMissingError | CorruptFileError):
             self.unanswered.add(path)
 
     def drop_cached(self, path: str) -> bool:
-        """Forget a file that cannot be decoded; it is not asked for again, as it came from the storage."""
+        """Discard a file that cannot be decoded. It is not requested again, because it came from the storage."""
         with self._lock:
             self._contents.pop(path, None)
         return False
 
     def discard_contents(self) -> None:
-        """Let go of all bytes: whoever asks for them again asks the storage."""
+        """Discard all bytes; later reads go to the storage."""
         with self._lock:
             self._contents.clear()
 
@@ -138,7 +152,7 @@ class KnownFilesStorage(StorageWrapper):
                 self.n_known += 1
         return content.unpacked()
 
-    def _note(self, path: str, sha256: bytes) -> None:
+    def _add_checksum(self, path: str, sha256: bytes) -> None:
         row = self._recorded.get(path)
         with self._lock:
             self._sha256[path] = sha256
@@ -146,64 +160,81 @@ class KnownFilesStorage(StorageWrapper):
                 self.changed.add(path)
 
     def read_data(self, path: str, take: Callable[[bytes], None]) -> bytes | None:
-        """Read a file in pieces and keep its checksum; returns its bytes, None of a large one.
+        """Read a file in pieces and keep its checksum.
 
-        ``take`` is given each piece. Raises StorageError.
+        Args:
+            path: The path of the file.
+            take: Receives each piece.
+
+        Returns:
+            The bytes of the file, or None for a large one.
+
+        Raises:
+            StorageError: A storage request failed.
         """
-        hashed, offset = hashlib.sha256(), 0
+        sha256, offset = hashlib.sha256(), 0
         while True:
-            piece = self._answered(path, offset, PIECE_BYTES)
-            hashed.update(piece)
+            piece = self._read_inner(path, offset, PIECE_BYTES)
+            sha256.update(piece)
             take(piece)
             offset += len(piece)
             if len(piece) < PIECE_BYTES:
                 break
-        self._note(path, hashed.digest())
+        self._add_checksum(path, sha256.digest())
         return piece if offset == len(piece) else None
 
     def names(self, path: str) -> Sequence[TableFile] | None:
-        """Return what a file of a table names, None where nobody has read it."""
-        found = self._names.get(path)
-        if found is None:
+        """Return what a table file names, or None if it was not read yet."""
+        names = self._names.get(path)
+        if names is None:
             row = self.recorded(path)
             if row is None or row.content is None or row.kept != RecordedPart.NAMES:
                 return None
             try:
-                found = self._names[path] = decode_names(row.content.unpacked())
+                names = self._names[path] = decode_names(row.content.unpacked())
             except CorruptFileError:
-                return None  # then the file itself is read, and the record's word about it compared
+                return None  # the file itself is read and compared with the record
             with self._lock:
                 self._sha256[path] = row.sha256
                 self.n_known += 1
-        return found
+        return names
 
     @property
     def checksums(self) -> Mapping[str, bytes]:
-        """The SHA-256 of the files that were read whole, by path."""
+        """The SHA-256 of the files that were read in full, by path."""
         return self._sha256
 
     def count_checksum(self, path: str, data: bytes) -> None:
-        """Count a file of the catalog that was read whole; one that its seals refuse is told by who decodes it."""
+        """Count a catalog file that was read in full. A checksum mismatch is reported when the file is decoded.
+
+        Args:
+            path: The path of the file.
+            data: Its bytes.
+        """
         with contextlib.suppress(CorruptFileError):
             self.tally.count(kind_of(path), path, check_file(data, path))
 
     def take(self, path: str, sha256: bytes, content: PackedBytes | None, is_sealed: bool | None = None) -> None:
-        """Know a file that somebody else read whole, with its bytes where these are to be known, too.
+        """Add a prefetched file that was read in full.
 
-        ``is_sealed`` says whether one of the catalog carries a checksum; it counts once it is asked for.
+        Args:
+            path: The path of the file.
+            sha256: Its SHA-256.
+            content: Its bytes, if later reads are to be served from them.
+            is_sealed: Whether a catalog file has a checksum. The file is counted when it is requested.
         """
         if self._is_deep and is_sealed is not None:
             self._is_sealed[path] = is_sealed
         if content is not None or path in self._recorded or not is_immutable_path(path):
-            self._note(path, sha256)
+            self._add_checksum(path, sha256)
         if content is not None:
             with self._lock:
                 self._contents[path] = content
 
     def count_taken(self, path: str) -> None:
-        """Count a file of the catalog that somebody else read, now that its turn has come.
+        """Count a prefetched catalog file when it is requested.
 
-        What is read ahead below something damaged may never have it.
+        Files that were prefetched below a damaged one may never be requested.
         """
         with self._lock:
             is_sealed = self._is_sealed.pop(path, None)
@@ -211,28 +242,42 @@ class KnownFilesStorage(StorageWrapper):
             self.tally.count(kind_of(path), path, is_sealed)
 
     def take_content(self, path: str, sha256: bytes | None, error: TrinityLakeError | None) -> None:
-        """Know what came of reading a file of data elsewhere."""
+        """Add the result of reading a data file in another process.
+
+        Args:
+            path: The path of the file.
+            sha256: Its SHA-256, if it was read in full.
+            error: The error, if it could not be read.
+        """
         if sha256 is not None:
-            self._note(path, sha256)
+            self._add_checksum(path, sha256)
         if error is not None:
             self.note_error(path, error)
 
     def add_names(self, path: str, files: Sequence[TableFile]) -> Sequence[TableFile]:
-        """Keep what a file of a table names; returns that."""
+        """Keep what a table file names, and return it.
+
+        Args:
+            path: The path of the table file.
+            files: The named files.
+        """
         self._names[path] = list(files)
         return files
 
     def accept(self, path: str) -> None:
-        """Take a file that changed for what it is now, such as a root that was sealed."""
+        """Accept the current content of a changed file, such as a root that was sealed."""
         self.changed.discard(path)
 
     def verified(self, without: set[str]) -> dict[str, VerifiedFile]:
-        """Return what to record: all that stands and that is known, by this run or a recorded one.
+        """Return what to record: all existing files that this run or a recorded one verified.
 
-        Files in ``without`` have a fault. For these, and for missing files, the former record stays, so that they are
-        recognized when they come back.
+        Damaged, changed and missing files keep their former records, so that they are recognized when they are
+        restored.
+
+        Args:
+            without: The paths of damaged files.
         """
-        found: dict[str, VerifiedFile] = {}
+        verified: dict[str, VerifiedFile] = {}
         complete: dict[str, bool] = {}
         for path, sha256 in self._sha256.items():
             info = self._listing.get(path)
@@ -243,29 +288,30 @@ class KnownFilesStorage(StorageWrapper):
                 kept, content = RecordedPart.FILE, self._contents[path]
             elif self._is_complete(path, complete):
                 kept, content = RecordedPart.NAMES, PackedBytes.of(encode_names(self._names[path]))
-            found[path] = VerifiedFile(kept, info.size_bytes, info.last_modified_ms, sha256, content)
-        kept_on = without | self.changed | self._listing.keys()
-        return {path: row for path, row in self._recorded.items() if path in kept_on} | found
+            verified[path] = VerifiedFile(kept, info.size_bytes, info.last_modified_ms, sha256, content)
+        not_superseded = without | self.changed | self._listing.keys()
+        return {path: row for path, row in self._recorded.items() if path in not_superseded} | verified
 
     def _is_complete(self, path: str, known: dict[str, bool]) -> bool:
-        """Whether all files are known that a file of a table leads to: of others, more than its names is needed."""
+        """Whether a table file and all files that it leads to are known, so that its names can be recorded."""
         if path not in known:
             named = self._names.get(path)
-            leads = [file.location for file in named or () if file.kind in _LEADS]
+            leads = [file.location for file in named or () if file.kind in _NAMING_KINDS]
             known[path] = named is not None and all(self._is_complete(location, known) for location in leads)
         return known[path]
 
 
-_LEADS = (FileKind.MANIFEST_LIST, FileKind.MANIFEST)
+#: The kinds of table files that name others, apart from metadata files.
+_NAMING_KINDS = (FileKind.MANIFEST_LIST, FileKind.MANIFEST)
 
 
 def _is_unique_name(path: str) -> bool:
-    """Whether a file that is none of the catalog bears a name that is never given again."""
+    """Whether a file that is not a catalog file has a name that is never used again."""
     return path.startswith(TABLES_PREFIX) or (is_operation_path(path) and path.endswith((".json", ".arrow")))
 
 
-_BATCH = 256
-_SHOWN_CHARS = 100
+_BATCH_TABLES = 256
+_MAX_ID_CHARS = 100
 
 
 def check_owners(
@@ -278,90 +324,118 @@ def check_owners(
     is_deep: bool,
     root: str = "",
 ) -> tuple[str, ...]:
-    """Report faults of owner files. Returns the tables of ``defined_ids`` whose folders have none, ascending.
+    """Report faults of owner files, and return the tables whose folders have none.
 
-    A listing shows which owner files exist. Only those of another size than ours are read, and in a deep run all.
-    Without the definition of the lakehouse the owners are unknown. ``root`` is that of ``known``, if it is another one.
+    A listing shows which owner files exist. Only those of an unexpected size are read, and all in a deep run.
+
+    Args:
+        known: Reads the files.
+        listing: The listed files by path.
+        defined_ids: The ids of the tables to check.
+        definition: The definition of the lakehouse. None skips the comparison of owners.
+        findings: Receives the errors.
+        is_deep: Whether to read all owner files.
+        root: The root of ``known`` if it is not that of the lakehouse.
+
+    Returns:
+        The ids of ``defined_ids`` whose folders have files but no owner file, in ascending order.
     """
     table_ids = sorted({table_id for path in listing if (table_id := table_id_in(path)) not in (None, ".", "..")})
     owners = {table_id: owner_path(table_id) for table_id in table_ids}
-    own_bytes = None if definition is None else len(owner_file(definition))
-    asked = [
+    expected_bytes = None if definition is None else len(owner_file(definition))
+    to_read = [
         table_id
         for table_id, path in owners.items()
-        if path in listing and (is_deep or listing[path].size_bytes != own_bytes)
+        if path in listing and (is_deep or listing[path].size_bytes != expected_bytes)
     ]
-    for start in range(0, len(asked), _BATCH):
-        batch = asked[start : start + _BATCH]
-        read = run_parallel(lambda table_id: _owner(known, owners[table_id], is_deep), batch, known.concurrency)
-        for table_id, owner in zip(batch, read, strict=True):
+    for start in range(0, len(to_read), _BATCH_TABLES):
+        batch = to_read[start : start + _BATCH_TABLES]
+        results = run_parallel(lambda table_id: _owner(known, owners[table_id], is_deep), batch, known.concurrency)
+        for table_id, owner in zip(batch, results, strict=True):
             path = owners[table_id]
             if isinstance(owner, StorageError):
-                message = f"nobody can tell whose the folder is, so no file there is ever removed: {owner.message}"
+                message = f"the owner of the folder is unknown, so no file there is ever deleted: {owner.message}"
                 findings.error("owner-damaged", message, f"{root}{path}", None)
             elif owner is not None and definition is not None and owner != definition.id and table_id in defined_ids:
                 message = (
-                    f"it says that the folder of table {table_id!r} of this lakehouse is that of lakehouse"
-                    f" {owner[:_SHOWN_CHARS]!r}; no file there is ever removed from here, and that one may remove all"
+                    f"the folder of table {table_id!r} belongs to lakehouse {owner[:_MAX_ID_CHARS]!r} according to its"
+                    " owner file; this lakehouse never deletes a file there, but the other one may delete all"
                 )
                 findings.error("owner-other", message, f"{root}{path}", None)
     return tuple(table_id for table_id, path in owners.items() if table_id in defined_ids and path not in listing)
 
 
 class TableRootVerifier:
-    """Checks the table root of a lakehouse, if its definition names one.
-
-    ``listing`` has the files of tables there, by their URIs. Raises StorageError.
-    """
+    """Check the table root of a lakehouse, if its definition names one."""
 
     def __init__(self, lake: Lakehouse, definition: LakehouseDef):
+        """List the table files under the table root.
+
+        Args:
+            lake: The lakehouse.
+            definition: Its latest definition.
+
+        Raises:
+            StorageError: A storage request failed.
+        """
         self._definition = definition
         self._table_root = table_root_of(lake, definition)
         self._infos: dict[str, FileInfo] = {}
         if self._table_root is not None:
             self._infos = {info.path: info for info in self._table_root.storage.list(TABLES_PREFIX)}
         self._root = "" if self._table_root is None else self._table_root.root
+        #: The table files there, by URI.
         self.listing = {f"{self._root}{path}": info for path, info in self._infos.items()}
         self.table_ids = {table_id for path in self._infos if (table_id := table_id_in(path)) is not None}
 
     def check(self, defined_ids: Collection[str], findings: Findings, *, is_deep: bool) -> None:
-        """Report faults of the owner files of ``defined_ids``, and if nothing there is ever deleted from here.
+        """Report faults of owner files, and whether this lakehouse never deletes files there.
 
-        Folders of others there are none of this lakehouse's business.
+        Folders of other lakehouses are not checked.
+
+        Args:
+            defined_ids: The ids of the tables to check.
+            findings: Receives errors and warnings.
+            is_deep: Whether to read all owner files.
         """
         if self._table_root is None:
             return
         ours = {path: info for path, info in self._infos.items() if table_id_in(path) in defined_ids}
         if self._table_root.refusal and ours:
-            message = f"nothing under the table root is ever deleted from here: {self._table_root.refusal}"
+            message = f"this lakehouse never deletes files under its table root: {self._table_root.refusal}"
             findings.warn("table-root-kept", message, self._root, None, "relocate")
         known = KnownFilesStorage(self._table_root.storage, ours, {}, reads_all=True)
         missing = check_owners(known, ours, defined_ids, self._definition, findings, is_deep=is_deep, root=self._root)
         if missing:
             message = (
-                f"{len(missing)} tables, such as {missing[0]!r}, have no owner file under the table root: no file of"
-                " theirs is deleted; the next write to each makes it"
+                f"{len(missing)} tables, for example {missing[0]!r}, have no owner file under the table root: none of"
+                " their files are deleted; the next write to each table creates it"
             )
             findings.warn("owner-missing-there", message, f"{self._root}{owner_path(missing[0])}", None, None)
 
 
 def warn_of_missing(missing: Sequence[str], findings: Findings) -> None:
-    """Warn once of tables whose folders have no owner file, as older lakehouses have, and tables of other programs."""
+    """Warn once about tables without owner files, which older lakehouses and other programs create.
+
+    Args:
+        missing: The ids of the tables.
+        findings: Receives the warning.
+    """
     if missing:
         path = owner_path(missing[0])
         message = (
-            f"{len(missing)} tables, such as {missing[0]!r}, have no owner file in their folders; once no version"
-            " defines such a table, nobody knows whose the files are that are left there"
+            f"{len(missing)} tables, for example {missing[0]!r}, have no owner file in their folders; when no version"
+            " defines such a table any more, the owner of its remaining files is unknown"
         )
         findings.warn("owner-missing", message, path, None, "repair")
 
 
 def _owner(known: KnownFilesStorage, path: str, is_deep: bool) -> str | StorageError | None:
-    """Return the lakehouse that an owner file names, the error if it cannot be read, None if it is gone now."""
+    """Return the lakehouse that an owner file names, the error if it cannot be read, or None if it was deleted."""
     try:
         data = known.read(path, limit_bytes=MAX_NOTE_BYTES)
         owner = read_owner(data, path)
-    except FileMissingError:  # an orphan that was removed since the listing
+    except FileMissingError:  # an orphan that was deleted since the listing
         return None
     except StorageError as error:
         return error

@@ -1,6 +1,6 @@
-"""Verify: one pass over all versions that reads every immutable file once (docs/internals/protocol.md, "Verify").
+"""Verify a lakehouse by one pass that reads every immutable file once (docs/internals/protocol.md, "Verify").
 
-What is wrong becomes a finding; verify itself fails only where the storage does.
+Faults become findings. Verify itself fails only if the storage does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 __all__ = ["Finding", "VerifyReport", "verify"]
 
-_BATCH = 64
+_BATCH_ROOTS = 64
 
 
 def verify(
@@ -54,26 +54,33 @@ def verify(
     budget: Budget | Spending = NO_LIMITS,
     executor: Executor = LOCAL,
 ) -> VerifyReport:
-    """Check all live versions of a lakehouse, the files they reach, and what operations record and leave.
+    """Check all live versions of a lakehouse, the files they reach, and what operations record and leave behind.
 
-    With ``incremental`` a record of the read files stays in the lakehouse. Files in the record of an earlier run are
-    not read again while the listing shows them unchanged. All others are read, and compared with the record. With
-    ``deep`` all are read, data files of tables too. A ``budget`` ends it early: the report says what was not looked at;
-    with ``incremental`` the next run goes on there. All requests count; to find the latest version and to keep the
-    record is done in any case. ``progress`` is told how many versions are done, and of how many. ``executor`` lists and
-    reads; Spark's reads all first, and takes no budget. Raises LakehouseNotFoundError, InvalidInputError for a
-    budget with a rate, or with such an executor. Raises StorageError if the storage refuses to list or read at all.
+    Args:
+        lake: The lakehouse.
+        progress: Is called with the number of checked versions and their total.
+        deep: Also read data files, and files that are recorded as verified.
+        incremental: Keep a record of the verified files in the lakehouse. Files in the record of an earlier run are not
+            read again while the listing shows them unchanged. Files that are read are compared with the record.
+        budget: Limits that end the run early; the report says what was not checked. With ``incremental`` the next run
+            continues. All requests count, but finding the latest version and writing the record are never skipped.
+        executor: Lists and reads files. An executor that prefetches, like Spark's, takes no budget.
+
+    Raises:
+        LakehouseNotFoundError: The lakehouse does not exist.
+        InvalidInputError: The budget has a request rate, or the executor takes no budget.
+        StorageError: The storage cannot be listed, or no file can be read.
     """
     spending = Spending.of(budget)
     if spending.budget.requests_per_second is not None:
-        raise InvalidInputError("verify keeps no rate of requests; limit their number, or the time")
+        raise InvalidInputError("verify does not support a request rate; limit the number of requests or the time")
     run = _Verification(lake, executor, spending, deep=deep, incremental=incremental)
     with operation_span("verify"):
-        return run.run(progress or (lambda _done, _all: None))
+        return run.run(progress or (lambda _done, _total: None))
 
 
 class _Verification:
-    """One run of verify, up to the version that is the latest when it begins; the listing comes after it."""
+    """One run of verify, up to the version that is the latest when it begins. The listing is made after that."""
 
     def __init__(self, lake: Lakehouse, executor: Executor, spending: Spending, *, deep: bool, incremental: bool):
         self._metered = MeteredLakehouse(lake, spending)
@@ -108,7 +115,7 @@ class _Verification:
         self._has_read_ahead = False
         self._orphans: tuple[int, int] | None = None
         self._unclaimed: tuple[str, ...] = ()
-        self._there: TableRootVerifier | None = None
+        self._table_root: TableRootVerifier | None = None
         self._unchecked: list[str] = []
 
     def run(self, progress: Callable[[int, int], None]) -> VerifyReport:
@@ -122,8 +129,8 @@ class _Verification:
             "exports": self._check_exports,
             "files of operations": self._check_operation_files,
             "owner files of tables": self._check_owners,
-            "leftovers of operations": self._check_left_over,
-            "tables that were moved": self._check_moved,
+            "leftovers of operations": self._check_leftovers,
+            "moved tables": self._check_moved,
             "orphans": self._check_orphans,
         }
         for name, step in steps.items():
@@ -133,8 +140,8 @@ class _Verification:
                     continue
             except BudgetSpentError as spent:
                 self._stopped = spent.message
-            left = f" {VersionRanges(((self.versions.done, self.latest),))}" if name == "versions" else ""
-            self._unchecked.append(name + left)
+            remaining = f" {VersionRanges(((self.versions.done, self.latest),))}" if name == "versions" else ""
+            self._unchecked.append(name + remaining)
         for message, path, version in self.tables.unreadable_external:
             self.findings.warn("external-unreadable", message, path, version, None)
         self._check_changed()
@@ -156,7 +163,7 @@ class _Verification:
             damaged_objects=self.versions.damaged_objects if self.latest in damaged else (),
             orphan_files=None if self._orphans is None else self._orphans[0],
             orphan_bytes=None if self._orphans is None else self._orphans[1],
-            findings=self.findings.all(can_go_back=self.latest in damaged and self._definition is not None),
+            findings=self.findings.all(can_repair=self.latest in damaged and self._definition is not None),
             stopped=self._stopped,
             unchecked=tuple(self._unchecked),
             unanswered=tuple(sorted(self._known.unanswered)),
@@ -172,7 +179,7 @@ class _Verification:
         )
 
     def _latest_snapshot(self) -> Snapshot | None:
-        """Return the latest version as it was read, None where it was not, on the storage past all that is known."""
+        """Return the latest version on the storage without known files, or None if its root was not read."""
         root = self.versions.last_root
         if root is None or self.versions.done <= self.latest:
             return None
@@ -180,13 +187,13 @@ class _Verification:
         return Snapshot(files, self.latest, files.roots.path(self.latest), root)
 
     def _check_listed(self) -> None:
-        """Look at what the listing shows, and at what is wrong with records."""
+        """Check the listed root names, and report damaged records."""
         self._check_names()
         for path, message in sorted(self._records.damaged.items()):
-            self.findings.warn("record-damaged", f"{message}; it is passed over", path, None, "verify --incremental")
+            self.findings.warn("record-damaged", f"{message}; it is ignored", path, None, "verify --incremental")
 
     def _check_names(self) -> None:
-        """Root names are of one naming and contiguous; one missing, or beyond the latest, was tampered with."""
+        """Check that root names follow one scheme and are contiguous. Anything else is the result of tampering."""
         roots = self.lake.files.roots
         versions = []
         for path in sorted(self.listing):
@@ -194,15 +201,15 @@ class _Verification:
             if naming == roots.naming:
                 versions += self._version_named(path)
             elif naming is not None:
-                message = f"a root file of another naming than this lakehouse's, such as {roots.path(self.latest)!r}"
+                message = f"a root file with another naming scheme than {roots.path(self.latest)!r}"
                 self.findings.error("root-naming-mixed", message, path, None)
         for version in versions_beyond_gap(roots, self.latest, versions):
             self.findings.error(
-                "root-beyond-gap", "a root stands beyond a missing version", roots.path(version), version
+                "root-beyond-gap", "a root exists after a missing version", roots.path(version), version
             )
 
     def _version_named(self, path: str) -> list[int]:
-        """Return the version of a root file; none, but a finding, where no version can have its number."""
+        """Return the version of a root file. If no version can have its number, report a finding and return none."""
         try:
             version = parse_root_path(path)
         except VersionNotFoundError as error:
@@ -211,7 +218,7 @@ class _Verification:
         return [] if version is None else [version]
 
     def _check_state(self) -> None:
-        """Read what the latest version records of operations, and which of them runs."""
+        """Check what the latest version records of operations, and which operation is running."""
         running = verify_state.running_operation(self.lake.storage, self.listing, self.findings.warn)
         definition = self._read_definition()
         if definition is not None:
@@ -227,10 +234,10 @@ class _Verification:
                 self.findings.warn,
             )
         else:
-            self._unchecked.append("purges, since the latest settings cannot be read")
+            self._unchecked.append("purges, because the latest definition cannot be read")
 
     def _read_definition(self) -> LakehouseDef | None:
-        """Return the latest lakehouse definition; None where it cannot be read, which is reported with the version."""
+        """Return the latest lakehouse definition, or None if it cannot be read, which is reported with the version."""
         if self._definition is None:
             with contextlib.suppress(TrinityLakeError):
                 latest = Snapshot.of(self.lake.files, self.latest)
@@ -241,7 +248,7 @@ class _Verification:
     def _check_exports(self) -> None:
         definition = self._read_definition()
         if definition is None:
-            self._unchecked.append("exports, since the latest settings cannot be read")
+            self._unchecked.append("exports, because the latest definition cannot be read")
         else:
             self.exports.check(definition)
 
@@ -250,11 +257,11 @@ class _Verification:
         self._executor.prefetch(lambda: self._read_ahead(purged))
         if self._definition is not None:
             self.versions.acknowledged = acknowledged_versions(self._definition)
-        batch = max(1, self.lake.storage.concurrency) if self._has_limits else _BATCH
+        batch = max(1, self.lake.storage.concurrency) if self._has_limits else _BATCH_ROOTS
         self.versions.check(self.latest, purged, batch, progress)
 
     def _read_ahead(self, purged: VersionRanges) -> None:
-        """Read what versions and exports under this root reach, by the executor."""
+        """Read what versions and exports under this root reach, using the executor."""
         ahead = ReadAhead(
             self._executor,
             self._plain,
@@ -266,19 +273,19 @@ class _Verification:
         roots = [self.lake.files.roots.path(version) for version in range(self.latest + 1) if version not in purged]
         exported = () if self._definition is None else self._definition.exported_snapshots.values()
         ahead.walk([*roots, *(path for path in exported if path in self.listing)], is_deep=self._is_deep)
-        self.versions.objects.ahead = ahead.definitions
-        self.tables.ahead = ahead.contents
+        self.versions.objects.prefetched = ahead.definitions
+        self.tables.prefetched = ahead.contents
         self.tables.has_seals.update(ahead.has_seals)
         self._has_read_ahead = True
 
     def _expired(self, *states: ExpirationState) -> VersionRanges:
         try:
             return VersionRanges() if self._definition is None else expired_versions(self._definition, states)
-        except TrinityLakeError:  # reported with the settings
+        except TrinityLakeError:  # reported with the definition
             return VersionRanges()
 
     def _survey(self) -> Survey | None:
-        """Return the roots as operations that delete see them, None where some cannot be read."""
+        """Return the roots as operations that delete see them, or None if some cannot be read."""
         if self._definition is None or len(self.versions.roots) <= self.latest:
             return None
         purged = self._expired(ExpirationState.PURGED)
@@ -291,16 +298,16 @@ class _Verification:
         return Survey(lake, Snapshot.of(self.lake.files, self.latest), roots, written_ms, self._executor)
 
     def _check_operation_files(self) -> None:
-        """Read, in a deep run, what no version names."""
+        """In a deep run, read the files of operations."""
         if self._is_deep:
             check_operation_files(self._known, self.listing, self.findings)
 
     def _list_table_root(self) -> None:
-        """List the tables under the table root: so no file of theirs is asked for by itself."""
+        """List the table files under the table root, so that they need no separate requests."""
         definition = self._read_definition()
         if definition is not None and definition.table_root:
-            self._there = TableRootVerifier(self._metered.lake, definition)
-            self.tables.listing |= self._there.listing
+            self._table_root = TableRootVerifier(self._metered.lake, definition)
+            self.tables.listing |= self._table_root.listing
 
     def _check_owners(self) -> None:
         self._unclaimed = check_owners(
@@ -311,87 +318,89 @@ class _Verification:
             self.findings,
             is_deep=self._is_deep,
         )
-        if self._there is not None:  # an owner file under the own root would say that the table is here
-            self._unclaimed = tuple(one for one in self._unclaimed if one not in self._there.table_ids)
-            self._there.check(self.tables.managed_ids, self.findings, is_deep=self._is_deep)
+        if self._table_root is not None:  # an owner file under the own root would claim that the table is there
+            self._unclaimed = tuple(
+                table_id for table_id in self._unclaimed if table_id not in self._table_root.table_ids
+            )
+            self._table_root.check(self.tables.managed_ids, self.findings, is_deep=self._is_deep)
         warn_of_missing(self._unclaimed, self.findings)
 
-    def _check_left_over(self) -> None:
-        """Look at pins, at what other programs did to the settings, and at files that operations left."""
-        self._known.tally.close()  # from here on operations that delete say what they would read
+    def _check_leftovers(self) -> None:
+        """Check pins, changes of the definition by other programs, and files that operations left behind."""
+        self._known.tally.close()  # later steps read files for other purposes than checking them
         survey = self._survey()
         if survey is None:
-            self._unchecked.append("leftovers of operations, since not all roots can be read")
+            self._unchecked.append("leftovers of operations, because not all roots can be read")
             return
         try:
             verify_state.check_pins(survey, self.findings)
             verify_state.check_reconciled(survey, self.findings.warn)
-            if not self._incremental:  # it takes the definitions of all tables, which other runs have read
+            if not self._incremental:  # the check needs all definitions, which an incremental run does not read
                 verify_state.check_names(Snapshot.of(self.lake.files, self.latest), self.findings.warn)
-            verify_state.check_left_over(survey, self.listing, self.findings.warn)
+            verify_state.check_leftovers(survey, self.listing, self.findings.warn)
         except TrinityLakeError as error:
             self._unchecked.append(f"leftovers of operations: {error.message}")
 
     def _check_orphans(self) -> None:
         survey = self._survey()
         if survey is None:
-            self._unchecked.append("orphans, since not all roots can be read")
+            self._unchecked.append("orphans, because not all roots can be read")
             return
         try:
             orphans = self._orphans_of(survey)
         except TrinityLakeError as error:
             self._unchecked.append(f"orphans: {error.message}")
             return
-        found = {**orphans.sizes_bytes, **orphans.owners}
-        self._orphans = (len(found), sum(found.values()))
-        if found:
-            path = min(found)
-            message = f"{len(found)} files of {sum(found.values())} bytes are reached by nothing, such as {path!r}"
+        sizes_bytes = {**orphans.sizes_bytes, **orphans.owners}
+        self._orphans = (len(sizes_bytes), sum(sizes_bytes.values()))
+        if sizes_bytes:
+            path = min(sizes_bytes)
+            message = f"{len(sizes_bytes)} orphans with {sum(sizes_bytes.values())} bytes, for example {path!r}"
             self.findings.warn("orphans", message, path, None, "orphans")
 
     def _orphans_of(self, survey: Survey) -> Orphans:
         if not self._has_read_ahead:
             return verify_state.orphans_of(survey, self.listing, self.tables.walk)
-        # All is marked once more: that takes the place in memory of what was read ahead.
-        self.versions.objects.discard_read_ahead()
+        # Marking reads everything again, so the memory of the prefetched files is freed first.
+        self.versions.objects.discard_prefetched()
         if not self._incremental:
             self._known.discard_contents()
         return verify_state.relisted_orphans(survey)
 
     def _check_moved(self) -> None:
-        """Tell once that tables of the latest version name the place where the lakehouse stood before."""
+        """Warn once about tables of the latest version that refer to a former location of the lakehouse."""
         latest = self._latest_snapshot() if self.tables.has_moved else None
         if latest is None:
             return
         try:
             moved, damaged = moved_tables(self._metered.lake, latest)
         except TrinityLakeError as error:  # reported with the content
-            self._unchecked.append(f"tables that were moved: {error.message}")
+            self._unchecked.append(f"moved tables: {error.message}")
             return
         for damage in damaged.values():  # reported with the table
             self._unchecked.append(f"a table that may have moved: {damage.message}")
         if moved:
             message = (
-                f"{len(moved)} tables, such as {moved[0].name}, name the place where the lakehouse stood before it was"
-                " copied or moved; their files are read here, other engines look for them there"
+                f"{len(moved)} tables, for example {moved[0].name}, refer to the location of the lakehouse before it"
+                " was copied or moved; this library finds their files, but other engines do not"
             )
             self.findings.warn("moved", message, moved[0].files.metadata, self.latest, "relocate")
 
     def _check_hint(self) -> None:
         hint = inspect_hint(self.lake)
         if hint.state != HintState.RIGHT:
-            mend = "repair-hint"
+            fix = "repair-hint"
             message = f"the hint is {hint.state}: it names {hint.hinted}, the latest version is {hint.latest}"
             if hint.state == HintState.AHEAD and hint.hinted is not None:
-                message += f"; unless the hint is wrong, {self.lake.files.roots.path(hint.hinted)!r} is lost"
-                mend = "a backup of that root; where it never was, repair-hint"
-            self.findings.warn("hint-wrong", message, HINT_PATH, hint.latest, mend)
+                message += f"; unless the hint is wrong, {self.lake.files.roots.path(hint.hinted)!r} is missing"
+                fix = "a backup of that root; if it never existed, repair-hint"
+            self.findings.warn("hint-wrong", message, HINT_PATH, hint.latest, fix)
 
     def _check_changed(self) -> None:
-        """Files that bear a name for ever are what they were when they were verified."""
+        """Report files that changed since they were verified, although their names are never used again."""
         for path in sorted(self._known.changed):
             row = self._records.files[path]
-            message = f"it is not what was verified, a file of {row.size_bytes} bytes with SHA-256 {row.sha256.hex()}"
+            message = f"it differs from the verified file of {row.size_bytes} bytes with SHA-256 {row.sha256.hex()}"
             self.findings.error("file-changed", message, path, None)
 
     def _write_record(self) -> str | None:
@@ -400,6 +409,6 @@ class _Verification:
             delete_operation_files(self._plain, list(dict.fromkeys((*self._records.paths, *self._records.damaged))))
             return path
         except StorageError as error:
-            message = f"what was verified could not be recorded, the next run reads it again: {error.message}"
+            message = f"the verified files could not be recorded, so the next run reads them again: {error.message}"
             self.findings.warn("record-not-written", message, error.path, None, None)
             return None

@@ -1,4 +1,4 @@
-"""Check versions one after another, and each of their trees."""
+"""Check one version after the other, and the tree of each."""
 
 from __future__ import annotations
 
@@ -28,55 +28,59 @@ from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.shape import VisitedNode, check_node, is_damaged_pointer
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, is_sealed_root, utc_datetime
 
-_BATCH = 256
+_BATCH_NODES = 256
 
-#: A node's depth, and the bounds of the keys below it.
-_Place: TypeAlias = tuple[int, str | None, str | None]
+#: The depth of a node, and the bounds of the keys below it.
+_Position: TypeAlias = tuple[int, str | None, str | None]
 
 
 class TreeVerifier:
-    """Checks the tree of one version after the other."""
+    """Check the tree of one version after the other."""
 
     def __init__(self, files: LakehouseFiles, report: Report):
         self._files = files
         self._report = report
-        #: The subtree below each known node, None where something is broken.
+        #: The subtree below each known node; None if it is damaged.
         self._known: dict[str, _Subtree | None] = {}
         self._unsound: set[str] = set()
         self._parents: dict[str, str] = {}
         self._is_followable = True
         self._counted: set[str] = set()
-        #: Whether the tree checked last keeps all invariants.
+        #: Whether the last checked tree satisfies all invariants.
         self.is_sound = True
 
     @property
     def nodes(self) -> int:
-        """Files read, roots left out."""
+        """The number of nodes read, without roots."""
         return len(self._counted)
 
     def reset_broken(self) -> None:
-        """Check broken nodes again when they are met again: nodes deleted meanwhile need not exist."""
+        """Check damaged nodes again when a version reaches them: nodes that were deleted meanwhile need not exist."""
         self._known = {location: below for location, below in self._known.items() if below is not None}
 
     def check(self, snapshot: Snapshot, limits: TreeLimits) -> bool:
-        """Check all nodes of a version that were not met before. Returns whether its tree can be read.
+        """Check all nodes of a version that no earlier version has. Return whether its tree can be read.
 
-        A node that is reached twice may be below itself. Such a tree is not followed, and is checked again if a later
-        version has parts of it.
+        A node that is reached twice may be below itself. Such a tree is not followed, and its nodes are checked again
+        if a later version has them.
+
+        Args:
+            snapshot: The version.
+            limits: The limits of its tree.
         """
         self._is_followable = True
         self._parents = {}
         checked: list[_CheckedNode] = []
-        met: set[str] = set()
+        reached: set[str] = set()
         level: Iterable[VisitedNode] = [VisitedNode(snapshot.location, snapshot.root, 0, None, None)]
         while level:
-            places: dict[str, _Place] = {}
+            positions: dict[str, _Position] = {}
             for visited in level:
                 for violation in check_node(visited, limits):
                     self._violation(violation.message, violation.location, snapshot.version)
-                places |= self._unknown_below(visited, met, snapshot.version)
+                positions |= self._unknown_below(visited, reached, snapshot.version)
                 checked.append(_CheckedNode.of(visited))
-            level = self._read_level(places, snapshot.version) if places else ()
+            level = self._read_level(positions, snapshot.version) if positions else ()
         for node in reversed(checked):
             self._known[node.location] = self._subtree(node, snapshot.version)
         tree = self._known.pop(snapshot.location)
@@ -90,40 +94,40 @@ class TreeVerifier:
         self._report("tree-invariant", message, location, version)
         self._unsound.add(location)
 
-    def _unknown_below(self, parent: VisitedNode, met: set[str], version: int) -> dict[str, _Place]:
-        """Return the places of the children of a node that were not met in any version."""
-        places: dict[str, _Place] = {}
+    def _unknown_below(self, parent: VisitedNode, reached: set[str], version: int) -> dict[str, _Position]:
+        """Return the positions of the children of a node that no version has reached yet."""
+        positions: dict[str, _Position] = {}
         bounds = [parent.lower, *parent.node.keys, parent.upper]
-        for position, child in enumerate(parent.node.children):
-            if child in met:
+        for index, child in enumerate(parent.node.children):
+            if child in reached:
                 self._violation("the node is reached twice in one tree", child, version)
                 self._is_followable = False
-            met.add(child)
+            reached.add(child)
             if child not in self._known:
                 self._parents[child] = parent.location
-                places[child] = (parent.depth + 1, bounds[position], bounds[position + 1])
-            elif not _fits(self._known[child], bounds[position], bounds[position + 1]):
-                message = f"its child {child!r} holds keys outside the range that it gives this child"
+                positions[child] = (parent.depth + 1, bounds[index], bounds[index + 1])
+            elif not _fits(self._known[child], bounds[index], bounds[index + 1]):
+                message = f"its child {child!r} has keys outside its range"
                 self._violation(message, parent.location, version)
-        return places
+        return positions
 
-    def _read_level(self, places: Mapping[str, _Place], version: int) -> Iterator[VisitedNode]:
-        """Yield the nodes of a level that can be read, holding a batch of them at a time."""
-        self._known.update(dict.fromkeys(places))
-        locations = list(places)
-        for start in range(0, len(locations), _BATCH):
-            batch = locations[start : start + _BATCH]
+    def _read_level(self, positions: Mapping[str, _Position], version: int) -> Iterator[VisitedNode]:
+        """Yield the nodes of a level that can be read, one batch in memory at a time."""
+        self._known.update(dict.fromkeys(positions))
+        locations = list(positions)
+        for start in range(0, len(locations), _BATCH_NODES):
+            batch = locations[start : start + _BATCH_NODES]
             for location, node in zip(batch, self._files.nodes.load_available(batch), strict=True):
                 if isinstance(node, CorruptFileError):
                     self._report("node-corrupt", node.message, location, version)
                 elif isinstance(node, StorageError) and is_damaged_pointer(node):
-                    message = f"its pointer to {location!r} is damaged: the prefix is not that of the name"
+                    message = f"its pointer to {location!r} is damaged: the prefix does not match the name"
                     self._report("pointer-damaged", message, self._parents[location], version)
                 elif isinstance(node, StorageError):
                     self._report("node-missing", f"a node cannot be read: {node.message}", location, version)
                 else:
                     self._counted.add(location)
-                    yield VisitedNode(location, node, *places[location])
+                    yield VisitedNode(location, node, *positions[location])
 
     def _subtree(self, node: _CheckedNode, version: int) -> _Subtree | None:
         below = [self._known.get(child) for child in node.children]
@@ -133,19 +137,22 @@ class TreeVerifier:
         if len({child.height for child in known}) > 1:
             self._violation("leaves below the node are on several levels", node.location, version)
         keys = [node.lowest, node.highest, *(key for child in known for key in (child.lowest, child.highest))]
-        own = [key for key in keys if key is not None]
+        bounds = [key for key in keys if key is not None]
         height = 1 + max((child.height for child in known), default=0)
         is_sound = node.location not in self._unsound and all(child.is_sound for child in known)
-        return _Subtree(height, min(own, default=None), max(own, default=None), is_sound)
+        return _Subtree(height, min(bounds, default=None), max(bounds, default=None), is_sound)
 
 
 @dataclass(frozen=True, slots=True)
 class _CheckedNode:
-    """The part of a node that is kept until those below it are checked: its children and its outermost keys."""
+    """The part of a node that is kept until the nodes below it are checked."""
 
     location: str
+    #: The locations of its children.
     children: tuple[str, ...]
+    #: Its lowest key.
     lowest: str | None
+    #: Its highest key.
     highest: str | None
 
     @classmethod
@@ -156,62 +163,79 @@ class _CheckedNode:
 
 @dataclass(frozen=True, slots=True)
 class _Subtree:
-    """Levels of a subtree, and its lowest and highest key, messages included. None if it has no key.
+    """A checked subtree."""
 
-    ``is_sound`` says that it keeps all invariants.
-    """
-
+    #: The number of its levels.
     height: int
+    #: Its lowest key, including buffered messages; None if it has no key.
     lowest: str | None
+    #: Its highest key, including buffered messages; None if it has no key.
     highest: str | None
+    #: Whether it satisfies all invariants.
     is_sound: bool
 
 
 def _fits(subtree: _Subtree | None, lower: str | None, upper: str | None) -> bool:
-    """Whether all keys of a subtree lie strictly between the bounds. A broken subtree was reported already."""
+    """Whether all keys of a subtree are strictly between the bounds. Damage of a subtree was already reported."""
     if subtree is None or subtree.lowest is None or subtree.highest is None:
         return True
     return (lower is None or subtree.lowest > lower) and (upper is None or subtree.highest < upper)
 
 
 class VersionVerifier:
-    """Checks versions in their order, and then roots of exports.
-
-    ``lake`` reads through ``known``, and ``plain`` past all known files. ``versions`` counts the live ones, and
-    ``done`` is the first unchecked version. ``roots`` are those that can be read. ``damaged`` are the versions that are
-    not whole. ``damaged_objects`` are the damaged objects of the last one with a sound tree. ``last_root`` is that of
-    the last version that was checked, None if it cannot be read.
-    """
+    """Check all versions in ascending order, then the roots of exports."""
 
     def __init__(
         self, lake: Lakehouse, known: KnownFilesStorage, plain: Storage, tables: TableVerifier, findings: Findings
     ):
+        """Prepare to check versions.
+
+        Args:
+            lake: The lakehouse, which reads through ``known``.
+            known: Serves files that were read before.
+            plain: The storage without known files.
+            tables: Checks tables.
+            findings: Receives the findings.
+        """
         self._lake = lake
         self._known = known
         self._plain = plain
         self._findings = findings
         self.tree = TreeVerifier(lake.files, findings.error)
         self.objects = ObjectVerifier(lake, tables, findings)
+        #: The number of live versions.
         self.versions = 0
+        #: The first unchecked version.
         self.done = 0
         self.acknowledged = VersionRanges()
-        #: The newest version at which the clock was set back; earlier times are settled.
+        #: The newest version at which the clock was set back. Earlier times are settled.
         self.clock_reset: int | None = None
+        #: The damaged versions.
         self.damaged: list[int] = []
+        #: The damaged objects of the last version with a sound tree.
         self.damaged_objects: tuple[ObjectName, ...] = ()
+        #: The roots that can be read, by version.
         self.roots: dict[int, SurveyedRoot] = {}
+        #: The root of the last checked version; None if it cannot be read.
         self.last_root: NodeFile | None = None
         self._now_ms = lake.storage.now_ms()
         self._settings: dict[str, object] = {}
 
     def check(self, latest: int, purged: VersionRanges, batch: int, progress: Callable[[int, int], None]) -> None:
-        """Check all versions up to the latest, reading so many roots at once. Versions in ``purged`` must be sealed."""
+        """Check all versions up to the latest.
+
+        Args:
+            latest: The latest version.
+            purged: The purged versions, whose roots must be sealed.
+            batch: The number of roots to read at once.
+            progress: Is called with the number of checked versions and their total.
+        """
         before_ms = -1
         for start in range(0, latest + 1, batch):
             versions = range(start, min(start + batch, latest + 1))
             contents = self._lake.storage.read_available([self._lake.files.roots.path(version) for version in versions])
             for version, data in zip(versions, contents, strict=True):
-                self.last_root = root = self._decoded_root(version, data)
+                self.last_root = root = self._decode_root(version, data)
                 if root is not None:
                     before_ms = self._check_root(version, root, before_ms, purged, latest)
                 else:
@@ -220,11 +244,11 @@ class VersionVerifier:
                 progress(version + 1, latest + 1)
 
     def records(self) -> tuple[VersionRecord, ...]:
-        """Return the records of the roots of all versions that were looked at, ascending."""
+        """Return the records of the roots of all checked versions, in ascending order."""
         unreadable = {version: VersionRecord(version=version, is_readable=False) for version in range(self.done)}
         return tuple((unreadable | {version: root.record for version, root in self.roots.items()}).values())
 
-    def _decoded_root(self, version: int, data: bytes | StorageError) -> NodeFile | None:
+    def _decode_root(self, version: int, data: bytes | StorageError) -> NodeFile | None:
         path = self._lake.files.roots.path(version)
         if isinstance(data, StorageError) and not isinstance(data, CorruptFileError):
             message = f"the root of version {version} cannot be read: {data.message}"
@@ -239,37 +263,37 @@ class VersionVerifier:
             return None
 
     def _check_root(self, version: int, root: NodeFile, before_ms: int, purged: VersionRanges, latest: int) -> int:
-        """Check one version. Returns its time."""
+        """Check one version. Return its time."""
         path = self._lake.files.roots.path(version)
         self._check_chain(version, root, before_ms)
         if root.is_sealed:
             self._known.accept(path)
             if version == latest and self._is_still_latest(version):
                 self.damaged.append(version)
-                message = "the root of the latest version is sealed, though only versions before it are purged"
+                message = "the root of the latest version is sealed, although only older versions can be purged"
                 self._findings.error("latest-sealed", message, path, version)
         elif version in purged:
-            message = "a live root stands where the version was purged; programs that know of no expiry would open it"
+            message = "a purged version has a live root, which programs without support for expiration would open"
             self._findings.error("zombie-root", message, path, version)
         else:
             self.versions += 1
             snapshot = Snapshot(self._lake.files, version, path, root)
             self.damaged_objects = ()
             with self._unless_purged(snapshot):
-                is_whole = self.check_content(snapshot)
-            # This is asked again, as a fault may have been found with an earlier version, and forgotten with it.
-            if not is_whole and not is_sealed_root(self._plain, path):
+                is_intact = self.check_content(snapshot)
+            # The version may have been purged although no finding was discarded, if an earlier version had the fault.
+            if not is_intact and not is_sealed_root(self._plain, path):
                 self.damaged.append(version)
                 self.damaged_objects = self.objects.damaged_names(snapshot) if self.tree.is_sound else ()
         try:
             self.roots[version] = SurveyedRoot.of(version, root, path, located(self._lake.root))
         except TrinityLakeError as error:  # reported with the content
-            is_past = root.is_sealed and version in purged  # readers only see that it is sealed
+            is_past = root.is_sealed and version in purged  # the entries of a sealed root are not read
             (self._findings.past if is_past else self._findings.error)("root-corrupt", error.message, path, version)
         return root.created_at_ms
 
     def _is_still_latest(self, version: int) -> bool:
-        """Whether no version was committed since it was found. Otherwise it may have been purged since."""
+        """Whether no version was committed since the latest was found. Otherwise it may have been purged since."""
         return version == MAX_VERSION or not self._lake.storage.exists(self._lake.files.roots.path(version + 1))
 
     def _check_chain(self, version: int, root: NodeFile, before_ms: int) -> None:
@@ -284,23 +308,23 @@ class VersionVerifier:
             )
             self._findings.past("clock-set-back", message, path, version)
         if root.created_at_ms > self._now_ms + CLOCK_MARGIN_MS:
-            # This is reported once: several versions of a writer whose clock was wrong may follow each other.
-            message = f"created at {utc_datetime(root.created_at_ms):%Y-%m-%d %H:%M:%S} UTC, which is still to come"
+            # Reported only once, because a writer with a wrong clock can have committed several versions.
+            message = f"created at {utc_datetime(root.created_at_ms):%Y-%m-%d %H:%M:%S} UTC, which is in the future"
             is_settled = root.is_sealed or (self.clock_reset is not None and version < self.clock_reset)
-            repair = None if is_settled else "find the clock that is wrong; the next commit sets the time right"
+            fix = None if is_settled else "find the clock that is wrong; the next commit resets the time"
             report = self._findings.past_once if is_settled else self._findings.warn_once
-            report("time-in-future", message, path, version, repair)
+            report("time-in-future", message, path, version, fix)
 
     @contextmanager
     def _unless_purged(self, snapshot: Snapshot) -> Iterator[None]:
-        """Forget findings of the block if the version was purged meanwhile, as its files may be gone."""
-        with self._findings.unless(lambda: is_sealed_root(self._plain, snapshot.location)) as has_forgotten:
+        """Discard findings of the block if the version was purged since, because its files may have been deleted."""
+        with self._findings.unless(lambda: is_sealed_root(self._plain, snapshot.location)) as are_discarded:
             yield
-        if has_forgotten():
+        if are_discarded():
             self.tree.reset_broken()
 
     def check_content(self, snapshot: Snapshot) -> bool:
-        """Check the files that a root reaches. Returns whether all of it is whole."""
+        """Check the files that a root reaches. Return whether all of them are intact."""
         try:
             limits = snapshot.limits
         except TrinityLakeError as error:
@@ -309,7 +333,7 @@ class VersionVerifier:
             return False
         kind = named_kind(snapshot.definition_location)
         if kind not in (None, "lakehouse"):
-            message = f"lakehouse_def of the root points to the definition of a {kind}"
+            message = f"lakehouse_def of the root refers to the definition of a {kind}"
             self._findings.error("definition-unreadable", message, snapshot.definition_location, snapshot.version)
             return False
         self.objects.count_lakehouse_def(snapshot.definition_location)
@@ -319,17 +343,17 @@ class VersionVerifier:
         is_sound = self.tree.is_sound
         try:
             return self.objects.check(snapshot) and is_sound and has_settings
-        except CorruptFileError as error:  # parts that are sound each for itself share a node
+        except CorruptFileError as error:  # subtrees that are sound by themselves share a node
             self._findings.error("tree-invariant", error.message, error.path, snapshot.version)
             self.tree.is_sound = False
             return False
 
     def _check_settings(self, snapshot: Snapshot) -> bool:
-        """Whether settings that are fixed at creation are those of the oldest version."""
+        """Whether settings that are fixed at creation are the same as in the oldest version."""
         settings = {name: getattr(snapshot.definition, name) for name in IMMUTABLE_SETTINGS}
         self._settings = self._settings or settings
         changed = [name for name, value in settings.items() if value != self._settings[name]]
         if changed:
-            message = f"{', '.join(changed)} of the lakehouse changed, which is fixed at creation"
+            message = f"{', '.join(changed)} changed, although it is fixed when a lakehouse is created"
             self._findings.error("definition-changed", message, snapshot.definition_location, snapshot.version)
         return not changed

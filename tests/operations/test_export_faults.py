@@ -1,4 +1,4 @@
-"""What may go wrong around exports: cut off again and again, cleaned up, replaced, damaged, made at the same time."""
+"""Test exports that are interrupted, cleaned up, replaced, damaged or run concurrently."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 from unittest import mock
 
 import pyarrow.parquet as pq
@@ -48,13 +49,13 @@ def aging(lakes: Lakes) -> Aging:
 
 @pytest.fixture
 def target(aging: Aging, lakes: Lakes) -> AgingStorage:
-    """Another root, whose clock a test sets."""
-    there = LocalStorage(f"file://{lakes.folder}/target/", fsync=False)
-    return AgingStorage(there, there.now_ms())
+    """Another root with a clock that tests set."""
+    storage = LocalStorage(f"file://{lakes.folder}/target/", fsync=False)
+    return AgingStorage(storage, storage.now_ms())
 
 
 def into(storage: Storage) -> AbstractContextManager[object]:
-    """Let exports and what looks at them reach their target through this storage."""
+    """Make exports open their target as this storage."""
     return mock.patch.object(export_module, "open_storage", return_value=storage)
 
 
@@ -64,7 +65,7 @@ def export_to(storage: Storage, lake: Lakehouse, name: str, level: str = "full",
 
 
 class Refusing(StorageWrapper):
-    """Refuses to create what a rule says."""
+    """Fail to create files that match a rule."""
 
     def __init__(self, inner: Storage, rule: Callable[[str], bool]):
         super().__init__(inner)
@@ -77,7 +78,7 @@ class Refusing(StorageWrapper):
 
 
 class Interrupted(StorageWrapper):
-    """Does something once, right before it deletes."""
+    """Run an action once before the first deletion."""
 
     def __init__(self, inner: Storage, interruption: Callable[[], object]):
         super().__init__(inner)
@@ -96,8 +97,8 @@ def cut_off_before_its_commit(lake: Lakehouse, target: AgingStorage, name: str) 
         export_to(refusing, lake, name)
 
 
-def test_copies_of_several_cut_off_runs_are_not_relied_on(aging: Aging, target: AgingStorage) -> None:
-    """Whatever names they have: a removal of orphans that has begun may be about to delete them."""
+def test_old_copies_of_interrupted_runs_are_not_reused(aging: Aging, target: AgingStorage) -> None:
+    """A removal of orphans that is already running could delete them, whatever their names."""
     lake = aging.lake
     export_to(target, lake, "first")
     append_rows(lake)
@@ -111,7 +112,7 @@ def test_copies_of_several_cut_off_runs_are_not_relied_on(aging: Aging, target: 
     assert content(Lakehouse(target)) == content(lake)
 
 
-def test_copies_under_other_names_are_copied_once(aging: Aging, target: AgingStorage) -> None:
+def test_copies_of_later_generations_are_reused(aging: Aging, target: AgingStorage) -> None:
     lake = aging.lake
     export_to(target, lake, "first")
     append_rows(lake)
@@ -125,8 +126,8 @@ def test_copies_under_other_names_are_copied_once(aging: Aging, target: AgingSto
 
 
 @pytest.mark.parametrize("creates", range(3, 15, 3))
-def test_what_a_cut_off_first_export_left_bars_no_other(aging: Aging, target: AgingStorage, creates: int) -> None:
-    """Neither while its record stands nor when it was dropped."""
+def test_interrupted_first_export_does_not_block_another(aging: Aging, target: AgingStorage, creates: int) -> None:
+    """The record of the interrupted export exists or was dropped."""
     lake = aging.lake
     with pytest.raises(TrinityLakeError):
         export_to(Dying(target, creates), lake, "first")
@@ -141,8 +142,8 @@ def test_what_a_cut_off_first_export_left_bars_no_other(aging: Aging, target: Ag
     assert content(other.lake) == content(lake)
 
 
-def test_a_target_takes_exports_after_its_old_versions_were_purged(aging: Aging, target: AgingStorage) -> None:
-    """Also where all that is left of the version that an export made is a sealed root."""
+def test_target_accepts_exports_after_purging_old_versions(aging: Aging, target: AgingStorage) -> None:
+    """Only a sealed root is left of the version that an export created."""
     lake = aging.lake
     export_to(target, lake, "first")
     other = Aging(Lakehouse(target), target)
@@ -161,7 +162,7 @@ def test_a_target_takes_exports_after_its_old_versions_were_purged(aging: Aging,
     drop_memory_root("memory://export-dangers/")
 
 
-def test_namespaces_are_told_apart_however_many_they_are(lakes: Lakes, target: AgingStorage) -> None:
+def test_many_namespaces_are_distinguished(lakes: Lakes, target: AgingStorage) -> None:
     lake = lakes.local("many")
     names = [f"n{number:02}{'x' * 90}" for number in range(60)]
     with lake.transaction() as txn:
@@ -177,8 +178,8 @@ def test_namespaces_are_told_apart_however_many_they_are(lakes: Lakes, target: A
         export_to(other, lake, "fewer", namespaces=names[1:])
 
 
-def test_what_a_target_has_lost_is_copied_again_or_said(aging: Aging, target: AgingStorage) -> None:
-    """An export that ends well has all it needs."""
+def test_files_lost_at_target_are_copied_again_or_reported(aging: Aging, target: AgingStorage) -> None:
+    """A completed export has all files that it needs."""
     lake = aging.lake
     export_to(target, lake, "first")
     append_rows(lake)
@@ -204,8 +205,8 @@ def incremental(aging: Aging, target: AgingStorage) -> AgingStorage:
 
 
 @pytest.mark.parametrize("lost", ["_10000", "node-", ".parquet", "-m0.avro", ".metadata.json", "table-"])
-def test_a_check_finds_each_file_that_an_export_needs(aging: Aging, incremental: AgingStorage, lost: str) -> None:
-    """Whether this export copied it, an earlier one did, or its commit wrote it."""
+def test_verify_export_finds_each_missing_file(aging: Aging, incremental: AgingStorage, lost: str) -> None:
+    """The file may be copied by this export or an earlier one, or written by its commit."""
     needed = needed_files(Lakehouse(incremental))
     paths = [path for path in needed if lost in path] or [path for path in listed(incremental) if lost in path]
     for path in paths:
@@ -217,8 +218,8 @@ def test_a_check_finds_each_file_that_an_export_needs(aging: Aging, incremental:
     assert operations.verify_export(aging.lake, "second").is_clean
 
 
-def test_a_check_does_not_miss_what_a_cut_off_run_left(aging: Aging, target: AgingStorage) -> None:
-    """Its copies, which the manifest names, are orphans of the target where others took their place."""
+def test_verify_export_ignores_leftovers_of_interrupted_run(aging: Aging, target: AgingStorage) -> None:
+    """Copies in the manifest of an interrupted run can be orphans of the target."""
     lake = aging.lake
     export_to(target, lake, "first")
     append_rows(lake)
@@ -230,27 +231,27 @@ def test_a_check_does_not_miss_what_a_cut_off_run_left(aging: Aging, target: Agi
     assert operations.verify_export(lake, "second", deep=True).is_clean
 
 
-def test_an_export_that_expired_at_its_target_is_not_said_to_be_whole(aging: Aging, incremental: AgingStorage) -> None:
+def test_verify_export_fails_when_version_expired_at_target(aging: Aging, incremental: AgingStorage) -> None:
     expire(Lakehouse(incremental), "0")
     with pytest.raises(VersionExpiredError):
         operations.verify_export(aging.lake, "first")
     assert operations.verify_export(aging.lake, "second").is_clean
 
 
-def test_a_lakehouse_that_took_the_place_of_an_export_is_not_restored(
+def test_restore_fails_when_another_lakehouse_replaced_the_export(
     aging: Aging, target: AgingStorage, lakes: Lakes
 ) -> None:
-    """It would drop all that the lakehouse has."""
+    """Restoring it would drop all objects of the lakehouse."""
     export_to(target, aging.lake, "away")
     shutil.rmtree(lakes.folder / "target")
     create(Lakehouse.create(target.root), "theirs")
-    for look in (operations.plan_restore, operations.verify_export):
+    for operation in (operations.plan_restore, operations.verify_export):
         with pytest.raises(InvalidInputError, match=r"/target/"):
-            look(aging.lake, "away")
+            operation(aging.lake, "away")
 
 
 class Raced(StorageWrapper):
-    """Lets others commit each time right before a new definition of the lakehouse is written."""
+    """Run a concurrent commit before each new lakehouse definition is written."""
 
     def __init__(self, inner: Storage, others: Sequence[Callable[[], object]]):
         super().__init__(inner)
@@ -262,8 +263,8 @@ class Raced(StorageWrapper):
         self.inner.create(path, data)
 
 
-def test_exports_of_other_names_and_their_drops_are_no_conflict(aging: Aging) -> None:
-    """Least of all when a long copy is finished."""
+def test_other_exports_and_drops_do_not_conflict(aging: Aging) -> None:
+    """A long copy must not fail at its last commit."""
     lake = aging.lake
     for number in range(4):
         operations.plan_export(lake, f"old{number}").execute()
@@ -288,7 +289,7 @@ def test_exports_of_other_names_and_their_drops_are_no_conflict(aging: Aging) ->
 
 
 @pytest.mark.parametrize("level", ["minimal", "partial"])
-def test_an_export_goes_on_where_an_earlier_one_lost_what_it_left_at_the_source(
+def test_export_succeeds_after_source_files_of_earlier_export_were_deleted(
     aging: Aging, target: AgingStorage, level: str
 ) -> None:
     lake = aging.lake
@@ -302,7 +303,7 @@ def test_an_export_goes_on_where_an_earlier_one_lost_what_it_left_at_the_source(
 
 
 class Dropping(StorageWrapper):
-    """Lets an export be dropped right before its root is read."""
+    """Drop an export before its root is read."""
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if path.startswith("_export_"):
@@ -310,16 +311,16 @@ class Dropping(StorageWrapper):
         return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-@pytest.mark.parametrize("look", [Lakehouse.snapshot, operations.plan_restore], ids=["snapshot", "restore"])
-def test_an_export_that_is_dropped_while_it_is_opened_is_said_to_be(
-    aging: Aging, look: Callable[[Lakehouse, str], object]
+@pytest.mark.parametrize("operation", [Lakehouse.snapshot, operations.plan_restore], ids=["snapshot", "restore"])
+def test_opening_an_export_dropped_concurrently_fails(
+    aging: Aging, operation: Callable[[Lakehouse, str], object]
 ) -> None:
     operations.plan_export(aging.lake, "kept", "full").execute()
     with pytest.raises(ExportNotFoundError, match="'kept'"):
-        look(Lakehouse(Dropping(aging.clock)), "kept")
+        operation(Lakehouse(Dropping(aging.clock)), "kept")
 
 
-def test_an_export_whose_root_is_gone_is_said_to_be(aging: Aging) -> None:
+def test_opening_an_export_without_root_fails(aging: Aging) -> None:
     operations.plan_export(aging.lake, "kept", "full").execute()
     location = aging.lake.snapshot().definition.exported_snapshots["kept"]
     aging.clock.delete(location)
@@ -327,7 +328,7 @@ def test_an_export_whose_root_is_gone_is_said_to_be(aging: Aging) -> None:
         operations.plan_restore(aging.lake, "kept")
 
 
-def test_an_export_that_took_the_name_of_a_dropped_one_stays(aging: Aging) -> None:
+def test_drop_keeps_new_export_with_the_same_name(aging: Aging) -> None:
     lake = aging.lake
     operations.plan_export(lake, "kept").execute()
 
@@ -341,8 +342,8 @@ def test_an_export_that_took_the_name_of_a_dropped_one_stays(aging: Aging) -> No
 
 
 @pytest.mark.parametrize("level", ["minimal", "partial", "full"])
-def test_an_export_of_an_export_that_is_dropped_meanwhile_is_not_completed(aging: Aging, level: str) -> None:
-    """Its files are kept by nobody then."""
+def test_export_of_export_dropped_during_copy_fails(aging: Aging, level: str) -> None:
+    """Its files are no longer kept."""
     lake = aging.lake
     operations.plan_export(lake, "old", "full").execute()
     drop(lake, "ns")
@@ -355,18 +356,18 @@ def test_an_export_of_an_export_that_is_dropped_meanwhile_is_not_completed(aging
     with pytest.raises((ExportNotFoundError, FileMissingError)):
         operations.plan_export(lake, "new", level, version="old").execute(progress=drop_old)
     assert operations.verify(lake).is_clean
-    left = [] if level == "full" else [("new", "copying")]  # a full one misses files, and would again
-    assert [(info.name, info.state) for info in operations.list_exports(lake)] == left
+    expected_records = (
+        [] if level == "full" else [("new", "copying")]
+    )  # a full export lacks files, and so would another run
+    assert [(info.name, info.state) for info in operations.list_exports(lake)] == expected_records
     operations.plan_export(lake, "kept", "full").execute()
     operations.plan_export(lake, "of-kept", level, version="kept").execute()
     assert operations.verify(lake).is_clean
 
 
 @pytest.mark.parametrize("has_changed", [False, True], ids=["compacted", "changed"])
-def test_a_later_minimal_export_needs_nothing_of_an_earlier_one(
-    aging: Aging, target: AgingStorage, has_changed: bool
-) -> None:
-    """Nodes that only the earlier one's version has go with it."""
+def test_minimal_export_is_independent_of_earlier_ones(aging: Aging, target: AgingStorage, has_changed: bool) -> None:
+    """Nodes that only the earlier version has are deleted with it."""
     lake = aging.lake
     grow(aging, 8, "m")
     export_to(target, lake, "first", "minimal")
@@ -378,22 +379,22 @@ def test_a_later_minimal_export_needs_nothing_of_an_earlier_one(
     assert (report.target_version, report.copied_files) == (1, 0)
     operations.drop_export(lake, "first")
     aging.clean_up()
-    there = Lakehouse(target, cache="off")
-    assert content(there) == wanted
+    target_lake = Lakehouse(target, cache="off")
+    assert content(target_lake) == wanted
     assert export_to(target, lake, "same-once-more", "minimal").target_version == 1
 
 
-def test_an_unfinished_export_is_said_to_be_one(aging: Aging, target: AgingStorage) -> None:
+def test_opening_an_incomplete_export_fails(aging: Aging, target: AgingStorage) -> None:
     with pytest.raises(StoragePermissionError):
         export_to(Refusing(target, lambda path: True), aging.lake, "begun")
-    for look in (operations.plan_restore, operations.plan_rollback):
+    for operation in (operations.plan_restore, operations.plan_rollback):
         with pytest.raises(ExportNotFoundError, match="'begun'"):
-            look(aging.lake, "begun")
+            operation(aging.lake, "begun")
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"files": [{"target": 1}]}', "odd", "sizes"], ids=repr)
-def test_a_damaged_manifest_is_said_to_be_one(aging: Aging, damage: bytes | str) -> None:
-    """Also of an export that was cut off: dropping it is the way out."""
+def test_damaged_manifest_is_reported(aging: Aging, damage: bytes | str) -> None:
+    """The manifest of an interrupted export is included; the export can still be dropped."""
     lake = aging.lake
     operations.plan_export(lake, "kept", "full").execute()
     cut_off = Lakehouse(Refusing(aging.clock, lambda path: path.startswith("_export_")))
@@ -414,7 +415,7 @@ def test_a_damaged_manifest_is_said_to_be_one(aging: Aging, damage: bytes | str)
     assert operations.verify_export(lake, "begun", deep=True).is_clean
 
 
-def test_namespaces_with_dots_come_back_table_by_table(lakes: Lakes) -> None:
+def test_namespaces_with_dots_are_restored_by_table(lakes: Lakes) -> None:
     lake = lakes.local()
     for namespace in ("a.b", "a", "c"):
         create(lake, namespace, "t", "u")
@@ -428,8 +429,8 @@ def test_namespaces_with_dots_come_back_table_by_table(lakes: Lakes) -> None:
                 operations.plan_restore(lake, name, **named)
 
 
-def test_files_of_other_formats_are_not_left_behind(lakes: Lakes, target: AgingStorage) -> None:
-    """A full export needs nothing of its source, so what cannot be copied is refused; elsewhere it is kept."""
+def test_full_export_rejects_files_of_other_formats(lakes: Lakes, target: AgingStorage) -> None:
+    """A full export is independent of its source, so files that cannot be copied are rejected."""
     lake = lakes.local()
     create(lake, "ns", "empty")
     table_id = str(uuid.uuid4())
@@ -437,7 +438,7 @@ def test_files_of_other_formats_are_not_left_behind(lakes: Lakes, target: AgingS
     lake.storage.create(data, b"data")
     with lake.transaction() as txn:
         txn.create_table("ns", "other", TableDef(id=table_id, table_type="MANAGED", table_format="LANCE"))
-    with pytest.raises(InvalidInputError, match=f"table {table_id} of format 'LANCE' has files"):
+    with pytest.raises(InvalidInputError, match=f"table {table_id} of format 'LANCE' cannot be copied"):
         export_to(target, lake, "away")
     assert operations.list_exports(lake) == []
     export_to(target, lake, "partial", "partial")
@@ -460,7 +461,7 @@ def test_manifests_of_every_codec_are_copied(lakes: Lakes, target: AgingStorage,
     assert operations.verify(Lakehouse(target), deep=True).is_clean
 
 
-def test_a_data_file_elsewhere_with_a_long_name_is_copied(lakes: Lakes, target: AgingStorage) -> None:
+def test_external_data_file_with_long_name_is_copied(lakes: Lakes, target: AgingStorage) -> None:
     lake = allowing(lakes.local(), lakes.folder)
     append_rows(lake)
     long_name = lakes.folder / f"{'é' * 120}.parquet"
@@ -477,10 +478,8 @@ def test_a_data_file_elsewhere_with_a_long_name_is_copied(lakes: Lakes, target: 
 
 @pytest.mark.local_only("names files of this machine")
 @pytest.mark.parametrize("spelled", ["{root}", "file:{folder}/", "file://{folder}-link/"])
-def test_dropping_an_export_spares_a_root_that_another_one_names_in_another_spelling(
-    lakes: Lakes, spelled: str
-) -> None:
-    """As other programs may record it: by its URI, in Hadoop's way of writing one, or by way of a link."""
+def test_drop_keeps_root_that_another_export_spells_differently(lakes: Lakes, spelled: str) -> None:
+    """Other programs can record it as a URI, in Hadoop's spelling, or through a link."""
     lake = lakes.local()
     create(lake, "n")
     operations.plan_export(lake, "ours").execute()
@@ -498,7 +497,7 @@ def test_dropping_an_export_spares_a_root_that_another_one_names_in_another_spel
 
 
 @pytest.mark.local_only("names files of this machine")
-def test_a_version_that_an_export_names_by_a_uri_does_not_expire(lakes: Lakes) -> None:
+def test_version_exported_by_uri_does_not_expire(lakes: Lakes) -> None:
     lake = lakes.local()
     create(lake, "n")
     create(lake, "m")
@@ -511,3 +510,44 @@ def test_a_version_that_an_export_names_by_a_uri_does_not_expire(lakes: Lakes) -
 
 def list_names(lake: Lakehouse) -> list[str]:
     return [info.name for info in operations.list_exports(lake)]
+
+
+@pytest.mark.usefixtures("fixed_requests")
+def test_concurrent_run_of_same_export_is_resumed(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = lakes.memory()
+    create(lake, "n")
+    first, second = (operations.plan_export(lake, "e") for _ in range(2))
+    begun: list[bool] = []
+    begin = export_module.begin
+
+    def begin_after_the_other(on: Lakehouse, *arguments: Any) -> object:
+        if not begun:
+            begun.append(True)
+            begin(Lakehouse(lake.storage), second.record, lambda _base: None)
+        return begin(on, *arguments)
+
+    monkeypatch.setattr(export_module, "begin", begin_after_the_other)
+    report = first.execute()
+    assert report.resumed
+    assert [record.name for record in lake.snapshot().definition.exports] == ["e"]
+    with pytest.raises(ExportExistsError):
+        second.execute()
+    assert operations.verify(lake).is_clean
+
+
+@pytest.mark.usefixtures("fixed_requests")
+def test_export_dropped_during_copy_leaves_no_files(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = lakes.memory()
+    create(lake, "n")
+    begin = export_module.begin
+
+    def begin_and_lose(*arguments: Any) -> object:
+        begun = begin(*arguments)
+        operations.drop_export(Lakehouse(lake.storage), "e")
+        return begun
+
+    monkeypatch.setattr(export_module, "begin", begin_and_lose)
+    with pytest.raises(ExportNotFoundError):
+        operations.plan_export(lake, "e").execute()
+    assert [info.path for info in lake.storage.list("_export_")] == []
+    assert [info.path for info in lake.storage.list("_ops/")] == []

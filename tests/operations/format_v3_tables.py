@@ -1,4 +1,4 @@
-"""Tables of Iceberg's format version 3 as another engine leaves them: deletion vectors and row lineage."""
+"""Tables of Iceberg format version 3 as written by another engine, with deletion vectors and row lineage."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NULL_LONG = ["null", "long"]
 
 
 def vector_blob(*positions: int) -> bytes:
-    """Return the blob of a deletion vector, of positions below 2**32."""
+    """Return the blob of a deletion vector with positions below 2**32."""
     bitmap = struct.pack("<qi", 1, 0) + pyroaring.BitMap(positions).serialize()
     body = _VECTOR_MAGIC + bitmap
     return struct.pack(">i", len(body)) + body + struct.pack(">I", zlib.crc32(body))
 
 
 def puffin(*blobs: tuple[str, bytes]) -> tuple[bytes, list[int]]:
-    """Return a Puffin file of deletion vectors, each with the data file that it is of, and where each blob begins."""
+    """Return a Puffin file of deletion vectors, given with their data files, and the offsets of the blobs."""
     body, starts, listed = _MAGIC, [], []
     for data_file, blob in blobs:
         starts.append(len(body))
@@ -54,8 +54,8 @@ def puffin(*blobs: tuple[str, bytes]) -> tuple[bytes, list[int]]:
 
 
 @dataclass(frozen=True)
-class LaterTable:
-    """A table of format version 3 in a lakehouse, ``ns.<name>``; paths are under the root."""
+class FormatV3Table:
+    """A table ``ns.<name>`` of format version 3; paths are relative to the root."""
 
     lake: Lakehouse
     name: str
@@ -68,14 +68,14 @@ class LaterTable:
         return catalog_at(self.lake).load_table(("ns", self.name))
 
     def ids(self, version: int | str | None = None) -> list[int]:
-        """Return the rows that a reader sees."""
+        """Return the ids that a reader sees."""
         with catalog_at(self.lake, version) as catalog:
-            found = catalog.load_table(("ns", self.name)).scan().to_arrow()["id"].to_pylist()
-        return sorted(found)
+            result = catalog.load_table(("ns", self.name)).scan().to_arrow()["id"].to_pylist()
+        return sorted(result)
 
 
-def make_later(lake: Lakehouse, name: str, *, with_vectors: bool) -> LaterTable:
-    """Append twice to a managed table, then let another engine raise it to version 3 and delete the first row of each.
+def make_format_v3_table(lake: Lakehouse, name: str, *, with_vectors: bool) -> FormatV3Table:
+    """Append twice to a managed table, then upgrade it to version 3 and delete the first row of each append.
 
     Without vectors it only has row lineage. The rows of each append are 1, 2 and 3.
     """
@@ -95,7 +95,7 @@ class _Writing:
         self.shot = self.metadata["snapshots"][-1]
         self.snapshot_id = self.shot["snapshot-id"] + 1
 
-    def commit(self, *, with_vectors: bool) -> LaterTable:
+    def commit(self, *, with_vectors: bool) -> FormatV3Table:
         schema, manifests, header = self._read(self.shot["manifest-list"])
         schema["fields"].append({"name": "first_row_id", "type": _NULL_LONG, "default": None, "field-id": 520})
         for number, manifest in enumerate(manifests):
@@ -104,15 +104,15 @@ class _Writing:
         if with_vectors:
             puffin_path = self._add_vectors(manifests)
         list_path = f"{self.prefix}metadata/snap-{self.snapshot_id}-0-{uuid.uuid4()}.avro"
-        self._write(list_path, schema, manifests, {**header, **self._said_of_list()})
+        self._write(list_path, schema, manifests, {**header, **self._list_header()})
         metadata_path = self._write_metadata(list_path)
         properties = {**self.definition.format_properties, METADATA_LOCATION: metadata_path}
         with self.lake.transaction(message="by another engine") as txn:
             txn.alter_table("ns", self.name, replace(self.definition, format_properties=properties))
-        return LaterTable(self.lake, self.name, self.definition.id, metadata_path, puffin_path)
+        return FormatV3Table(self.lake, self.name, self.definition.id, metadata_path, puffin_path)
 
-    def _said_of_list(self) -> dict[str, str]:
-        """Return what the header of a manifest list says of it."""
+    def _list_header(self) -> dict[str, str]:
+        """Return the header of a manifest list."""
         return {
             "format-version": "3",
             "snapshot-id": str(self.snapshot_id),
@@ -219,7 +219,7 @@ class _Writing:
 
 
 def read_avro(lake: Lakehouse, uri: str) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, str]]:
-    """Return schema, records and own properties of an Avro file under a root."""
+    """Return the schema, the records and the custom properties of an Avro file below the root."""
     reader = fastavro.reader(io.BytesIO(lake.storage.read(uri.removeprefix(lake.root))))
     records: list[Any] = list(reader)
     header = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}

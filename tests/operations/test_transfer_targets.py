@@ -1,4 +1,4 @@
-"""Targets of exports and clones: none is, lies in, or contains a root that the lakehouse reads or writes."""
+"""Test the targets of exports and clones: they must not overlap roots that the lakehouse reads or writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lake(tmp_path: Path) -> Lakehouse:
 @pytest.mark.parametrize(
     "target", ["data", "data/tables", "data/tables/backup/", "lake/backup", "link", "link/below", ""]
 )
-def test_an_export_into_a_root_in_use_is_rejected(lake: Lakehouse, tmp_path: Path, level: str, target: str) -> None:
+def test_export_into_root_in_use_is_rejected(lake: Lakehouse, tmp_path: Path, level: str, target: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "data")
     before = lake.latest_version()
     with pytest.raises(InvalidInputError):
@@ -39,7 +39,7 @@ def test_an_export_into_a_root_in_use_is_rejected(lake: Lakehouse, tmp_path: Pat
 
 
 @pytest.mark.parametrize("verb", ["export", "clone"])
-def test_a_target_that_can_have_no_folder_is_rejected_before_it_is_recorded(tmp_path: Path, verb: str) -> None:
+def test_unusable_target_is_rejected_before_it_is_recorded(tmp_path: Path, verb: str) -> None:
     lake = Lakehouse.create(f"file://{tmp_path}/lake", {"fsync": "false"})
     before, target = lake.latest_version(), "file:///proc/trinitylake/target"
     with pytest.raises(StoragePermissionError) as caught:
@@ -51,7 +51,7 @@ def test_a_target_that_can_have_no_folder_is_rejected_before_it_is_recorded(tmp_
     assert lake.latest_version() == before
 
 
-def test_a_neighbor_whose_name_begins_alike_is_a_target(lake: Lakehouse, tmp_path: Path) -> None:
+def test_sibling_with_same_prefix_is_a_valid_target(lake: Lakehouse, tmp_path: Path) -> None:
     operations.plan_export(lake, "backup", "full", target=f"file://{tmp_path}/database").execute()
     exported = catalog_at(Lakehouse.open(f"file://{tmp_path}/database")).load_table("ns.t")
     assert exported.scan().to_arrow()["i"].to_pylist() == [1, 2, 3]
@@ -59,7 +59,7 @@ def test_a_neighbor_whose_name_begins_alike_is_a_target(lake: Lakehouse, tmp_pat
     assert all(file.startswith(f"file://{tmp_path}/database/") for file in files)
 
 
-def test_a_target_over_a_former_table_root_is_rejected(lake: Lakehouse, tmp_path: Path) -> None:
+def test_target_above_former_table_root_is_rejected(lake: Lakehouse, tmp_path: Path) -> None:
     with lake.transaction(message="another table root") as transaction:
         transaction.alter_definition(replace(transaction.definition, table_root=f"file://{tmp_path}/later/"))
     with pytest.raises(InvalidInputError):
@@ -68,7 +68,7 @@ def test_a_target_over_a_former_table_root_is_rejected(lake: Lakehouse, tmp_path
         )
 
 
-def test_a_clone_into_a_table_root_or_into_another_target_is_rejected(lakes: Lakes, tmp_path: Path) -> None:
+def test_clone_into_table_root_or_another_target_is_rejected(lakes: Lakes, tmp_path: Path) -> None:
     lake = Lakehouse.create(f"file://{tmp_path}/lake", {"fsync": "false"})
     operations.plan_clone(lake, f"file://{tmp_path}/clone", "first").execute()
     for target in ("clone/below", "lake/clone"):
@@ -92,7 +92,7 @@ def test_a_clone_into_a_table_root_or_into_another_target_is_rejected(lakes: Lak
         ("s3://bucket/data/", "s3://bucket/Data/", False),
     ],
 )
-def test_other_spellings_of_a_root(lakes: Lakes, used: str, target: str, is_rejected: bool) -> None:
+def test_other_spellings_of_a_root_are_rejected(lakes: Lakes, used: str, target: str, is_rejected: bool) -> None:
     lake = lakes.memory()
     definition = lake.snapshot().definition
     for named in (replace(definition, table_root=used), replace(definition, sources=(SourceRecord(root=used),))):
@@ -103,7 +103,7 @@ def test_other_spellings_of_a_root(lakes: Lakes, used: str, target: str, is_reje
             assert target_root(lake, target, named) == target.rstrip("/") + "/"
 
 
-def test_a_relocation_to_files_of_other_sizes_is_rejected(lake: Lakehouse, tmp_path: Path) -> None:
+def test_relocation_to_files_with_other_sizes_is_rejected(lake: Lakehouse, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     (tmp_path / "data").rename(moved)
     (data,) = list(moved.rglob("*.parquet"))
@@ -116,8 +116,8 @@ def test_a_relocation_to_files_of_other_sizes_is_rejected(lake: Lakehouse, tmp_p
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow()["i"].to_pylist() == [1, 2, 3]
 
 
-def test_a_table_that_can_no_longer_be_copied_is_left_out(lake: Lakehouse, tmp_path: Path) -> None:
-    """Its file is missing at the target and at its source: a report of a complete export would be wrong."""
+def test_table_that_can_no_longer_be_copied_is_left_out(lake: Lakehouse, tmp_path: Path) -> None:
+    """A file is missing at both roots, so the export must not be reported as complete."""
     target = f"file://{tmp_path}/backups"
     catalog_at(lake).create_table("ns.other", pa.schema([("i", pa.int64())])).append(pa.table({"i": [7]}))
     operations.plan_export(lake, "first", "full", target=target).execute()
@@ -144,10 +144,10 @@ def test_a_table_that_can_no_longer_be_copied_is_left_out(lake: Lakehouse, tmp_p
         ("*-m0.avro", "cut", True),
     ],
 )
-def test_each_file_that_an_export_needs_is_at_the_target(
+def test_target_has_each_file_that_an_export_needs(
     lake: Lakehouse, tmp_path: Path, file: str, damage: str, is_changed: bool
 ) -> None:
-    """Also for tables that did not change since the earlier export: what is lost or cut there is copied again."""
+    """Missing and truncated files of unchanged tables are copied again."""
     target = f"file://{tmp_path}/backups"
     catalog_at(lake).create_table("ns.other", pa.schema([("i", pa.int64())])).append(pa.table({"i": [7]}))
     operations.plan_export(lake, "first", "full", target=target).execute()

@@ -1,4 +1,4 @@
-"""Tables of Iceberg's format version 3: nothing that they need goes, and nothing is silently lost of them."""
+"""Test tables of Iceberg format version 3: no operation deletes files that they need or loses their content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.lakes import Lakes, allowing, listed
 from tests.operations.aging import Aging
 from tests.operations.changes import append_rows
-from tests.operations.later_tables import LaterTable, make_later, read_avro
+from tests.operations.format_v3_tables import FormatV3Table, make_format_v3_table, read_avro
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
@@ -25,28 +25,28 @@ def lake(lakes: Lakes) -> Lakehouse:
 
 
 @pytest.fixture
-def vectors(lake: Lakehouse) -> LaterTable:
-    return make_later(lake, "dv", with_vectors=True)
+def vectors(lake: Lakehouse) -> FormatV3Table:
+    return make_format_v3_table(lake, "dv", with_vectors=True)
 
 
 @pytest.fixture
-def lineage(lake: Lakehouse) -> LaterTable:
-    return make_later(lake, "lineage", with_vectors=False)
+def lineage(lake: Lakehouse) -> FormatV3Table:
+    return make_format_v3_table(lake, "lineage", with_vectors=False)
 
 
-def test_deletion_vectors_are_read_and_verified(lake: Lakehouse, vectors: LaterTable) -> None:
+def test_deletion_vectors_are_read_and_verified(lake: Lakehouse, vectors: FormatV3Table) -> None:
     assert vectors.ids() == KEPT
     assert operations.verify(lake, deep=True).findings == ()
     assert vectors.puffin_path is not None
     lake.storage.delete(vectors.puffin_path)
-    found = operations.verify(lake, deep=True).findings
-    assert any(vectors.puffin_path in str(finding) for finding in found)
+    findings = operations.verify(lake, deep=True).findings
+    assert any(vectors.puffin_path in str(finding) for finding in findings)
 
 
-def test_expiry_purge_and_orphan_removal_spare_what_vectors_need(lakes: Lakes) -> None:
+def test_cleanup_keeps_files_of_deletion_vectors(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     lakes.watch(aging.lake)
-    table = make_later(aging.lake, "dv", with_vectors=True)
+    table = make_format_v3_table(aging.lake, "dv", with_vectors=True)
     append_rows(aging.lake, "ns.other")
     aging.clean_up()
     assert table.ids() == KEPT
@@ -54,14 +54,14 @@ def test_expiry_purge_and_orphan_removal_spare_what_vectors_need(lakes: Lakes) -
     with aging.lake.transaction() as txn:
         txn.drop_table("ns", "dv")
     aging.clean_up()
-    assert table.puffin_path not in listed(aging.lake.storage), "once no version has the table they go"
+    assert table.puffin_path not in listed(aging.lake.storage), "deleted when no version has the table"
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_full_export_has_vectors_of_its_own_data_files(
-    lakes: Lakes, lake: Lakehouse, vectors: LaterTable, elsewhere: bool
+@pytest.mark.parametrize("to_other_root", [False, True])
+def test_full_export_copies_deletion_vectors(
+    lakes: Lakes, lake: Lakehouse, vectors: FormatV3Table, to_other_root: bool
 ) -> None:
-    target = lakes.root("copy") if elsewhere else None
+    target = lakes.root("copy") if to_other_root else None
     operations.plan_export(lake, "x", "full", target=target).execute()
     assert operations.verify_export(lake, "x", deep=True).is_clean
     with lake.transaction() as txn:
@@ -75,8 +75,8 @@ def test_a_full_export_has_vectors_of_its_own_data_files(
         assert operations.verify(copy, deep=True).findings == ()
 
 
-def check_vectors(copy: Lakehouse, table: LaterTable) -> None:
-    """Check that manifest and Puffin file name the data files of a copy, and that blobs stand where they stood."""
+def check_vectors(copy: Lakehouse, table: FormatV3Table) -> None:
+    """Check that the manifest and the Puffin file refer to the copied data files, and that blobs keep their offsets."""
     definition = copy.snapshot().table("ns", "dv")
     metadata = json.loads(copy.storage.read(definition.format_properties[METADATA_LOCATION]))
     _, manifests, _ = read_avro(copy, metadata["snapshots"][-1]["manifest-list"])
@@ -94,7 +94,7 @@ def check_vectors(copy: Lakehouse, table: LaterTable) -> None:
 
 
 @pytest.mark.parametrize("level", ["minimal", "partial"])
-def test_exports_without_data_keep_vectors_and_are_restored(lake: Lakehouse, vectors: LaterTable, level: str) -> None:
+def test_exports_without_data_restore_deletion_vectors(lake: Lakehouse, vectors: FormatV3Table, level: str) -> None:
     operations.plan_export(lake, "x", level).execute()
     before = lake.latest_version()
     with lake.transaction() as txn:
@@ -104,7 +104,7 @@ def test_exports_without_data_keep_vectors_and_are_restored(lake: Lakehouse, vec
     assert vectors.ids() == KEPT
 
 
-def test_a_full_export_carries_row_lineage_on(lakes: Lakes, lake: Lakehouse, lineage: LaterTable) -> None:
+def test_full_export_keeps_row_lineage(lakes: Lakes, lake: Lakehouse, lineage: FormatV3Table) -> None:
     root = lakes.root("copy")
     operations.plan_export(lake, "x", "full", target=root).execute()
     check_lineage(Lakehouse.open(root), lineage)
@@ -114,16 +114,16 @@ def test_a_full_export_carries_row_lineage_on(lakes: Lakes, lake: Lakehouse, lin
     check_lineage(lake, lineage)
 
 
-def check_lineage(copy: Lakehouse, table: LaterTable) -> None:
-    """Check that a copy of a table has all that its metadata and manifest list say but for the places of files."""
+def check_lineage(copy: Lakehouse, table: FormatV3Table) -> None:
+    """Check that a copied table has the same metadata and manifest list, apart from locations."""
     source = json.loads(table.lake.storage.read(table.metadata_path))
     definition = copy.snapshot().table("ns", "lineage")
-    found = json.loads(copy.storage.read(definition.format_properties[METADATA_LOCATION]))
+    result = json.loads(copy.storage.read(definition.format_properties[METADATA_LOCATION]))
     for name in ("next-row-id", "encryption-keys", "format-version", "table-uuid"):
-        assert found[name] == source[name], name
-    for ours, theirs in zip(found["snapshots"], source["snapshots"], strict=True):
+        assert result[name] == source[name], name
+    for ours, theirs in zip(result["snapshots"], source["snapshots"], strict=True):
         assert {**ours, "manifest-list": ""} == {**theirs, "manifest-list": ""}
-    _, manifests, header = read_avro(copy, found["snapshots"][-1]["manifest-list"])
+    _, manifests, header = read_avro(copy, result["snapshots"][-1]["manifest-list"])
     assert [manifest["first_row_id"] for manifest in manifests] == [0, 3]
     assert header["format-version"] == "3"
     with catalog_at(copy) as catalog:
@@ -131,9 +131,7 @@ def check_lineage(copy: Lakehouse, table: LaterTable) -> None:
     assert operations.verify(copy, deep=True).findings == ()
 
 
-def test_compaction_leaves_later_tables_and_does_the_others(
-    lake: Lakehouse, vectors: LaterTable, lineage: LaterTable
-) -> None:
+def test_compaction_skips_format_v3_tables(lake: Lakehouse, vectors: FormatV3Table, lineage: FormatV3Table) -> None:
     for _ in range(5):
         append_rows(lake, "ns.small")
     plan = operations.plan_compact_tables(lake)
@@ -147,10 +145,10 @@ def test_compaction_leaves_later_tables_and_does_the_others(
         operations.plan_compact_tables(lake, tables=["ns.dv"])
 
 
-def test_trimming_leaves_later_tables_and_does_the_others(lakes: Lakes) -> None:
+def test_trim_skips_format_v3_tables(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     lakes.watch(aging.lake)
-    later = make_later(aging.lake, "later", with_vectors=True)
+    later = make_format_v3_table(aging.lake, "later", with_vectors=True)
     for _ in range(3):
         append_rows(aging.lake, "ns.plain")
     aging.later()
@@ -164,17 +162,17 @@ def test_trimming_leaves_later_tables_and_does_the_others(lakes: Lakes) -> None:
         operations.plan_trim_tables(aging.lake, tables=["ns.later"])
 
 
-def test_a_write_to_a_later_table_is_refused(lake: Lakehouse, vectors: LaterTable) -> None:
+def test_write_to_format_v3_table_fails(lake: Lakehouse, vectors: FormatV3Table) -> None:
     latest = lake.latest_version()
     with pytest.raises(InvalidDefinitionError):
         plan_write(lake, "ns", "dv")
-    with pytest.raises(ValueError, match="table version: 3"):  # pyiceberg's own, to who writes by its tables
+    with pytest.raises(ValueError, match="table version: 3"):  # raised by pyiceberg for writes through its tables
         append_rows(lake, "ns.dv")
     assert lake.latest_version() == latest
     assert vectors.ids() == KEPT
 
 
-def test_a_roll_back_brings_vectors_back(lake: Lakehouse, vectors: LaterTable) -> None:
+def test_rollback_restores_deletion_vectors(lake: Lakehouse, vectors: FormatV3Table) -> None:
     version = lake.latest_version()
     with lake.transaction() as txn:
         txn.drop_table("ns", "dv")
@@ -182,7 +180,7 @@ def test_a_roll_back_brings_vectors_back(lake: Lakehouse, vectors: LaterTable) -
     assert vectors.ids() == KEPT
 
 
-def test_a_later_table_is_registered_and_read(lakes: Lakes, vectors: LaterTable) -> None:
+def test_format_v3_table_is_registered_and_read(lakes: Lakes, vectors: FormatV3Table) -> None:
     other = allowing(lakes.local("other"), vectors.lake.root)
     metadata = vectors.lake.root + vectors.metadata_path
     with other.transaction() as txn:

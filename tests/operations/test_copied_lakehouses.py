@@ -1,29 +1,33 @@
-"""Lakehouses that were copied: as files, or by exports that leave files in their source."""
+"""Test lakehouses that were copied or moved as files, and exports that refer to files of their source."""
 
 from __future__ import annotations
 
 import logging
 import pickle
+import shutil
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine_tables import EngineTable, make_table
 from tests.engine_tables import rows as engine_rows
-from tests.lakes import Lakes
+from tests.lakes import Lakes, local_storage
 from tests.operations.aging import Aging, AgingStorage
 from tests.operations.changes import ROWS, append_rows
-from tests.operations.copies import clean_up, copied, drop_all, files, rows
-from tests.operations.later_tables import make_later
+from tests.operations.copies import clean_up, copy_lakehouse, delete_all_files, files, rows
+from tests.operations.format_v3_tables import make_format_v3_table
+from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, LocationNotAllowedError
 from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.io.file_io import reading_io
 from trinitylake_ops.operations.definition_commits import MAX_ATTEMPTS
-from trinitylake_ops.storage import MeteredStorage, StorageWrapper
+from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper, open_storage
 
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
@@ -37,38 +41,38 @@ def source(lakes: Lakes) -> Aging:
 
 
 @pytest.fixture
-def there(lakes: Lakes) -> AgingStorage:
+def copy_storage(lakes: Lakes) -> AgingStorage:
     storage = lakes.storage("copy")
     return AgingStorage(storage, storage.now_ms())
 
 
-def test_a_copy_of_all_files_reads_and_writes_at_its_own_place(
-    source: Aging, there: AgingStorage, caplog: pytest.LogCaptureFixture
+def test_copied_lakehouse_reads_and_writes_at_its_own_root(
+    source: Aging, copy_storage: AgingStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    copy = copied(source.lake, there)
+    copy = copy_lakehouse(source.lake, copy_storage)
     before = files(source.lake)
     with caplog.at_level(logging.WARNING):
         append_rows(copy)
         append_rows(copy)
-    said = [record for record in caplog.records if "trinitylake relocate" in record.getMessage()]
-    assert len(said) == 1
+    warnings = [record for record in caplog.records if "trinitylake relocate" in record.getMessage()]
+    assert len(warnings) == 1
     assert files(source.lake) == before
     assert rows(copy) == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
     assert rows(source.lake) == [1, 1, 2, 2, 3, 3]
-    drop_all(source.lake)
+    delete_all_files(source.lake)
     assert rows(copy) == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
-    clean_up(Aging(copy, there))
+    clean_up(Aging(copy, copy_storage))
     assert len(rows(copy)) == 15
 
 
-def test_relocation_leaves_nothing_that_names_the_former_place(source: Aging, there: AgingStorage) -> None:
-    copy = copied(source.lake, there)
+def test_relocation_leaves_no_reference_to_former_root(source: Aging, copy_storage: AgingStorage) -> None:
+    copy = copy_lakehouse(source.lake, copy_storage)
     former = source.lake.root
     append_rows(copy)
-    drop_all(source.lake)
+    delete_all_files(source.lake)
     report = operations.verify(copy)
     assert report.is_clean
-    assert [finding.code for finding in report.findings if finding.mend == "relocate"] == ["moved"]
+    assert [finding.code for finding in report.findings if finding.fix == "relocate"] == ["moved"]
     data = {path for path in files(copy) if path.endswith(".parquet")}
     plan = operations.plan_relocation(copy)
     assert plan.tables == ("ns.t",)
@@ -83,12 +87,12 @@ def test_relocation_leaves_nothing_that_names_the_former_place(source: Aging, th
     assert former not in table.metadata.model_dump_json()
     assert all(task.file.file_path.startswith(copy.root) for task in table.scan().plan_files())
     assert rows(copy) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    clean_up(Aging(copy, there))
+    clean_up(Aging(copy, copy_storage))
     assert len(rows(copy)) == 12
 
 
-def test_a_relocation_that_loses_a_race_is_planned_again(source: Aging, there: AgingStorage) -> None:
-    copy = copied(source.lake, there)
+def test_relocation_is_planned_again_after_a_conflict(source: Aging, copy_storage: AgingStorage) -> None:
+    copy = copy_lakehouse(source.lake, copy_storage)
     plan = operations.plan_relocation(copy)
     append_rows(copy)
     done = plan.execute()
@@ -98,19 +102,17 @@ def test_a_relocation_that_loses_a_race_is_planned_again(source: Aging, there: A
 
 
 @pytest.mark.parametrize("is_ever_won", [True, False])
-def test_a_commit_between_what_relocation_writes_and_its_commit(
-    source: Aging, there: AgingStorage, is_ever_won: bool
-) -> None:
+def test_commit_during_relocation_is_kept(source: Aging, copy_storage: AgingStorage, is_ever_won: bool) -> None:
     races = iter(range(1) if is_ever_won else range(MAX_ATTEMPTS))
 
     class Racing(StorageWrapper):
         def create(self, path: str, data: bytes) -> None:
             super().create(path, data)
             if path.endswith(".metadata.json") and next(races, None) is not None:
-                append_rows(Lakehouse(there))
+                append_rows(Lakehouse(copy_storage))
 
-    copied(source.lake, there)
-    copy = Lakehouse(Racing(there))
+    copy_lakehouse(source.lake, copy_storage)
+    copy = Lakehouse(Racing(copy_storage))
     before = files(copy)
     plan = operations.plan_relocation(copy)
     if is_ever_won:
@@ -121,21 +123,23 @@ def test_a_commit_between_what_relocation_writes_and_its_commit(
             plan.execute()
         assert len(rows(copy)) == 6 + 3 * MAX_ATTEMPTS
     assert operations.plan_relocation(copy).is_empty == is_ever_won
-    assert {finding.code for finding in operations.verify(copy).findings} <= {"moved"}, "no file was left behind"
+    assert {finding.code for finding in operations.verify(copy).findings} <= {"moved"}, "no file remains"
     assert before <= files(copy)
 
 
 @pytest.mark.parametrize("level", ["minimal", "partial", "definitions", "full"])
 @pytest.mark.parametrize("source_first", [True, False])
-def test_source_and_copy_never_take_what_the_other_needs(
-    source: Aging, there: AgingStorage, level: str, source_first: bool
+def test_source_and_copy_delete_no_files_of_each_other(
+    source: Aging, copy_storage: AgingStorage, level: str, source_first: bool
 ) -> None:
-    chosen, definitions = ("partial", True) if level == "definitions" else (level, False)
-    operations.plan_export(source.lake, "dev", chosen, target=there.root, definitions=definitions).execute()
-    copy = Aging(Lakehouse(there), there)
+    export_level, definitions = ("partial", True) if level == "definitions" else (level, False)
+    operations.plan_export(
+        source.lake, "dev", export_level, target=copy_storage.root, definitions=definitions
+    ).execute()
+    copy = Aging(Lakehouse(copy_storage), copy_storage)
     before = files(source.lake)
     append_rows(copy.lake)
-    assert files(source.lake) == before, "a write in a copy is one below its own root"
+    assert files(source.lake) == before, "a copy writes only below its own root"
     table_id = copy.lake.snapshot().table("ns", "t").id
     assert owner_path(table_id) in files(copy.lake)
     for aging in [source, copy] if source_first else [copy, source]:
@@ -150,34 +154,34 @@ def test_source_and_copy_never_take_what_the_other_needs(
     assert operations.plan_relocation(copy.lake).is_empty
 
 
-def test_a_partial_export_of_a_managed_table_names_its_source(source: Aging, there: AgingStorage) -> None:
+def test_partial_export_refers_to_its_source(source: Aging, copy_storage: AgingStorage) -> None:
     for level, expected in (("partial", [source.lake.root]), ("full", [])):
-        drop_all(Lakehouse(there))
-        operations.plan_export(source.lake, f"as {level}".replace(" ", "-"), level, target=there.root).execute()
-        assert [record.root for record in Lakehouse(there).snapshot().definition.sources] == expected
+        delete_all_files(Lakehouse(copy_storage))
+        operations.plan_export(source.lake, f"as {level}".replace(" ", "-"), level, target=copy_storage.root).execute()
+        assert [record.root for record in Lakehouse(copy_storage).snapshot().definition.sources] == expected
 
 
 @pytest.mark.parametrize("level", ["minimal", "partial", "definitions"])
-def test_a_copy_of_a_moved_lakehouse_reads_files_where_its_source_has_them(
-    lakes: Lakes, source: Aging, there: AgingStorage, level: str
+def test_copy_of_moved_lakehouse_reads_files_of_its_source(
+    lakes: Lakes, source: Aging, copy_storage: AgingStorage, level: str
 ) -> None:
     storage = lakes.storage("moved")
-    moved = Aging(copied(source.lake, storage), AgingStorage(storage, source.clock.now_ms()))
+    moved = Aging(copy_lakehouse(source.lake, storage), AgingStorage(storage, source.clock.now_ms()))
     moved = Aging(Lakehouse(moved.clock), moved.clock)
-    drop_all(source.lake)
+    delete_all_files(source.lake)
     before = moved.lake.latest_version()
     operations.plan_relocation(moved.lake).execute()
-    chosen, definitions = ("partial", True) if level == "definitions" else (level, False)
-    for name, version, target in (("before", before, there), ("after", None, lakes.storage("after"))):
+    export_level, definitions = ("partial", True) if level == "definitions" else (level, False)
+    for name, version, target in (("before", before, copy_storage), ("after", None, lakes.storage("after"))):
         plan = operations.plan_export(
-            moved.lake, name, chosen, version=version, target=target.root, definitions=definitions
+            moved.lake, name, export_level, version=version, target=target.root, definitions=definitions
         )
         plan.execute()
         copy = Lakehouse(target)
         assert rows(copy) == rows(moved.lake) == [1, 1, 2, 2, 3, 3]
         assert {finding.code for finding in operations.verify(copy, deep=True).findings} <= {"orphans"}
         assert operations.plan_relocation(copy).is_empty
-    copy, full = Aging(Lakehouse(there), there), lakes.storage("full")
+    copy, full = Aging(Lakehouse(copy_storage), copy_storage), lakes.storage("full")
     append_rows(copy.lake)
     for aging in (moved, copy, moved):
         clean_up(aging)
@@ -185,39 +189,37 @@ def test_a_copy_of_a_moved_lakehouse_reads_files_where_its_source_has_them(
     operations.plan_export(copy.lake, "all", "full", target=full.root).execute()
     expected = rows(copy.lake)
     for lake in (moved.lake, copy.lake):
-        drop_all(lake)
+        delete_all_files(lake)
     assert rows(Lakehouse(full)) == expected == sorted([1, 2, 3] * 4)
 
 
-def test_where_a_moved_file_stands_is_asked_once(lakes: Lakes, source: Aging, there: AgingStorage) -> None:
-    moved = copied(source.lake, lakes.storage("moved"))
-    operations.plan_export(moved, "dev", "minimal", target=there.root).execute()
-    metered = MeteredStorage(there)
+def test_location_of_moved_file_is_requested_once(lakes: Lakes, source: Aging, copy_storage: AgingStorage) -> None:
+    moved = copy_lakehouse(source.lake, lakes.storage("moved"))
+    operations.plan_export(moved, "dev", "minimal", target=copy_storage.root).execute()
+    metered = MeteredStorage(copy_storage)
     copy = Lakehouse(metered)
     io = reading_io(copy)
-    (task, *_) = catalog_at(Lakehouse(there)).load_table("ns.t").scan().plan_files()
+    (task, *_) = catalog_at(Lakehouse(copy_storage)).load_table("ns.t").scan().plan_files()
     assert task.file.file_path.startswith(source.lake.root)
     before = metered.snapshot().requests.get("stat", 0)
-    found = [io.location(task.file.file_path) for _ in range(3)]
-    assert set(found) == {task.file.file_path.replace(source.lake.root, moved.root)}
+    results = [io.location(task.file.file_path) for _ in range(3)]
+    assert set(results) == {task.file.file_path.replace(source.lake.root, moved.root)}
     assert metered.snapshot().requests.get("stat", 0) - before == 1
-    assert {pickle.loads(pickle.dumps(io)).location(one) for one in found} == set(found)
+    assert {pickle.loads(pickle.dumps(io)).location(result) for result in results} == set(results)
 
 
-def test_a_definition_that_stands_in_another_lakehouse_keeps_its_place_in_further_copies(
-    lakes: Lakes, source: Aging, there: AgingStorage
+def test_further_copies_refer_to_definitions_in_the_first_source(
+    lakes: Lakes, source: Aging, copy_storage: AgingStorage
 ) -> None:
     further = lakes.storage("further")
-    operations.plan_export(source.lake, "one", "partial", target=there.root).execute()
-    operations.plan_export(Lakehouse(there), "two", "partial", target=further.root, definitions=True).execute()
+    operations.plan_export(source.lake, "one", "partial", target=copy_storage.root).execute()
+    operations.plan_export(Lakehouse(copy_storage), "two", "partial", target=further.root, definitions=True).execute()
     assert rows(Lakehouse(further)) == [1, 1, 2, 2, 3, 3]
 
 
-def test_a_first_write_that_fails_leaves_a_folder_that_is_known_for_the_copys_own(
-    source: Aging, there: AgingStorage
-) -> None:
-    operations.plan_export(source.lake, "dev", "partial", target=there.root).execute()
-    copy = Aging(Lakehouse(there), there)
+def test_failed_first_write_leaves_folder_with_owner_file(source: Aging, copy_storage: AgingStorage) -> None:
+    operations.plan_export(source.lake, "dev", "partial", target=copy_storage.root).execute()
+    copy = Aging(Lakehouse(copy_storage), copy_storage)
     transaction = catalog_at(copy.lake).load_table("ns.t").transaction()
     transaction.append(ROWS)
     table_id = copy.lake.snapshot().table("ns", "t").id
@@ -228,13 +230,13 @@ def test_a_first_write_that_fails_leaves_a_folder_that_is_known_for_the_copys_ow
     assert not [path for path in files(copy.lake) if path.startswith("tables/")]
 
 
-def test_position_deletes_and_vectors_name_the_files_of_the_new_place(source: Aging, there: AgingStorage) -> None:
-    make_later(source.lake, "dv", with_vectors=True)
+def test_copied_position_deletes_and_vectors_refer_to_copied_files(source: Aging, copy_storage: AgingStorage) -> None:
+    make_format_v3_table(source.lake, "dv", with_vectors=True)
     positions = make_table(source.lake, "pos")
     first = positions.append(engine_rows(1, 2, 3))
     positions.delete_positions({first: [1]})
-    copy = copied(source.lake, there)
-    drop_all(source.lake)
+    copy = copy_lakehouse(source.lake, copy_storage)
+    delete_all_files(source.lake)
     report = operations.plan_relocation(copy).execute()
     assert (report.tables, report.refused) == (("ns.dv", "ns.pos", "ns.t"), {})
     assert EngineTable(copy, "pos").ids() == [1, 3]
@@ -243,12 +245,10 @@ def test_position_deletes_and_vectors_name_the_files_of_the_new_place(source: Ag
     assert operations.verify(copy, deep=True).findings == ()
 
 
-def test_position_deletes_that_cannot_be_written_anew_are_left_and_the_plan_says_what_to_do(
-    source: Aging, there: AgingStorage
-) -> None:
+def test_relocation_skips_position_deletes_and_suggests_a_remedy(source: Aging, copy_storage: AgingStorage) -> None:
     positions = make_table(source.lake, "pos")
     positions.delete_positions({positions.append(engine_rows(1, 2, 3)): [1]}, suffix="orc")
-    copy = copied(source.lake, there)
+    copy = copy_lakehouse(source.lake, copy_storage)
     plan = operations.plan_relocation(copy)
     assert (plan.tables, list(plan.refused)) == (("ns.t",), ["ns.pos"])
     assert "compact-tables" in plan.refused["ns.pos"]
@@ -257,27 +257,27 @@ def test_position_deletes_that_cannot_be_written_anew_are_left_and_the_plan_says
 
 
 @pytest.mark.parametrize("is_source_gone", [False, True], ids=["copied", "moved"])
-def test_a_table_root_that_was_the_own_root_is_given_up(
-    source: Aging, there: AgingStorage, is_source_gone: bool
+def test_relocation_stops_using_former_root_as_table_root(
+    source: Aging, copy_storage: AgingStorage, is_source_gone: bool
 ) -> None:
-    """Whoever writes the definition may name the root itself: both copies have one id, so each would clean up there."""
+    """A definition can name its own root as table root, where two copies with the same id would clean up."""
     lake = source.lake
     with lake.transaction() as transaction:
         transaction.alter_definition(replace(transaction.definition, table_root=lake.root))
     append_rows(lake)
     n_rows = len(rows(lake))
-    copy = copied(lake, there)
+    copy = copy_lakehouse(lake, copy_storage)
     before = files(lake)
     if is_source_gone:
-        drop_all(lake)
+        delete_all_files(lake)
     append_rows(copy)
     assert len(rows(copy)) == n_rows + 3
     if not is_source_gone:
         with pytest.raises(LocationNotAllowedError):
             catalog_at(copy).create_table("ns.new", ROWS.schema)
         assert files(lake) == before
-    found = [finding.code for finding in operations.verify(copy).findings if finding.mend == "relocate"]
-    assert found == (["moved"] if is_source_gone else ["table-root-kept", "moved"])
+    results = [finding.code for finding in operations.verify(copy).findings if finding.fix == "relocate"]
+    assert results == (["moved"] if is_source_gone else ["table-root-kept", "moved"])
     with pytest.raises((InvalidInputError, LocationNotAllowedError)):
         operations.plan_relocation(copy, lake.root)
     plan = operations.plan_relocation(copy)
@@ -287,31 +287,82 @@ def test_a_table_root_that_was_the_own_root_is_given_up(
     assert operations.plan_relocation(copy).is_empty
     catalog_at(copy).create_table("ns.new", ROWS.schema).append(ROWS)
     assert catalog_at(copy).load_table("ns.new").location().startswith(copy.root)
-    clean_up(Aging(copy, there) if is_source_gone else source)  # which appends once more
+    clean_up(Aging(copy, copy_storage) if is_source_gone else source)  # appends again
     assert len(rows(copy)) == n_rows + (6 if is_source_gone else 3)
     assert operations.verify(copy, deep=True).is_clean
 
 
-def test_a_plan_to_relocate_reads_the_metadata_of_a_table_once(source: Aging, there: AgingStorage) -> None:
+def test_relocation_plan_reads_table_metadata_once(source: Aging, copy_storage: AgingStorage) -> None:
     class ReadsNoted(StorageWrapper):
         def read(self, path: str, **kwargs: Any) -> bytes:
-            noted[path] += 1
+            n_reads[path] += 1
             return self.inner.read(path, **kwargs)
 
     with source.lake.transaction() as transaction:
         transaction.alter_definition(replace(transaction.definition, table_root=source.lake.root))
     append_rows(source.lake)
-    copy = copied(source.lake, there)
-    noted: Counter[str] = Counter()
-    plan = operations.plan_relocation(Lakehouse(ReadsNoted(there)))
+    copy = copy_lakehouse(source.lake, copy_storage)
+    n_reads: Counter[str] = Counter()
+    plan = operations.plan_relocation(Lakehouse(ReadsNoted(copy_storage)))
     assert (plan.left_table_root, len(plan.moved)) == (source.lake.root, 1)
-    assert noted[plan.moved[0].files.metadata] == 1
+    assert n_reads[plan.moved[0].files.metadata] == 1
     assert copy.latest_version() == plan.base_version
 
 
-def test_a_lakehouse_is_made_without_its_own_root_as_table_root(lakes: Lakes) -> None:
+def test_create_ignores_own_root_as_table_root(lakes: Lakes) -> None:
     storage = lakes.storage("own")
     lake = Lakehouse.create(storage.root, storage=storage, table_root=storage.root.rstrip("/"))
     assert lake.snapshot().definition.table_root == ""
     lake.alter_definition(table_root=storage.root)
     assert lake.snapshot().definition.table_root == ""
+
+
+@pytest.fixture
+def bucket(radosgw: S3Server) -> Iterator[str]:
+    root = radosgw.fresh_root()
+    yield root
+    radosgw.delete_all(root)
+
+
+def grow_lake(storage: Storage) -> Aging:
+    aging = Aging.on(storage)
+    append_rows(aging.lake)
+    append_rows(aging.lake)
+    return aging
+
+
+def aging_at(storage: Storage, source: Aging) -> Aging:
+    clock = AgingStorage(storage, source.clock.now_ms())
+    return Aging(Lakehouse(clock), clock)
+
+
+def check_maintenance(moved: Aging, former: str) -> None:
+    """Run all maintenance operations before and after a relocation."""
+    assert rows(moved.lake) == sorted([1, 2, 3] * 2)
+    clean_up(moved)
+    assert rows(moved.lake) == sorted([1, 2, 3] * 3)
+    assert operations.verify(moved.lake, deep=True).is_clean
+    operations.plan_relocation(moved.lake).execute()
+    clean_up(moved)
+    assert rows(moved.lake) == sorted([1, 2, 3] * 4)
+    report = operations.verify(moved.lake, deep=True)
+    assert [finding.code for finding in report.findings] == []
+    named = [info.path for info in moved.clock.list("tables/") if former.encode() in moved.clock.read(info.path)]
+    assert named == [], "after older versions are purged, no file refers to the former root"
+
+
+def test_moved_folder_is_maintained_at_its_new_location(tmp_path: Path) -> None:
+    source = grow_lake(local_storage(tmp_path / "before"))
+    shutil.move(tmp_path / "before", tmp_path / "after")
+    check_maintenance(aging_at(local_storage(tmp_path / "after"), source), source.lake.root)
+    assert not (tmp_path / "before").exists()
+
+
+@pytest.mark.debian_packages
+def test_copied_bucket_is_maintained_at_its_new_location(radosgw: S3Server, bucket: str) -> None:
+    source = grow_lake(open_storage(f"{bucket}before/", radosgw.storage_options))
+    target = open_storage(f"{bucket}after/", radosgw.storage_options)
+    copy_lakehouse(source.lake, target)
+    delete_all_files(source.lake)
+    check_maintenance(aging_at(target, source), source.lake.root)
+    assert list(source.clock.list()) == []

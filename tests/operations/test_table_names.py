@@ -1,4 +1,4 @@
-"""A table has one name at each version: no operation and no transaction gives its id a second one."""
+"""Test that each table has one name: no operation and no transaction gives its id a second one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from trinitylake_ops.transaction.catalog_editor import IdOf
 from trinitylake_ops.versions.table_names import TableNames
 
 
-def renamed(lake: Lakehouse, source: str = "ns.t", target: str = "hidden.t") -> int:
-    """Create a table and rename it; returns the version before."""
+def create_and_rename(lake: Lakehouse, source: str = "ns.t", target: str = "hidden.t") -> int:
+    """Create a table, rename it, and return the version before."""
     append_rows(lake)
     catalog_at(lake).create_namespace("hidden")
     version = lake.latest_version()
@@ -31,12 +31,12 @@ def names_of(lake: Lakehouse, table_id: str) -> list[str]:
     return [str(name) for name in TableNames().names_of(lake.snapshot(), table_id)]
 
 
-def definition_of(lake: Lakehouse, name: str = "hidden.t") -> str:
+def table_id_of(lake: Lakehouse, name: str = "hidden.t") -> str:
     namespace, _, one = name.partition(".")
     return lake.snapshot().table(namespace, one).id
 
 
-def second_name(lake: Lakehouse) -> None:
+def add_second_name(lake: Lakehouse) -> None:
     """Give ``hidden.t`` the second name ``ns.t``, as an older program could."""
     snapshot = lake.snapshot()
     keys = snapshot.keys
@@ -44,8 +44,8 @@ def second_name(lake: Lakehouse) -> None:
         txn.restore_entry(keys.table_key("ns", "t"), snapshot.entry(keys.table_key("hidden", "t")), mirrors=True)
 
 
-def test_a_rollback_of_one_name_after_a_rename_is_refused(lake: Lakehouse) -> None:
-    version = renamed(lake)
+def test_rollback_of_renamed_table_by_one_name_fails(lake: Lakehouse) -> None:
+    version = create_and_rename(lake)
     before = lake.latest_version()
     with pytest.raises(TableHasAnotherNameError, match=r"hidden\.t"):
         operations.plan_rollback(lake, version, tables=["ns.t"])
@@ -53,13 +53,13 @@ def test_a_rollback_of_one_name_after_a_rename_is_refused(lake: Lakehouse) -> No
         operations.plan_rollback(lake, version, namespaces=["ns"])
     assert lake.latest_version() == before
     operations.plan_rollback(lake, version, tables=["ns.t", "hidden.t"]).execute()
-    assert names_of(lake, definition_of(lake, "ns.t")) == ["ns.t"]
+    assert names_of(lake, table_id_of(lake, "ns.t")) == ["ns.t"]
 
 
-def test_a_rollback_meets_a_rename_that_came_since(lake: Lakehouse) -> None:
-    """The plan was right, and the table came back under another name before its commit."""
+def test_rollback_fails_after_concurrent_registration_under_another_name(lake: Lakehouse) -> None:
+    """The plan was valid, but the table was registered under another name before its commit."""
     append_rows(lake)
-    version, table_id = lake.latest_version(), definition_of(lake, "ns.t")
+    version, table_id = lake.latest_version(), table_id_of(lake, "ns.t")
     location = lake.snapshot().table("ns", "t").format_properties["metadata_location"]
     catalog_at(lake).drop_table("ns.t")
     plan = operations.plan_rollback(lake, version, tables=["ns.t"])
@@ -69,9 +69,9 @@ def test_a_rollback_meets_a_rename_that_came_since(lake: Lakehouse) -> None:
     assert names_of(lake, table_id) == ["ns.back"]
 
 
-def test_a_whole_rollback_brings_no_second_name(lake: Lakehouse) -> None:
-    renamed(lake)
-    second_name(lake)
+def test_whole_rollback_creates_no_second_name(lake: Lakehouse) -> None:
+    create_and_rename(lake)
+    add_second_name(lake)
     version = lake.latest_version()
     catalog_at(lake).drop_table("ns.t")
     with pytest.raises(TableHasAnotherNameError):
@@ -109,16 +109,16 @@ def register(lake: Lakehouse, version: int) -> None:
 
 
 @pytest.mark.parametrize("change", [create_again, restore, create_saved, create_twice, register])
-def test_no_transaction_gives_a_table_a_second_name(lake: Lakehouse, change: Callable[[Lakehouse, int], None]) -> None:
-    version = renamed(lake)
-    table_id, before = definition_of(lake), lake.latest_version()
+def test_no_transaction_creates_a_second_name(lake: Lakehouse, change: Callable[[Lakehouse, int], None]) -> None:
+    version = create_and_rename(lake)
+    table_id, before = table_id_of(lake), lake.latest_version()
     with pytest.raises(TableHasAnotherNameError):
         change(lake, version)
     assert lake.latest_version() == before
     assert names_of(lake, table_id) == ["hidden.t"]
 
 
-def test_two_transactions_give_one_place_one_name(lake: Lakehouse) -> None:
+def test_concurrent_transactions_create_one_name_per_table_id(lake: Lakehouse) -> None:
     create(lake, "ns", "t")
     one, other = lake.transaction(), lake.transaction()
     for txn, name in ((one, "a"), (other, "b")):
@@ -129,9 +129,9 @@ def test_two_transactions_give_one_place_one_name(lake: Lakehouse) -> None:
     assert names_of(lake, "0" * 8) == ["ns.a"]
 
 
-def test_renames_and_moves_are_no_second_names(lake: Lakehouse) -> None:
-    renamed(lake)
-    table_id = definition_of(lake)
+def test_renames_and_moves_create_no_second_name(lake: Lakehouse) -> None:
+    create_and_rename(lake)
+    table_id = table_id_of(lake)
     catalog_at(lake).rename_table("hidden.t", "ns.t")
     catalog_at(lake).rename_table("ns.t", "ns.u")
     with lake.transaction() as txn:
@@ -141,7 +141,7 @@ def test_renames_and_moves_are_no_second_names(lake: Lakehouse) -> None:
     assert names_of(lake, table_id) == ["hidden.v"]
 
 
-def test_a_promotion_brings_no_second_name(lake: Lakehouse, lakes: Lakes) -> None:
+def test_promotion_creates_no_second_name(lake: Lakehouse, lakes: Lakes) -> None:
     append_rows(lake)
     catalog_at(lake).create_namespace("hidden")
     operations.plan_clone(lake, root_of(lakes), "x").execute()
@@ -150,7 +150,7 @@ def test_a_promotion_brings_no_second_name(lake: Lakehouse, lakes: Lakes) -> Non
     with pytest.raises(TableHasAnotherNameError):
         operations.plan_promotion(lake, "x", tables=["hidden.t"])
     operations.plan_promotion(lake, "x").execute()
-    assert names_of(lake, definition_of(lake)) == ["hidden.t"]
+    assert names_of(lake, table_id_of(lake)) == ["hidden.t"]
 
 
 def undelete(lake: Lakehouse, version: int) -> None:
@@ -165,21 +165,21 @@ def create_from_definition(lake: Lakehouse, version: int) -> None:
 COMES_BACK = pytest.mark.parametrize("come_back", [undelete, create_from_definition])
 
 
-def cloned(lake: Lakehouse, lakes: Lakes) -> tuple[Lakehouse, str, int]:
-    """Clone a lakehouse with ``ns.t``; returns the clone, the table's id, and the version of the parent before."""
+def create_clone(lake: Lakehouse, lakes: Lakes) -> tuple[Lakehouse, str, int]:
+    """Clone a lakehouse with ``ns.t``. Return the clone, the table's id, and the version of the parent."""
     append_rows(lake)
     catalog_at(lake).create_namespace("hidden")
     version = lake.latest_version()
     operations.plan_clone(lake, root_of(lakes), "x").execute()
-    return Lakehouse.open(root_of(lakes)), definition_of(lake, "ns.t"), version
+    return Lakehouse.open(root_of(lakes)), table_id_of(lake, "ns.t"), version
 
 
 @COMES_BACK
-def test_a_promotion_meets_a_table_that_came_back_since(
+def test_promotion_fails_after_concurrent_restore_of_the_table(
     lake: Lakehouse, lakes: Lakes, come_back: Callable[[Lakehouse, int], None]
 ) -> None:
     """The clone renamed a table that the parent dropped, and the parent restores it after the plan."""
-    clone, table_id, version = cloned(lake, lakes)
+    clone, table_id, version = create_clone(lake, lakes)
     catalog_at(clone).rename_table("ns.t", "hidden.t")
     catalog_at(lake).drop_table("ns.t")
     plan = operations.plan_promotion(lake, "x")
@@ -195,11 +195,11 @@ def test_a_promotion_meets_a_table_that_came_back_since(
 
 
 @COMES_BACK
-def test_a_refresh_meets_a_table_that_came_back_since(
+def test_refresh_fails_after_concurrent_restore_of_the_table(
     lake: Lakehouse, lakes: Lakes, come_back: Callable[[Lakehouse, int], None]
 ) -> None:
     """The parent renamed a table that the clone dropped, and the clone restores it after the plan."""
-    clone, table_id, _ = cloned(lake, lakes)
+    clone, table_id, _ = create_clone(lake, lakes)
     catalog_at(lake).rename_table("ns.t", "hidden.t")
     catalog_at(clone).drop_table("ns.t")
     plan = operations.plan_refresh(lake, "x")
@@ -214,8 +214,8 @@ def test_a_refresh_meets_a_table_that_came_back_since(
     assert names_of(clone, table_id) == ["hidden.t"]
 
 
-def test_a_refresh_brings_no_second_name(lake: Lakehouse, lakes: Lakes) -> None:
-    clone, table_id, _ = cloned(lake, lakes)
+def test_refresh_creates_no_second_name(lake: Lakehouse, lakes: Lakes) -> None:
+    clone, table_id, _ = create_clone(lake, lakes)
     catalog_at(clone).load_table("ns.t").append(pa.table({"id": pa.array([9], pa.int64())}))
     catalog_at(lake).rename_table("ns.t", "hidden.t")
     with pytest.raises(TableHasAnotherNameError):
@@ -225,16 +225,16 @@ def test_a_refresh_brings_no_second_name(lake: Lakehouse, lakes: Lakes) -> None:
 
 
 def test_verify_reports_two_names(lake: Lakehouse) -> None:
-    renamed(lake)
+    create_and_rename(lake)
     assert operations.verify(lake).findings == ()
-    second_name(lake)
+    add_second_name(lake)
     (finding,) = operations.verify(lake).findings
     assert (finding.code, finding.severity) == ("table-has-two-names", "warning")
 
 
-def test_the_index_follows_versions_in_any_order(lake: Lakehouse) -> None:
-    version = renamed(lake)
-    names, table_id, old = TableNames(), definition_of(lake), lake.snapshot(version)
+def test_table_names_index_reads_versions_in_any_order(lake: Lakehouse) -> None:
+    version = create_and_rename(lake)
+    names, table_id, old = TableNames(), table_id_of(lake), lake.snapshot(version)
     for _ in range(2):
         assert [str(name) for name in names.names_of(lake.snapshot(), table_id)] == ["hidden.t"]
         assert [str(name) for name in names.names_of(old, table_id)] == ["ns.t"]

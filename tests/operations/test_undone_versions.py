@@ -37,15 +37,15 @@ def undone(lake: Lakehouse) -> Undone:
 
 def marks(lake: Lakehouse, *chosen: ObjectName) -> dict[int, int]:
     """Return the undone versions, each with its rollback."""
-    found = undone(lake)
-    by = {info.version: found.by(info.version, chosen) for info in lake.history()}
+    result = undone(lake)
+    by = {info.version: result.by(info.version, chosen) for info in lake.history()}
     return {version: rollback for version, rollback in sorted(by.items()) if rollback is not None}
 
 
 def of_table(lake: Lakehouse, table: str) -> dict[int, int]:
     """Return the versions that changed a table and are undone, by the table's history."""
     versions = table_history(lake, "ns", table).versions
-    return {one.info.version: one.undone_by for one in reversed(versions) if one.undone_by is not None}
+    return {version.info.version: version.undone_by for version in reversed(versions) if version.undone_by is not None}
 
 
 def test_versions_after_a_rollback_target_are_undone(lake: Lakehouse) -> None:

@@ -1,4 +1,4 @@
-"""Clones at other places than their parents: in another bucket, by the parent's options, and on another storage."""
+"""Test clones in another bucket and on another storage than their parent."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.operations.copies import rows
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.operations import CloneState
 
-pytestmark = pytest.mark.local_only("it has a server of its own")
+pytestmark = pytest.mark.local_only("starts a separate server")
 
 
 @pytest.fixture
 def buckets(moto: Any) -> Iterator[list[str]]:
-    made = [moto.make_bucket() for _ in range(2)]
-    yield made
-    for bucket in made:
+    names = [moto.make_bucket() for _ in range(2)]
+    yield names
+    for bucket in names:
         moto.drop_bucket(bucket)
 
 
 def work_in(lake: Lakehouse, root: str, options: dict[str, str], target_options: dict[str, str] | None) -> None:
-    """Make a clone, and do all that is done with it."""
+    """Create a clone and run all operations on it."""
     operations.plan_clone(lake, root, "feature", target_options=target_options).execute()
     clone = Lakehouse.open(root, options)
     assert rows(clone) == [1, 2, 3]
@@ -34,8 +34,10 @@ def work_in(lake: Lakehouse, root: str, options: dict[str, str], target_options:
     assert clone.snapshot("parent@1").version == 1
     assert operations.verify(clone, deep=True).is_clean
     (info,) = operations.list_clones(lake, target_options)
-    assert (info.state, info.versions) == (CloneState.STANDING, 1)
-    assert [one.name for one in operations.compare(lake, "feature", target_options=target_options).objects] == ["ns.t"]
+    assert (info.state, info.versions) == (CloneState.ACTIVE, 1)
+    assert [
+        compared.name for compared in operations.compare(lake, "feature", target_options=target_options).objects
+    ] == ["ns.t"]
     operations.plan_promotion(lake, "feature", target_options=target_options).execute()
     assert rows(lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     operations.plan_refresh(lake, "feature", target_options=target_options).execute()
@@ -45,15 +47,15 @@ def work_in(lake: Lakehouse, root: str, options: dict[str, str], target_options:
     assert operations.verify(lake, deep=True).is_clean
 
 
-def test_a_clone_in_another_bucket_goes_by_the_parents_options(moto: Any, buckets: list[str]) -> None:
-    """Nothing but the parent's options is given, on both sides: its record lets the clone open it."""
+def test_clone_in_another_bucket_uses_storage_options_of_its_parent(moto: Any, buckets: list[str]) -> None:
+    """Both sides use only the parent's options; the parent's record allows the clone to open it."""
     lake = Lakehouse.create(f"s3://{buckets[0]}/lake/", moto.storage_options)
     append_rows(lake)
     root = f"s3://{buckets[1]}/feature/"
     work_in(lake, root, moto.storage_options, None)
 
 
-def test_a_clone_in_a_bucket_of_a_lakehouse_on_disk(moto: Any, buckets: list[str], tmp_path: Path) -> None:
+def test_clone_of_local_lakehouse_in_a_bucket(moto: Any, buckets: list[str], tmp_path: Path) -> None:
     lake = Lakehouse.create(f"{tmp_path}/lake", {"fsync": "false", **moto_options(moto)})
     append_rows(lake)
     options = {**moto.storage_options, "allowed_roots": lake.root}

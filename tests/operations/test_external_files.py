@@ -1,4 +1,4 @@
-"""A lakehouse that names what lies elsewhere: nothing of it is read, copied or deleted unless somebody allowed it."""
+"""Test references to external files: they are not read, copied or deleted unless their root is allowed."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def lake(lakes: Lakes) -> Lakehouse:
     return lakes.memory()
 
 
-def leaked(*lakehouses: Lakehouse) -> list[str]:
+def files_with_secret(*lakehouses: Lakehouse) -> list[str]:
     storages = [lake.storage for lake in lakehouses]
     return [info.path for storage in storages for info in storage.list() if SECRET in storage.read(info.path)]
 
 
 def point_to(lake: Lakehouse, uri: str) -> None:
-    """Let the latest root say that the definition of the namespace ``ns`` is a file elsewhere."""
+    """Make the latest root refer to an external file as the definition of the namespace ``ns``."""
     latest = lake.snapshot()
     key = latest.keys.namespace_key("ns")
     node = decode_node(lake.storage.read(latest.location), latest.location)
@@ -51,7 +51,7 @@ def point_to(lake: Lakehouse, uri: str) -> None:
 
 
 @pytest.mark.parametrize("level", ["partial", "full"])
-def test_an_export_copies_no_file_that_a_pointer_names_elsewhere(lakes: Lakes, secret: Path, level: str) -> None:
+def test_export_does_not_copy_external_file_of_a_pointer(lakes: Lakes, secret: Path, level: str) -> None:
     storage = lakes.storage()
     lake = Lakehouse.create(storage.root, storage=storage)
     create(lake, "ns")
@@ -61,11 +61,11 @@ def test_an_export_copies_no_file_that_a_pointer_names_elsewhere(lakes: Lakes, s
         operations.plan_export(opened, "nightly", level, definitions=level == "partial").execute()
     with pytest.raises(LocationNotAllowedError):
         opened.snapshot().namespace("ns")
-    assert leaked(lake) == []
+    assert files_with_secret(lake) == []
 
 
 def add_file(lake: Lakehouse, uri: str) -> None:
-    """Make a managed table name a data file elsewhere."""
+    """Make a managed table refer to an external data file."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
@@ -87,19 +87,19 @@ def add_file(lake: Lakehouse, uri: str) -> None:
     commit_unchecked(lake, "ns.t", [manifest], 1)
 
 
-def test_an_export_copies_no_file_that_a_manifest_names_elsewhere(lakes: Lakes, secret: Path) -> None:
+def test_export_does_not_copy_external_file_of_a_manifest(lakes: Lakes, secret: Path) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
     target = lakes.storage("target")
     add_file(lake, f"file://{secret}")
     for name, where in (("here", None), ("away", target.root)):
         report = operations.plan_export(lake, name, "full", target=where).execute()
         assert "id_rsa" in report.damaged["ns.t"]
-    assert leaked(lake, Lakehouse(target)) == []
+    assert files_with_secret(lake, Lakehouse(target)) == []
     with pytest.raises(PermissionError), catalog_at(lake) as catalog:
         catalog.load_table("ns.t").scan().to_arrow()
 
 
-def test_verify_tells_a_managed_table_that_names_a_place_elsewhere(lakes: Lakes, secret: Path) -> None:
+def test_verify_reports_external_file_of_managed_table(lakes: Lakes, secret: Path) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
     add_file(lake, f"file://{secret}")
     report = operations.verify(lake, deep=True)
@@ -107,7 +107,7 @@ def test_verify_tells_a_managed_table_that_names_a_place_elsewhere(lakes: Lakes,
     assert "id_rsa" in report.findings[0].message
 
 
-def test_what_a_table_of_others_may_share_stays_until_its_root_is_allowed(lakes: Lakes) -> None:
+def test_deletions_wait_until_root_of_external_table_is_allowed(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     other = lakes.local("other")
     append_rows(other)
@@ -139,19 +139,19 @@ def test_what_a_table_of_others_may_share_stays_until_its_root_is_allowed(lakes:
     assert {info.path for info in aging.clock.list("tables/")} < before
 
 
-def test_an_external_table_by_the_place_of_a_managed_one_elsewhere_is_not_taken_for_one_here(lake: Lakehouse) -> None:
+def test_external_table_is_not_mistaken_for_managed_table(lake: Lakehouse) -> None:
     create(lake, "ns")
-    location = "s3://elsewhere/tables/an-id/metadata/1.metadata.json"
+    location = "s3://other/tables/an-id/metadata/1.metadata.json"
     with lake.transaction() as txn:
         external = TableDef(table_type="EXTERNAL", format_properties={"metadata_location": location})
         txn.create_table("ns", "t", external)
-    with pytest.raises(LocationNotAllowedError, match="'s3://elsewhere/tables/an-id/'"):
+    with pytest.raises(LocationNotAllowedError, match="'s3://other/tables/an-id/'"):
         catalog_at(lake).load_table("ns.t")
 
 
 @pytest.fixture(params=["manifest", "entry"])
 def with_foreign_files(request: pytest.FixtureRequest, lakes: Lakes) -> Lakehouse:
-    """A lakehouse whose table ``ns.t`` names the files of ``secret.s`` in foreign manifests, or in its own one."""
+    """A lakehouse whose table ``ns.t`` refers to files of ``secret.s``, through manifests of either table."""
     lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -170,19 +170,19 @@ def test_compaction_copies_no_rows_of_another_table(with_foreign_files: Lakehous
     lake = with_foreign_files
     folder = catalog_at(lake).load_table("ns.t").location().removeprefix(lake.root)
     plan = operations.plan_compact_tables(lake, min_input_files=2)
-    assert [one.name for one in plan.tables] == ["secret.s"]
+    assert [table.name for table in plan.tables] == ["secret.s"]
     assert list(plan.left) == ["ns.t"]
-    assert [one.table for one in plan.execute().tables] == ["secret.s"]
+    assert [item.table for item in plan.execute().tables] == ["secret.s"]
     assert not list(lake.storage.list(f"{folder}/data/"))
 
 
 def test_verify_reports_files_of_another_table(with_foreign_files: Lakehouse) -> None:
-    for _ in range(2):  # the second run finds what the first one recorded
+    for _ in range(2):  # the second run reads the record of the first one
         findings = operations.verify(with_foreign_files, deep=True, incremental=True).findings
         assert [(finding.code, finding.severity) for finding in findings] == [("table-unreadable", "error")]
 
 
-def test_an_export_copies_no_file_of_another_table(with_foreign_files: Lakehouse, lakes: Lakes) -> None:
+def test_export_copies_no_file_of_another_table(with_foreign_files: Lakehouse, lakes: Lakes) -> None:
     target = lakes.storage("target")
     for name, where in (("here", None), ("away", target.root)):
         report = operations.plan_export(with_foreign_files, name, "full", target=where, namespaces=("ns",)).execute()
@@ -194,8 +194,8 @@ def test_an_export_copies_no_file_of_another_table(with_foreign_files: Lakehouse
 
 @pytest.mark.local_only("symbolic links")
 @pytest.mark.parametrize("linked", ["file", "folder"])
-def test_no_file_behind_a_link_to_another_table_is_read(lakes: Lakes, linked: str) -> None:
-    """A client with rights on its own folder may link to a file that only the operator may read."""
+def test_links_to_files_of_another_table_are_not_followed(lakes: Lakes, linked: str) -> None:
+    """A client with access to its own folder can create a link to a file that only the operator can read."""
     lake = lakes.local()
     catalog = catalog_at(lake)
     folders = {}
@@ -220,13 +220,13 @@ def test_no_file_behind_a_link_to_another_table_is_read(lakes: Lakes, linked: st
     with pytest.raises(PermissionError):
         catalog_at(lake).load_table("ns.t").scan().to_arrow()
     plan = operations.plan_compact_tables(lake, min_input_files=2)
-    assert [one.table for one in plan.execute().tables] == ["secret.s"]
+    assert [item.table for item in plan.execute().tables] == ["secret.s"]
     report = operations.plan_export(lake, "away", "full", target=lakes.root("away")).execute()
     assert list(report.damaged) == ["ns.t"]
 
 
 @pytest.mark.local_only("symbolic links")
-def test_a_link_within_the_folder_of_a_table_is_followed(lakes: Lakes) -> None:
+def test_link_within_folder_of_table_is_followed(lakes: Lakes) -> None:
     lake = lakes.local()
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
