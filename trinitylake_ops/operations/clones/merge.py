@@ -310,7 +310,7 @@ class MergePlan(Plan):
         texts = tuple(f"{conflict.name}: {conflict.reason}" for conflict in self.conflicts)
         shown = "; ".join(texts[:_MAX_NAMES]) + ("; ..." if len(texts) > _MAX_NAMES else "")
         return CommitConflictError(
-            f"{count_of(self.conflicts)}, nothing was changed: {shown}; choose a side for each, for example"
+            f"{count_of(self.conflicts)}, nothing was changed: {shown}; choose a side for each, for example:"
             f" {self.how_to_choose()}",
             conflicts=texts,
             base_version=self.base_version,
