@@ -27,7 +27,7 @@ def test_resource_selects_engine_of_operations(
     monkeypatch.setattr(executor_module, "FEW", 0)
     jobs = Jobs(tmp_path, LocalClock(monkeypatch), engine="spark")
     assert jobs.must_run("verify").metadata["versions"] == jobs.lake.latest_version() + 1
-    assert any("DefinitionCheck" in job for job in spark_jobs)
+    assert any("DefinitionReader" in job for job in spark_jobs)
     spark_jobs.clear()
     plan = jobs.plan("expire")
     assert any("RootWalk" in job for job in spark_jobs)

@@ -37,7 +37,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations.clones import clone as clone_module
-from trinitylake_ops.operations.clones import clone_records as records_module
+from trinitylake_ops.operations.clones import clone_records
 from trinitylake_ops.storage import MemoryStorage, Storage, background, drop_memory_root
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 
