@@ -33,8 +33,9 @@ def test_check_passes_only_when_server_is_ready(lakes: Lakes, monkeypatch: pytes
         assert ready.metadata["answer"].value == "status 200"
         assert ready.metadata["server"].value == served.url
     with serving(settings_for(lake)) as served:
-        monkeypatch.setattr(Lakehouse, "latest_version", _unreachable)
-        failing = evaluate(build_server_check(served.url, name="again"))
+        with monkeypatch.context() as patch:
+            patch.setattr(Lakehouse, "latest_version", _unreachable)
+            failing = evaluate(build_server_check(served.url, name="again"))
         assert not failing.passed
         assert failing.metadata["answer"].value == "status 503"
     assert evaluate(build_server_check(served.url)).metadata["answer"].value == "no response: ConnectionRefusedError"

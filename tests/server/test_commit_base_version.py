@@ -84,7 +84,7 @@ def test_other_requests_query_latest_version(
 
 def _changes_table(external_lake: Lakehouse) -> None:
     with catalog_at(external_lake).load_table("ns.t").transaction() as change:
-        change.set_properties(a="1", external_lake="1")
+        change.set_properties(a="1", other="1")
 
 
 def _appends(external_lake: Lakehouse) -> None:
