@@ -353,6 +353,7 @@ def check_maintenance(moved: Aging, former: str) -> None:
 
 def test_moved_folder_is_maintained_at_its_new_location(tmp_path: Path) -> None:
     source = grow_lake(local_storage(tmp_path / "before"))
+    source.lake.close()
     shutil.move(tmp_path / "before", tmp_path / "after")
     check_maintenance(aging_at(local_storage(tmp_path / "after"), source), source.lake.root)
     assert not (tmp_path / "before").exists()
