@@ -25,11 +25,11 @@ pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout
 PAGE = DOCS / "deploy" / "airflow.md"
 #: Which connection each row of the page's table is about.
 WRONG = {
-    "the host is no root": {"host": "lake"},
-    "an extra that there is not": {"host": "/srv/lake", "extra": {"enginee": "local"}},
-    "the extra is no JSON": {"host": "/srv/lake", "extra": "engine: local"},
-    "no lakehouse there": {"host": "/srv/lake"},
-    "the storage's package": {"host": "s3://bucket/lake"},
+    "the host is not a root": {"host": "lake"},
+    "the extra has an unknown field": {"host": "/srv/lake", "extra": {"enginee": "local"}},
+    "the extra is not JSON": {"host": "/srv/lake", "extra": "engine: local"},
+    "there is no lakehouse": {"host": "/srv/lake"},
+    "the storage's package is missing": {"host": "s3://bucket/lake"},
 }
 #: The triggerer's loop stands still while it imports a trigger.
 IMPORT_TRIGGER = """

@@ -22,9 +22,9 @@ _POLL_SECONDS = 30.0
 class CommitTrigger(BaseEventTrigger):
     """Fires for versions of a lakehouse, or for those that change ``table``, ``namespace.table``.
 
-    With ``after`` it fires for what came after that version. Without it, as an asset's watcher, it first tells the
-    latest version. So it misses no commit while no triggerer runs, and tells the newest again when one starts. Of
-    several commits between two looks it tells the last. The payload has ``version``, ``table`` and ``root``.
+    With ``after``, it fires for later versions than that one. Without it, as the watcher of an asset, it first reports
+    the latest version, and again whenever a triggerer starts, so that no commit is missed while no triggerer runs. Of
+    several commits between two polls, it reports the last one. The payload has ``version``, ``table`` and ``root``.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CommitTrigger(BaseEventTrigger):
         self.poll_seconds = poll_seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes this trigger again in another process."""
+        """Return the class and the arguments that recreate this trigger in another process."""
         given = {
             "trinitylake_conn_id": self.trinitylake_conn_id,
             "table": self.table,
@@ -55,7 +55,7 @@ class CommitTrigger(BaseEventTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", given
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look at the lakehouse until something is new, and go on."""
+        """Poll the lakehouse, and yield an event for each change."""
         lake = await TrinityLakeHook(self.trinitylake_conn_id).aget_conn()
         seen = None if self.after is None else await asyncio.to_thread(inspect_table, lake, self.table, self.after)
         while True:
@@ -66,7 +66,7 @@ class CommitTrigger(BaseEventTrigger):
             await asyncio.sleep(self.poll_seconds)
 
     async def _observe(self, lake: Lakehouse) -> TableObservation | None:
-        """Return what is there now, None if the storage cannot tell for the moment."""
+        """Return the current observation, or None if the storage fails temporarily."""
         try:
             return await asyncio.to_thread(inspect_table, lake, self.table)
         except (ThrottledError, TransientError) as error:
@@ -77,8 +77,8 @@ class CommitTrigger(BaseEventTrigger):
 class CommitSensor(BaseSensorOperator):
     """Waits for a version after ``after``, or for one that changes ``table``. It returns the version.
 
-    By default ``after`` is the version that was the latest when the run of the DAG was due. With ``deferrable`` no
-    worker is held meanwhile.
+    By default ``after`` is the version that was the latest when the run of the DAG was due. With ``deferrable``,
+    it occupies no worker while it waits.
     """
 
     template_fields: Sequence[str] = ("after", "table")
@@ -100,7 +100,7 @@ class CommitSensor(BaseSensorOperator):
         self.deferrable = deferrable
 
     def execute(self, context: Any) -> Any:
-        """Wait, as a trigger if that is asked for."""
+        """Wait, in a trigger if the sensor is deferrable."""
         if not self.deferrable:
             return super().execute(context)
         lake = TrinityLakeHook(self.trinitylake_conn_id).get_conn()
@@ -111,18 +111,18 @@ class CommitSensor(BaseSensorOperator):
         return None
 
     def poke(self, context: Any) -> PokeReturnValue:
-        """Look once."""
+        """Check once."""
         lake = TrinityLakeHook(self.trinitylake_conn_id).get_conn()
         found = inspect_table(lake, self.table)
         return PokeReturnValue(found.is_new(inspect_table(lake, self.table, self._after(lake, context))), found.version)
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> int:
-        """Return the version that the trigger told."""
+        """Return the version that the trigger reported."""
         return int(event["version"])
 
     def _after(self, lake: Lakehouse, context: Any) -> int:
         if self.after in (None, ""):
-            # Not at the top: a triggerer's loop stands still while it imports this module, and waits for no version.
+            # Not imported at the top: a triggerer's event loop is blocked while it imports this module.
             from trinitylake_ops.iceberg.write.publication import version_before
 
             return version_before(lake, context["dag_run"].run_after)

@@ -24,8 +24,8 @@ __all__ = ["ApplyLimits", "TrinityLakeOperator"]
 class TrinityLakeOperator(BaseOperator):
     """An operation on a lakehouse, by its name, such as ``verify``, ``expire`` or ``export``.
 
-    The task returns the figures of the report. It is retried only after errors of the storage. ``pool`` should name a
-    pool of one slot for operations that free something.
+    The task returns the metrics of the report. It is retried only after storage errors. ``pool`` should name a pool
+    with one slot for operations that reclaim space.
 
     Args:
         operation: The name of the operation.
@@ -65,13 +65,13 @@ class TrinityLakeOperator(BaseOperator):
             raise InvalidInputError(f"operation {operation} has no option {others[0]!r}")
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Carry the operation out, and return the figures of its report."""
+        """Execute the operation, and return the metrics of its report."""
         return self.carry_out(context, self.options)
 
     def carry_out(self, context: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry the operation out with options.
+        """Execute the operation with options.
 
-        Raises AirflowFailException, which is not retried, for all that a repetition does not mend.
+        Raises AirflowFailException, which is not retried, for errors that a retry would not fix.
         """
         try:
             settings = TrinityLakeHook(self.trinitylake_conn_id).settings()
@@ -83,13 +83,13 @@ class TrinityLakeOperator(BaseOperator):
 
 
 def run_name(context: Any) -> str:
-    """Return what commits of a task name as their run: the DAG and its run."""
+    """Return the run that the commits of a task name: the DAG and its run."""
     instance = context["ti"]
     return f"{instance.dag_id}/{instance.run_id}"
 
 
 def _declared(name: str) -> Operation[Any]:
-    """Return the operation of a name."""
+    """Return an operation by its name."""
     if name not in BY_NAME:
         raise InvalidInputError(f"{name!r} is no operation; there are {', '.join(sorted(BY_NAME))}")
     return BY_NAME[name]
@@ -100,10 +100,10 @@ LONGEST_WAIT = timedelta(days=7)
 
 
 class PlanApprovalOperator(ApprovalOperator):
-    """The approval of a plan by a person. An empty plan is skipped, and so is what would execute it.
+    """The approval of a plan by a person. If the plan is empty, this task and the one that would apply it are skipped.
 
     ``plan_task_id`` is the task that made the plan. Further settings are those of ApprovalOperator, such as
-    ``assigned_users``. Without an answer within ``response_timeout`` the task fails, and nothing is done.
+    ``assigned_users``. Without a response within ``response_timeout``, the task fails and nothing is done.
     """
 
     def __init__(self, *, plan_task_id: str, **kwargs: Any) -> None:
@@ -113,7 +113,7 @@ class PlanApprovalOperator(ApprovalOperator):
         self.plan_task_id = plan_task_id
 
     def execute(self, context: Any) -> Any:
-        """Ask for the approval of what the plan's task returned."""
+        """Request approval of the plan that the plan's task returned."""
         plan = _returned(context, self.plan_task_id)
         if plan["is_empty"]:
             raise AirflowSkipException(f"{plan['said']}: nothing to approve")
@@ -124,7 +124,7 @@ class PlanApprovalOperator(ApprovalOperator):
 class ApplyPlanOperator(TrinityLakeOperator):
     """The execution of a plan that a person approved, with the options of the plan and its digest.
 
-    Where something else would happen by now, the task fails and nothing is done. The commit names who approved.
+    If the effects have changed since, the task fails and nothing is done. The commit names the approver.
     """
 
     def __init__(self, *, plan_task_id: str, approval_task_id: str, **kwargs: Any) -> None:
@@ -180,7 +180,7 @@ def build_approval(
 
 
 def _returned(context: Any, task_id: str) -> Any:
-    """Return what a task before this one returned. Raises AirflowFailException if there is nothing."""
+    """Return the result of an earlier task. Raises AirflowFailException if there is none."""
     value = context["ti"].xcom_pull(task_ids=task_id)
     if value is None:
         raise AirflowFailException(f"task {task_id} returned nothing: run it again")
@@ -188,6 +188,6 @@ def _returned(context: Any, task_id: str) -> Any:
 
 
 def _person(answer: Mapping[str, Any]) -> str:
-    """Return who answered, by the name with which this person signed in."""
+    """Return the sign-in name of the person who responded."""
     user = answer.get("responded_by_user") or {}
     return str(user.get("name") or user.get("id") or "")

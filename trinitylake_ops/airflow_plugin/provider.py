@@ -1,4 +1,4 @@
-"""What Airflow's registry of providers asks of this package."""
+"""Metadata of this package for Airflow's registry of providers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _HOOK = "trinitylake_ops.airflow_plugin.hook.TrinityLakeHook"
 
 
 def provider_info() -> dict[str, Any]:
-    """Return the description of the provider, by which Airflow knows connections of the type ``trinitylake``."""
+    """Return the description of the provider, which registers the connection type ``trinitylake``."""
     return {
         "package-name": "trinitylake-ops",
         "name": "TrinityLake",

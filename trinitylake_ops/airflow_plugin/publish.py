@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from trinitylake_ops.iceberg.write.partition_key import PartitionValue
     from trinitylake_ops.iceberg.write.staging import Mode
 
-# A root keeps 4 KiB for all entries of a commit about itself, and Airflow's names have up to 250 characters.
+# A root has 4 KiB for its ``commit_info``, and Airflow's names have up to 250 characters.
 _LONGEST_NAME_CHARS = 250
-#: What a repetition of a publication does not mend.
+#: Errors of a publication that a retry would not fix.
 _FINAL = (CommitConflictError, InvalidInputError, LakehouseNotFoundError, TransactionExpiredError)
 
 
@@ -42,9 +42,9 @@ def stage(
     partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
     trinitylake_conn_id: str = DEFAULT_CONNECTION,
 ) -> str:
-    """Write rows for ``namespace.table`` without publishing them, and return what :class:`PublishOperator` takes.
+    """Write rows for ``namespace.table`` without publishing them, and return the input of :class:`PublishOperator`.
 
-    It is for the code of a task, whose return value Airflow keeps. Parameters are those of ``iceberg.stage_arrow``.
+    Call it in a task and return its result, which Airflow stores. Parameters are those of ``iceberg.stage_arrow``.
     Raises InvalidInputError, CommitConflictError, StorageError.
     """
     from trinitylake_ops.iceberg import stage_arrow
@@ -58,11 +58,11 @@ def stage(
 class PublishOperator(BaseOperator):
     """The publication of staged tables, all of them or none, as one version.
 
-    ``tables`` are what tasks returned that called :func:`stage`. A run of a DAG is one publication. A run that was
-    cleared, whether or not it staged again, reports the version that is there. With ``on_clear="replace"`` it publishes
-    again what it staged again; tables that rows were appended to are refused then. Where others changed what is
-    replaced, the task fails and is not retried. Clear the run from the tasks that stage. Events of the task's outlets
-    name the version. Raises InvalidInputError.
+    ``tables`` are the results of tasks that called :func:`stage`. Each DAG run is one publication. A run that was
+    cleared reports the existing version, whether or not it staged again. With ``on_clear="replace"`` it publishes again
+    what it staged again; tables with appended rows are then rejected. If another writer changed what is replaced, the
+    task fails and is not retried: clear the run from the tasks that stage. Events of the task's outlets name the
+    version. Raises InvalidInputError.
     """
 
     template_fields: Sequence[str] = ("tables", "message")
@@ -86,7 +86,7 @@ class PublishOperator(BaseOperator):
         self.trinitylake_conn_id = trinitylake_conn_id
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Publish, and return the version with its figures."""
+        """Publish, and return the version with its metrics."""
         try:
             staged = self._staged()
             publication = self._publish(context, staged)

@@ -1,4 +1,4 @@
-"""What a connection of Airflow says of a lakehouse. Nothing here needs Airflow."""
+"""Settings of a lakehouse in an Airflow connection. This module does not import Airflow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions, is_se
 
 
 class SparkSettings(BaseModel):
-    """The Spark that carries out the bulk of operations, where a connection asks for one."""
+    """The Spark that does most of the work of operations, if a connection selects it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -25,7 +25,7 @@ class SparkSettings(BaseModel):
 
 
 class LakehouseSettings(BaseModel):
-    """The extra of a connection: options of the storage, roots that may be read, the isolation of publications."""
+    """The extra of a connection: storage options, roots that may be read, and the isolation of publications."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -38,7 +38,7 @@ class LakehouseSettings(BaseModel):
 
     @classmethod
     def of(cls, root: str | None, extra: Any) -> LakehouseSettings:
-        """Return the settings of a connection, whose extra is a JSON object, as text or read.
+        """Return the settings of a connection. Its extra is a JSON object, decoded or as text.
 
         Raises InvalidInputError, which repeats no value.
         """
@@ -57,7 +57,7 @@ class LakehouseSettings(BaseModel):
 
     @property
     def secrets(self) -> list[str]:
-        """The values that no log may have."""
+        """The values that must not appear in logs."""
         return [value for name, value in self.storage_options.items() if is_secret(name)]
 
     def open(self) -> Lakehouse:
@@ -69,7 +69,7 @@ class LakehouseSettings(BaseModel):
 
 
 def _read(extra: Any) -> dict[str, Any]:
-    """Return the extra of a connection. Airflow itself takes text that is no JSON for an empty extra."""
+    """Return the extra of a connection. Airflow itself treats text that is not JSON as an empty extra."""
     given = extra
     if isinstance(extra, str):
         try:

@@ -1,4 +1,4 @@
-"""A look at a lakehouse: whether there is something new in it, or in one of its tables."""
+"""Observe a lakehouse: detect new versions, or changes of one table."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class TableObservation:
-    """A version, and the state of a table in it, None if it is not there, empty if nobody asked for one."""
+    """A version, and the state of a table in it: None if it does not exist, empty if no table was requested."""
 
     version: int
     state: str | None
 
     def is_new(self, before: TableObservation | None) -> bool:
-        """Whether something came since another look: a version, or a change of the table."""
+        """Whether there is a new version, or a change of the table, since an earlier observation."""
         if self.state is None:
             return False
         if before is None:
@@ -27,7 +27,7 @@ class TableObservation:
 
 
 def inspect_table(lake: Lakehouse, table: str | None, version: int | None = None) -> TableObservation:
-    """Look at the latest version or at an earlier one. In one that is gone, a table counts as another one.
+    """Observe the latest version or an earlier one. If that version has expired, its table counts as changed.
 
     Raises InvalidInputError, StorageError.
     """

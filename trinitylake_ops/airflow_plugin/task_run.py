@@ -1,4 +1,4 @@
-"""An operation while it runs in a task of Airflow, and what the task returns of it."""
+"""An operation that runs in an Airflow task, and the return value of the task."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from trinitylake_ops.versions.commit_info import acting_for_run
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Of a Markdown page that a person approves. Larger ones slow the browser down.
+#: The maximum length of a Markdown page that a person approves. Longer pages slow the browser down.
 _LONGEST_PAGE_CHARS = 50_000
 
 
 class OperationFailedError(Exception):
-    """An operation ended with a failure that a repetition does not mend."""
+    """An operation failed, and a retry would fail again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningTask(ReportingContext[OptionsT]):
-    """An operation while it runs in a task. ``shown`` is what the task returns."""
+    """An operation that runs in a task. ``shown`` is the return value of the task."""
 
     settings: LakehouseSettings
     task_run_id: str
@@ -51,11 +51,11 @@ class RunningTask(ReportingContext[OptionsT]):
         return self.task_log
 
     def job(self, name: str) -> str:
-        """Return the name of another operation, as it is declared."""
+        """Return the declared name of another operation."""
         return name
 
     def link(self, job: str, config: Mapping[str, Any], text: str = "") -> Link | None:
-        """Return None: no page of Airflow begins a task with options filled in."""
+        """Return None: Airflow has no page that starts a task with prefilled options."""
         return None
 
     def report(
@@ -67,9 +67,9 @@ class RunningTask(ReportingContext[OptionsT]):
         committed: str | None = None,
         logged: Mapping[str, Any] | None = None,
     ) -> None:
-        """Log what was done, and its figures and tables as text. The figures are what the task returns.
+        """Log what was done, with its metrics and tables as text. The task returns the metrics.
 
-        Its page leaves out what is to be done: who sees it in an approval has a button for that.
+        The page omits the next step, because a person who approves a plan has a button for it.
         """
         self.log_metrics(metadata if logged is None else logged)
         line = f"{message}; {to_do}" if to_do else message
@@ -79,7 +79,7 @@ class RunningTask(ReportingContext[OptionsT]):
         self.shown.update({"said": line, **_plain(everything), "page": page(message, everything)})
 
     def failure(self, description: str, metadata: Mapping[str, Any]) -> Exception:
-        """Return a failure, whose figures stand in the log."""
+        """Log the metrics of a failure, and return its exception."""
         self.log_metrics(metadata)
         return OperationFailedError(description)
 
@@ -124,7 +124,7 @@ def carry_out(
     log: logging.Logger,
     limits: ApplyLimits | None = None,
 ) -> dict[str, Any]:
-    """Carry an operation out with options, for a run, and return the figures of its report as JSON.
+    """Execute an operation with options, for a run, and return the metrics of its report as JSON.
 
     Args:
         operation: The operation.
@@ -136,7 +136,7 @@ def carry_out(
 
     Raises:
         InvalidInputError: Options are wrong.
-        OperationFailedError: The operation ended with a failure that a repetition does not repair.
+        OperationFailedError: The operation failed, and a retry would fail again.
     """
     options = None if operation.options is None else operation.options(**given)
     approved_by = options.approver() if isinstance(options, PlannedOptions) else operation.approved_by
@@ -174,7 +174,7 @@ def page(message: str, metadata: Mapping[str, Any]) -> str:
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the database of Airflow keeps of a report: JSON, without tables and pictures."""
+    """Return the part of a report that Airflow's database stores: JSON, without tables and pictures."""
     found = {}
     for name, value in metadata.items():
         if isinstance(value, Json):

@@ -4,7 +4,7 @@ Metric labels have few distinct values: the route template, the status, and the 
 never contain a table, a token or a principal. The state of a lakehouse is read on demand only, and at most once every
 few seconds, however many clients request it.
 
-Spans are exported only if the extra ``traces`` is installed and ``send_traces`` was called. A client may pass its span
+Spans are exported only if the extra ``otel`` is installed and ``send_traces`` was called. A client may pass its span
 in the header ``traceparent``. Span attributes have the same values as metric labels, and the request id of the log.
 """
 
