@@ -105,7 +105,7 @@ def main() -> None:
             filled(storage, N_TABLES)
             bare: BareClient | None = None
             if name != "local":
-                bare = BareS3fs(server, root) if name == "s3fs" else BareObstore.of_s3(server, root)
+                bare = BareS3fs(server, root) if name == "s3fs" else BareObstore(server, root)
             results[name] = {
                 work: measure(storage, call, is_cold=is_cold, bare=bare) for work, (call, is_cold) in WORKS.items()
             }

@@ -1,6 +1,6 @@
-"""Whether the second client of a storage pays for its place: whole operations of a user, with either client.
+"""Compare the two clients of S3 in whole operations of a user, which decide whether the second client stays.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.second_clients``; it starts its servers (the packages of
+Run from the project's root: ``.venv/bin/python -m benchmarks.second_clients``; it starts radosgw (a package of
 ``deploy/debian-packages.txt``) behind a proxy that delays each response by 5 ms, and writes
 ``benchmarks/results/second_clients.md``. Times are only worth as ratios within the run. ``--quick`` shows within a
 minute or two that all works.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.delay import delayed
@@ -21,32 +21,15 @@ from benchmarks.servers import running
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.storage import open_storage
 
-QUICK_TABLES = 300
+FIRST_CLIENT, SECOND_CLIENT = "s3fs", "obstore"
+N_TABLES, QUICK_TABLES = 10_000, 300
 DELAY_SECONDS = 0.005
-#: A second client stays if it is so many times as fast in one of the operations.
-LEAST_GAIN = 1.5
+#: The second client stays if it is this many times as fast in one of the operations (decision 45).
+MIN_SPEEDUP = 1.5
 _TABLES_A_COMMIT = 1_000
 #: Of each table: pointers that a node's buffer replaces keep the last definition below it alive.
 _CHANGES = 2
 _POLICY = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
-
-
-@dataclass(frozen=True)
-class Rivals:
-    """A storage, and the option ``client`` of its first and of its second client."""
-
-    name: str
-    server: str
-    first: str
-    second: str
-    #: Fewer for a server that takes seconds for a hundred requests.
-    n_tables: int
-
-
-ALL_RIVALS = (
-    Rivals("S3 (radosgw)", "radosgw", "s3fs", "obstore", n_tables=10_000),
-    Rivals("Azure (azurite)", "azurite", "azure-storage-blob", "obstore", n_tables=1_000),
-)
 
 
 def times_of(root: str, target: str, options: Mapping[str, str], n_tables: int) -> dict[str, float]:
@@ -76,38 +59,45 @@ def times_of(root: str, target: str, options: Mapping[str, str], n_tables: int) 
     return found
 
 
-def measure(rivals: Rivals) -> dict[str, dict[str, float]]:
+def measure(n_tables: int) -> dict[str, dict[str, float]]:
     """Return the seconds of each operation, by client."""
     results: dict[str, dict[str, float]] = {}
-    with running(rivals.server) as server, delayed(server.endpoint, DELAY_SECONDS) as endpoint:
-        for client in (rivals.second, rivals.first):
+    with running("radosgw") as server, delayed(server.endpoint, DELAY_SECONDS) as endpoint:
+        for client in (SECOND_CLIENT, FIRST_CLIENT):
             options = {**replace(server, endpoint=endpoint).storage_options, "client": client}
             root, target = server.fresh_root(), server.fresh_root("export")
-            results[client] = times_of(root, target, options, rivals.n_tables)
-            for what, seconds in results[client].items():
-                print(f"{rivals.name}, {client}: {what} {seconds:.1f} s", flush=True)
+            results[client] = times_of(root, target, options, n_tables)
+            for operation, seconds in results[client].items():
+                print(f"{client}: {operation} {seconds:.1f} s", flush=True)
             for used in (root, target):
                 server.delete_all(used)
     return results
 
 
-def report(results: Mapping[Rivals, Mapping[str, Mapping[str, float]]]) -> list[str]:
-    """Return the lines of Markdown."""
+def report(results: Mapping[str, Mapping[str, float]], n_tables: int) -> list[str]:
+    """Return the lines of Markdown.
+
+    Args:
+        results: the seconds of each operation, by client.
+        n_tables: the number of tables of the lakehouse.
+    """
     rows = []
-    for rivals, by_client in results.items():
-        for what, first in by_client[rivals.first].items():
-            second = by_client[rivals.second][what]
-            names = (rivals.name, f"{rivals.n_tables:,}", what, f"{rivals.first}, {rivals.second}")
-            rows.append([*names, f"{first:.1f}", f"{second:.1f}", f"{first / second:.2f}"])
+    for operation, first in results[FIRST_CLIENT].items():
+        second = results[SECOND_CLIENT][operation]
+        rows.append([operation, f"{first:.1f}", f"{second:.1f}", f"{first / second:.2f}"])
     return [
-        "# Second clients of a storage",
+        "# The two clients of S3",
         "",
-        "Made by `benchmarks/second_clients.py`: whole operations on a lakehouse whose tables have three definitions"
-        f" each. Every response arrives {DELAY_SECONDS * 1000:.0f} ms after the server, on the same machine, sent it."
-        f" The purge deletes at least one file per table. A second client stays if it is at least {LEAST_GAIN} times as"
-        " fast in one operation.",
+        f"Made by `benchmarks/second_clients.py`: whole operations on a lakehouse of {n_tables:,} tables with three"
+        f" definitions each, on radosgw. Every response arrives {DELAY_SECONDS * 1000:.0f} ms after the server, on the"
+        " same machine, sent it. The purge deletes at least one file per table. The second client stays if it is at"
+        f" least {MIN_SPEEDUP} times as fast in one operation ([decision"
+        " 45](../../docs/decisions/0045-one-client-per-storage.md)).",
         "",
-        *table(["storage", "tables", "operation", "clients", "first, s", "second, s", "first / second"], rows),
+        *table(
+            ["operation", f"{FIRST_CLIENT}: s", f"{SECOND_CLIENT}: s", f"{FIRST_CLIENT} / {SECOND_CLIENT}"],
+            rows,
+        ),
     ]
 
 
@@ -117,8 +107,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few tables: a trial")
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the result")
     given = parser.parse_args()
-    chosen = [replace(rivals, n_tables=QUICK_TABLES) if given.quick else rivals for rivals in ALL_RIVALS]
-    write_result("second_clients", report({rivals: measure(rivals) for rivals in chosen}), given.to)
+    n_tables = QUICK_TABLES if given.quick else N_TABLES
+    write_result("second_clients", report(measure(n_tables), n_tables), given.to)
 
 
 if __name__ == "__main__":

@@ -56,9 +56,8 @@ class Case:
 CASES = (
     Case("local disk", None, lambda _, root: BareFiles(root)),
     Case("S3, s3fs", "radosgw", BareS3fs, {"client": "s3fs"}),
-    Case("S3, obstore", "radosgw", BareObstore.of_s3, {"client": "obstore"}),
-    Case("Azure, azure-storage-blob", "azurite", BareAzure, {"client": "azure-storage-blob"}),
-    Case("Azure, obstore", "azurite", BareObstore.of_azure, {"client": "obstore"}),
+    Case("S3, obstore", "radosgw", BareObstore, {"client": "obstore"}),
+    Case("Azure, azure-storage-blob", "azurite", BareAzure),
     Case("Google, gcsfs", "fake_gcs", BareGcsfs),
     Case("DynamoDB, botocore", "dynalite", BareDynamoDB),
     Case("Redis, redis-py", "redis_server", BareRedis),

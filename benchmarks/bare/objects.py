@@ -11,7 +11,7 @@ import s3fs
 from azure.core.exceptions import ResourceNotFoundError
 from azure.storage.blob.aio import BlobServiceClient
 from gcsfs.core import GCSFileSystem
-from obstore.store import AzureStore, ObjectStore, S3Store
+from obstore.store import S3Store
 
 from benchmarks.replay import BareClient, Request, key_prefix
 from tests.servers.azurite import AzureServer
@@ -79,13 +79,9 @@ class BareS3fs(_OnLoop):
 class BareObstore(BareClient):
     """obstore."""
 
-    def __init__(self, store: ObjectStore, root: str):
-        self._store, self._prefix = store, key_prefix(root)
-
-    @classmethod
-    def of_s3(cls, server: S3Server, root: str) -> BareObstore:
-        """Return the client of a bucket."""
-        store = S3Store(
+    def __init__(self, server: S3Server, root: str):
+        self._prefix = key_prefix(root)
+        self._store = S3Store(
             server.bucket,
             endpoint=server.endpoint,
             access_key_id=server.access_key_id,
@@ -94,20 +90,6 @@ class BareObstore(BareClient):
             client_options={"allow_http": True},
             retry_config={"max_retries": 2},  # a radosgw in memory fails at times where a file is being overwritten
         )
-        return cls(store, root)
-
-    @classmethod
-    def of_azure(cls, server: AzureServer, root: str) -> BareObstore:
-        """Return the client of a container."""
-        store = AzureStore(
-            server.container,
-            account_name=server.account_name,
-            account_key=server.account_key,
-            endpoint=server.endpoint,
-            client_options={"allow_http": True},
-            retry_config={"max_retries": 0},
-        )
-        return cls(store, root)
 
     def send(self, request: Request) -> bytes | None:
         key = self._prefix + request.path

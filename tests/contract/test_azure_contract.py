@@ -1,4 +1,4 @@
-"""The contract on Azurite, for each client: with ``open_storage``, for a root with and one without an account.
+"""The contract on Azurite: with ``open_storage``, for a root with and one without an account.
 
 Azurite stores names that Azure does not keep as they are. The storage refuses those, so both are the same.
 """
@@ -24,8 +24,7 @@ class AzureContract(StorageContract):
     refused_names = frozenset({"back\\slash", "new\nline", "tab\t", "a..", "..."})
     n_passing_files = 20
     n_listed_files = 250
-    client = ""
-    scheme = "az"
+    scheme = ""
 
     @pytest.fixture(autouse=True)
     def azure_root(self, azurite: AzureServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
@@ -36,14 +35,13 @@ class AzureContract(StorageContract):
         azurite.delete_all(self._root)
 
     def make_storage(self, folder: Path) -> Storage:
-        return open_storage(self._root, {**self._server.storage_options, "client": self.client})
+        return open_storage(self._root, self._server.storage_options)
 
 
-class TestAzureStorageBlob(AzureContract):
-    client = "azure-storage-blob"
+class TestWithAccount(AzureContract):
     scheme = "abfss"
 
 
-@pytest.mark.soak  # tests/storage/test_azure_faults.py and others have both clients
-class TestObstore(AzureContract):
-    client = "obstore"
+@pytest.mark.soak  # the other tests of Azure use both kinds of roots
+class TestWithoutAccount(AzureContract):
+    scheme = "az"

@@ -37,8 +37,8 @@ def test_configuration_has_a_field_for_every_storage_option() -> None:
 
 def test_configuration_fields_have_description_and_type() -> None:
     fields = StorageSettings.to_config_schema().as_field().config_type.fields  # type: ignore[attr-defined]
-    assert "s3://: " in fields["client"].description and "az://: " in fields["client"].description
-    assert "azure-storage-blob" not in fields["s3.client"].description
+    assert "s3://, dynamodb://: " in fields["endpoint"].description and "gs://: " in fields["endpoint"].description
+    assert "Blob service" not in fields["s3.endpoint"].description
     for scheme in OWN_SCHEMES.values():
         for option in scheme.options:
             if not option.is_secret:
@@ -50,8 +50,8 @@ def test_configuration_fields_have_description_and_type() -> None:
     ("name", "valid", "invalid"),
     [
         ("fsync", "false", "no"),
-        ("s3.client", "obstore", "azure-storage-blob"),
-        ("client", "azure-storage-blob", "boto3"),
+        ("s3.client", "obstore", "boto3"),
+        ("client", "s3fs", "boto3"),
         ("redis.durability", "waitaof", "never"),
         ("read_timeout_seconds", "2.5", "soon"),
         ("hdfs.replication", "3", "1.5"),
@@ -295,7 +295,7 @@ def open_job() -> None:
 
 
 def job_on(resource: TrinityLakeResource) -> dg.JobDefinition:
-    return dg.Definitions(jobs=[open_job], resources={"lakehouse": resource}).resolve_job_def("looking")
+    return dg.Definitions(jobs=[open_job], resources={"lakehouse": resource}).resolve_job_def("open_job")
 
 
 def failed_poll(

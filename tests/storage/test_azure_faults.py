@@ -1,4 +1,4 @@
-"""Wire faults for each operation of both Azure clients (``wire_faults.py``)."""
+"""Wire faults for each operation of the Azure client (``wire_faults.py``)."""
 
 from __future__ import annotations
 
@@ -48,12 +48,6 @@ def proxy(azurite: AzureServer) -> Iterator[FaultyProxy]:
         yield running
 
 
-@pytest.fixture(params=["azure-storage-blob", "obstore"])
-def client(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
 @pytest.fixture
 def root(azurite: AzureServer) -> Iterator[str]:
     made = azurite.fresh_root()
@@ -66,17 +60,16 @@ def through(proxy: FaultyProxy) -> str:
 
 
 @pytest.fixture
-def behind(proxy: FaultyProxy, azurite: AzureServer, client: str, root: str) -> Wire:
+def behind(proxy: FaultyProxy, azurite: AzureServer, root: str) -> Wire:
     endpoint = through(proxy)
-    hasty = bare(root, azurite, client, endpoint=endpoint, read_timeout_seconds=str(READ_TIMEOUT_S))
-    return Wire(proxy, bare(root, azurite, client, endpoint=endpoint), hasty, HIDDEN)
+    hasty = bare(root, azurite, endpoint=endpoint, read_timeout_seconds=str(READ_TIMEOUT_S))
+    return Wire(proxy, bare(root, azurite, endpoint=endpoint), hasty, HIDDEN)
 
 
-def bare(root: str, server: AzureServer, client: str, **options: str) -> Storage:
+def bare(root: str, server: AzureServer, **options: str) -> Storage:
     """The storage itself, without the retries around it."""
     given = {
         **server.storage_options,
-        "client": client,
         **PATIENT,
         **options,
     }
@@ -110,9 +103,9 @@ def test_every_wire_fault_has_its_documented_effect(azurite: AzureServer, behind
 
 @pytest.mark.parametrize("size_bytes", [0, 1 << 20, 9 << 20])
 def test_create_sends_one_conditional_request_for_any_size(
-    azurite: AzureServer, proxy: FaultyProxy, client: str, root: str, size_bytes: int
+    azurite: AzureServer, proxy: FaultyProxy, root: str, size_bytes: int
 ) -> None:
-    storage = bare(root, azurite, client, endpoint=through(proxy))
+    storage = bare(root, azurite, endpoint=through(proxy))
     storage.create("new", bytes(size_bytes))
     (exchange,) = proxy.log
     assert (exchange.method, exchange.request_body_bytes, "comp=" in exchange.query) == ("PUT", size_bytes, False)
@@ -130,22 +123,18 @@ def test_listing_is_complete_or_raises(
         behind.check_list(FAULTS[name], everything)
 
 
-def test_the_clock(azurite: AzureServer, proxy: FaultyProxy, client: str, root: str) -> None:
+def test_the_clock(azurite: AzureServer, proxy: FaultyProxy, root: str) -> None:
     for name in ("answer dropped", "head cut", "500", "403"):
-        check_clock(bare(root, azurite, client, endpoint=through(proxy)), proxy, FAULTS[name], HIDDEN)
+        check_clock(bare(root, azurite, endpoint=through(proxy)), proxy, FAULTS[name], HIDDEN)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_wrong_container_and_credentials(azurite: AzureServer, client: str, root: str, name: str) -> None:
+def test_wrong_container_and_credentials(azurite: AzureServer, root: str, name: str) -> None:
     call = OPERATIONS[name].call
-    no_container = bare("az://no-such-container/lake/", azurite, client)
+    no_container = bare("az://no-such-container/lake/", azurite)
     kind, error = outcome(lambda: call(no_container), HIDDEN)
-    # obstore shows no header of an answer to HEAD, which has no body either.
-    if (client, name) == ("obstore", "stat"):
-        assert not no_container.exists("f")
-    else:
-        assert kind is StorageError, error
-        assert "container 'no-such-container' does not exist" in str(error)
+    assert kind is StorageError, error
+    assert "container 'no-such-container' does not exist" in str(error)
     wrong_key = base64.b64encode(b"a wrong key of this test").decode()
     wrong: list[dict[str, str]] = [
         {"account_key": wrong_key},
@@ -153,23 +142,23 @@ def test_wrong_container_and_credentials(azurite: AzureServer, client: str, root
     ]
     for options in wrong:
         hidden = (*HIDDEN, *filter(None, options.values()), azurite.account_key, "d3Jvbmc")
-        kind, error = outcome(lambda options=options: call(bare(root, azurite, client, **options)), hidden)  # type: ignore[misc]
+        kind, error = outcome(lambda options=options: call(bare(root, azurite, **options)), hidden)  # type: ignore[misc]
         assert kind is StoragePermissionError, (options, error)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_closed_port_is_unreachable(azurite: AzureServer, client: str, root: str, name: str) -> None:
+def test_closed_port_is_unreachable(azurite: AzureServer, root: str, name: str) -> None:
     check_closed_port(
-        lambda endpoint: bare(root, azurite, client, endpoint=f"{endpoint}/{ACCOUNT_NAME}"),
+        lambda endpoint: bare(root, azurite, endpoint=f"{endpoint}/{ACCOUNT_NAME}"),
         OPERATIONS[name].call,
         HIDDEN,
     )
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_silent_server_times_out(azurite: AzureServer, client: str, root: str, name: str) -> None:
+def test_silent_server_times_out(azurite: AzureServer, root: str, name: str) -> None:
     def opened(endpoint: str) -> Storage:
         own = {"endpoint": f"{endpoint}/{ACCOUNT_NAME}", "read_timeout_seconds": str(READ_TIMEOUT_S)}
-        return bare(root, azurite, client, **own)
+        return bare(root, azurite, **own)
 
     check_silent_server(opened, OPERATIONS[name], READ_TIMEOUT_S, HIDDEN)

@@ -1,4 +1,4 @@
-"""Lakehouses on Azure, from creation to export, with each client."""
+"""Lakehouses on Azure, from creation to export."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from trinitylake_ops.storage import open_storage
 
 pytestmark = [pytest.mark.debian_packages, pytest.mark.usefixtures("fixed_requests")]
 
-CLIENTS = ("azure-storage-blob", "obstore")
-
 
 @pytest.fixture
 def root(azurite: AzureServer) -> Iterator[str]:
@@ -36,9 +34,8 @@ def add(lake: Lakehouse, *names: str) -> int:
     return txn.committed_version
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_life(azurite: AzureServer, root: str, client: str, tmp_path: Path) -> None:
-    options = {**azurite.storage_options, "client": client}
+def test_a_life(azurite: AzureServer, root: str, tmp_path: Path) -> None:
+    options = azurite.storage_options
     lake = Lakehouse.create(root, options)
     with pytest.raises(LakehouseExistsError):
         Lakehouse.create(root, options)
@@ -60,9 +57,8 @@ def test_a_life(azurite: AzureServer, root: str, client: str, tmp_path: Path) ->
     check_lake(lake)
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_expired_versions_are_purged_and_their_files_deleted(azurite: AzureServer, root: str, client: str) -> None:
-    aging = Aging.on(open_storage(root, {**azurite.storage_options, "client": client}))
+def test_expired_versions_are_purged_and_their_files_deleted(azurite: AzureServer, root: str) -> None:
+    aging = Aging.on(open_storage(root, azurite.storage_options))
     grow(aging, 4)
     aging.later()
     aging.expire()
@@ -81,11 +77,10 @@ def test_expired_versions_are_purged_and_their_files_deleted(azurite: AzureServe
     assert operations.verify(aging.lake).findings == ()
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_commit_with_a_lost_response_recognizes_its_own_root(azurite: AzureServer, root: str, client: str) -> None:
+def test_commit_with_a_lost_response_recognizes_its_own_root(azurite: AzureServer, root: str) -> None:
     Lakehouse.create(root, azurite.storage_options)
     with FaultyProxy(azurite.endpoint) as proxy:
-        options = {**azurite.storage_options, "client": client, "endpoint": f"{proxy.url}/{ACCOUNT_NAME}"}
+        options = {**azurite.storage_options, "endpoint": f"{proxy.url}/{ACCOUNT_NAME}"}
         lake = Lakehouse.open(root, options)
         proxy.begin(drop_answer(method="PUT", target_part="/_", times=1))
         with lake.transaction() as txn:
@@ -95,8 +90,8 @@ def test_commit_with_a_lost_response_recognizes_its_own_root(azurite: AzureServe
     assert Lakehouse.open(root, azurite.storage_options).latest_version() == 1
 
 
-def _two_processes(azurite: AzureServer, root: str, client: str, n_commits: int) -> None:
-    options = {**azurite.storage_options, "client": client}
+def _two_processes(azurite: AzureServer, root: str, n_commits: int) -> None:
+    options = azurite.storage_options
     lake = Lakehouse.create(root, options, order=8)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -119,13 +114,11 @@ def _two_processes(azurite: AzureServer, root: str, client: str, n_commits: int)
     assert left_over_paths(lake) == set()
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_two_processes_of_many_commits_each_lose_nothing(azurite: AzureServer, root: str, client: str) -> None:
-    _two_processes(azurite, root, client, 20)
+def test_two_processes_of_many_commits_each_lose_nothing(azurite: AzureServer, root: str) -> None:
+    _two_processes(azurite, root, 20)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("client", CLIENTS)
-def test_two_processes_of_two_hundred_commits_each(azurite: AzureServer, root: str, client: str) -> None:
-    _two_processes(azurite, root, client, 200)
+def test_two_processes_of_two_hundred_commits_each(azurite: AzureServer, root: str) -> None:
+    _two_processes(azurite, root, 200)

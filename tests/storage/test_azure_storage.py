@@ -27,12 +27,6 @@ from trinitylake_ops.storage.azure.blob_storage import AzureStorage
 pytestmark = pytest.mark.debian_packages
 
 
-@pytest.fixture(params=["azure-storage-blob", "obstore"])
-def client(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
 @pytest.fixture
 def root(azurite: AzureServer) -> Iterator[str]:
     made = azurite.fresh_root()
@@ -41,8 +35,8 @@ def root(azurite: AzureServer) -> Iterator[str]:
 
 
 @pytest.fixture
-def storage(azurite: AzureServer, root: str, client: str) -> Storage:
-    return open_storage(root, {**azurite.storage_options, "client": client})
+def storage(azurite: AzureServer, root: str) -> Storage:
+    return open_storage(root, azurite.storage_options)
 
 
 def test_folders_are_not_files(azurite: AzureServer, root: str, storage: Storage) -> None:
@@ -80,17 +74,17 @@ def _signature(permissions: str) -> str:
 
 @pytest.mark.parametrize("form", ["option", "connection string", "environment"])
 def test_shared_access_signature_is_used(
-    azurite: AzureServer, root: str, client: str, form: str, monkeypatch: pytest.MonkeyPatch
+    azurite: AzureServer, root: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signature = _signature("rwdlc")
-    options = {"client": client, "endpoint": azurite.endpoint, "account_name": ACCOUNT_NAME}
+    options = {"endpoint": azurite.endpoint, "account_name": ACCOUNT_NAME}
     if form == "option":
         options["sas_token"] = signature
     elif form == "environment":
         monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", f"?{signature}")
     else:
         text = f"BlobEndpoint={azurite.endpoint};SharedAccessSignature={signature}"
-        options = {"client": client, "account_name": ACCOUNT_NAME, "connection_string": text}
+        options = {"account_name": ACCOUNT_NAME, "connection_string": text}
     storage = open_storage(root, options)
     storage.create("a b%", b"x")
     storage.write("b", b"y")
@@ -100,10 +94,10 @@ def test_shared_access_signature_is_used(
     assert abs(storage.now_ms() - datetime.now(UTC).timestamp() * 1000) < 5_000
 
 
-def test_read_only_signature_rejects_writes(azurite: AzureServer, root: str, client: str) -> None:
+def test_read_only_signature_rejects_writes(azurite: AzureServer, root: str) -> None:
     azurite.put(root, "f", b"x")
     signature = _signature("rl")
-    given = {"client": client, "endpoint": azurite.endpoint, "account_name": ACCOUNT_NAME, "sas_token": signature}
+    given = {"endpoint": azurite.endpoint, "account_name": ACCOUNT_NAME, "sas_token": signature}
     storage = open_storage(root, given)
     assert storage.read("f") == b"x"
     assert storage.now_ms() > 0
@@ -121,7 +115,7 @@ def test_read_only_signature_rejects_writes(azurite: AzureServer, root: str, cli
     assert azurite.names(root) == ["f"]
 
 
-def test_delete_batch_reports_a_failed_delete(azurite: AzureServer, root: str, client: str) -> None:
+def test_delete_batch_reports_a_failed_delete(azurite: AzureServer, root: str) -> None:
     """The response does not reliably show which one: each is deleted separately, and its response is reported."""
     for name in ("a", "held", "z"):
         azurite.put(root, name, b"x")
@@ -129,7 +123,7 @@ def test_delete_batch_reports_a_failed_delete(azurite: AzureServer, root: str, c
     lease = azurite.client.get_blob_client(container, f"{prefix}held").acquire_lease()
     with FaultyProxy(azurite.endpoint) as proxy:
         endpoint = f"{proxy.url}/{ACCOUNT_NAME}"
-        storage = open_storage(root, {**azurite.storage_options, "client": client, "endpoint": endpoint})
+        storage = open_storage(root, {**azurite.storage_options, "endpoint": endpoint})
         failures = storage.delete_many(["a", "held", "missing", "z"])
         assert [exchange.method for exchange in proxy.log] == ["POST", "DELETE", "DELETE", "DELETE", "DELETE"]
     assert list(failures) == ["held"]
@@ -139,13 +133,13 @@ def test_delete_batch_reports_a_failed_delete(azurite: AzureServer, root: str, c
     lease.release()
 
 
-def test_account_without_batches_deletes_single_files(azurite: AzureServer, root: str, client: str) -> None:
+def test_account_without_batches_deletes_single_files(azurite: AzureServer, root: str) -> None:
     """A batch is tried once, and then files are deleted separately."""
     for name in ("a", "b"):
         azurite.put(root, name, b"x")
     with FaultyProxy(azurite.endpoint) as proxy:
         endpoint = f"{proxy.url}/{ACCOUNT_NAME}"
-        storage = open_storage(root, {**azurite.storage_options, "client": client, "endpoint": endpoint})
+        storage = open_storage(root, {**azurite.storage_options, "endpoint": endpoint})
         code = "FeatureNotYetSupportedForHierarchicalNamespaceAccounts"
         proxy.begin(wire.answer(status=409, code=code, method="POST", times=None))
         assert storage.delete_many(["a", "b"]) == {}
@@ -199,10 +193,8 @@ for number in range(5):
 
 
 @pytest.mark.parametrize("asks", ["yes", "no"])
-def test_forked_process_exits_without_affecting_its_parent(
-    azurite: AzureServer, root: str, client: str, asks: str
-) -> None:
-    options = {**azurite.storage_options, "client": client}
+def test_forked_process_exits_without_affecting_its_parent(azurite: AzureServer, root: str, asks: str) -> None:
+    options = azurite.storage_options
     program = _EXITS.replace('options["asks"]', repr(asks))
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, json.dumps([root, options])],
@@ -221,7 +213,7 @@ def test_destroyed_storage_closes_its_connections_to_the_server(azurite: AzureSe
     assert transport.session is None
 
 
-def test_no_credentials_at_all(tmp_path: Path, azurite: AzureServer, root: str, client: str) -> None:
+def test_no_credentials_at_all(tmp_path: Path, azurite: AzureServer, root: str) -> None:
     """Missing credentials are reported within a bounded time."""
     program = (
         "import json, sys\nfrom trinitylake_ops.storage import open_storage\n"
@@ -230,7 +222,7 @@ def test_no_credentials_at_all(tmp_path: Path, azurite: AzureServer, root: str, 
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     options = {
-        "client": client, "account_name": ACCOUNT_NAME, "endpoint": "https://127.0.0.1:9/account",
+        "account_name": ACCOUNT_NAME, "endpoint": "https://127.0.0.1:9/account",
         "connect_timeout_seconds": "1", "read_timeout_seconds": "1",
     }  # fmt: skip
     done = subprocess.run(

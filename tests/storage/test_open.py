@@ -12,7 +12,6 @@ import pytest
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, RetryStorage, Storage, open_storage
 from trinitylake_ops.storage.azure.blob_storage import AzureStorage
-from trinitylake_ops.storage.azure.obstore_storage import ObstoreAzureStorage
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 from trinitylake_ops.storage.registry import OWN_SCHEMES
 from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
@@ -48,16 +47,12 @@ def test_s3(client: str | None, kind: type[Storage]) -> None:
     assert "hush" not in repr(storage.inner)
 
 
-@pytest.mark.parametrize(
-    ("client", "kind"),
-    [(None, AzureStorage), ("azure-storage-blob", AzureStorage), ("obstore", ObstoreAzureStorage)],
-)
 @pytest.mark.parametrize("root", ["abfss://box@account.dfs.core.windows.net/lake/", "az://box/lake/"])
-def test_azure(root: str, client: str | None, kind: type[Storage]) -> None:
+def test_azure(root: str) -> None:
     options = {"account_name": "account", "account_key": "aHVzaA==", "endpoint": "http://127.0.0.1:9/account"}
-    storage = open_storage(root, {**options, **({"client": client} if client else {})})
+    storage = open_storage(root, options)
     assert isinstance(storage, RetryStorage)
-    assert type(storage.inner) is kind
+    assert type(storage.inner) is AzureStorage
     assert storage.root == root
     assert storage.delete_batch_size == 256
     assert "aHVzaA" not in repr(storage.inner)
@@ -123,6 +118,11 @@ def test_roots_that_are_not_normalized(root: str) -> None:
             r"'whole_file_limit_bytes' must be a whole number from 268435",
         ),
         ("s3://bucket/", {"whole_file_limit_bytes": "all"}, r"'whole_file_limit_bytes' must be a whole number"),
+        (
+            "az://box/",
+            {"client": "azure-storage-blob"},
+            r"unknown storage option 'client': az:// supports account_key, ",
+        ),
         ("s3://bucket/", {"client": "boto3"}, r"'client' must be one of s3fs, obstore, not 'boto3'"),
         ("s3://bucket/", {"secret_access_key": "hush"}, r"'secret_access_key' requires 'access_key_id'"),
     ],

@@ -24,9 +24,9 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     UnreachableError,
 )
-from trinitylake_ops.storage.http.obstore_errors import status_and_code
 from trinitylake_ops.storage.http.requests import Request, StorageRequest
 from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.s3.obstore_errors import status_and_code
 from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage, is_folder_ahead, typed_error
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 

@@ -199,13 +199,9 @@ def _open_redis(root: str, options: StorageOptions) -> Storage:
 
 def _open_azure(root: str, options: StorageOptions) -> Storage:
     with needs("azure"):
-        if azure.CLIENT.value(options) == "obstore":
-            from trinitylake_ops.storage.azure.obstore_storage import ObstoreAzureStorage
-
-            return ObstoreAzureStorage(root, options)
         from trinitylake_ops.storage.azure.blob_storage import AzureStorage
 
-        return AzureStorage(root, options)
+    return AzureStorage(root, options)
 
 
 #: The schemes of this package, by name.

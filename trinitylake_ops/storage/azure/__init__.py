@@ -1,4 +1,4 @@
-"""Azure Blob Storage and Azure Data Lake Storage, through azure-storage-blob or obstore.
+"""Azure Blob Storage and Azure Data Lake Storage, through azure-storage-blob.
 
-Both clients use the Blob service's API, which accounts with and without hierarchical namespaces support.
+It uses the API of the Blob service, which accounts with and without hierarchical namespaces support.
 """

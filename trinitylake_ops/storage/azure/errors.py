@@ -1,4 +1,4 @@
-"""The error table of Azure's Blob service (S7), which both clients use."""
+"""The error table of Azure's Blob service (S7)."""
 
 from __future__ import annotations
 

@@ -53,13 +53,6 @@ _CREDENTIALS = (
         "sas_token", "shared access signature", Kind.TOKEN, is_secret=True, environment=("AZURE_STORAGE_SAS_TOKEN",)
     ),
 )
-CLIENT = Option(
-    "client",
-    "client library",
-    Kind.CHOICE,
-    default="azure-storage-blob",
-    choices=("azure-storage-blob", "obstore"),
-)
 #: Options of ``abfss://`` and ``az://`` roots.
 AZURE_OPTIONS = (
     _ACCOUNT_NAME,
@@ -69,7 +62,6 @@ AZURE_OPTIONS = (
         "URL of the Blob service, for an emulator or another domain; default: 'https://ACCOUNT.blob.core.windows.net'",
         Kind.URL,
     ),
-    CLIENT,
     *TIMEOUTS,
 )
 # Only hosts of Azure, because a token or signature must not be sent to another host.

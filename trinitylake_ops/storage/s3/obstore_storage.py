@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
-import botocore
-import botocore.session
 import obstore
-from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import BotoCoreError
 from obstore.exceptions import InvalidPathError, UnauthenticatedError
-from obstore.store import S3Store
 
 from trinitylake_ops.errors import FileMissingError, StorageError, TrinityLakeError
 from trinitylake_ops.storage.http.aws import error_without_credentials
-from trinitylake_ops.storage.http.clients import ClientCache, Fork, ObstoreClients
-from trinitylake_ops.storage.http.obstore_errors import (
-    OBSTORE_ERRORS,
-    is_response_missing,
-    reason,
-    server_message,
-    status_and_code,
-    transport_failure,
-)
 from trinitylake_ops.storage.http.requests import Request, StorageRequest, TransportFailure, error_from_transport
 from trinitylake_ops.storage.interface import FileInfo
 from trinitylake_ops.storage.options import StorageOptions
@@ -35,104 +20,20 @@ from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.retry import retry_listing
 from trinitylake_ops.storage.s3 import s3fs_client
 from trinitylake_ops.storage.s3.errors import error_from_response, is_range_beyond_end
-from trinitylake_ops.storage.s3.s3fs_client import S3Client, bucket_address, new_session
+from trinitylake_ops.storage.s3.obstore_client import Fork, S3Stores
+from trinitylake_ops.storage.s3.obstore_errors import (
+    OBSTORE_ERRORS,
+    is_response_missing,
+    reason,
+    server_message,
+    status_and_code,
+    transport_failure,
+)
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
-from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Settings, s3_of_environment
+from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, s3_of_environment
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ListStream, ObjectMeta, PutMode
-    from obstore.store import ClientConfig, S3Credential
-
-
-class S3Stores(ObstoreClients[S3Store]):
-    """The obstore clients of one bucket.
-
-    As for s3fs, botocore resolves credentials, region and endpoint that are not set by options.
-    """
-
-    def __init__(self, bucket: str, settings: S3Settings, options: StorageOptions):
-        super().__init__(settings)
-        self._bucket = bucket
-        self._settings = settings
-        self._options = options
-        #: URL of the server, region, and whether the bucket is in the host.
-        self._address: tuple[str, str, bool] | None = None
-        self._provider: Callable[[], S3Credential] | None = None
-
-    @classmethod
-    def shared(cls, client: S3Client, bucket: str, settings: S3Settings, options: StorageOptions) -> S3Stores:
-        """Return the clients of this process for a bucket (decision 33).
-
-        Args:
-            client: The shared s3fs client. It is the same object for equal settings and environments, so it identifies
-                both.
-            bucket: Name of the bucket.
-            settings: Validated options.
-            options: The options, with credentials.
-        """
-        return _clients.get((client, bucket), lambda: cls(bucket, settings, options))
-
-    def _new_store(self, limits: ClientConfig, timeout: timedelta) -> S3Store:
-        if self._address is None or self._provider is None:
-            self._resolve()
-        assert self._address is not None and self._provider is not None
-        endpoint, region, virtual = self._address
-        return S3Store(
-            self._bucket,
-            # Defaults are passed explicitly, because obstore would read other values from AWS_ENDPOINT_URL_S3,
-            # AWS_CONDITIONAL_PUT and AWS_SKIP_SIGNATURE.
-            config={
-                "aws_endpoint_url_s3": endpoint,
-                "endpoint": endpoint,
-                "region": region,
-                "virtual_hosted_style_request": virtual,
-                "conditional_put": "etag",
-                "skip_signature": False,
-                "s3_express": False,
-            },
-            client_options={"allow_http": endpoint.startswith("http://"), **limits},
-            # A client that resends a create after a lost response would find its own file. RetryStorage resends only
-            # requests that are safe to repeat.
-            retry_config={"max_retries": 0, "retry_timeout": timeout},
-            credential_provider=self._provider,
-        )
-
-    def _resolve(self) -> None:
-        session = new_session(self._options)
-        self._provider = _credential_provider(session)
-        address = bucket_address(session, self._settings, self._bucket)
-        parts = urlsplit(address.endpoint)
-        netloc = f"{self._bucket}.{parts.netloc}" if address.is_virtual else parts.netloc
-        endpoint = urlunsplit((parts.scheme, netloc, parts.path, "", ""))
-        self._address = (endpoint, address.region, address.is_virtual)
-
-
-_clients: ClientCache[S3Stores] = ClientCache()
-
-
-def _credential_provider(session: botocore.session.Session) -> Callable[[], S3Credential]:
-    """Return a credential provider for obstore that uses botocore's chain, which renews temporary credentials.
-
-    Raise NoCredentialsError if there are no credentials.
-    """
-    credentials = session.get_credentials()
-    if credentials is None:
-        raise botocore.exceptions.NoCredentialsError
-    is_refreshable = isinstance(credentials, RefreshableCredentials)
-
-    def current() -> S3Credential:
-        frozen = credentials.get_frozen_credentials()
-        return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            # Expire immediately, so that obstore calls the provider before each request and botocore decides when to
-            # renew.
-            "expires_at": datetime.now(UTC) if is_refreshable else None,
-        }
-
-    return current
-
 
 _PROVIDER = "External AWS credential provider"
 
