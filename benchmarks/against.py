@@ -1,8 +1,8 @@
-"""Times of this tree beside those of an earlier revision, by turns in one run.
+"""Compare the times of this tree with those of an earlier revision, in alternating turns of one run.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.against REVISION``; it writes
-``benchmarks/results/against.md``. Both run in processes of their own, with the same libraries. Beside a synced commit
-stands one file that is created and synced.
+Run from the project's root: ``.venv/bin/python -m benchmarks.against REVISION``. It writes
+``benchmarks/results/against.md``. Each tree runs in a separate process, with the same libraries. A synced commit is
+also compared with the creation of one synced file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from benchmarks.times import create_synced
 N_TABLES = 10_000
 N_LISTED = 100_000
 N_TURNS = 40
-N_COMMITS = 20  # in a turn
+N_COMMITS = 20  # per turn
 N_LISTS = 9
 
-#: Reads a line for each turn, does it and answers the milliseconds of each call, and of the CPU.
+#: Reads one line per turn, runs the turn, and prints the milliseconds of each call and the CPU milliseconds per call.
 _WORKER = """
 import json, random, statistics, sys, time
 from benchmarks.lakes import change_tables, filled
@@ -43,7 +43,7 @@ for name, fsync in (("unsynced", False), ("synced", True)):
     for _ in range(200):
         change_tables(lakes[name], [random.randrange(n_tables)])
 filled(LocalStorage(f"file://{folder}/listed/", fsync=False), n_listed)
-def one(what):
+def run(what):
     if what == "list":
         lake = Lakehouse(LocalStorage(f"file://{folder}/listed/", fsync=False), cache="off")
         assert len(lake.snapshot().tables("ns")) == n_listed
@@ -55,14 +55,14 @@ for line in sys.stdin:
     took, cpu = [], time.process_time()
     for _ in range(n):
         begun = time.perf_counter()
-        one(what)
+        run(what)
         took.append(1000 * (time.perf_counter() - begun))
     print(json.dumps([took, 1000 * (time.process_time() - cpu) / n]), flush=True)
 """
 
 
 class Tree:
-    """A process that works with the code of one tree."""
+    """A process that runs the code of one tree."""
 
     def __init__(self, code: Path, folder: Path):
         command = [sys.executable, "-c", _WORKER, str(folder), str(N_TABLES), str(N_LISTED)]
@@ -70,11 +70,11 @@ class Tree:
         self._process = subprocess.Popen(
             command, cwd=code, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        assert self._answer() == "ready"
+        assert self._read_line() == "ready"
         self.ms: dict[str, list[float]] = {}
         self.cpu_ms: dict[str, list[float]] = {}
 
-    def _answer(self) -> str:
+    def _read_line(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -82,11 +82,11 @@ class Tree:
         return line.strip()
 
     def turn(self, what: str, n: int) -> None:
-        """Do something so many times."""
+        """Run a kind of work ``n`` times."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([what, n]) + "\n")
         self._process.stdin.flush()
-        took, cpu = json.loads(self._answer())
+        took, cpu = json.loads(self._read_line())
         self.ms.setdefault(what, []).extend(took)
         self.cpu_ms.setdefault(what, []).append(cpu)
 
@@ -95,7 +95,7 @@ class Tree:
         return median(self.ms[what])
 
     def cpu_of(self, what: str) -> float:
-        """Return the median of the turns' milliseconds of CPU a call."""
+        """Return the median over the turns of the CPU milliseconds per call."""
         return median(self.cpu_ms[what])
 
     def end(self) -> None:
@@ -107,17 +107,17 @@ class Tree:
 
 @contextmanager
 def checked_out(revision: str, folder: Path) -> Iterator[Path]:
-    """Yield a folder with the tree of a revision."""
-    place = folder / "earlier"
-    subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(place), revision], check=True)
+    """Check out a revision and yield its folder."""
+    checkout = folder / "earlier"
+    subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(checkout), revision], check=True)
     try:
-        yield place
+        yield checkout
     finally:
-        subprocess.run(["git", "worktree", "remove", "--force", str(place)], check=True)
+        subprocess.run(["git", "worktree", "remove", "--force", str(checkout)], check=True)
 
 
 def measured(earlier: Tree, now: Tree, folder: Path) -> list[list[str]]:
-    """Let both work by turns; returns a row for each piece of work, the earlier tree, this one, and their ratio."""
+    """Run both trees in turns. Return a row per kind of work: the earlier tree, this one, and their ratio."""
     created_ms = []
     for turn in range(N_TURNS):
         for what in ("unsynced", "synced"):
@@ -131,32 +131,32 @@ def measured(earlier: Tree, now: Tree, folder: Path) -> list[list[str]]:
             tree.turn("list", 1)
     rows = []
     for what, shown in (
-        ("unsynced", f"a commit among {N_TABLES:,} tables"),
+        ("unsynced", f"commit among {N_TABLES:,} tables"),
         ("synced", "the same, synced"),
-        ("list", f"a cold list of {N_LISTED:,} tables"),
+        ("list", f"cold list of {N_LISTED:,} tables"),
     ):
-        for kind, of in (("", Tree.ms_of), (", CPU", Tree.cpu_of)):
-            before, after = of(earlier, what), of(now, what)
+        for kind, metric in (("", Tree.ms_of), (", CPU", Tree.cpu_of)):
+            before, after = metric(earlier, what), metric(now, what)
             rows.append([f"{shown}{kind}", f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}"])
     bare, synced = median(created_ms), median(now.ms["synced"])
     rows.append(
-        ["one file of 3 kB, created and synced", "", f"{bare:.2f}", f"a synced commit takes {synced / bare:.2f} x"]
+        ["one 3 kB file, created and synced", "", f"{bare:.2f}", f"a synced commit takes {synced / bare:.2f} x"]
     )
     return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write the results."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.against", description="Times beside a revision's.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.against", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("revision", help="an earlier commit of this repository")
-    given = parser.parse_args(arguments)
-    described = subprocess.run(
-        ["git", "log", "-1", "--format=%h, %s", given.revision], check=True, capture_output=True, text=True
+    options = parser.parse_args(arguments)
+    revision = subprocess.run(
+        ["git", "log", "-1", "--format=%h, %s", options.revision], check=True, capture_output=True, text=True
     ).stdout.strip()
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as temporary, ExitStack() as stack:
         folder = Path(temporary)
-        code = stack.enter_context(checked_out(given.revision, folder))
-        trees = [Tree(place, folder / name) for place, name in ((code, "before"), (Path.cwd(), "after"))]
+        code = stack.enter_context(checked_out(options.revision, folder))
+        trees = [Tree(checkout, folder / name) for checkout, name in ((code, "before"), (Path.cwd(), "after"))]
         for tree in trees:
             stack.callback(tree.end)
         (folder / "bare").mkdir()
@@ -164,9 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_result(
         "against",
         [
-            "# Beside an earlier revision",
+            "# Compared with an earlier revision",
             "",
-            f"Made by `benchmarks/against.py` against {described}. Medians in milliseconds, by turns, on local disk.",
+            f"Made by `benchmarks/against.py` against {revision}. Medians in milliseconds, in turns, on local disk.",
             "",
             *table(["work", "before", "now", "now / before"], rows),
         ],

@@ -109,14 +109,14 @@ TABLES = (customers, orders, by_customer, two_days, running, summary)
 
 
 def iceberg_properties() -> dict[str, str]:
-    """Return how to reach the catalog of dagster-iceberg: SQLite, with tables in local files."""
+    """Return the properties of the catalog of dagster-iceberg: SQLite, with tables in local files."""
     return {"type": "sql", "uri": f"sqlite:///{FOLDER}/catalog.db", "warehouse": f"file://{FOLDER}/tables"}
 
 
 def _iceberg_io_manager() -> Any:
     """Return dagster-iceberg's IO manager, with an empty table for the day before the first one.
 
-    Its own fails there, because the table of an asset that reads itself does not exist yet.
+    The original fails there, because the table of an asset that reads itself does not exist yet.
     """
     from dagster_iceberg.io_manager.arrow import PyArrowIcebergIOManager
     from pyiceberg.exceptions import NoSuchTableError

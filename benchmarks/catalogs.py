@@ -1,8 +1,8 @@
-"""Commits of tables with our pyiceberg catalog and with pyiceberg's SQLite catalog, alternately in one run.
+"""Table commits through our pyiceberg catalog and through pyiceberg's catalog on SQLite, in turns of one run.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.catalogs``; it writes ``benchmarks/results/catalogs.md``.
-Both catalogs hold as many tables and do the same through the same calls of pyiceberg. Each is measured twice: where a
-crash of the machine loses nothing, and where nobody waits for the device.
+Run from the project's root: ``.venv/bin/python -m benchmarks.catalogs``. It writes ``benchmarks/results/catalogs.md``.
+Both catalogs contain the same number of tables and run the same pyiceberg calls. Each is measured twice: with syncs, so
+that a crash of the machine loses nothing, and without syncs.
 """
 
 from __future__ import annotations
@@ -40,41 +40,41 @@ _ROWS = pa.table({"id": [1, 2, 3]})
 _numbers = itertools.count()
 
 Work = Callable[[Table], object]
-#: Operation, catalog, seconds, and CPU seconds.
+#: A kind of work, a catalog, the elapsed seconds, and the CPU seconds.
 Compared = tuple[str, str, Spread, Spread]
 
 
-def set_property(one: Table) -> object:
+def set_property(loaded: Table) -> object:
     """Commit a property."""
-    return one.transaction().set_properties(stamp=str(next(_numbers))).commit_transaction()
+    return loaded.transaction().set_properties(stamp=str(next(_numbers))).commit_transaction()
 
 
-#: The measured operations, on a table that was loaded before.
+#: The kinds of work. Each starts with a loaded table.
 WORKS: Mapping[str, Work] = {
     "commit a property": set_property,
-    "append three rows": lambda one: one.append(_ROWS),
-    "load the table, append three rows": lambda one: one.catalog.load_table(one.name()).append(_ROWS),
+    "append three rows": lambda loaded: loaded.append(_ROWS),
+    "load the table, append three rows": lambda loaded: loaded.catalog.load_table(loaded.name()).append(_ROWS),
 }
-#: Operations that each catalog repeats in its turn, so that the processor caches are warm.
+#: Work that each catalog repeats ``N_IN_A_ROW`` times per turn, so that the processor's caches stay warm.
 N_IN_A_ROW = 20
 IN_A_ROW: Mapping[str, Work] = {f"commit a property, each of {N_IN_A_ROW} in a row": set_property}
-#: Operations that are measured only on a slow storage.
+#: The kinds of work on slow storage.
 SLOW_WORKS: Mapping[str, Work] = {
     **WORKS,
-    "overwrite all rows": lambda one: one.overwrite(_ROWS),
-    "delete a row of each file": lambda one: one.delete("id = 1"),
-    "create a table": lambda one: one.catalog.create_table(f"ns.new{next(_numbers)}", _SCHEMA),
+    "overwrite all rows": lambda loaded: loaded.overwrite(_ROWS),
+    "delete a row of each file": lambda loaded: loaded.delete("id = 1"),
+    "create a table": lambda loaded: loaded.catalog.create_table(f"ns.new{next(_numbers)}", _SCHEMA),
 }
 
 
 class SyncedFileIO(PyArrowFileIO):
-    """pyiceberg's FileIO, with files that are synced when they are closed, as in our local storage."""
+    """pyiceberg's FileIO, except that files are synced when they are closed, as in our local storage."""
 
     def new_output(self, location: str) -> OutputFile:
-        """Return a file to write."""
-        made = super().new_output(location)
-        made.__class__ = _SyncedFile
-        return made
+        """Return a file to write that is synced on close."""
+        output_file = super().new_output(location)
+        output_file.__class__ = _SyncedFile
+        return output_file
 
 
 class _SyncedFile(PyArrowFile):
@@ -83,7 +83,7 @@ class _SyncedFile(PyArrowFile):
 
 
 class _SyncedStream:
-    """An Arrow stream that syncs when it is closed."""
+    """An Arrow stream that is synced on close."""
 
     def __init__(self, inner: Any, path: str):
         self._inner = inner
@@ -112,7 +112,7 @@ class _SyncedStream:
 
 
 def ours(folder: Path, *, synced: bool) -> Catalog:
-    """Return a catalog of a lakehouse whose tables were created by one commit."""
+    """Return the catalog of a lakehouse whose tables are created by one commit."""
     lake = Lakehouse.create(str(folder), {"fsync": "false"})
     with lake.transaction() as txn:
         _fill(catalog_for(txn, lake.storage_options))
@@ -120,13 +120,19 @@ def ours(folder: Path, *, synced: bool) -> Catalog:
 
 
 def on_sqlite(folder: Path, *, synchronous: str, synced_files: bool) -> Catalog:
-    """Return pyiceberg's catalog on SQLite with tables."""
+    """Return pyiceberg's catalog on SQLite, with tables.
+
+    Args:
+        folder: The folder of the database and the warehouse.
+        synchronous: SQLite's ``PRAGMA synchronous``.
+        synced_files: Whether the files of tables are synced.
+    """
     folder.mkdir()
     io = {"py-io-impl": "benchmarks.catalogs.SyncedFileIO"} if synced_files else {}
     catalog = SqlCatalog("sqlite", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse", **io)
 
     @event.listens_for(catalog.engine, "connect")
-    def choose(connection: Any, _: object) -> None:
+    def set_synchronous(connection: Any, _: object) -> None:
         connection.execute(f"PRAGMA synchronous = {synchronous}")
 
     catalog.engine.dispose()
@@ -140,8 +146,8 @@ def _fill(catalog: Catalog) -> None:
         catalog.create_table(f"ns.t{number}", _SCHEMA)
 
 
-def contestants(folder: Path) -> dict[str, Catalog]:
-    """Return the catalogs that are compared."""
+def catalogs_to_compare(folder: Path) -> dict[str, Catalog]:
+    """Return the catalogs to compare, by name."""
     return {
         "ours, fsync": ours(folder / "synced", synced=True),
         "SQLite, synchronous=FULL, files synced": on_sqlite(
@@ -158,15 +164,15 @@ def contestants(folder: Path) -> dict[str, Catalog]:
 
 
 def compare(catalogs: Mapping[str, Catalog]) -> Iterator[Compared]:
-    """Yield the seconds and CPU seconds of each operation and catalog, measured alternately."""
+    """Yield the elapsed and CPU seconds of each kind of work and catalog, measured in turns."""
     for number, (work, call) in enumerate({**WORKS, **IN_A_ROW}.items()):
         n_times = N_IN_A_ROW if work in IN_A_ROW else 1
         tables = {name: catalog.load_table(f"ns.t{number}") for name, catalog in catalogs.items()}
         times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in catalogs}
         for turn in range(-3, N_TURNS):
-            for name, one in tables.items():
+            for name, loaded in tables.items():
                 for _ in range(n_times):
-                    wall, cpu = _times(functools.partial(call, one))
+                    wall, cpu = _times(functools.partial(call, loaded))
                     if turn >= 0:
                         times[name][0].append(wall)
                         times[name][1].append(cpu)
@@ -175,7 +181,7 @@ def compare(catalogs: Mapping[str, Catalog]) -> Iterator[Compared]:
 
 
 def _times(call: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds of a call, and its CPU seconds in all threads."""
+    """Return the elapsed seconds of a call, and its CPU seconds in all threads."""
     walls: list[float] = []
     cpu = cpu_seconds(lambda: walls.append(seconds(call)))
     return walls[0], cpu
@@ -183,7 +189,7 @@ def _times(call: Callable[[], object]) -> tuple[float, float]:
 
 @contextmanager
 def slow_table() -> Iterator[tuple[MeteredStorage, Table]]:
-    """Yield a table on a slow storage, and the meter of that storage."""
+    """Yield the meter of a storage with slow requests, and a table on it."""
     root = "memory://catalogs/"
     drop_memory_root(root)
     catalog = catalog_at(Lakehouse.create(root, storage=MemoryStorage(root)))
@@ -200,54 +206,54 @@ def _fill_one(catalog: Catalog) -> None:
 
 
 def slow() -> Iterator[tuple[str, RequestCounts, float]]:
-    """Yield the requests and seconds of each operation with 20 ms latency, without background work."""
+    """Yield the requests and seconds of each kind of work with 20 ms per request, without background work."""
     for work, call in SLOW_WORKS.items():
-        with slow_table() as (meter, one):
+        with slow_table() as (meter, loaded):
             times = []
             for _ in range(N_SLOW_TURNS):
-                one.refresh().append(_ROWS)
+                loaded.refresh().append(_ROWS)
                 background.drain()
                 with deferred_background_work(), meter.measure() as measured:
-                    times.append(seconds(functools.partial(call, one)))
+                    times.append(seconds(functools.partial(call, loaded)))
             yield work, measured.counts, min(times)
 
 
 def report(compared: Sequence[Compared], slowed: Sequence[tuple[str, RequestCounts, float]]) -> list[str]:
-    """Return the tables as lines of Markdown."""
-    rivals = dict.fromkeys(name for _, name, _, _ in compared if name.startswith("SQLite"))
+    """Return the lines of the result."""
+    sqlite_catalogs = dict.fromkeys(name for _, name, _, _ in compared if name.startswith("SQLite"))
     rows = [[work, name, *wall.cells(1000), f"{cpu.median * 1000:.2f}"] for work, name, wall, cpu in compared]
     return [
-        "# Commits of tables through the pyiceberg catalog",
+        "# Table commits through the pyiceberg catalog",
         "",
         f"Made by `benchmarks/catalogs.py`: {N_TABLES:,} tables in each catalog, {N_TURNS} turns, local disk. With"
-        " fsync ours syncs every file and every name. SQLite syncs its database as `PRAGMA synchronous` says. pyiceberg"
-        " syncs no file. Where its files are synced, a FileIO of this program does it as they are closed.",
+        " fsync, ours syncs every file and its folder. SQLite syncs its database according to `PRAGMA synchronous`."
+        ' pyiceberg does not sync files; for "files synced", a FileIO of this program syncs them on close.',
         "",
-        *table(["work", "catalog", "ms: median", "mean", "p99", "CPU: median"], rows),
+        *table(["work", "catalog", "ms: median", "mean", "p99", "CPU ms: median"], rows),
         "",
-        "Ratios of medians: ours to each on SQLite.",
+        "Ratios of medians: ours divided by each SQLite catalog.",
         "",
-        *table(["work", "catalog", *rivals], _ratios(compared)),
+        *table(["work", "catalog", *sqlite_catalogs], _ratios(compared)),
         "",
-        f"On a storage with {REQUEST_SECONDS * 1000:.0f} ms a request, without the hint, which follows beside. Data,"
-        " manifests and manifest list count as one round. It is on its way while the commit begins, so nobody waits for"
-        " it alone.",
+        f"On a storage with {REQUEST_SECONDS * 1000:.0f} ms per request, without the hint, which is written in the"
+        " background. Data files, manifests and the manifest list count as one round trip, which overlaps with the"
+        " begin of the commit.",
         "",
         *table(
-            ["work", "requests", "rounds", "ms"],
-            [[work, counts.total, counts.rounds, f"{1000 * took:.0f}"] for work, counts, took in slowed],
+            ["work", "requests", "round trips", "ms"],
+            [[work, counts.total, counts.rounds, f"{1000 * elapsed_s:.0f}"] for work, counts, elapsed_s in slowed],
         ),
     ]
 
 
 def _ratios(compared: Sequence[Compared]) -> list[list[object]]:
-    """Return a row for each operation and catalog of ours, with its ratios to the SQLite catalogs."""
+    """Return a row for each kind of work and each of our catalogs, with its ratios to the SQLite catalogs."""
     medians = {(work, name): wall.median for work, name, wall, _ in compared}
-    rivals = list(dict.fromkeys(name for _, name, _, _ in compared if name.startswith("SQLite")))
+    sqlite_catalogs = list(dict.fromkeys(name for _, name, _, _ in compared if name.startswith("SQLite")))
     return [
-        [work, name, *(f"{median / medians[work, rival]:.2f}" for rival in rivals)]
+        [work, name, *(f"{median / medians[work, sqlite_catalog]:.2f}" for sqlite_catalog in sqlite_catalogs)]
         for (work, name), median in medians.items()
-        if name not in rivals
+        if name not in sqlite_catalogs
     ]
 
 
@@ -255,7 +261,7 @@ def main() -> None:
     """Measure, print and write the results."""
     slowed = list(slow())
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
-        compared = list(compare(contestants(Path(folder))))
+        compared = list(compare(catalogs_to_compare(Path(folder))))
     write_result("catalogs", report(compared, slowed))
 
 

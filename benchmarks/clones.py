@@ -1,7 +1,7 @@
-"""What a clone of a large lakehouse asks of the storage, and what is done with it: requests, rounds, bytes, time.
+"""Requests, round trips, bytes and times of the operations on a clone of a large lakehouse.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.clones``; it writes ``benchmarks/results/clones.md``.
-Requests, rounds and bytes depend on no machine.
+Run from the project's root: ``.venv/bin/python -m benchmarks.clones``. It writes ``benchmarks/results/clones.md``.
+Requests, round trips and bytes do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZES = ((100, 10), (1_000, 100), (10_000, 1_000), (N_TABLES, N_VERSIONS))
 
 
 def generated(storage: Storage, n_tables: int, n_versions: int) -> Lakehouse:
-    """Make a lakehouse: one commit of all tables, one table with data files, then commits of one to five tables."""
+    """Create a lakehouse: one commit of all tables, one table with data files, then commits of one to five tables."""
     lake = filled(storage, n_tables)
     with catalog_at(lake) as catalog:
         catalog.create_namespace("data")
@@ -48,8 +48,8 @@ def generated(storage: Storage, n_tables: int, n_versions: int) -> Lakehouse:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a step asked of both storages."""
+class StepRequests:
+    """The requests of a step to both storages."""
 
     requests: int
     rounds: int
@@ -60,84 +60,87 @@ class Asked:
     of_data_files: int
 
     def cells(self, name: str) -> tuple[object, ...]:
-        """Return the row of a step."""
+        """Return the table row of a step."""
         kilobytes = (f"{number / 1e3:.1f}" for number in (self.bytes_read, self.bytes_written))
-        asked = (name, self.requests, self.rounds, *kilobytes, f"{self.seconds * 1e3:.0f}")
-        return (*asked, self.of_tables, self.of_data_files)
+        values = (name, self.requests, self.rounds, *kilobytes, f"{self.seconds * 1e3:.0f}")
+        return (*values, self.of_tables, self.of_data_files)
 
 
-class Watched:
-    """Both storages, and what was asked of them."""
+class MeteredPair:
+    """Both storages, with counters of their requests."""
 
     def __init__(self, parent: str, clone: str):
         self.logged = {root: FaultyStorage(LocalStorage(root, fsync=False), concurrency=32) for root in (parent, clone)}
         self.storages = {root: MeteredStorage(logged) for root, logged in self.logged.items()}
 
     def lake(self, root: str) -> Lakehouse:
-        """Return a lakehouse without anything in memory."""
+        """Return a lakehouse with empty caches."""
         background.drain()
         clear_process_caches()
         return Lakehouse(self.storages[root], cache="off")
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Let clones be opened on these storages."""
+        """Open clones on these storages while the block runs."""
 
-        def opened(root: str, options: object = None) -> Storage:
+        def open_metered(root: str, options: object = None) -> Storage:
             return self.storages[root] if root in self.storages else open_storage(root)
 
         with ExitStack() as stack:
             for module in (clone_module, clone_records):
-                stack.enter_context(mock.patch.object(module, "open_storage", opened))
+                stack.enter_context(mock.patch.object(module, "open_storage", open_metered))
             yield
 
-    def asked(self, step: Callable[[], object]) -> Asked:
-        """Return what a step asks."""
+    def measure(self, step: Callable[[], object]) -> StepRequests:
+        """Run a step and return its requests."""
         logged = {root: len(storage.log) for root, storage in self.logged.items()}
         before = {root: storage.snapshot() for root, storage in self.storages.items()}
-        took = seconds(step)
-        log = [one for root, storage in self.logged.items() for one in storage.log[logged[root] :]]
+        elapsed_s = seconds(step)
+        log = [request for root, storage in self.logged.items() for request in storage.log[logged[root] :]]
         counts = [storage.snapshot() - before[root] for root, storage in self.storages.items()]
-        return Asked(
-            sum(each.total for each in counts),
-            sum(each.rounds for each in counts),
-            sum(each.bytes_read for each in counts),
-            sum(each.bytes_written for each in counts),
-            took,
-            sum(one.path.startswith("tables/") for one in log if one.kind != "list"),
-            sum(one.path.endswith(".parquet") for one in log),
+        return StepRequests(
+            sum(count.total for count in counts),
+            sum(count.rounds for count in counts),
+            sum(count.bytes_read for count in counts),
+            sum(count.bytes_written for count in counts),
+            elapsed_s,
+            sum(request.path.startswith("tables/") for request in log if request.kind != "list"),
+            sum(request.path.endswith(".parquet") for request in log),
         )
 
 
-def steps(folder: Path, n_tables: int, n_versions: int) -> dict[str, Asked]:
-    """Clone, work on both sides, compare, refresh, promote, drop; return what each asked."""
+def steps(folder: Path, n_tables: int, n_versions: int) -> dict[str, StepRequests]:
+    """Clone, change both sides, compare, refresh, promote and drop. Return the requests of each step."""
     parent, clone = f"file://{folder}/parent/", f"file://{folder}/clone/"
     generated(LocalStorage(parent, fsync=False), n_tables, n_versions)
-    watched = Watched(parent, clone)
-    found: dict[str, Asked] = {}
+    pair = MeteredPair(parent, clone)
+    requests_by_step: dict[str, StepRequests] = {}
 
     def step(name: str, do: Callable[[Lakehouse], object]) -> None:
-        lake = watched.lake(parent)
-        found[name] = watched.asked(lambda: do(lake))
+        lake = pair.lake(parent)
+        requests_by_step[name] = pair.measure(lambda: do(lake))
 
-    with watched.opening():
+    with pair.opening():
         step("clone", lambda lake: operations.plan_clone(lake, clone, "feature").execute())
-        step("compare at once", lambda lake: operations.compare(lake, "feature"))
-        change_tables(watched.lake(parent), [1, n_tables // 2])
-        change_tables(watched.lake(clone), [3, n_tables - 1])
-        with catalog_at(watched.lake(clone)) as catalog:
+        step("compare, unchanged", lambda lake: operations.compare(lake, "feature"))
+        change_tables(pair.lake(parent), [1, n_tables // 2])
+        change_tables(pair.lake(clone), [3, n_tables - 1])
+        with catalog_at(pair.lake(clone)) as catalog:
             catalog.load_table("data.filled").append(pa.table({"id": pa.array(range(N_ROWS), pa.int64())}))
-        step("compare, 2 tables changed there and 3 here", lambda lake: operations.compare(lake, "feature"))
+        step(
+            "compare, 2 tables changed in the parent and 3 in the clone",
+            lambda lake: operations.compare(lake, "feature"),
+        )
         step("refresh, 2 tables", lambda lake: operations.plan_refresh(lake, "feature").execute())
         step("promote, 3 tables", lambda lake: operations.plan_promotion(lake, "feature").execute())
-        step("drop with its files", lambda lake: operations.drop_clone(lake, "feature", delete_files=True))
-    return found
+        step("drop with files", lambda lake: operations.drop_clone(lake, "feature", delete_files=True))
+    return requests_by_step
 
 
-def lines_of(found: dict[str, Asked]) -> list[str]:
+def lines_of(requests_by_step: dict[str, StepRequests]) -> list[str]:
     """Return the table of the steps."""
-    header = ["step", "requests", "rounds", "kB read", "kB written", "ms", "files of tables", "data files"]
-    return table(header, [asked.cells(name) for name, asked in found.items()])
+    header = ["step", "requests", "round trips", "kB read", "kB written", "ms", "table files", "data files"]
+    return table(header, [requests.cells(name) for name, requests in requests_by_step.items()])
 
 
 def main() -> None:
@@ -145,17 +148,17 @@ def main() -> None:
     lines = [
         "# Clones",
         "",
-        "Made by `benchmarks/clones.py`, on local disk. Each step is planned and done by a lakehouse with nothing in",
-        "memory. Requests, rounds and bytes are those of both sides. The last columns count requests for files of",
-        "tables, and for data files among them. Times are those of a busy machine of two cores: compare none of them.",
+        "Made by `benchmarks/clones.py`, on local disk. Each step starts with empty caches. Requests, round trips and",
+        "bytes include both sides. The last two columns count the requests for files of tables, and those of them",
+        "for data files. Times come from a busy machine with two cores and are not comparable.",
     ]
     requests: dict[str, dict[int, float]] = {}
     for n_tables, n_versions in SIZES:
         with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
-            found = steps(Path(folder), n_tables, n_versions)
-        lines += ["", f"## {n_tables:,} tables, {n_versions:,} versions", "", *lines_of(found)]
-        for step, asked in found.items():
-            requests.setdefault(step, {})[n_tables] = asked.requests
+            requests_by_step = steps(Path(folder), n_tables, n_versions)
+        lines += ["", f"## {n_tables:,} tables, {n_versions:,} versions", "", *lines_of(requests_by_step)]
+        for step, step_requests in requests_by_step.items():
+            requests.setdefault(step, {})[n_tables] = step_requests.requests
     lines += ["", plot("clones", lambda axes: by_tables(axes[0], "requests", requests), width=7.5)]
     write_result("clones", lines)
 

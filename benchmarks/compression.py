@@ -1,7 +1,7 @@
-"""What the compression of node files saves and costs.
+"""Savings and cost of the compression of node files.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.compression``; it writes
-``benchmarks/results/compression.md`` and the plot that it shows. Times are medians, codecs by turns.
+Run from the project's root: ``.venv/bin/python -m benchmarks.compression``. It writes
+``benchmarks/results/compression.md`` and its plot. Times are medians; the codecs are measured in turns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ N_LISTS = 30
 
 @dataclass(frozen=True)
 class Codec:
-    """A lakehouse whose node files are compressed by one codec, and what was measured on it."""
+    """A lakehouse whose node files are compressed by one codec, and its measurements."""
 
     name: str
     lake: Lakehouse
@@ -41,8 +41,8 @@ class Codec:
     list_s: list[float]
 
 
-def made(name: str) -> Codec:
-    """Make a lakehouse, commit until the root's buffer is full, and measure commits."""
+def measure_commits(name: str) -> Codec:
+    """Create a lakehouse, commit until the root's buffer is full, and measure commits."""
     storage = MadeUpDefinitions(MemoryStorage(f"memory://compression-{name or 'none'}/"))
     meter = MeteredStorage(storage)
     loaded(meter, N_TABLES, node_compression=name)
@@ -55,13 +55,13 @@ def made(name: str) -> Codec:
         kilobytes.append(measurement.counts.bytes_written / 1000)
     snapshot = lake.snapshot()
     visited = list(walk(snapshot.files.nodes, snapshot.root, snapshot.location))
-    leaf = next(place.node for place in visited if place.node.is_leaf)
+    leaf = next(located.node for located in visited if located.node.is_leaf)
     kinds = {"root": snapshot.root, "leaf": leaf}
     return Codec(
         name or "none",
         lake,
         kinds,
-        sum(place.node.file_size_bytes for place in visited),
+        sum(located.node.file_size_bytes for located in visited),
         Spread.of(kilobytes[N_COMMITS:]),
         {kind: [] for kind in kinds},
         {kind: [] for kind in kinds},
@@ -70,7 +70,7 @@ def made(name: str) -> Codec:
 
 
 def measure_times(codecs: Sequence[Codec]) -> None:
-    """Encode and decode nodes, and list all tables cold, by turns."""
+    """Encode and decode nodes, and list all tables cold, with all codecs in turns."""
     for turn in range(N_TURNS):
         for codec in codecs:
             name = "" if codec.name == "none" else codec.name
@@ -85,14 +85,14 @@ def measure_times(codecs: Sequence[Codec]) -> None:
                 codec.list_s.append(cpu_seconds(lambda s=storage: Lakehouse(s, cache="off").snapshot().tables("ns")))  # type: ignore[misc]
 
 
-def rows(codecs: Sequence[Codec]) -> list[list[object]]:
-    """Return a row for each codec; times are relative to no compression."""
+def codec_rows(codecs: Sequence[Codec]) -> list[list[object]]:
+    """Return a row for each codec. Times are relative to no compression."""
     plain = codecs[0]
 
     def ratio(values: Sequence[float], base: Sequence[float]) -> str:
         return f"{statistics.median(values) / statistics.median(base):.2f}"
 
-    found: list[list[object]] = []
+    rows: list[list[object]] = []
     for codec in codecs:
         sizes = [f"{codec.nodes[kind].file_size_bytes / 1000:.1f}" for kind in ("leaf", "root")]
         times = [
@@ -100,7 +100,7 @@ def rows(codecs: Sequence[Codec]) -> list[list[object]]:
             for what in ("encode_s", "decode_s")
             for kind in ("leaf", "root")
         ]
-        found.append(
+        rows.append(
             [
                 codec.name,
                 *sizes,
@@ -110,11 +110,11 @@ def rows(codecs: Sequence[Codec]) -> list[list[object]]:
                 ratio(codec.list_s, plain.list_s),
             ]
         )
-    return found
+    return rows
 
 
 def draw(axes: Sequence[Axes], codecs: Sequence[Codec]) -> None:
-    """Draw what is saved, and what it costs."""
+    """Draw the bytes written per commit, and the times to encode and decode a leaf."""
     names = [codec.name for codec in codecs]
     axes[0].bar(names, [codec.commit_kilobytes.mean for codec in codecs])
     axes[0].set_title(f"kB written per commit, {N_TABLES:,} tables")
@@ -128,7 +128,7 @@ def draw(axes: Sequence[Axes], codecs: Sequence[Codec]) -> None:
 
 def main() -> None:
     """Measure, print and write the results."""
-    codecs = [made(name) for name in NODE_COMPRESSIONS]
+    codecs = [measure_commits(name) for name in NODE_COMPRESSIONS]
     measure_times(codecs)
     write_result(
         "compression",
@@ -136,8 +136,8 @@ def main() -> None:
             "# Compression of node files",
             "",
             f"Made by `benchmarks/compression.py`: {N_TABLES:,} tables, default settings, storage in memory; kB of"
-            f" {N_COMMITS} commits of one random table each when buffers are full. Times are CPU, relative to no"
-            " compression; a list is cold and reads every leaf.",
+            f" {N_COMMITS} commits of one random table each, with full buffers. Times are relative to no compression."
+            " The list is cold and reads every leaf; its time is CPU time.",
             "",
             *table(
                 [
@@ -154,7 +154,7 @@ def main() -> None:
                     "root",
                     "list",
                 ],
-                rows(codecs),
+                codec_rows(codecs),
             ),
             "",
             plot("compression", lambda axes: draw(axes, codecs), 2),

@@ -1,8 +1,8 @@
 """A backfill of thirty days of six assets by Dagster's daemon, with our IO manager and with dagster-iceberg's.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.dagster_backfills``; it writes
-``benchmarks/results/dagster_backfills.md``, and ends with an error if a row is missing or doubled. ``--days 5`` runs
-fewer days. Each case has its own environment, daemon and Dagster instance, and the cases run one after another.
+Run from the project's root: ``.venv/bin/python -m benchmarks.dagster_backfills``. It writes
+``benchmarks/results/dagster_backfills.md`` and fails if a row is missing or duplicated. ``--days 5`` runs fewer
+days. Each case has its own environment, daemon and Dagster instance, and the cases run one after another.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ MEMORY = "/dev/shm"
 _FIRST = date(2026, 1, 1)
 _RUNS_AT_ONCE = 4
 _SECONDS = 3_600
-#: Dagster's daemon looks at a backfill every 30 seconds, which no setting changes. Waiting would hide the work.
+#: Dagster's daemon checks a backfill every 30 seconds, and no setting changes that. Waiting would hide the work.
 _DAEMON = """
 import dagster._daemon.controller as controller
 controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 2
 from dagster._daemon.cli import main
 main()
 """
-_STORED = "import json; from backfill_project import stored; print(json.dumps(stored(), default=str))"
+_READ_TABLES = "import json; from backfill_project import stored; print(json.dumps(stored(), default=str))"
 _VERSIONS = """
 import json
 from importlib.metadata import distributions
@@ -95,7 +95,7 @@ _PHASES = {
 
 @dataclass
 class Result:
-    """What a case took, and what it left."""
+    """The times of a case, and the tables that it wrote."""
 
     seconds: float
     is_complete: bool
@@ -128,7 +128,7 @@ class Case:
         }
 
     def prepare(self) -> None:
-        """Make the catalog, and the folder of the Dagster instance."""
+        """Create the catalog, and the folder of the Dagster instance."""
         (self.folder / "home").mkdir(parents=True)
         (self.folder / "tables").mkdir()
         (self.folder / "home" / "dagster.yaml").write_text(yaml.safe_dump(_INSTANCE))
@@ -145,10 +145,10 @@ class Case:
 
     def output(self, program: str) -> Any:
         """Run a program in the environment of the case; return the JSON that it prints."""
-        ran = subprocess.run(
+        process = subprocess.run(
             [self.python, "-c", program], env=self.environment, check=True, stdout=subprocess.PIPE, text=True
         )
-        return json.loads(ran.stdout or "null")
+        return json.loads(process.stdout or "null")
 
     def run(self, days: Sequence[str]) -> Result:
         """Backfill all assets over some days.
@@ -165,20 +165,20 @@ class Case:
             command = [self.python, "-c", _DAEMON, "run", "-w", str(self.folder / "workspace.yaml")]
             daemon = subprocess.Popen(command, env=self.environment, cwd=self.folder, stdout=log, stderr=log)
             try:
-                begun = time.monotonic()
+                started = time.monotonic()
                 instance.add_backfill(_backfill(instance, days, selection))
                 while (status := _status(instance)) == BulkActionStatus.REQUESTED:
-                    if time.monotonic() - begun > _SECONDS or daemon.poll() is not None:
+                    if time.monotonic() - started > _SECONDS or daemon.poll() is not None:
                         break
                     time.sleep(1)
-                seconds = time.monotonic() - begun
+                seconds = time.monotonic() - started
             finally:
                 daemon.terminate()
                 daemon.wait()
-            found = self._result(instance, days, seconds)
+            result = self._result(instance, days, seconds)
         if status != BulkActionStatus.COMPLETED_SUCCESS:
-            raise RuntimeError(f"{self.name}: {status}, {found}; see {self.folder}")
-        return found
+            raise RuntimeError(f"{self.name}: {status}, {result}; see {self.folder}")
+        return result
 
     def _result(self, instance: dg.DagsterInstance, days: Sequence[str], seconds: float) -> Result:
         phases: Counter[str] = Counter()
@@ -186,7 +186,7 @@ class Case:
         runs = instance.get_run_records()
         for record in runs:
             _count(instance, record.dagster_run.run_id, kinds, phases)
-        rows, n_commits = self.output(_STORED)
+        rows, n_commits = self.output(_READ_TABLES)
         return Result(
             seconds=seconds,
             is_complete=_is_complete(rows, days),
@@ -219,9 +219,9 @@ def _backfill(instance: dg.DagsterInstance, days: Sequence[str], selection: Sequ
 
 
 def _status(instance: dg.DagsterInstance) -> BulkActionStatus:
-    found = instance.get_backfill(BACKFILL)
-    assert found is not None
-    return found.status
+    backfill = instance.get_backfill(BACKFILL)
+    assert backfill is not None
+    return backfill.status
 
 
 def _count(instance: dg.DagsterInstance, run_id: str, kinds: Counter[str], phases: Counter[str]) -> None:
@@ -260,7 +260,7 @@ def _is_complete(rows: Mapping[str, Sequence[Mapping[str, Any]]], days: Sequence
 
 def lines(results: Mapping[Case, Result], n_days: int) -> list[str]:
     """Return the lines of the result."""
-    base_s = next(iter(results.values())).seconds
+    baseline_s = next(iter(results.values())).seconds
     phases = [*dict.fromkeys(phase for result in results.values() for phase in result.phases)]
     packages = ("dagster", "dagster-iceberg", "pyiceberg", "pyarrow", "sqlalchemy")
     versions = {
@@ -274,7 +274,7 @@ def lines(results: Mapping[Case, Result], n_days: int) -> list[str]:
         "day before with a lookup table, one that reads its own previous day, the lookup table without partitions, and",
         "one table of all days. Dagster's daemon splits the backfill into runs by these mappings, and starts up to",
         f"{_RUNS_AT_ONCE} runs at a time, each with the multiprocess executor: a process for the run, and one for each",
-        "step. The daemon checks the backfill every 2 seconds instead of 30, in all cases, and the queue every",
+        "step. In all cases, the daemon checks the backfill every 2 seconds instead of 30, and the queue every",
         "second. Tables and Dagster's databases are files in memory. The cases run one after another on one machine.",
         "dagster-iceberg has its catalog in SQLite. Its IO manager fails to read the day before the first one, so the",
         "project returns no rows there for it.",
@@ -285,7 +285,7 @@ def lines(results: Mapping[Case, Result], n_days: int) -> list[str]:
                 (
                     case.name,
                     f"{result.seconds:.0f}",
-                    f"{result.seconds / base_s:.2f}",
+                    f"{result.seconds / baseline_s:.2f}",
                     sum(result.runs.values()),
                     result.n_steps,
                     result.n_retries,
@@ -299,7 +299,7 @@ def lines(results: Mapping[Case, Result], n_days: int) -> list[str]:
         "Commits of dagster-iceberg are the metadata files of its tables. Those of trinitylake-ops are versions of the",
         "lakehouse. With one publish asset there is one more run, or step, for each day.",
         "",
-        "## What the time is spent on",
+        "## Time by phase",
         "",
         "Seconds between events of Dagster's log, added over all runs and steps. Up to four runs overlap, so the sum",
         "is more than the seconds above.",
@@ -320,11 +320,11 @@ def lines(results: Mapping[Case, Result], n_days: int) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run all cases, and write the result."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dagster_backfills", description=__doc__)
-    parser.add_argument("--days", type=int, default=N_DAYS, help="how many partitions to backfill")
+    parser.add_argument("--days", type=int, default=N_DAYS, help="number of partitions to backfill")
     parser.add_argument("--case", action="append", choices=CASES, help="run this case only; repeatable")
-    parser.add_argument("--python", help="the Python of our cases, by default that of a fresh environment")
-    parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--keep", type=Path, help="folder for the data, which stays; by default one that is removed")
+    parser.add_argument("--python", help="Python interpreter for our cases (default: a fresh environment)")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="folder for the results")
+    parser.add_argument("--keep", type=Path, help="keep the data in this folder (default: a temporary folder)")
     options = parser.parse_args(arguments)
     days = [str(_FIRST + timedelta(days=number)) for number in range(options.days)]
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-", dir=MEMORY) as temporary:
@@ -342,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(case.name, f"{results[case].seconds:.0f} s", flush=True)
     write_result("dagster_backfills", lines(results, len(days)), options.to)
     if not all(result.is_complete and set(result.runs) == {"SUCCESS"} for result in results.values()):
-        raise SystemExit("a run failed, or a row is missing or doubled")
+        raise SystemExit("a run failed, or a row is missing or duplicated")
 
 
 def _python_of_dagster_iceberg() -> str:

@@ -1,6 +1,6 @@
-"""A proxy that delays the responses of a server, to simulate a remote service.
+"""A proxy that delays the responses of a server, to simulate network latency.
 
-``python -m benchmarks.delay HOST:PORT SECONDS`` prints the port at which it listens, and forwards until it is stopped.
+``python -m benchmarks.delay HOST:PORT SECONDS`` prints the port on which it listens, and forwards until it is stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CHUNK_BYTES = 1 << 18
 
 @contextmanager
 def delayed(endpoint: str, seconds: float) -> Iterator[str]:
-    """Start a proxy in front of an HTTP endpoint and give the block the endpoint to use instead.
+    """Start a proxy in front of an HTTP endpoint and yield the endpoint to use instead.
 
     Args:
         endpoint: The URL of the server, such as ``http://127.0.0.1:9000/path``.
@@ -34,7 +34,7 @@ def delayed(endpoint: str, seconds: float) -> Iterator[str]:
 
 
 async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
-    """Forward bytes until the connection ends. All are delayed equally, so their order does not change."""
+    """Forward bytes until the connection ends. All bytes have the same delay, so their order is preserved."""
     loop = asyncio.get_running_loop()
     while data := await reader.read(_CHUNK_BYTES):
         if delay_s:

@@ -1,8 +1,8 @@
-"""What freeing space asks of a storage: planning an expiry, and deleting.
+"""Storage requests and times of reclaiming space: planning an expiration, and deleting.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.expiry``; it starts a radosgw of its own (the packages of
-``deploy/debian-packages.txt``) and writes ``benchmarks/results/expiry.md``. Requests depend on no machine; times are
-only worth as ratios within the run.
+Run from the project's root: ``.venv/bin/python -m benchmarks.expiry``. It starts a radosgw (packages in
+``deploy/debian-packages.txt``) and writes ``benchmarks/results/expiry.md``. The number of requests does not depend on
+the machine. Of the times, only the ratios within one run are meaningful.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from trinitylake_ops.storage.retry import RetryStorage
 N_FILES = 20_000
 N_TURNS = 5
 N_ORPHANS = 5_000
-N_SMALL, N_FREED, N_FREEINGS = 10_000, 1_000, 3
+N_SMALL, N_RECLAIMED, N_RECLAIM_TURNS = 10_000, 1_000, 3
 
-#: Plans in a process of its own, a year after the last commit; prints what it found and asked for.
+#: Plans an expiration in a separate process, a year after the last commit, and prints its results and requests.
 _PLAN = """
 import json
 from benchmarks.lakes import Later
@@ -61,71 +61,71 @@ print(json.dumps({
 """
 
 
-def planning(folder: str) -> list[str]:
-    """Measure the plan that lets all versions but the latest expire."""
+def measure_planning(folder: str) -> list[str]:
+    """Measure the plan that expires all versions except the latest."""
     root = f"file://{folder}/lake/"
     generate(root)
-    said, seconds, peak_mb = run(_PLAN, root)
-    found = json.loads(said)
-    beyond = (found["reads"] - found["kept_nodes"]) / found["versions"]
+    output, seconds, peak_mb = run(_PLAN, root)
+    result = json.loads(output)
+    other_reads = (result["reads"] - result["kept_nodes"]) / result["versions"]
     return [
-        f"## Planning the expiry of {found['versions']:,} versions among {N_TABLES:,} tables",
+        f"## Planning the expiration of {result['versions']:,} versions among {N_TABLES:,} tables",
         "",
         *table(
-            ["what", "number"],
+            ["metric", "value"],
             [
-                ("reads", f"{found['reads']:,}"),
-                ("of them as many as the kept version has nodes", f"{found['kept_nodes']:,}"),
-                ("the others, for each expiring version", f"{beyond:.2f}"),
-                ("requests of all kinds", f"{found['requests']:,}"),
-                ("sequential rounds", f"{found['rounds']:,}"),
-                ("MB read", f"{found['bytes_read'] / 1e6:.1f}"),
+                ("reads", f"{result['reads']:,}"),
+                ("of these, for nodes of the kept version", f"{result['kept_nodes']:,}"),
+                ("other reads per expiring version", f"{other_reads:.2f}"),
+                ("requests of all kinds", f"{result['requests']:,}"),
+                ("round trips", f"{result['rounds']:,}"),
+                ("MB read", f"{result['bytes_read'] / 1e6:.1f}"),
                 ("peak memory of the process, MB", f"{peak_mb:.0f}"),
                 ("seconds", f"{seconds:.1f}"),
-                *((f"files to free: {kind}", f"{number:,}") for kind, number in found["files"].items()),
+                *((f"files to delete: {kind}", f"{number:,}") for kind, number in result["files"].items()),
             ],
         ),
     ]
 
 
-def _made(storage: Storage) -> dict[str, int]:
+def _create_files(storage: Storage) -> dict[str, int]:
     sizes_bytes = {new_node_path(): 1_000 for _ in range(N_FILES)}
     for path, size in sizes_bytes.items():
         storage.create(path, b"x" * size)
     return sizes_bytes
 
 
-def _removed_by_rm(folder: Path, sizes_bytes: Mapping[str, int]) -> float:
+def _delete_by_rm(folder: Path, sizes_bytes: Mapping[str, int]) -> float:
     names = "\0".join(str(folder / path) for path in sizes_bytes).encode()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     subprocess.run(["xargs", "-0", "rm"], input=names, check=True)
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
-def _removed_by_us(folder: Path, sizes_bytes: Mapping[str, int]) -> float:
+def _delete_by_us(folder: Path, sizes_bytes: Mapping[str, int]) -> float:
     storage = RetryStorage(LocalStorage(f"file://{folder}/", fsync=False))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     deletion = delete_files(storage, sizes_bytes)
     assert deletion.files == N_FILES
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def _ratios(folder: Path, *, is_synced: bool) -> Iterator[float]:
-    """Yield our seconds by those of ``rm`` on files of the same names and sizes; either goes first in turn."""
-    removals: list[Callable[[Path, Mapping[str, int]], float]] = [_removed_by_rm, _removed_by_us]
+    """Yield the ratio of our seconds to those of ``rm``, on files of the same names and sizes, in alternating order."""
+    removals: list[Callable[[Path, Mapping[str, int]], float]] = [_delete_by_rm, _delete_by_us]
     for turn in range(N_TURNS):
         seconds = {}
         for number, remove in enumerate(removals if turn % 2 else reversed(removals)):
-            place = folder / f"{is_synced}-{turn}-{number}"
-            sizes_bytes = _made(LocalStorage(f"file://{place}/", fsync=False))
+            turn_folder = folder / f"{is_synced}-{turn}-{number}"
+            sizes_bytes = _create_files(LocalStorage(f"file://{turn_folder}/", fsync=False))
             if is_synced:
                 os.sync()
-            seconds[remove] = remove(place, dict(sorted(sizes_bytes.items())))
-        yield seconds[_removed_by_us] / seconds[_removed_by_rm]
+            seconds[remove] = remove(turn_folder, dict(sorted(sizes_bytes.items())))
+        yield seconds[_delete_by_us] / seconds[_delete_by_rm]
 
 
-def deleting_locally(folder: str) -> list[str]:
-    """Measure deletion against ``rm``, of files that the disk holds and of those only the page cache has."""
+def measure_local_deletion(folder: str) -> list[str]:
+    """Compare deletion with ``rm``, for files that are on the disk and for those that are only in the page cache."""
     rows = []
     for what, is_synced in (("files that were just written", False), ("files that are on the disk", True)):
         ratios = sorted(_ratios(Path(folder), is_synced=is_synced))
@@ -133,41 +133,41 @@ def deleting_locally(folder: str) -> list[str]:
     return [
         "## Deleting on local disk",
         "",
-        f"{N_FILES:,} files of 1,000 bytes in the folders of nodes, by us and by `rm`, {N_TURNS} turns each: the time"
-        " that ours takes by that of `rm`.",
+        f"{N_FILES:,} files of 1,000 bytes in the folders of nodes, deleted by us and by `rm`, {N_TURNS} turns each:"
+        " our time divided by that of `rm`.",
         "",
-        *table(["what", "median", "least", "most"], rows),
+        *table(["files", "median", "min", "max"], rows),
     ]
 
 
-class Noted(StorageWrapper):
-    """Notes what has to be done again by the operating system's calls alone."""
+class OperationRecorder(StorageWrapper):
+    """Records file operations so that they can be repeated with system calls alone."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
-        self.noted: list[tuple[str, str, bytes]] = []
+        self.recorded: list[tuple[str, str, bytes]] = []
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        self.noted.append(("read", path, b""))
+        self.recorded.append(("read", path, b""))
         return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def create(self, path: str, data: bytes) -> None:
-        self.noted.append(("write", path, data))
+        self.recorded.append(("write", path, data))
         self.inner.create(path, data)
 
     def write(self, path: str, data: bytes) -> None:
-        self.noted.append(("write", path, data))
+        self.recorded.append(("write", path, data))
         self.inner.write(path, data)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        self.noted.extend(("delete", path, b"") for path in paths)
+        self.recorded.extend(("delete", path, b"") for path in paths)
         return self.inner.delete_batch(paths)
 
 
-def _done_by_calls(folder: Path, noted: Sequence[tuple[str, str, bytes]]) -> float:
-    """Return the seconds of the same reads, writes and deletes in one thread, nothing decoded or checked."""
-    begun = time.perf_counter()
-    for kind, path, data in noted:
+def _repeat_by_calls(folder: Path, recorded: Sequence[tuple[str, str, bytes]]) -> float:
+    """Return the seconds of the same reads, writes and deletes in one thread, without decoding or checks."""
+    started = time.perf_counter()
+    for kind, path, data in recorded:
         target = folder / path
         if kind == "delete":
             target.unlink(missing_ok=True)
@@ -176,61 +176,65 @@ def _done_by_calls(folder: Path, noted: Sequence[tuple[str, str, bytes]]) -> flo
                 target.read_bytes()
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
-            beside = target.with_name(f"{target.name}.new")
-            beside.write_bytes(data)
-            beside.replace(target)
-    return time.perf_counter() - begun
+            temporary = target.with_name(f"{target.name}.new")
+            temporary.write_bytes(data)
+            temporary.replace(target)
+    return time.perf_counter() - started
 
 
-def _freed(folder: Path) -> tuple[list[float], float, Counter[str]]:
-    """Free all versions but the latest. Returns the seconds of each step, and seconds and numbers of the calls."""
+def _reclaim(folder: Path) -> tuple[list[float], float, Counter[str]]:
+    """Reclaim all versions except the latest.
+
+    Returns:
+        The seconds of each step, the seconds of the file operations alone, and the number of operations by kind.
+    """
     local = LocalStorage(f"file://{folder}/", fsync=False)
     lake = filled(local, N_SMALL)
-    for number in range(N_FREED):
+    for number in range(N_RECLAIMED):
         change_tables(lake, [number % N_SMALL])
     copy = folder.with_name(f"{folder.name}-copy")
     shutil.copytree(folder, copy)
-    noted = Noted(local)
+    recorder = OperationRecorder(local)
     policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
     marks = [time.perf_counter()]
-    expiration = operations.plan_expiration(Lakehouse(Later(noted, 1)), policy)
+    expiration = operations.plan_expiration(Lakehouse(Later(recorder, 1)), policy)
     marks.append(time.perf_counter())
     expiration.execute()
     marks.append(time.perf_counter())
-    purge = operations.plan_purge(Lakehouse(Later(noted, 2)))
+    purge = operations.plan_purge(Lakehouse(Later(recorder, 2)))
     marks.append(time.perf_counter())
     purge.execute()
     marks.append(time.perf_counter())
-    numbers = Counter(kind for kind, _, _ in noted.noted)
-    return [end - begin for begin, end in pairwise(marks)], _done_by_calls(copy, noted.noted), numbers
+    numbers = Counter(kind for kind, _, _ in recorder.recorded)
+    return [end - begin for begin, end in pairwise(marks)], _repeat_by_calls(copy, recorder.recorded), numbers
 
 
-def freeing(folder: str) -> list[str]:
-    """Measure the four steps from versions to free space, beside the file operations that they ask for."""
-    turns = [_freed(Path(folder) / f"freed-{turn}") for turn in range(N_FREEINGS)]
+def measure_reclaim(folder: str) -> list[str]:
+    """Measure the four steps that reclaim versions, and their file operations alone."""
+    turns = [_reclaim(Path(folder) / f"freed-{turn}") for turn in range(N_RECLAIM_TURNS)]
     steps = [median(seconds[step] for seconds, _, _ in turns) for step in range(4)]
     by_calls, numbers = median(calls for _, calls, _ in turns), turns[0][2]
-    names = ("plan of the expiry", "its execution", "plan of the purge", "its execution")
+    names = ("plan the expiration", "execute it", "plan the purge", "execute it")
     rows = [(name, f"{1000 * seconds:.0f}") for name, seconds in zip(names, steps, strict=True)]
     rows += [("all four", f"{1000 * sum(steps):.0f}"), ("the file operations alone", f"{1000 * by_calls:.0f}")]
     return [
-        f"## From {N_FREED:,} versions to free space",
+        f"## Reclaiming {N_RECLAIMED:,} versions",
         "",
-        f"Commits of one table each among {N_SMALL:,}, unsynced, medians of {N_FREEINGS} turns. The four steps ask for"
-        f" {numbers['read']:,} reads, {numbers['write']:,} writes, most of them sealed roots, and"
-        f" {numbers['delete']:,} deletes. The last row does these by the operating system's calls alone.",
+        f"Commits of one table each among {N_SMALL:,}, unsynced, medians of {N_RECLAIM_TURNS} turns. The four steps"
+        f" need {numbers['read']:,} reads, {numbers['write']:,} writes, most of them sealed roots, and"
+        f" {numbers['delete']:,} deletes. The last row repeats these with system calls alone.",
         "",
         *table(["step", "ms"], rows),
     ]
 
 
-def deleting_on_s3() -> list[str]:
+def count_s3_deletion() -> list[str]:
     """Count the requests of an orphan removal on radosgw."""
     with radosgw() as server:
-        return _removal_on(server)
+        return _delete_orphans(server)
 
 
-def _removal_on(server: S3Server) -> list[str]:
+def _delete_orphans(server: S3Server) -> list[str]:
     storage = open_storage(server.fresh_root("expiry"), server.storage_options)
     filled(storage, 100)
     storage.create_many({new_node_path(): b"x" for _ in range(N_ORPHANS)})
@@ -247,8 +251,13 @@ def _removal_on(server: S3Server) -> list[str]:
 def main() -> None:
     """Measure, print and write the results."""
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
-        sections = [planning(folder), freeing(folder), deleting_locally(folder), deleting_on_s3()]
-    lines = ["# Freeing space", "", f"Made by `benchmarks/expiry.py`; the lakehouse has {N_VERSIONS:,} versions."]
+        sections = [
+            measure_planning(folder),
+            measure_reclaim(folder),
+            measure_local_deletion(folder),
+            count_s3_deletion(),
+        ]
+    lines = ["# Reclaiming space", "", f"Made by `benchmarks/expiry.py`; the lakehouse has {N_VERSIONS:,} versions."]
     for section in sections:
         lines += ["", *section]
     write_result("expiry", lines)

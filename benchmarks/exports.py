@@ -1,7 +1,8 @@
-"""What rollbacks of large lakehouses and full exports ask of a storage.
+"""Storage requests of rollbacks of large lakehouses and of full exports.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.exports``; it starts a radosgw of its own (the packages of
-``deploy/debian-packages.txt``) and writes ``benchmarks/results/exports.md``. Requests depend on no machine.
+Run from the project's root: ``.venv/bin/python -m benchmarks.exports``. It starts a radosgw (packages in
+``deploy/debian-packages.txt``) and writes ``benchmarks/results/exports.md``. The number of requests does not depend on
+the machine.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ N_EXPORTED_TABLES = 10
 T = TypeVar("T")
 
 
-class InFlight(StorageWrapper):
-    """Notes for how long how many requests are on their way at the same time."""
+class ConcurrencyMeter(StorageWrapper):
+    """Measures how many requests are in flight at the same time, and for how long."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -58,13 +59,13 @@ class InFlight(StorageWrapper):
         self._counted("create", lambda: self.inner.create(path, data))
 
     def at_least(self, requests: int) -> float:
-        """Return the part of the time with any request on its way in which there were so many."""
+        """Return the share of the busy time in which at least this many requests were in flight."""
         busy = {number: seconds for number, seconds in self.seconds.items() if number}
         return sum(seconds for number, seconds in busy.items() if number >= requests) / sum(busy.values())
 
     @property
     def mean(self) -> float:
-        """How many requests were on their way, on average over the time with any."""
+        """The average number of requests in flight during the busy time."""
         busy = {number: seconds for number, seconds in self.seconds.items() if number}
         return sum(number * seconds for number, seconds in busy.items()) / sum(busy.values())
 
@@ -83,8 +84,8 @@ class InFlight(StorageWrapper):
             self._since, self._now = now, self._now + by
 
 
-def rolling_back() -> list[str]:
-    """Count what a rollback by one commit takes in a lakehouse of a million tables."""
+def measure_rollback() -> list[str]:
+    """Count the requests of a rollback by one commit in a lakehouse of a million tables."""
     storage = MadeUpDefinitions(MemoryStorage("memory://rollback-benchmark/"))
     lake = loaded(storage, N_TABLES)
     height = lake.snapshot().tree_shape().height
@@ -96,12 +97,12 @@ def rolling_back() -> list[str]:
         f"## Rollback of {N_TABLES:,} tables by a commit that changed one",
         "",
         *table(
-            ["what", "number"],
+            ["metric", "value"],
             [
                 ("levels of the tree below its root", height),
                 ("requests", counts.total),
                 ("2 x levels + 10", 2 * height + 10),
-                ("sequential rounds", counts.rounds),
+                ("round trips", counts.rounds),
                 ("kB written", f"{counts.bytes_written / 1e3:.1f}"),
             ],
         ),
@@ -109,7 +110,7 @@ def rolling_back() -> list[str]:
 
 
 def _tables(lake: Lakehouse) -> None:
-    """Create tables whose data files are many and small: those of one append each, partitioned by a number."""
+    """Create tables with many small data files: one append to each table, partitioned by a number."""
     schema = Schema(NestedField(1, "id", LongType(), required=False))
     by_id = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "id"))
     rows = pa.table({"id": pa.array(range(N_DATA_FILES // N_EXPORTED_TABLES), pa.int64())})
@@ -119,35 +120,35 @@ def _tables(lake: Lakehouse) -> None:
             catalog.create_table(f"ns.t{number}", schema, partition_spec=by_id).append(rows)
 
 
-def exporting(folder: Path, server: S3Server) -> list[str]:
-    """Measure a full export to S3, and one after an append to a single table."""
+def measure_exports(folder: Path, server: S3Server) -> list[str]:
+    """Measure a full export to S3, and another one after an append to a single table."""
     lake = Lakehouse.create(str(folder / "lake"), {"fsync": "false"})
     _tables(lake)
     root = server.fresh_root("exports")
     rows = []
     for name in ("first", "second"):
-        watched = InFlight(open_storage(root, server.storage_options))
-        with mock.patch.object(export_module, "open_storage", return_value=watched):
-            begun = time.perf_counter()
+        meter = ConcurrencyMeter(open_storage(root, server.storage_options))
+        with mock.patch.object(export_module, "open_storage", return_value=meter):
+            started = time.perf_counter()
             report = operations.plan_export(lake, name, "full", target=root).execute()
-            seconds = time.perf_counter() - begun
-        rows.append((name, report, watched, seconds))
+            seconds = time.perf_counter() - started
+        rows.append((name, report, meter, seconds))
         with catalog_at(lake) as catalog:
             catalog.load_table("ns.t0").append(pa.table({"id": pa.array([-1], pa.int64())}))
     server.delete_all(root)
-    header = ["what", *(name for name, *_ in rows)]
+    header = ["metric", *(name for name, *_ in rows)]
     lines = [
         ("files copied", *(f"{report.copied_files:,}" for _, report, _, _ in rows)),
         ("MB copied", *(f"{report.copied_bytes / 1e6:.2f}" for _, report, _, _ in rows)),
-        ("files created at the target", *(f"{watched.sent['create']:,}" for _, _, watched, _ in rows)),
-        ("requests in flight there, on average", *(f"{watched.mean:.1f}" for _, _, watched, _ in rows)),
-        ("part of the time with 16 or more", *(f"{watched.at_least(16):.0%}" for _, _, watched, _ in rows)),
+        ("files created at the target", *(f"{meter.sent['create']:,}" for _, _, meter, _ in rows)),
+        ("average requests in flight", *(f"{meter.mean:.1f}" for _, _, meter, _ in rows)),
+        ("share of the time with 16 or more", *(f"{meter.at_least(16):.0%}" for _, _, meter, _ in rows)),
         ("seconds", *(f"{seconds:.1f}" for *_, seconds in rows)),
     ]
     return [
-        f"## Full export of {N_EXPORTED_TABLES} tables with {N_DATA_FILES:,} data files to S3, and the next one",
+        f"## Full export of {N_EXPORTED_TABLES} tables with {N_DATA_FILES:,} data files to S3, and a second export",
         "",
-        "From a local disk to radosgw, on one machine; between the two exports one table got one file more.",
+        "From local disk to a radosgw on the same machine. Between the two exports, one table gained one file.",
         "",
         *table(header, lines),
     ]
@@ -155,9 +156,9 @@ def exporting(folder: Path, server: S3Server) -> list[str]:
 
 def main() -> None:
     """Measure and write the results."""
-    lines = ["# Rollbacks and exports", "", *rolling_back(), ""]
+    lines = ["# Rollbacks and exports", "", *measure_rollback(), ""]
     with tempfile.TemporaryDirectory() as folder, radosgw() as server:
-        lines += exporting(Path(folder), server)
+        lines += measure_exports(Path(folder), server)
     write_result("exports", lines)
 
 

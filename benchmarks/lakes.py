@@ -1,4 +1,4 @@
-"""Lakehouses for benchmarks: filled by a transaction, or bulk-loaded with synthetic definitions."""
+"""Lakehouses for benchmarks: filled by a transaction, or bulk loaded with generated table definitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinitylake_ops.tree.search import scan
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: Latency of a request to a simulated server.
+#: Latency of each request to a simulated remote storage.
 REQUEST_SECONDS = 0.020
 
 _DEFINITION = TableDef(id="00000000-0000-4000-8000-000000000000").to_bytes()
@@ -41,7 +41,7 @@ def name(number: int) -> str:
 
 
 def changed() -> TableDef:
-    """Return a unique definition of a table."""
+    """Return a new, unique table definition."""
     return TableDef(properties={"stamp": str(random.random())})
 
 
@@ -83,7 +83,7 @@ def deferred_background_work() -> Iterator[None]:
 
 
 class MadeUpDefinitions(StorageWrapper):
-    """Returns the same content for all missing table definitions, so that a million files need not be written."""
+    """Returns the same content for every table definition that was not written, to save writing a million files."""
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         try:
@@ -95,7 +95,7 @@ class MadeUpDefinitions(StorageWrapper):
 
 
 class Later(StorageWrapper):
-    """A storage whose clock is some years ahead, so that no version is protected because of its age."""
+    """A storage whose clock is some years ahead, so that no version is protected by its age."""
 
     def __init__(self, inner: Storage, years: int = 1):
         super().__init__(inner)
@@ -106,7 +106,7 @@ class Later(StorageWrapper):
 
 
 class SlowStorage(StorageWrapper):
-    """Adds latency to each request, by default 20 ms. Up to 32 requests are sent in parallel, as to a server."""
+    """Delays every request, by default by 20 ms, and sends 32 requests concurrently, as to a server."""
 
     def __init__(self, inner: Storage, seconds: float = REQUEST_SECONDS):
         super().__init__(inner)
@@ -136,11 +136,11 @@ class SlowStorage(StorageWrapper):
 
 
 def loaded(storage: Storage, n_tables: int, **settings: str) -> Lakehouse:
-    """Create a lakehouse and bulk-load tables into one namespace.
+    """Create a lakehouse with tables in one namespace by a bulk load.
 
     Args:
-        storage: A storage that returns synthetic definitions (``MadeUpDefinitions``).
-        n_tables: Number of tables.
+        storage: The storage, which has to generate the table definitions.
+        n_tables: The number of tables.
         settings: Settings of the lakehouse that differ from the defaults.
     """
     lake = Lakehouse.create(storage.root, storage=storage, **settings)
@@ -152,7 +152,7 @@ def loaded(storage: Storage, n_tables: int, **settings: str) -> Lakehouse:
 
 @dataclass(frozen=True)
 class _Load:
-    """A commit that adds all tables."""
+    """A bulk load of all tables as one commit."""
 
     n_tables: int
 
@@ -165,7 +165,7 @@ class _Load:
         return Draft(system, info, EditedTree(tree, files), {}, base.definition)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        raise AssertionError("there are no other commits")
+        raise AssertionError("there are no other writers")
 
 
 def _entries(base: Snapshot, n_tables: int) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Requests of the engine, noted and sent once more through a client library alone."""
+"""Record the requests of the engine and replay them through a bare client library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinitylake_ops.storage.parallel import RoundTrip, current_round_trip
 
 @dataclass(frozen=True)
 class Request:
-    """One request of the engine, as it is replayed."""
+    """One recorded request of the engine."""
 
     kind: str
     path: str
@@ -27,17 +27,17 @@ class Request:
 
 
 class BareClient(Protocol):
-    """A client library alone: no typed errors, no retries, no interface."""
+    """A client library used directly: without typed errors, retries and the storage interface."""
 
     def send(self, request: Request) -> bytes | None:
-        """Send a request; returns what it read, None for a file that is not there."""
+        """Send a request and return the bytes that it read, or None if the file does not exist."""
 
     def close(self) -> None:
-        """End connections that do not end by themselves."""
+        """Close connections that are not closed automatically."""
 
 
 class SlowClient(BareClient):
-    """A client on which every request takes so many seconds more."""
+    """A client that delays every request by a number of seconds."""
 
     def __init__(self, inner: BareClient, seconds: float):
         self._inner = inner
@@ -49,7 +49,7 @@ class SlowClient(BareClient):
 
 
 class Recorder(StorageWrapper):
-    """Notes every request and which ones were in flight together."""
+    """Records every request, and which requests were sent in the same round trip."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -72,20 +72,20 @@ class Recorder(StorageWrapper):
         self.inner.write(path, data)
 
     def rounds(self) -> list[list[Request]]:
-        """Return the requests so far by round, in order, and forget them."""
-        found: list[list[Request]] = []
+        """Return the requests recorded so far, grouped by round trip, and clear them."""
+        rounds: list[list[Request]] = []
         for _, group in itertools.groupby(self.requests, key=lambda entry: entry[0] or object()):
-            found.append([request for _, request in group])
+            rounds.append([request for _, request in group])
         self.requests = []
-        return found
+        return rounds
 
 
 class Replay:
-    """Sends recorded requests through a bare client, those of a round together, with the threads that a storage has."""
+    """Sends recorded requests through a bare client, in the same round trips and with the same number of threads."""
 
     def __init__(self, client: BareClient, storage: Storage):
         self._client = client
-        self._few_reads, self._few_creates = storage.serial_read_limit, storage.serial_create_limit
+        self._serial_read_limit, self._serial_create_limit = storage.serial_read_limit, storage.serial_create_limit
         self._pool = ThreadPoolExecutor(storage.concurrency)
 
     def __enter__(self) -> Replay:
@@ -98,31 +98,37 @@ class Replay:
         self,
         rounds: Sequence[Sequence[Request]],
         turn: str,
-        on_response: Callable[[Request, bytes], object] = lambda request, answer: None,
+        on_response: Callable[[Request, bytes], object] = lambda request, response: None,
     ) -> None:
-        """Send all requests; what was created gets a name of its own. ``on_response`` gets each that read something."""
-        for together in rounds:
-            own = [_renamed(request, turn) for request in together]
-            for request, answer in zip(own, self._answers(own), strict=True):
-                if answer is not None:
-                    on_response(request, answer)
+        """Send all requests.
 
-    def _answers(self, together: Sequence[Request]) -> list[bytes | None]:
-        few = self._few_reads if together[0].kind == "read" else self._few_creates
-        if len(together) <= few:
-            return [self._client.send(request) for request in together]
-        return list(self._pool.map(self._client.send, together))
+        Args:
+            rounds: The requests of each round trip.
+            turn: A suffix for the names of created files, so that every turn creates new files.
+            on_response: Called with each read request and the bytes that it returned.
+        """
+        for round_requests in rounds:
+            requests = [_renamed(request, turn) for request in round_requests]
+            for request, response in zip(requests, self._responses(requests), strict=True):
+                if response is not None:
+                    on_response(request, response)
+
+    def _responses(self, round_requests: Sequence[Request]) -> list[bytes | None]:
+        serial_limit = self._serial_read_limit if round_requests[0].kind == "read" else self._serial_create_limit
+        if len(round_requests) <= serial_limit:
+            return [self._client.send(request) for request in round_requests]
+        return list(self._pool.map(self._client.send, round_requests))
 
 
 def key_prefix(root: str) -> str:
-    """Return what stands before the paths of a root in the names of a bucket, a container or a table."""
+    """Return the prefix of a root's paths in the object names of its bucket, container or table."""
     return root.split("/", 3)[3]
 
 
-def decoded(request: Request, answer: bytes) -> None:
-    """Open and decode a node file that was read whole, by pyarrow alone, as any reader has to."""
+def decoded(request: Request, response: bytes) -> None:
+    """Open and decode a completely read node file with pyarrow alone, which is the minimum for every reader."""
     if request.path.endswith(".arrow") and request.length is None:
-        pa.ipc.open_file(answer).read_all().to_pydict()
+        pa.ipc.open_file(response).read_all().to_pydict()
 
 
 def _renamed(request: Request, turn: str) -> Request:

@@ -1,11 +1,11 @@
-"""Commits of many clients by servers of a lakehouse, and by pyiceberg's catalog on PostgreSQL, on one bucket.
+"""Commits of many clients through servers of a lakehouse and through pyiceberg's catalog on PostgreSQL, on one bucket.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.replicas``; it writes ``benchmarks/results/replicas.md``.
-Each request to the bucket takes 20 ms more, by a proxy, and then 100 ms. Each client is a process with a table of its
-own.
+Run from the project's root: ``.venv/bin/python -m benchmarks.replicas``. It writes ``benchmarks/results/replicas.md``.
+A proxy delays each request to the bucket by 20 ms, and in a second part by 100 ms. Each client is a process that
+changes a separate table.
 
-Where all processes share few processor threads, the time of a processor that each of them takes decides. So it is
-told, by who took it. It differs less from run to run than commits a second do.
+If all processes share few CPU threads, throughput depends on the CPU time of each process. The result therefore
+reports CPU time by role, which varies less between runs than commits per second.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ PEER = "pyiceberg, PostgreSQL"
 SCHEMA = pa.schema([("id", pa.int64())])
 _LIMIT_SECONDS = 900
 _STORAGE, _DATABASE = ("radosgw", "ceph-mon", "ceph-osd"), "postgres"
-_OF_CLIENTS = b"aws-sdk-cpp"
+_CLIENT_USER_AGENT = b"aws-sdk-cpp"
 _TICK_MS = 1_000 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
-class Found:
-    """What commits took. ``busy_ms`` is time of a processor for each commit, by who took it."""
+class CommitCosts:
+    """Cost of commits: rate, and CPU milliseconds and requests per commit by role."""
 
     per_second: float
     busy_ms: Mapping[str, float]
@@ -60,12 +60,12 @@ class Found:
 
     @property
     def all_busy_ms(self) -> float:
-        """What a commit takes of processors without the storage, which is the same for all catalogs."""
+        """CPU milliseconds per commit without storage and proxy, which are the same for all catalogs."""
         return sum(self.busy_ms.values()) - self.busy_ms["storage"] - self.busy_ms["delay"]
 
 
 class Requests:
-    """How many requests a process that delays them has passed on so far, by who sent them."""
+    """Number of requests that the delaying proxy has forwarded so far, by role of the sender."""
 
     roles = ("clients", "servers")
 
@@ -73,21 +73,21 @@ class Requests:
         self._counted = mmap.mmap(-1, 16)
 
     def add(self, data: bytes) -> None:
-        """Count a request by its first bytes. The clients' library names itself, that of a server has another name."""
+        """Count a request. Its first bytes contain the user agent, which differs between clients and servers."""
         numbers = list(self.numbers)
-        numbers[0 if _OF_CLIENTS in data else 1] += 1
+        numbers[0 if _CLIENT_USER_AGENT in data else 1] += 1
         self._counted[:] = struct.pack("<2q", *numbers)
 
     @property
     def numbers(self) -> tuple[int, int]:
-        """The numbers of requests of clients, and of servers."""
-        of_clients, of_servers = struct.unpack("<2q", self._counted[:])
-        return of_clients, of_servers
+        """The number of requests of clients, and of servers."""
+        n_clients, n_servers = struct.unpack("<2q", self._counted[:])
+        return n_clients, n_servers
 
 
 @dataclass(frozen=True)
 class Slow:
-    """The delayed bucket, by how much, the process that delays, and what that counts."""
+    """A bucket behind a delaying proxy, with the delay, the proxy's process and its counters."""
 
     server: S3Server
     seconds: float
@@ -95,39 +95,44 @@ class Slow:
     requests: Requests
 
     def n_each(self, *, appends: bool) -> int:
-        """How many commits each client makes: some seconds of them."""
+        """Return the number of commits per client, which take some seconds."""
         return (12 if appends else 40) if self.seconds < SLOW_SECONDS else (4 if appends else 12)
 
 
 def busy_ticks(clients: frozenset[int], delay: int) -> Counter[str]:
-    """Return how long the processes that this one has started were on a processor, by what they are."""
-    parents, found = {}, {}
+    """Return the CPU ticks of all descendants of this process, by role.
+
+    Args:
+        clients: The process ids of the clients.
+        delay: The process id of the proxy.
+    """
+    parents, stats = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
             fields = rest.split()
             parents[int(folder.name)] = int(fields[1])
-            found[int(folder.name)] = (name, int(fields[11]) + int(fields[12]))
+            stats[int(folder.name)] = (name, int(fields[11]) + int(fields[12]))
     busy: Counter[str] = Counter({"clients": 0, "servers": 0, "database": 0, "storage": 0, "delay": 0})
-    for pid, (name, ticks) in found.items():
-        above = pid
-        while above not in (0, 1, os.getpid()):
-            above = parents.get(above, 0)
-        if above != os.getpid() or pid == above:
+    for pid, (name, ticks) in stats.items():
+        ancestor = pid
+        while ancestor not in (0, 1, os.getpid()):
+            ancestor = parents.get(ancestor, 0)
+        if ancestor != os.getpid() or pid == ancestor:
             continue
         role = "clients" if pid in clients else "delay" if pid == delay else "servers"
         busy["storage" if name in _STORAGE else "database" if name == _DATABASE else role] += ticks
     return busy
 
 
-async def _pass_on(
+async def _forward(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: int, seconds: float, requests: Requests
 ) -> None:
-    """Pass one connection on. Each request, but not each of its pieces, waits before it goes on."""
+    """Forward one connection. Only the first chunk of each request is delayed."""
     from_server, to_server = await asyncio.open_connection("127.0.0.1", target)
     is_new = True
 
-    async def answers() -> None:
+    async def forward_responses() -> None:
         nonlocal is_new
         while data := await from_server.read(1 << 16):
             is_new = True
@@ -135,7 +140,7 @@ async def _pass_on(
             await writer.drain()
         writer.close()
 
-    answering = asyncio.create_task(answers())
+    forwarding = asyncio.create_task(forward_responses())
     try:
         while data := await reader.read(1 << 16):
             if is_new:
@@ -145,21 +150,21 @@ async def _pass_on(
             to_server.write(data)
             await to_server.drain()
     except ConnectionError:
-        pass  # a client may end in mid-connection
+        pass  # a client may disconnect at any time
     finally:
         to_server.close()
-        answering.cancel()
+        forwarding.cancel()
 
 
 @contextlib.contextmanager
 def delayed(server: S3Server, seconds: float) -> Iterator[Slow]:
-    """Serve a bucket at another port, each request of which waits; yields that."""
+    """Serve a bucket at another port with a delay for each request, and yield it."""
     own, port, requests = free_port(), int(server.endpoint.rpartition(":")[2]), Requests()
 
     def serve(report: Callable[[str], None]) -> None:
         async def run() -> None:
             passing = await asyncio.start_server(
-                lambda r, w: _pass_on(r, w, port, seconds, requests), "127.0.0.1", own, backlog=1_000
+                lambda r, w: _forward(r, w, port, seconds, requests), "127.0.0.1", own, backlog=1_000
             )
             report("ready")
             await passing.serve_forever()
@@ -175,11 +180,18 @@ def delayed(server: S3Server, seconds: float) -> Iterator[Slow]:
         child.finish()
 
 
-def client(opened: Callable[[], Catalog], number: int, n_each: int, *, appends: bool) -> Child:
-    """Fork a client with a table of its own. It waits for a line, commits, and reports how long that took."""
+def client(open_catalog: Callable[[], Catalog], number: int, n_each: int, *, appends: bool) -> Child:
+    """Fork a client that creates a table, waits for the common start, commits, and reports the end.
+
+    Args:
+        open_catalog: Opens the catalog.
+        number: The number of the client.
+        n_each: The number of commits.
+        appends: Whether the commits are appends; otherwise they set a property.
+    """
 
     def work(report: Callable[[str], None]) -> None:
-        catalog = opened()
+        catalog = open_catalog()
         name = f"ns.{'a' if appends else 'p'}{number}"
         own = catalog.create_table(name, SCHEMA)
         rows = pa.table({"id": pa.array([number], pa.int64())}, schema=SCHEMA)
@@ -202,8 +214,8 @@ def client(opened: Callable[[], Catalog], number: int, n_each: int, *, appends: 
 _begin = Path(tempfile.mkdtemp()) / "begin"
 
 
-def commits(openers: Sequence[Callable[[], Catalog]], slow: Slow, *, appends: bool) -> Found:
-    """Return what commits of all clients took, from their common beginning to the end of the last."""
+def commits(openers: Sequence[Callable[[], Catalog]], slow: Slow, *, appends: bool) -> CommitCosts:
+    """Return the cost of the commits of all clients, from the common start to the end of the last client."""
     _begin.unlink(missing_ok=True)
     n_each = slow.n_each(appends=appends)
     children = [client(openers[number % len(openers)], number, n_each, appends=appends) for number in range(N_CLIENTS)]
@@ -211,38 +223,41 @@ def commits(openers: Sequence[Callable[[], Catalog]], slow: Slow, *, appends: bo
     for child in children:
         if child.next_report() != "ready":
             raise RuntimeError("a client ended early")
-    busy, asked, begun_s = busy_ticks(pids, slow.pid), slow.requests.numbers, time.perf_counter()
+    busy, n_requests_before, started_s = busy_ticks(pids, slow.pid), slow.requests.numbers, time.perf_counter()
     _begin.touch()
     for child in children:
         if child.next_report() != "done":
             raise RuntimeError("a client failed")
-    seconds, n_commits = time.perf_counter() - begun_s, N_CLIENTS * n_each
-    ticks, n_asked = busy_ticks(pids, slow.pid), slow.requests.numbers
+    seconds, n_commits = time.perf_counter() - started_s, N_CLIENTS * n_each
+    ticks, n_requests_after = busy_ticks(pids, slow.pid), slow.requests.numbers
     ticks.subtract(busy)
     for child in children:
         child.finish()
-    return Found(
+    return CommitCosts(
         n_commits / seconds,
         {role: number * _TICK_MS / n_commits for role, number in ticks.items()},
-        {role: (now - before) / n_commits for role, now, before in zip(Requests.roles, n_asked, asked, strict=True)},
+        {
+            role: (now - before) / n_commits
+            for role, now, before in zip(Requests.roles, n_requests_after, n_requests_before, strict=True)
+        },
     )
 
 
 @contextlib.contextmanager
 def servers(root: str, number: int) -> Iterator[list[str]]:
-    """Run servers of a lakehouse; yields their addresses."""
+    """Run servers of a lakehouse, and yield their addresses."""
     with contextlib.ExitStack() as stack:
         urls = []
         for _ in range(number):
-            process, url, _begun = stack.enter_context(command(root, "--anonymous-writes"))
+            process, url, _ready = stack.enter_context(command(root, "--anonymous-writes"))
             assert process.stderr is not None
             threading.Thread(target=process.stderr.read, daemon=True).start()
             urls.append(url)
         yield urls
 
 
-def by_postgres(slow: Slow, files: dict[str, str]) -> list[Found]:
-    """Return what commits by pyiceberg's own catalog took: of properties, and of appends."""
+def by_postgres(slow: Slow, files: dict[str, str]) -> list[CommitCosts]:
+    """Return the cost of commits through pyiceberg's SQL catalog: of properties, and of appends."""
     database = Postgres(free_port(), "iceberg", "iceberg", "iceberg")
     uri = f"postgresql+psycopg2://iceberg:iceberg@127.0.0.1:{database.port}/iceberg"
 
@@ -257,8 +272,8 @@ def by_postgres(slow: Slow, files: dict[str, str]) -> list[Found]:
         return [commits([sql], slow, appends=one) for one in (False, True)]
 
 
-def by_servers(slow: Slow, files: dict[str, str], number: int, client_name: str) -> list[Found]:
-    """Return what commits by so many servers took, whose storage has the client named: properties, and appends."""
+def by_servers(slow: Slow, files: dict[str, str], number: int, client_name: str) -> list[CommitCosts]:
+    """Return the cost of commits through servers with a storage client: of properties, and of appends."""
     os.environ[OPTIONS_VARIABLE] = f"addressing_style=path,client={client_name}"
     root = slow.server.fresh_root()
     fork(lambda _: _with_namespace(root)).finish()
@@ -270,8 +285,8 @@ def by_servers(slow: Slow, files: dict[str, str], number: int, client_name: str)
         return [commits(openers, slow, appends=one) for one in (False, True)]
 
 
-def measured(server: S3Server, seconds: float, client_names: Sequence[str]) -> dict[str, list[Found]]:
-    """Return what commits took by each catalog: of properties, and of appends. Each request takes so much longer."""
+def measured(server: S3Server, seconds: float, client_names: Sequence[str]) -> dict[str, list[CommitCosts]]:
+    """Return the cost of commits through each catalog, with a delay for each request: of properties, and of appends."""
     with delayed(server, seconds) as slow:
         os.environ.update(slow.server.environment)
         os.environ["AWS_REQUEST_CHECKSUM_CALCULATION"] = "when_required"
@@ -281,67 +296,72 @@ def measured(server: S3Server, seconds: float, client_names: Sequence[str]) -> d
             "s3.secret-access-key": slow.server.secret_access_key,
             "s3.region": slow.server.region,
         }
-        found = {PEER: by_postgres(slow, files)}
+        costs = {PEER: by_postgres(slow, files)}
         for client_name, number in itertools.product(client_names, (1, N_REPLICAS)):
             name = "one server" if number == 1 else f"{number} replicas"
-            found[f"{name}, {client_name}"] = by_servers(slow, files, number, client_name)
-        return found
+            costs[f"{name}, {client_name}"] = by_servers(slow, files, number, client_name)
+        return costs
 
 
-def shown(found: Mapping[str, list[Found]], at: int) -> list[str]:
-    """Return the lines of a table: of commits of properties, or of appends."""
-    base = found[PEER][at]
+def shown(costs: Mapping[str, list[CommitCosts]], index: int) -> list[str]:
+    """Return the lines of a table.
+
+    Args:
+        costs: The cost of commits by catalog.
+        index: 0 for commits of properties, 1 for appends.
+    """
+    base = costs[PEER][index]
     rows = []
-    for name, values in found.items():
-        one = values[at]
-        cells = [f"{one.per_second:.1f}", f"{one.per_second / base.per_second:.2f}"]
-        cells += [f"{one.busy_ms[role]:.0f}" for role in ("clients", "servers", "database", "storage", "delay")]
-        cells += [f"{base.all_busy_ms / one.all_busy_ms:.2f}", f"{base.all_busy_ms / one.busy_ms['clients']:.2f}"]
-        rows.append([name, *cells, *(f"{one.n_requests[role]:.1f}" for role in ("clients", "servers"))])
+    for name, values in costs.items():
+        cost = values[index]
+        cells = [f"{cost.per_second:.1f}", f"{cost.per_second / base.per_second:.2f}"]
+        cells += [f"{cost.busy_ms[role]:.0f}" for role in ("clients", "servers", "database", "storage", "delay")]
+        cells += [f"{base.all_busy_ms / cost.all_busy_ms:.2f}", f"{base.all_busy_ms / cost.busy_ms['clients']:.2f}"]
+        rows.append([name, *cells, *(f"{cost.n_requests[role]:.1f}" for role in ("clients", "servers"))])
     header = (
-        "catalog", "commits / s", "ratio", "clients, ms", "servers", "database", "storage", "delay", "ratio of ms",
-        "if the server took none", "requests of clients", "of servers",
+        "catalog", "commits / s", "ratio", "CPU ms: clients", "servers", "database", "storage", "proxy", "CPU ratio",
+        "CPU ratio without servers", "requests: clients", "servers",
     )  # fmt: skip
     return table(header, rows)
 
 
 def main() -> None:
-    """Measure, and write the result, whatever the ratio is."""
+    """Measure, and write the result."""
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with running("radosgw") as server:
-        found = measured(server, REQUEST_SECONDS, ("s3fs", "obstore"))
-        far = measured(server, SLOW_SECONDS, ("obstore",))
+        costs = measured(server, REQUEST_SECONDS, ("s3fs", "obstore"))
+        slow_costs = measured(server, SLOW_SECONDS, ("obstore",))
     write_result(
         "replicas",
         [
             "# Commits of many clients",
             "",
-            f"{N_CLIENTS} clients of pyiceberg, each a process with a table of its own, commit for some seconds on one",
-            "radosgw. The servers' storage has the client named. All of them, the storage too, share",
-            f"{os.cpu_count()} processor threads, whose load was {load:.1f} at first.",
+            f"{N_CLIENTS} pyiceberg clients, each a process that changes a separate table, commit for some seconds to",
+            "one radosgw. Rows name the storage client of the servers. All processes, including the storage, share",
+            f"{os.cpu_count()} CPU threads, whose load was {load:.1f} at the start.",
             "",
-            "Milliseconds are time of a processor for each commit, by who took it. Their ratio leaves the storage and",
-            "what delays it out. The next column says what it would be by a server that takes no time at all.",
-            *_section(found, REQUEST_SECONDS),
-            *_section(far, SLOW_SECONDS),
+            "Milliseconds are CPU time per commit, by role. Their ratio excludes the storage and the proxy. The next",
+            "column is the ratio of a hypothetical server that needs no CPU time.",
+            *_section(costs, REQUEST_SECONDS),
+            *_section(slow_costs, SLOW_SECONDS),
             "",
-            "Where a request takes so long, processors rest most of the time. So rounds decide there, as they do on a",
-            "machine with more of them.",
+            "With a delay of 100 ms, CPUs are idle most of the time, so the number of round trips decides, as on a",
+            "machine with more CPUs.",
         ],
     )
 
 
-def _section(found: Mapping[str, list[Found]], seconds: float) -> list[str]:
-    delay = f"with {1_000 * seconds:.0f} ms more a request"
+def _section(costs: Mapping[str, list[CommitCosts]], seconds: float) -> list[str]:
+    delay = f"with {1_000 * seconds:.0f} ms added per request"
     return [
         "",
         f"## Properties, {delay}",
         "",
-        *shown(found, 0),
+        *shown(costs, 0),
         "",
         f"## Appends, {delay}",
         "",
-        *shown(found, 1),
+        *shown(costs, 1),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: medians, means and p99, Markdown tables and plots."""
+"""Shared code of the benchmarks: statistics, Markdown tables and plots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of at least two values."""
+        """Compute the spread of at least two values."""
         return cls(
             statistics.median(values),
             statistics.mean(values),
@@ -35,18 +35,18 @@ class Spread:
         )
 
     def cells(self, scale: float = 1, digits: int = 2) -> list[str]:
-        """Return the three values as cells of a table."""
+        """Return the three values as table cells."""
         return [f"{value * scale:.{digits}f}" for value in (self.median, self.mean, self.p99)]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a Markdown table. Align the first column left and the others right."""
+    """Return the lines of a Markdown table. The first column is left-aligned, the others are right-aligned."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return [f"| {' | '.join(map(str, cells))} |" for cells in lines]
 
 
 def write_result(name: str, lines: Iterable[str], folder: Path = RESULTS) -> None:
-    """Print a result and write it to ``results/NAME.md``."""
+    """Print a result and write it to ``NAME.md`` in a folder."""
     text = "\n".join([*lines, ""])
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     print(text)
@@ -60,7 +60,16 @@ def plot(
     height: float = 3.4,
     folder: Path = RESULTS,
 ) -> str:
-    """Draw charts side by side into ``results/NAME.png``, and return the Markdown line that shows them."""
+    """Draw charts side by side into ``NAME.png`` and return the Markdown line that shows them.
+
+    Args:
+        name: The name of the file without its suffix.
+        draw: Draws into the axes.
+        n_axes: The number of charts.
+        width: The width of each chart in inches.
+        height: The height in inches.
+        folder: The folder of the file.
+    """
     figure = Figure(figsize=(width * n_axes, height), layout="constrained")
     draw([figure.add_subplot(1, n_axes, number + 1) for number in range(n_axes)])
     figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})
@@ -68,7 +77,7 @@ def plot(
 
 
 def by_tables(axes: Axes, title: str, lines: Mapping[str, Mapping[int, float]], bound: float | None = None) -> None:
-    """Plot lines by number of tables, with an upper bound. Put a long legend next to the plot."""
+    """Draw lines by number of tables, and an upper bound. The legend of more than four lines is outside the chart."""
     for label, points in lines.items():
         style = "o--" if label.startswith("predicted") else "o-"
         axes.plot(list(points), list(points.values()), style, label=label, markersize=3.5)
@@ -82,25 +91,25 @@ def by_tables(axes: Axes, title: str, lines: Mapping[str, Mapping[int, float]], 
 
 
 def by_writers(axes: Sequence[Axes], label: str, lines: Mapping[str, Mapping[str, Mapping[int, float]]]) -> None:
-    """Plot one chart for each title: lines by number of writers, with the label of the axis."""
-    for each, (title, cases) in zip(axes, lines.items(), strict=True):
+    """Draw a chart for each title, with lines by number of writers. ``label`` names the horizontal axis."""
+    for chart, (title, cases) in zip(axes, lines.items(), strict=True):
         for case, points in cases.items():
-            each.plot(list(points), list(points.values()), "o-", label=case, markersize=3.5)
-        each.set_xscale("log", base=2)
-        each.set_ylim(bottom=0)
-        each.set_xlabel(label)
-        each.set_title(title)
+            chart.plot(list(points), list(points.values()), "o-", label=case, markersize=3.5)
+        chart.set_xscale("log", base=2)
+        chart.set_ylim(bottom=0)
+        chart.set_xlabel(label)
+        chart.set_title(title)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Return the duration of a call in seconds."""
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
+def seconds(call: Callable[[], object]) -> float:
+    """Return the elapsed seconds of a call."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
-def cpu_seconds(work: Callable[[], object]) -> float:
-    """Return the CPU time of a call in all threads, in seconds."""
-    begun = time.process_time()
-    work()
-    return time.process_time() - begun
+def cpu_seconds(call: Callable[[], object]) -> float:
+    """Return the CPU seconds of a call in all threads."""
+    started = time.process_time()
+    call()
+    return time.process_time() - started

@@ -1,8 +1,8 @@
-"""Requests, sequential round trips and bytes of operations at several sizes. They do not depend on the machine.
+"""Requests, sequential round trips and bytes of the engine's operations at several sizes, independent of the machine.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.request_counts``; it writes
-``benchmarks/results/request_counts.md`` and its plots. *Cold* is a process that has read nothing, *warm* one that has
-just done the same. A round trip consists of one request or of several parallel requests.
+Run from the project's root: ``.venv/bin/python -m benchmarks.request_counts``. It writes
+``benchmarks/results/request_counts.md`` and its plots. *Cold* means that the process has read nothing yet, *warm* that
+it has just done the same work. A round trip is one request, or several parallel requests, that later ones wait for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trinitylake_ops.versions.history import diff_snapshots
 
 TABLE_COUNTS = (100, 7_000, 16_000, 50_000, 100_000, 1_000_000)
 N_COMMITS = 2_000
-# Commits before the measured ones, until buffers are full: first of several tables, then of one.
+# Commits before the measured ones, until buffers reach their steady state: first of several tables, then of one.
 N_SETTLING = 1_000
 N_SETTLING_TABLES = 20
 N_DIFFS = 300
@@ -47,7 +47,7 @@ MOST_NODES, MOST_NODES_IN_ONE, MOST_KILOBYTES = 0.5, 16, 110
 
 
 class NodeRequests(StorageWrapper):
-    """Records the nodes below the root that are read and created."""
+    """Records which nodes below roots are read and created."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -66,24 +66,24 @@ class NodeRequests(StorageWrapper):
 
 
 class ManyVersions(StorageWrapper):
-    """Returns the only root for all versions up to ``LATEST``."""
+    """Presents the only root as every version up to ``LATEST``."""
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        return self.inner.read(self._shown(path), offset=offset, length=length, limit_bytes=limit_bytes)
+        return self.inner.read(self._root_path(path), offset=offset, length=length, limit_bytes=limit_bytes)
 
     def stat(self, path: str) -> FileInfo:
-        return self.inner.stat(self._shown(path))
+        return self.inner.stat(self._root_path(path))
 
-    def _shown(self, path: str) -> str:
+    def _root_path(self, path: str) -> str:
         version = parse_root_path(path)
         if version is not None and version > LATEST:
-            raise FileMissingError("no such version", path=path)
+            raise FileMissingError("the version does not exist", path=path)
         return path if version is None else root_path(0)
 
 
 @dataclass(frozen=True)
 class AtSize:
-    """All measurements at one number of tables. Sequences have one entry for each commit or diff."""
+    """All measurements at one number of tables. Sequences have one entry per commit or diff."""
 
     shape: TreeShape
     forecast: TreeForecast
@@ -98,28 +98,28 @@ class AtSize:
 
 @dataclass(frozen=True)
 class Commits:
-    """The cost of commits of one table, without their begin."""
+    """Requests of single-table commits after their begin."""
 
     counts: Sequence[RequestCounts]
     nodes: Sequence[int]
 
     @property
     def kilobytes(self) -> list[float]:
-        """Kilobytes that each commit wrote."""
+        """The kB written by each commit."""
         return [counts.bytes_written / 1000 for counts in self.counts]
 
     @property
     def rounds(self) -> list[int]:
-        """Sequential round trips of each commit."""
+        """The sequential round trips of each commit."""
         return [counts.rounds for counts in self.counts]
 
 
 COMMIT_COLUMNS = (
-    *("tables", "nodes: median", "mean", "p99", "most", "kB: median", "mean", "p99"),
-    *("rounds: median", "mean", "p99", "most"),
+    *("tables", "nodes: median", "mean", "p99", "max", "kB: median", "mean", "p99"),
+    *("round trips: median", "mean", "p99", "max"),
 )
 
-#: The operations that are measured at each size, and whether they are warm.
+#: The operations measured at each size, and whether each has been done before (warm).
 WORKS: Mapping[str, tuple[Callable[[Lakehouse], object], bool]] = {
     "open by Lakehouse.open and begin, cold": (
         lambda lake: Lakehouse.open(lake.root, storage=lake.storage).snapshot().definition,
@@ -137,7 +137,13 @@ WORKS: Mapping[str, tuple[Callable[[Lakehouse], object], bool]] = {
 
 
 def measured(storage: Storage, work: Callable[[Lakehouse], object], *, is_warm: bool) -> RequestCounts:
-    """Count the requests of an operation."""
+    """Count the storage requests of an operation.
+
+    Args:
+        storage: The storage of the lakehouse.
+        work: The operation.
+        is_warm: Whether to run the operation once before it is measured.
+    """
     background.drain()  # the hint of the last commit
     meter = MeteredStorage(storage)
     lake = Lakehouse(meter, cache="private")
@@ -149,7 +155,7 @@ def measured(storage: Storage, work: Callable[[Lakehouse], object], *, is_warm: 
 
 
 def at_size(n_tables: int) -> AtSize:
-    """Measure at one number of tables: after a bulk load, and commits until buffers are full."""
+    """Measure at one number of tables: a bulk load, commits until buffers are full, then single-table commits."""
     storage = MadeUpDefinitions(MemoryStorage(f"memory://requests-{n_tables}/"))
     loaded(storage, n_tables)
     written = NodeRequests(storage)
@@ -187,12 +193,12 @@ def at_size(n_tables: int) -> AtSize:
 
 
 def change(table: int) -> Callable[[Transaction], object]:
-    """Return a change of a table."""
+    """Return work that changes a table."""
     return lambda txn: txn.alter_table("ns", name(table), changed())
 
 
 def create_or_drop(number: int, table: int) -> Callable[[Transaction], object]:
-    """Return a change that creates a table or, for every other number, drops a table if it exists."""
+    """Return work that creates a table or, for even numbers, drops an existing one."""
 
     def work(txn: Transaction) -> None:
         if number % 2 or not txn.has_table("ns", name(table)):
@@ -206,7 +212,14 @@ def create_or_drop(number: int, table: int) -> Callable[[Transaction], object]:
 def commits(
     lake: Lakehouse, meter: MeteredStorage, written: NodeRequests, works: Iterable[Callable[[Transaction], object]]
 ) -> Commits:
-    """Commit each change separately, and return the cost of the commits."""
+    """Commit each piece of work separately, and count the requests of each commit after its begin.
+
+    Args:
+        lake: The lakehouse.
+        meter: Counts the requests.
+        written: Records the created nodes.
+        works: The changes, one per commit.
+    """
     counts, nodes = [], []
     for work in works:
         with deferred_background_work(), lake.transaction() as txn, meter.measure() as measurement:
@@ -219,7 +232,7 @@ def commits(
 
 
 def diff_reads(storage: Storage, version: int) -> tuple[int, int]:
-    """Return the number of nodes and round trips of a diff of a version and its predecessor, without their roots."""
+    """Return the nodes and round trips of a diff between a version and its predecessor, after both roots are read."""
     nodes = NodeRequests(storage)
     meter = MeteredStorage(nodes)
     lake = Lakehouse(meter, cache="off")
@@ -231,24 +244,24 @@ def diff_reads(storage: Storage, version: int) -> tuple[int, int]:
 
 
 def find_latest_rounds() -> dict[str, int]:
-    """Return the round trips needed to find version ``LATEST``, by kind of hint."""
-    result = {}
+    """Return the round trips to find version ``LATEST`` with different hints."""
+    rounds_by_hint = {}
     storage = MemoryStorage("memory://find-latest/")
     Lakehouse.create(storage.root, storage=storage)
-    background.drain()  # its hint must not come after those that are tried
+    background.drain()  # its hint must not overwrite those written below
     many = ManyVersions(storage)
     for case, hint in (("right", LATEST), ("deleted", None), ("1,000,000 versions behind", LATEST - 1_000_000)):
         storage.delete(HINT_PATH)
         if hint is not None:
             storage.write(HINT_PATH, str(hint).encode())
         assert Lakehouse(many).latest_version() == LATEST
-        result[case] = measured(many, lambda lake: lake.latest_version(), is_warm=False).rounds
+        rounds_by_hint[case] = measured(many, lambda lake: lake.latest_version(), is_warm=False).rounds
     drop_memory_root(storage.root)
-    return result
+    return rounds_by_hint
 
 
-def asked(counts: RequestCounts) -> str:
-    """Format a table cell: requests, and round trips in parentheses."""
+def requests_cell(counts: RequestCounts) -> str:
+    """Return a cell: requests, with round trips in parentheses."""
     return f"{counts.total} ({counts.rounds})"
 
 
@@ -268,7 +281,7 @@ def commit_rows(sizes: Mapping[int, AtSize], chosen: Callable[[AtSize], Commits]
 
 
 def diff_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
-    """Return the table rows of diffs of neighboring versions."""
+    """Return the table rows of diffs between adjacent versions."""
     return [
         [
             f"{n_tables:,}",
@@ -282,7 +295,7 @@ def diff_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
 
 
 def forecast_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
-    """Return the table rows with predicted and measured values."""
+    """Return the table rows of predicted and measured values."""
     rows: list[list[object]] = []
     for n_tables, result in sizes.items():
         forecast, shape = result.forecast, result.shape
@@ -301,7 +314,7 @@ def forecast_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
 
 
 def draw_commits(axes: Sequence[Axes], sizes: Mapping[int, AtSize]) -> None:
-    """Plot the bytes and nodes that commits write by number of tables, and their distribution."""
+    """Draw what commits write by number of tables, and its distribution."""
     bytes_axes, nodes_axes, spread_axes = axes
     spreads = {n_tables: Spread.of(result.changes.kilobytes) for n_tables, result in sizes.items()}
     lines = {
@@ -320,15 +333,15 @@ def draw_commits(axes: Sequence[Axes], sizes: Mapping[int, AtSize]) -> None:
             sorted(result.changes.kilobytes), [100 * k / N_COMMITS for k in range(N_COMMITS)], label=f"{n_tables:,}"
         )
     spread_axes.set_xlabel("kB")
-    spread_axes.set_title("% of commits that write at most so much")
+    spread_axes.set_title("% of commits that write at most this much")
     spread_axes.legend(title="tables")
 
 
 def draw_rounds(axes: Axes, sizes: Mapping[int, AtSize]) -> None:
-    """Plot round trips by number of tables."""
+    """Draw sequential round trips by number of tables."""
     lines = {work: {n_tables: float(result.works[work].rounds) for n_tables, result in sizes.items()} for work in WORKS}
     lines["commit, warm"] = {n_tables: Spread.of(result.warm.rounds).median for n_tables, result in sizes.items()}
-    by_tables(axes, "sequential rounds", lines)
+    by_tables(axes, "sequential round trips", lines)
 
 
 def main() -> None:
@@ -338,46 +351,47 @@ def main() -> None:
         sizes[n_tables] = at_size(n_tables)
         print(f"{n_tables:,} tables done", flush=True)
     latest = find_latest_rounds()
-    works = [[work, *(asked(result.works[work]) for result in sizes.values())] for work in WORKS]
-    after_new_settings = [asked(result.opened_after_new_settings) for result in sizes.values()]
+    works = [[work, *(requests_cell(result.works[work]) for result in sizes.values())] for work in WORKS]
+    after_new_settings = [requests_cell(result.opened_after_new_settings) for result in sizes.values()]
     works.append(["open version 1, cold, after the settings were changed", *after_new_settings])
     write_result(
         "request_counts",
         [
-            "# Requests, rounds and bytes",
+            "# Requests, round trips and bytes",
             "",
             "Made by `benchmarks/request_counts.py`: default settings, storage in memory, trees of a bulk load after"
             f" {N_SETTLING:,} commits of {N_SETTLING_TABLES} random tables and {N_SETTLING + N_COMMITS:,} of one."
-            " Cells are requests, rounds in parentheses.",
+            " Cells contain requests, with round trips in parentheses.",
             "",
             *table(["tables", *(f"{n_tables:,}" for n_tables in sizes)], works),
             "",
             plot("rounds", lambda axes: draw_rounds(axes[0], sizes), width=8),
             "",
-            f"{N_COMMITS:,} commits that change one random table each, without their begin, and without the hint, which"
-            f" follows beside; bounds: {MOST_NODES} nodes and {MOST_KILOBYTES} kB on average, {MOST_NODES_IN_ONE} nodes"
+            f"{N_COMMITS:,} commits that change one random table each, without their begin and without the hint, which"
+            f" is written in the background; bounds: {MOST_NODES} nodes and {MOST_KILOBYTES} kB on average,"
+            f" {MOST_NODES_IN_ONE} nodes"
             " in one commit.",
             "",
             *table(COMMIT_COLUMNS, commit_rows(sizes, lambda result: result.changes)),
             "",
             f"{N_WARM} commits that change one of {N_WARM_TABLES} tables that the process changed before; bound: 2"
-            " rounds. A node that a flush reads and that is not cached is a round more.",
+            " round trips. If a flush reads a node that is not cached, that is one more round trip.",
             "",
             *table(COMMIT_COLUMNS, commit_rows(sizes, lambda result: result.warm)),
             "",
-            f"{N_COMMITS:,} commits that create a table between others, or drop a random one, by turns:",
+            f"{N_COMMITS:,} commits that alternately create a table and drop a random one:",
             "",
             *table(COMMIT_COLUMNS, commit_rows(sizes, lambda result: result.creations_and_drops)),
             "",
             plot("commits", lambda axes: draw_commits(axes, sizes), 3),
             "",
-            "Nodes below the roots that a cold diff of two neighbors among the last"
-            f" {N_DIFFS} versions reads; bound: twice the levels, of which the root is one. A flush is two paths, and"
-            " the old value of the changed key a third.",
+            "Nodes below the roots that a cold diff of two adjacent versions reads, among the last"
+            f" {N_DIFFS} versions; bound: twice the number of levels including the root. A flush changes two paths,"
+            " and the old value of the changed key may be on a third.",
             "",
-            *table(["tables", "levels", "nodes, median", "mean", "p99", "most", "most rounds"], diff_rows(sizes)),
+            *table(["tables", "levels", "nodes, median", "mean", "p99", "max", "max round trips"], diff_rows(sizes)),
             "",
-            "Predicted by `tree/forecast.py`, as `trinitylake init` prints it, and measured:",
+            "Predicted by `tree/forecast.py`, as `trinitylake init` prints it / measured:",
             "",
             *table(
                 [

@@ -1,11 +1,12 @@
-"""The engine on S3: requests and rounds, times beside local disk, and its overhead over the bare client.
+"""The engine on S3: requests and round trips, times compared with local disk, and overhead over the bare client.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.s3``; it starts a radosgw of its own (the packages of
-``deploy/debian-packages.txt``) and writes ``benchmarks/results/s3.md``. Requests and rounds depend on no machine;
-times are only worth as ratios within the run. For the overhead every piece of work runs once in the engine and once
-as the same requests, with the same bytes and in the same rounds, sent through the same client library alone; the two
-take turns. A third turn sends these requests and then opens and decodes with pyarrow alone the node files that were
-read, as any reader has to.
+Run from the project's root: ``.venv/bin/python -m benchmarks.s3``. It starts a radosgw (packages in
+``deploy/debian-packages.txt``) and writes ``benchmarks/results/s3.md``. Requests and round trips do not depend on the
+machine. Of the times, only the ratios within one run are meaningful.
+
+For the overhead, every kind of work runs in three alternating ways: in the engine; as the same requests, with the same
+bytes and in the same round trips, sent through the bare client library; and as these requests followed by decoding the
+read node files with pyarrow alone, which every reader has to do.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Work = Callable[[Lakehouse], object]
 
 @contextmanager
 def radosgw() -> Iterator[S3Server]:
-    """Start a server and stop it."""
+    """Start a radosgw, yield it, and stop it."""
     with running("radosgw") as server:
         yield server
 
@@ -46,7 +47,7 @@ def change_one(lake: Lakehouse) -> None:
         txn.alter_table("ns", table, TableDef(properties={"stamp": str(random.random())}))
 
 
-#: The measured operations, and whether they start with empty caches each time.
+#: The kinds of work, and whether each starts with empty caches.
 WORKS: Mapping[str, tuple[Work, bool]] = {
     "begin, warm": (lambda lake: lake.snapshot().definition, False),
     "begin, change a table and commit, warm": (change_one, False),
@@ -57,7 +58,7 @@ WORKS: Mapping[str, tuple[Work, bool]] = {
 
 @dataclass(frozen=True)
 class Figures:
-    """Requests and seconds of one operation on one storage, with the engine and, if there is one, the bare client."""
+    """Requests and seconds of one kind of work on one storage. Without a bare client, only those of the engine."""
 
     counts: RequestCounts
     engine: Spread
@@ -66,7 +67,14 @@ class Figures:
 
 
 def measure(storage: Storage, work: Work, *, is_cold: bool, bare: BareClient | None) -> Figures:
-    """Run an operation alternately with the engine and the bare client, without background work."""
+    """Run a kind of work in turns in the engine and through the bare client, without background work.
+
+    Args:
+        storage: The storage.
+        work: The work.
+        is_cold: Whether the work starts with empty caches each time.
+        bare: The bare client of the storage, or None to measure the engine alone.
+    """
     meter = MeteredStorage(storage)
     counted = Lakehouse(meter)
     if not is_cold:
@@ -114,30 +122,36 @@ def main() -> None:
 
 
 def report(results: Mapping[str, Mapping[str, Figures]]) -> list[str]:
-    """Return both tables as lines of Markdown."""
+    """Return the lines of the result."""
     names = list(results)
-    asked, overhead = [], []
+    request_rows, overhead_rows = [], []
     for work in WORKS:
         counts = [figures[work].counts for figures in results.values()]
         medians = [f"{1000 * figures[work].engine.median:.1f}" for figures in results.values()]
-        asked.append([work, *(f"{count.total} ({count.rounds})" for count in counts), *medians])
+        request_rows.append([work, *(f"{count.total} ({count.rounds})" for count in counts), *medians])
         for storage, figures in results.items():
-            found = figures[work]
-            if found.bare is not None and found.decoding is not None:
-                spreads = (found.engine, found.bare, found.decoding)
+            figures_of_work = figures[work]
+            if figures_of_work.bare is not None and figures_of_work.decoding is not None:
+                spreads = (figures_of_work.engine, figures_of_work.bare, figures_of_work.decoding)
                 cells = [cell for spread in spreads for cell in spread.cells(1000, 1)]
-                ratios = (spread.median / found.bare.median for spread in (found.engine, found.decoding))
-                overhead.append([work, storage, *cells, *(f"{ratio:.2f}" for ratio in ratios)])
+                ratios = (
+                    spread.median / figures_of_work.bare.median
+                    for spread in (figures_of_work.engine, figures_of_work.decoding)
+                )
+                overhead_rows.append([work, storage, *cells, *(f"{ratio:.2f}" for ratio in ratios)])
     return [
         "# The engine on S3",
         "",
         f"Made by `benchmarks/s3.py`: {N_TABLES:,} tables, default settings, {N_TURNS} turns; S3 is a radosgw on"
         " loopback, which shares the processors with its client; local disk syncs.",
         "",
-        *table(["work", *(f"{name}: requests (rounds)" for name in names), *(f"{name}: ms" for name in names)], asked),
+        *table(
+            ["work", *(f"{name}: requests (round trips)" for name in names), *(f"{name}: ms" for name in names)],
+            request_rows,
+        ),
         "",
-        "The engine beside the same requests sent through the client library alone, in one run, by turns, in"
-        " milliseconds; and beside these requests with node files decoded by pyarrow alone. Ratios are of medians.",
+        "The engine compared with the same requests sent through the bare client library, and with these requests"
+        " followed by decoding the node files with pyarrow alone; milliseconds, in turns. Ratios are of medians.",
         "",
         *table(
             [
@@ -149,7 +163,7 @@ def report(results: Mapping[str, Mapping[str, Figures]]) -> list[str]:
                 "engine / bare",
                 "and pyarrow / bare",
             ],
-            overhead,
+            overhead_rows,
         ),
     ]
 

@@ -1,11 +1,11 @@
-"""Whether this tree does what an earlier revision did: the same steps in both, compared field by field, byte by byte.
+"""Check that this tree behaves like an earlier revision: run the same steps in both and compare every byte and field.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.same_as_before REVISION...``; it writes
-``benchmarks/results/same_as_before.md``. Each tree does some 1,000 steps on local lakehouses at the same place, with
-the same clock, uuids and random numbers: every command with and without ``--json``, and what goes wrong with it.
-Compared are exit codes, JSON, digests, the figures in texts, each file that was written, requests and rounds, and
-the figures of the trees' own ``benchmarks/request_counts.py``. Words may differ: they are shown apart. The exit code
-is 1 where anything else differs that is not among the reasoned differences of `benchmarks/sameness/reasons.py`.
+Run from the project's root: ``.venv/bin/python -m benchmarks.same_as_before REVISION...``. It writes
+``benchmarks/results/same_as_before.md``. Each tree runs about 1,000 steps on local lakehouses at the same path, with
+the same clock, UUIDs and random numbers: every command with and without ``--json``, and its errors. The comparison
+covers exit codes, JSON, digests, numbers in texts, written files, requests and round trips, and the results of each
+tree's ``benchmarks/request_counts.py``. Wording may differ and is listed separately. The exit code is 1 if anything
+else differs and is not among the expected differences of `benchmarks/sameness/reasons.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from benchmarks.sameness.steps import steps
 
 HERE = Path(__file__).resolve().parents[1]
 _DRIVER = HERE / "benchmarks" / "sameness" / "driver.py"
-#: Sizes of `request_counts` that take seconds.
+#: Settings of `request_counts` that reduce it to some seconds.
 _COUNT_SETTINGS: Mapping[str, object] = {
     "TABLE_COUNTS": [100, 7_000],
     "N_COMMITS": 150,
@@ -47,12 +47,12 @@ _COUNT_SETTINGS: Mapping[str, object] = {
     "N_DIFFS": 40,
     "N_WARM": 40,
 }
-_MOST_WORDS_SHOWN = 12
+_MAX_TEXTS_SHOWN = 12
 
 
 @contextmanager
 def work_tree(revision: str, folder: Path) -> Iterator[Path]:
-    """Check a revision out beside this tree, for a block. Raises CalledProcessError where there is none."""
+    """Check out a revision into a temporary work tree and yield it. Raises CalledProcessError if it does not exist."""
     tree = folder / "tree"
     subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), revision], cwd=HERE, check=True)
     try:
@@ -61,11 +61,20 @@ def work_tree(revision: str, folder: Path) -> Iterator[Path]:
         subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=HERE, check=True)
 
 
-def noted(tree: Path, folder: Path) -> dict[str, Any]:
-    """Do all steps, and count requests, by the package of a tree; returns what came of it.
+def run_tree(tree: Path, folder: Path) -> dict[str, Any]:
+    """Run all steps and count requests with the package of a tree.
 
-    Lakehouses stand at the same place for all trees, as their files hold it. Raises CalledProcessError where a
-    step breaks off.
+    All trees use the same path for their lakehouses, because their files contain it.
+
+    Args:
+        tree: The folder of the tree.
+        folder: The working folder.
+
+    Returns:
+        The results of the steps, checksums of the files, and the request counts.
+
+    Raises:
+        CalledProcessError: The driver failed.
     """
     lakes = folder / "lakes"
     shutil.rmtree(lakes, ignore_errors=True)
@@ -76,7 +85,13 @@ def noted(tree: Path, folder: Path) -> dict[str, Any]:
 
 
 def run_driver(tree: Path, folder: Path, job: Mapping[str, object]) -> Any:
-    """Let a process of its own do a job by a tree's package, in this environment of Python; returns its result."""
+    """Run a job with a tree's package in a new process of this Python environment, and return its result.
+
+    Args:
+        tree: The folder of the tree.
+        folder: The working folder.
+        job: The job, as described in ``sameness/driver.py``.
+    """
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
@@ -97,7 +112,7 @@ def run_driver(tree: Path, folder: Path, job: Mapping[str, object]) -> Any:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums of all files below a folder by their paths, without those of another catalog."""
+    """Return the checksums of all files below a folder by path, without those of the external catalog."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -106,7 +121,7 @@ def checksums(folder: Path) -> dict[str, str]:
 
 
 def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
-    """Compare what two trees noted."""
+    """Compare the results of two trees."""
     return joined(
         [
             compare_steps(before["steps"], after["steps"]),
@@ -116,78 +131,88 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
     )
 
 
-def unreasoned(differences: Sequence[Difference], reasons: Sequence[Reason] = REASONS) -> list[Difference]:
-    """Return the differences, other than words, that no reason names."""
-    return [one for one in differences if one.part != WORDS and reason_for(one, reasons) is None]
+def unexpected(differences: Sequence[Difference], reasons: Sequence[Reason] = REASONS) -> list[Difference]:
+    """Return the differences, except in wording, that no reason explains."""
+    return [
+        difference for difference in differences if difference.part != WORDS and reason_for(difference, reasons) is None
+    ]
 
 
-def report(revision: str, found: Comparison) -> Iterator[str]:
-    """Give the lines that say what was compared with a revision, and what differs."""
-    without_reason = unreasoned(found.differences)
+def report(revision: str, comparison: Comparison) -> Iterator[str]:
+    """Yield the lines of the report for one revision."""
+    unexpected_differences = unexpected(comparison.differences)
     yield from ("", f"## Compared with {revision}", "")
-    yield from table(["part", "equal", "different", "of these with a reason"], part_rows(found, without_reason))
-    verdict = f"**{len(without_reason):,} differ without a reason.**" if without_reason else "**Nothing else differs.**"
+    yield from table(["part", "equal", "different", "of these expected"], part_rows(comparison, unexpected_differences))
+    verdict = (
+        f"**{len(unexpected_differences):,} unexpected differences.**"
+        if unexpected_differences
+        else "**No unexpected differences.**"
+    )
     yield from ("", verdict)
-    for difference in without_reason:
+    for difference in unexpected_differences:
         yield from ("", f"- `{difference}`", *indented(short_diff(difference)))
-    used = {reason.why: reason for one in found.differences if (reason := reason_for(one, REASONS)) is not None}
+    used = {
+        reason.why: reason
+        for difference in comparison.differences
+        if (reason := reason_for(difference, REASONS)) is not None
+    }
     if used:
         yield from (
             "",
-            "Reasons:",
+            "Expected differences:",
             "",
             *(f"- {reason.field} of `{reason.command}`: {why}" for why, reason in used.items()),
         )
-    words = [difference for difference in found.differences if difference.part == WORDS]
-    if words:
-        yield from ("", f"Words, the first {_MOST_WORDS_SHOWN} of {len(words):,} texts:")
-    for difference in words[:_MOST_WORDS_SHOWN]:
+    texts = [difference for difference in comparison.differences if difference.part == WORDS]
+    if texts:
+        yield from ("", f"Wording, the first {_MAX_TEXTS_SHOWN} of {len(texts):,} texts:")
+    for difference in texts[:_MAX_TEXTS_SHOWN]:
         yield from ("", f"- `{difference.what}`", *indented(short_diff(difference)))
 
 
-def part_rows(found: Comparison, without_reason: Sequence[Difference]) -> list[list[object]]:
-    """Return how many of each part are equal, differ, and differ for a reason."""
+def part_rows(comparison: Comparison, unexpected_differences: Sequence[Difference]) -> list[list[object]]:
+    """Return the number of equal, different and expectedly different values of each part."""
     rows: list[list[object]] = []
     for part in PARTS:
-        n_different = sum(one.part == part for one in found.differences)
-        n_reasoned = n_different - sum(one.part == part for one in without_reason)
-        rows.append([part, f"{found.equal[part]:,}", n_different, "-" if part == WORDS else n_reasoned])
+        n_different = sum(difference.part == part for difference in comparison.differences)
+        n_reasoned = n_different - sum(difference.part == part for difference in unexpected_differences)
+        rows.append([part, f"{comparison.equal[part]:,}", n_different, "-" if part == WORDS else n_reasoned])
     return rows
 
 
 def indented(lines: Sequence[str]) -> list[str]:
-    """Return lines as a block of code within a list."""
+    """Return lines as a code block within a list item."""
     return ["", *(f"      {line}" for line in lines)] if lines else []
 
 
 def main() -> int:
-    """Compare with each revision, print and write the result; returns the exit code."""
+    """Compare with each revision, print and write the result, and return the exit code."""
     if len(sys.argv) < 2:
-        print("give the revisions to compare with", file=sys.stderr)
+        print("no revision to compare with", file=sys.stderr)
         return 2
     folder = Path(tempfile.mkdtemp(prefix="same-as-before-"))
     try:
-        now = noted(HERE, folder)
+        now = run_tree(HERE, folder)
         comparisons = {}
         for revision in sys.argv[1:]:
             with work_tree(revision, folder) as tree:
-                comparisons[revision] = compared(noted(tree, folder), now)
+                comparisons[revision] = compared(run_tree(tree, folder), now)
     finally:
         shutil.rmtree(folder)
-    n_steps, n_commands = len(now["steps"]), sum(step["deed"] == "command" for step in now["steps"])
+    n_steps, n_commands = len(now["steps"]), sum(step["action"] == "command" for step in now["steps"])
     n_written = sum(len(step["written"]) for step in now["steps"])
     write_result(
         "same_as_before",
         [
-            "# The same as before",
+            "# Comparison with earlier revisions",
             "",
-            f"Made by `benchmarks/same_as_before.py`: {n_steps:,} steps in each tree, {n_commands:,} of them calls of"
-            f" the command line; they wrote {n_written:,} files. Clock, uuids and random numbers were the same, so"
-            " files and digests are compared byte for byte. Words may differ.",
-            *(line for revision, found in comparisons.items() for line in report(revision, found)),
+            f"Made by `benchmarks/same_as_before.py`: {n_steps:,} steps in each tree, {n_commands:,} of them commands"
+            f" of the command line, which wrote {n_written:,} files. Clock, UUIDs and random numbers are the same, so"
+            " that files and digests are compared byte for byte. Wording may differ.",
+            *(line for revision, comparison in comparisons.items() for line in report(revision, comparison)),
         ],
     )
-    return int(any(unreasoned(found.differences) for found in comparisons.values()))
+    return int(any(unexpected(comparison.differences) for comparison in comparisons.values()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A lakehouse of 100,000 tables and 1,000 versions on local disk: verify it, and scan it whole.
+"""Verify and scan a lakehouse of 100,000 tables and 1,000 versions on local disk.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.scale``; it writes ``benchmarks/results/scale.md``. Each
-piece of work runs in a process of its own, whose peak memory is read when it ends.
+Run from the project's root: ``.venv/bin/python -m benchmarks.scale``. It writes ``benchmarks/results/scale.md``. Each
+kind of work runs in a separate process, whose peak memory is read when it ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trinitylake_ops.storage import LocalStorage
 
 N_TABLES = 100_000
 N_VERSIONS = 1_000
-#: Before each piece of work: what the process itself needed goes to a file when it ends.
+#: Code that runs before each kind of work: it writes the peak memory of the process to a file at exit.
 _MEASURED = """
 import atexit, re, sys
 from pathlib import Path
@@ -48,7 +48,7 @@ main()
 
 
 def generate(root: str) -> None:
-    """Make the lakehouse: one commit of all tables, then commits of one to five random ones."""
+    """Create the lakehouse: one commit of all tables, then commits of one to five random ones."""
     lake = filled(LocalStorage(root, fsync=False), N_TABLES)
     generator = random.Random(0)
     while lake.latest_version() < N_VERSIONS - 1:
@@ -56,41 +56,41 @@ def generate(root: str) -> None:
 
 
 def run(code: str, root: str) -> tuple[str, float, float]:
-    """Run Python code on a lakehouse in a process; returns what it printed, its seconds, and its peak memory in MB."""
+    """Run Python code on a lakehouse in a new process. Return its output, its seconds and its peak memory in MB."""
     with tempfile.NamedTemporaryFile("r") as peak:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-c", _MEASURED + code, peak.name, root], stdout=subprocess.PIPE, text=True, check=True
         )
-        return done.stdout, time.perf_counter() - begun, 1.024 * int(peak.read()) / 1000
+        return done.stdout, time.perf_counter() - started, 1.024 * int(peak.read()) / 1000
 
 
 def main() -> None:
     """Generate, measure, print and write the results."""
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
         root = f"file://{folder}/lake/"
-        begun = time.perf_counter()
+        started = time.perf_counter()
         generate(root)
-        print(f"{N_TABLES:,} tables and {N_VERSIONS:,} versions in {time.perf_counter() - begun:.0f} s", flush=True)
+        print(f"{N_TABLES:,} tables and {N_VERSIONS:,} versions in {time.perf_counter() - started:.0f} s", flush=True)
         n_files = sum(path.is_file() for path in Path(folder).rglob("*"))
         opened, verified, scanned = run(_OPEN, root), run(_VERIFY, root), run(_SCAN, root)
     report = json.loads(verified[0])
     severities = [finding["severity"] for finding in report["findings"]]
-    works = {"open it": opened, "scan the latest version whole": scanned, "verify": verified}
+    works = {"open": opened, "scan the whole latest version": scanned, "verify": verified}
     write_result(
         "scale",
         [
             "# A large lakehouse",
             "",
             f"Made by `benchmarks/scale.py`: {N_TABLES:,} tables, {N_VERSIONS:,} versions, {n_files:,} files on local"
-            " disk; each piece of work in a process of its own.",
+            " disk; each kind of work in a separate process.",
             "",
             *table(
                 ["work", "peak memory, MB", "seconds"],
                 ([work, f"{memory_mb:.0f}", f"{spent:.1f}"] for work, (_, spent, memory_mb) in works.items()),
             ),
             "",
-            f"The scan returned {int(scanned[0]):,} keys. Verify looked at {report['versions']:,} versions,"
+            f"The scan returned {int(scanned[0]):,} keys. Verify checked {report['versions']:,} versions,"
             f" {report['nodes']:,} nodes and {report['definitions']:,} definitions:"
             f" {severities.count('error')} errors, {severities.count('warning')} warnings.",
         ],

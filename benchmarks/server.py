@@ -1,11 +1,11 @@
-"""What a server adds to the calls of its catalog, and what requests to it ask of the storage.
+"""Latency that the server adds to catalog calls, and storage requests of its routes.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.server``; it writes ``benchmarks/results/server.md``. The
-server is a process of its own, on another lakehouse of the same shape. Calls go by turns, so that both meet the same
-machine. Differences count more than times.
+Run from the project's root: ``.venv/bin/python -m benchmarks.server``. It writes ``benchmarks/results/server.md``. The
+server is a separate process, on another lakehouse of the same shape. Calls alternate, so that both run under the same
+load. Differences are more meaningful than times.
 
-Beside them stands a route that does nothing but parse the same body in a thread and answer with as many bytes. No
-server that is made of the same libraries can add less.
+For comparison, a bare route only parses the same body in a thread and responds with the same number of bytes. This is
+the lower bound for a server built on the same libraries.
 """
 
 from __future__ import annotations
@@ -55,30 +55,30 @@ ROWS = pa.table({"id": [1, 2], "name": ["a", "b"], "amount": [0.5, 1.5]}, schema
 
 
 class Client:
-    """One connection that stays, as clients have it, which reads answers as JSON."""
+    """One persistent connection, as HTTP clients use it."""
 
     def __init__(self, url: str):
         split = urlsplit(url)
         self._connection = HTTPConnection(split.hostname or "", split.port, timeout=60)
 
     def request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> bytes:
-        """Return the answer to a request. Raises RuntimeError for a failure."""
+        """Send a request and return the body of its response. Raises RuntimeError if it fails."""
         self._connection.request(method, path, None if body is None else json.dumps(body).encode())
-        answer = self._connection.getresponse()
-        data = answer.read()
-        if answer.status >= 300:
-            raise RuntimeError(f"{method} {path}: {answer.status} {data[:300]!r}")
+        response = self._connection.getresponse()
+        data = response.read()
+        if response.status >= 300:
+            raise RuntimeError(f"{method} {path}: {response.status} {data[:300]!r}")
         return data
 
 
 @contextlib.contextmanager
-def bare_route(answer: bytes) -> Iterator[tuple[int, str]]:
-    """Serve a route that parses a body in a thread and answers with these bytes; yields process and address."""
+def bare_route(response: bytes) -> Iterator[tuple[int, str]]:
+    """Serve a route that parses the body and responds with these bytes. Yield its process id and address."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     async def respond(request: Request) -> Response:
         await run_in_threadpool(json.loads, await request.body() or b"{}")
-        return Response(answer, media_type="application/json")
+        return Response(response, media_type="application/json")
 
     def serve(_report: Callable[[str], None]) -> None:
         application = Starlette(routes=[Route("/t", respond, methods=["GET", "POST"])])
@@ -95,7 +95,7 @@ def bare_route(answer: bytes) -> Iterator[tuple[int, str]]:
 
 
 def make_lake(folder: Path, name: str, n_tables: int) -> Lakehouse:
-    """Return a lakehouse with a table that has some history, and many definitions beside it."""
+    """Create a lakehouse with one table that has some history, and many other definitions."""
     lake = Lakehouse.create(str(folder / name), {"fsync": "false"})
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -110,28 +110,33 @@ def make_lake(folder: Path, name: str, n_tables: int) -> Lakehouse:
 
 
 def by_turns(calls: Mapping[str, Callable[[], object]], n_calls: int) -> tuple[dict[str, Spread], float]:
-    """Return how long calls take in milliseconds, each made so many times after the others.
+    """Measure calls in turns.
 
-    Returns also how long this process was on a processor for those of the first kind.
+    Args:
+        calls: The calls by name.
+        n_calls: How often to make each call.
+
+    Returns:
+        The milliseconds of each call, and the CPU milliseconds of this process for all calls of the first kind.
     """
-    took_ms: dict[str, list[float]] = {name: [] for name in calls}
+    durations_ms: dict[str, list[float]] = {name: [] for name in calls}
     first, busy_s = next(iter(calls)), 0.0
     for _ in range(n_calls):
         for name, call in calls.items():
-            begun_s = time.process_time()
-            took_ms[name].append(1_000 * seconds(call))
-            busy_s += time.process_time() - begun_s if name == first else 0.0
-    return {name: Spread.of(values) for name, values in took_ms.items()}, 1_000 * busy_s
+            started_s = time.process_time()
+            durations_ms[name].append(1_000 * seconds(call))
+            busy_s += time.process_time() - started_s if name == first else 0.0
+    return {name: Spread.of(values) for name, values in durations_ms.items()}, 1_000 * busy_s
 
 
 def busy_ms(pid: int) -> float:
-    """Return how long a process has been on a processor so far, in milliseconds."""
+    """Return the CPU milliseconds that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * 1_000 / os.sysconf("SC_CLK_TCK")
 
 
 def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict[str, float]]:
-    """Return the lines of a table of latencies, and what the server adds to each call in milliseconds."""
+    """Return the lines of a table of latencies, and the milliseconds that the server adds to each call."""
     bare_lake, served_lake = (make_lake(folder, name, n_tables) for name in ("bare", "served"))
     catalog, numbers = catalog_at(bare_lake), itertools.count()
 
@@ -139,9 +144,9 @@ def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict
         loaded = catalog.load_table("ns.t")
         catalog.commit_table(loaded, (), (SetPropertiesUpdate(updates={"a": str(next(numbers))}),))
 
-    with command(served_lake.root, "--anonymous-writes") as (process, url, _begun):
+    with command(served_lake.root, "--anonymous-writes") as (process, url, _ready):
         assert process.stderr is not None
-        threading.Thread(target=process.stderr.read, daemon=True).start()  # a log that nobody reads would hold it up
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # an unread log would block the server
         client = Client(url)
         calls: dict[str, tuple[Callable[[], object], Callable[[], bytes], dict[str, object] | None]] = {
             "load a table": (lambda: catalog.load_table("ns.t"), lambda: client.request("GET", TABLE), None),
@@ -158,33 +163,36 @@ def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict
         }
         rows, added = [], {}
         for name, (bare, served, body) in calls.items():
-            answer = served()
-            for _ in range(N_BEFORE):  # the log of a table's metadata grows until then
+            response = served()
+            for _ in range(N_BEFORE):  # until the metadata log of the table has reached its full length
                 bare()
-                answer = served()
-            with bare_route(answer) as (pid, address):
-                route = _of_route(Client(address), body)
+                response = served()
+            with bare_route(response) as (pid, address):
+                route = _call_route(Client(address), body)
                 by_turns({"route": route}, N_BEFORE)
-                before = [busy_ms(one) for one in (process.pid, pid)]
-                found, bare_ms = by_turns({"bare": bare, "served": served, "route": route}, n_calls)
-                busy = [bare_ms, *(busy_ms(one) - was for one, was in zip((process.pid, pid), before, strict=True))]
-            added[name] = found["served"].median - found["bare"].median
-            cells = [found[kind] for kind in ("bare", "served", "route")]
-            rows.append([name, *(f"{one.median:.2f} / {one.p99:.2f}" for one in cells), f"{added[name]:.2f}"])
-            rows[-1] += [f"{added[name] - found['route'].median:.2f}", *(f"{ms / n_calls:.2f}" for ms in busy)]
+                before = [busy_ms(process_id) for process_id in (process.pid, pid)]
+                spreads, bare_ms = by_turns({"bare": bare, "served": served, "route": route}, n_calls)
+                busy = [
+                    bare_ms,
+                    *(busy_ms(process_id) - ms for process_id, ms in zip((process.pid, pid), before, strict=True)),
+                ]
+            added[name] = spreads["served"].median - spreads["bare"].median
+            cells = [spreads[kind] for kind in ("bare", "served", "route")]
+            rows.append([name, *(f"{spread.median:.2f} / {spread.p99:.2f}" for spread in cells), f"{added[name]:.2f}"])
+            rows[-1] += [f"{added[name] - spreads['route'].median:.2f}", *(f"{ms / n_calls:.2f}" for ms in busy)]
     header = (
-        "call", "catalog, ms: median / p99", "by the server", "a bare route", "more than the catalog",
-        "more than catalog and route", "busy: catalog, ms", "server", "bare route",
+        "call", "catalog, ms: median / p99", "server", "bare route", "added to the catalog",
+        "added to catalog and bare route", "CPU ms: catalog", "server", "bare route",
     )  # fmt: skip
     return table(header, rows), added
 
 
-def _of_route(client: Client, body: dict[str, object] | None) -> Callable[[], bytes]:
+def _call_route(client: Client, body: dict[str, object] | None) -> Callable[[], bytes]:
     return lambda: client.request("GET" if body is None else "POST", "/t", body)
 
 
-def rounds_of_requests(folder: Path) -> list[str]:
-    """Return the lines of a table with what requests to a warm server ask of the storage."""
+def storage_requests(folder: Path) -> list[str]:
+    """Return the lines of a table with the storage requests of calls to a warm server."""
     lake = make_lake(folder, "rounds", 10)
     catalog_at(lake).create_table("ns.p", SCHEMA)
     rows = []
@@ -192,8 +200,8 @@ def rounds_of_requests(folder: Path) -> list[str]:
         meter = served.application.warehouses.served[0].lake.storage if served.application is not None else None
         if not isinstance(meter, MeteredStorage):
             raise TypeError(type(meter).__name__)
-        commits = {"a property": lambda: (TABLE, commit_of(properties(b="1")))}
-        commits |= {f"an append of {n} data files": lambda n=n: appended(served, n) for n in FILES}
+        commits = {"set a property": lambda: (TABLE, commit_of(properties(b="1")))}
+        commits |= {f"append {n} data files": lambda n=n: appended(served, n) for n in FILES}
         for _ in range(2):
             before = meter.snapshot()
             served.request("GET", TABLE)
@@ -202,12 +210,12 @@ def rounds_of_requests(folder: Path) -> list[str]:
             path, body = make()
             served.request("GET", path)
             before = meter.snapshot()
-            answer = served.request("POST", path, body)
-            if answer.status != 200:
-                raise RuntimeError(f"{name}: {answer.status} {answer.body[:300]!r}")
+            response = served.request("POST", path, body)
+            if response.status != 200:
+                raise RuntimeError(f"{name}: {response.status} {response.body[:300]!r}")
             background.drain()
             rows.append([name, *_shown(meter.snapshot() - before)])
-    return table(("request", "rounds", "requests", "of which"), rows)
+    return table(("call", "round trips", "requests", "by kind"), rows)
 
 
 def _shown(counts: RequestCounts) -> list[str]:
@@ -216,7 +224,7 @@ def _shown(counts: RequestCounts) -> list[str]:
 
 
 def appended(served: LiveServer, n_files: int) -> tuple[str, dict[str, object]]:
-    """Return the path and the body of a commit that adds a snapshot, whose files a client has written."""
+    """Write data files as a client does, and return the path and the body of the commit that appends them."""
     loaded = served.catalog().load_table("ns.p")
     batches = [write_file(loaded.io, ROWS, f"{loaded.location()}/data/{uuid.uuid4()}.parquet") for _ in range(n_files)]
     transaction = loaded.transaction()
@@ -229,43 +237,43 @@ def appended(served: LiveServer, n_files: int) -> tuple[str, dict[str, object]]:
 
 
 def write_file(io: FileIO, rows: pa.Table, uri: str) -> str:
-    """Write a Parquet file and return its place."""
+    """Write a Parquet file and return its URI."""
     with io.new_output(uri).create(overwrite=False) as stream:
         pq.write_table(rows, stream)
     return uri
 
 
 def main(n_calls: int = N_CALLS, n_tables: int = N_TABLES) -> None:
-    """Measure, and write the result, which says which bounds do not hold."""
+    """Measure, and write the result, including the exceeded bounds."""
     with tempfile.TemporaryDirectory() as folder:
         latencies, added = measured(Path(folder), n_calls, n_tables)
-        rounds = rounds_of_requests(Path(folder))
+        requests_lines = storage_requests(Path(folder))
     bounds_ms = (BOUND_MS, BOUND_MS, LIST_BOUND_MS)
-    above = [name for (name, more), bound_ms in zip(added.items(), bounds_ms, strict=True) if more > bound_ms]
+    above = [name for (name, added_ms), bound_ms in zip(added.items(), bounds_ms, strict=True) if added_ms > bound_ms]
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     write_result(
         "server",
         [
-            "# What a server adds",
+            "# Server overhead",
             "",
-            f"{n_calls} calls each, by turns with the same call of the catalog, on local disk without fsync.",
-            f"The server is another process on the same machine. Its {os.cpu_count()} processor threads had other",
-            f"work, too: the load was {load:.1f} for each. So differences of medians count.",
-            f"Bounds: {BOUND_MS:g} ms more for loading and committing, {LIST_BOUND_MS:g} ms more for the list.",
-            "The bare route parses the same body in a thread, and answers with as many bytes. It is what any server",
-            "of these libraries takes. Busy is time of a processor for each call, in the process of the catalog, of",
-            "the server, or of the route. It depends less on other work.",
+            f"{n_calls} calls each, alternating with the same call of the catalog, on local disk without fsync. The",
+            f"server is another process on the same machine, whose {os.cpu_count()} CPU threads had a load of",
+            f"{load:.1f} each, so differences of medians are more meaningful than times.",
+            f"Bounds: {BOUND_MS:g} ms added to loading and committing, {LIST_BOUND_MS:g} ms added to the list.",
+            "The bare route parses the same body in a thread and responds with the same number of bytes, which is the",
+            "lower bound for a server built on these libraries. CPU milliseconds are those per call in the process of",
+            "the catalog, of the server, or of the bare route. They depend less on other load.",
             "",
             *latencies,
             "",
-            f"Above its bound: {', '.join(above) or 'nothing'}.",
+            f"Calls above their bound: {', '.join(above) or 'none'}.",
             "",
-            "## What requests ask of the storage",
+            "## Storage requests",
             "",
-            "Once the server has the table's metadata. The age of each added file is asked for, as many",
-            "at once as the storage takes, though each counts as a round here. The hint is written beside.",
+            "The server has cached the metadata of the table. It checks the age of each added file, in parallel as far",
+            "as the storage allows, but each check counts as a round trip here. The hint is written in the background.",
             "",
-            *rounds,
+            *requests_lines,
         ],
     )
 

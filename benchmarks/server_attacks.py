@@ -1,9 +1,9 @@
-"""How long the reads of one client take while another client attacks the server with requests that are allowed.
+"""Latency of one client's reads while another client attacks the server with permitted requests.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.server_attacks [SECONDS] [NAME...]``; without names it
-writes ``benchmarks/results/server_attacks.md``. Server, attacker and reader are processes. The storage of the server
-takes 100 ms for a create, as an object store may. The attacker has a token that may write one namespace, the reader
-one that may read another. Times depend on the machine and on what else it does; compare rows with the idle one.
+Run from the project's root: ``.venv/bin/python -m benchmarks.server_attacks [SECONDS] [NAME...]``. Without names it
+writes ``benchmarks/results/server_attacks.md``. Server, attacker and reader are separate processes. A create on the
+server's storage takes 100 ms, as on some object stores. The token of the attacker allows writes to one namespace, that
+of the reader allows reads of another. Times depend on the machine and its load; compare rows with the idle one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TABLES = "/v1/main/namespaces/ns/tables"
 COMMIT = "/v1/main/transactions/commit"
 N_TABLES, N_COLUMNS, N_FILES = 100, 5_000, 500
 _LIMIT_SECONDS = 3_000
-#: A snapshot that no table has, so that the size of the body is what an attack costs.
+#: A snapshot that does not exist, so that an attack costs only the size of its body.
 SNAPSHOT_ID = 7
 N_SNAPSHOTS = 45_000
 
@@ -54,7 +54,7 @@ def field(number: int) -> dict[str, Any]:
 
 
 def commit_of(name: str, *updates: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a commit of a table."""
+    """Return the body of a table commit."""
     return {"identifier": {"namespace": ["ns"], "name": name}, "requirements": [], "updates": list(updates)}
 
 
@@ -64,7 +64,7 @@ def properties(number: int) -> dict[str, Any]:
 
 
 def schemas(n: int, n_fields: int) -> list[dict[str, Any]]:
-    """Return updates that add schemas, which differ in their last field."""
+    """Return updates that add ``n`` schemas, which differ in their last field."""
     return [
         {
             "action": "add-schema",
@@ -92,7 +92,7 @@ def any_of(n: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Attack:
-    """Requests that some connections send without a pause. ``body`` gets the number of the connection."""
+    """Requests that several connections repeat without pause. ``path`` and ``body`` may depend on the connection."""
 
     n_connections: int
     method: str
@@ -159,8 +159,8 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-def make(folder: str) -> tuple[Lakehouse, Path]:
-    """Make a lakehouse with the tables of the attacks, and a file of tokens."""
+def create_lake(folder: str) -> tuple[Lakehouse, Path]:
+    """Create a lakehouse with the tables of the attacks, and a token file."""
     lake = Lakehouse.create(f"file://{folder}/lake")
     catalog = catalog_at(lake)
     for namespace in ("ns", "other"):
@@ -195,13 +195,13 @@ def _snapshots(content: dict[str, Any]) -> None:
 
 
 def _unknown(content: dict[str, Any]) -> None:
-    """Add a member that no reader knows to the metadata of a table."""
+    """Add an unknown field to the metadata of a table."""
     content["unknown"] = "x" * (100 << 20)
 
 
 @contextlib.contextmanager
 def serving(lake: Lakehouse, tokens: Path) -> Iterator[int]:
-    """Serve a lakehouse on a slow storage in another process; yields its port."""
+    """Serve a lakehouse on slow storage in another process, and yield its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
 
@@ -229,7 +229,7 @@ def serving(lake: Lakehouse, tokens: Path) -> Iterator[int]:
 
 
 class Client:
-    """A connection that stays, as clients of the server have it, and is opened again after a failure."""
+    """A persistent connection to the server, which is reopened after a failure."""
 
     def __init__(self, port: int, token: str):
         self._port = port
@@ -245,7 +245,15 @@ class Client:
         disconnects: bool = False,
         in_chunks: bool = False,
     ) -> int:
-        """Send a request, and return the status of its response, 0 without one."""
+        """Send a request and return the status of its response, or 0 without a response.
+
+        Args:
+            method: The HTTP method.
+            path: The path with its query.
+            data: The body.
+            disconnects: Whether to close the connection instead of reading the response.
+            in_chunks: Whether to send the body in chunks of one byte.
+        """
         connection = self._connection or HTTPConnection("127.0.0.1", self._port, timeout=120)
         try:
             self._connection = connection
@@ -289,20 +297,20 @@ def attack(port: int, kind: Attack, report: Callable[[str], None]) -> None:
 
 
 def reads(port: int, seconds: float) -> list[float]:
-    """Return how long the reads of a client took that reads again and again."""
-    client, taken = Client(port, "reader"), []
+    """Return the seconds of each read of a client that reads repeatedly."""
+    client, durations_s = Client(port, "reader"), []
     end = time.monotonic() + seconds
-    while time.monotonic() < end or len(taken) < 2:
-        begun = time.monotonic()
+    while time.monotonic() < end or len(durations_s) < 2:
+        started = time.monotonic()
         status = client.request("GET", "/v1/main/namespaces/other/tables/o")
         assert status == 200, (status, client.last)
-        taken.append(time.monotonic() - begun)
+        durations_s.append(time.monotonic() - started)
         time.sleep(READ_PAUSE_SECONDS)
-    return taken
+    return durations_s
 
 
 def measured(lake: Lakehouse, tokens: Path, kind: Attack | None, seconds: float) -> tuple[list[float], str]:
-    """Return how long reads took while an attack went on, and the statuses of its requests."""
+    """Return the seconds of each read during an attack, and the response statuses of the attacker."""
     with serving(lake, tokens) as port:
         reads(port, 0.5)
         if kind is None:
@@ -310,12 +318,12 @@ def measured(lake: Lakehouse, tokens: Path, kind: Attack | None, seconds: float)
         child = fork(lambda report: attack(port, kind, report), time_limit_seconds=_LIMIT_SECONDS)
         try:
             time.sleep(3.0)
-            taken = reads(port, seconds)
+            durations_s = reads(port, seconds)
         finally:
             os.kill(child.pid, signal.SIGKILL)
         _, lines = child.finish()
         counts = json.loads(lines[-1]) if lines else {}
-        return taken, ", ".join(f"{number} x {status}" for status, number in sorted(counts.items()))
+        return durations_s, ", ".join(f"{number} x {status}" for status, number in sorted(counts.items()))
 
 
 def main() -> None:
@@ -324,26 +332,27 @@ def main() -> None:
     names = sys.argv[2:]
     lines = []
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
-        lake, tokens = make(folder)
+        lake, tokens = create_lake(folder)
         for name, kind in {"none": None, **ATTACKS}.items():
             if names and not any(part in name for part in names):
                 continue
-            taken, statuses = measured(lake, tokens, kind, seconds)
-            spread = Spread.of(taken)
-            cells = [f"{1_000 * value:.0f}" for value in (spread.median, spread.p99, max(taken))]
-            lines.append([name, *cells, len(taken), statuses])
+            durations_s, statuses = measured(lake, tokens, kind, seconds)
+            spread = Spread.of(durations_s)
+            cells = [f"{1_000 * value:.0f}" for value in (spread.median, spread.p99, max(durations_s))]
+            lines.append([name, *cells, len(durations_s), statuses])
             print(*lines[-1], sep=" | ", flush=True)
     if not names:
-        write_result("server_attacks", _page(lines, seconds))
+        write_result("server_attacks", _report(lines, seconds))
 
 
-def _page(lines: list[list[Any]], seconds: float) -> list[str]:
+def _report(lines: list[list[Any]], seconds: float) -> list[str]:
     return [
         "# Reads of one client while another attacks the server",
         "",
         f"Each attack runs for {seconds:.0f} seconds. Server, attacker and reader share {os.cpu_count()} processors. A"
-        f" create takes the storage {1_000 * CREATE_SECONDS:.0f} ms. The reader loads one table again and again on one"
-        " connection. So do the connections of the attacker, except those that disconnect. Times are milliseconds. The"
+        f" create takes the storage {1_000 * CREATE_SECONDS:.0f} ms. The reader loads one table repeatedly on one"
+        " persistent connection. The connections of the attacker are persistent unless they disconnect. Times are"
+        " milliseconds. The"
         f" bound of the design is a p99 of {1_000 * BOUND_SECONDS:.0f} ms. The load average of the machine at the end"
         f" was {os.getloadavg()[1]:.0f}.",
         "",

@@ -1,4 +1,4 @@
-"""Test servers for benchmarks."""
+"""Run the servers of the tests for benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.servers.kinds import KINDS
 
 @contextmanager
 def running(kind: str) -> Iterator[Any]:
-    """Start a server, yield it and stop it. Raise ServerStartError if it does not start."""
+    """Start a server of a kind, yield it, and stop it. Raises ServerStartError."""
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
         daemons = start(kind, Path(folder))
         try:

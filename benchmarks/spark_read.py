@@ -1,8 +1,9 @@
-"""What reading a table costs: ``read_table`` and the data source beside Spark's own reader of the same files.
+"""The cost of reading a table: ``read_table`` and the data source, compared with Spark's own reader of the same files.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.spark_read``; it writes
-``benchmarks/results/spark_read.md`` and a plot. Ten years of flights, the real year ten times, three versions.
-Times are only worth as ratios in one run: each way is compared with Spark's own that ran just before or after it.
+Run from the project's root: ``.venv/bin/python -m benchmarks.spark_read``. It writes
+``benchmarks/results/spark_read.md`` and a plot. The table contains ten copies of one year of flights in three
+versions. Only the ratios within one run are meaningful: each reader is compared with a run of Spark's reader directly
+before or after it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SUMS = "count(*), sum(distance), sum(dep_delay), count(tailnum), min(sched_dep_a
 
 
 def fill(spark: SparkSession, lake: Lakehouse) -> None:
-    """Commit the years, a version for each group of them."""
+    """Commit the years, one version for each group."""
     flights = flights_model.flights(spark, FlightsSource()).cache()
     for years in YEARS_BY_VERSION:
         frame = flights.withColumn("year", F.explode(F.array(*(F.lit(year).cast("int") for year in years))))
@@ -55,12 +56,12 @@ def data_files(lake: Lakehouse, version: int) -> list[str]:
 
 
 def by_source(spark: SparkSession, lake: Lakehouse, **options: str) -> DataFrame:
-    """Return the table as the data source gives it."""
+    """Return the table read by the data source."""
     return spark.read.format("trinitylake").option("root", lake.root).options(**options).load(TABLE)
 
 
 def check_rows(spark: SparkSession, lake: Lakehouse) -> list[list[object]]:
-    """Compare sums over all ways with DuckDB's, at each version. Raises AssertionError."""
+    """Compare the sums of all readers with those of DuckDB, at each version. Raises AssertionError."""
     lines = []
     duck = duckdb.connect()
     duck.execute("SET TimeZone = 'UTC'")
@@ -70,21 +71,21 @@ def check_rows(spark: SparkSession, lake: Lakehouse) -> list[list[object]]:
         expected = duck.execute(query, [paths]).fetchall()[0]
         for frame in (read_table(spark, lake, TABLE, version), by_source(spark, lake, version=str(version))):
             columns = SUMS.replace("sched_dep_at", "unix_micros(sched_dep_at)").split(", ")
-            found = frame.selectExpr(*columns).first()
-            assert found is not None
-            assert tuple(found) == tuple(expected), (version, found, expected)
+            sums = frame.selectExpr(*columns).first()
+            assert sums is not None
+            assert tuple(sums) == tuple(expected), (version, sums, expected)
         lines.append([version, len(paths), f"{expected[0]:,}", "equal"])
     return lines
 
 
 def read_all(frame: Callable[[], DataFrame]) -> float:
-    """Return how long it takes to make a frame and to read all its rows and columns."""
+    """Return the seconds that it takes to create a frame and to read all its rows and columns."""
     return seconds(lambda: frame().write.format("noop").mode("overwrite").save())
 
 
 @dataclass
 class Pair:
-    """A way of ours beside Spark's own that gives the same rows and columns, and the seconds of each in each round."""
+    """One of our readers and Spark's own, for the same rows and columns, with the seconds of each in each round."""
 
     spark: Callable[[], DataFrame]
     ours: Callable[[], DataFrame]
@@ -93,12 +94,12 @@ class Pair:
 
     @property
     def speeds(self) -> list[float]:
-        """How many times as fast as Spark's ours is, in each round, ascending."""
-        return sorted(one / other for one, other in zip(self.spark_seconds, self.our_seconds, strict=True))
+        """Our speed as a multiple of Spark's, in each round, ascending."""
+        return sorted(spark_s / our_s for spark_s, our_s in zip(self.spark_seconds, self.our_seconds, strict=True))
 
 
 def pairs_to_read(spark: SparkSession, lake: Lakehouse) -> dict[str, Pair]:
-    """Return what is compared, by name."""
+    """Return the pairs of readers to compare, by name."""
     read = partial(spark.read.parquet, *data_files(lake, len(YEARS_BY_VERSION)))
     few = FEW_COLUMNS.split(", ")
     return {
@@ -117,26 +118,26 @@ def pairs_to_read(spark: SparkSession, lake: Lakehouse) -> dict[str, Pair]:
 
 
 def measure(pairs: Mapping[str, Pair]) -> None:
-    """Take the times of all pairs in turns, after a round that does not count; who is first changes."""
+    """Measure all pairs, after a warm-up round. The reader that goes first alternates from round to round."""
     for round_number in range(ROUNDS + 1):
         for pair in pairs.values():
-            ways = [(pair.spark, pair.spark_seconds), (pair.ours, pair.our_seconds)]
-            for frame, times in ways if round_number % 2 else reversed(ways):
-                taken = read_all(frame)
+            readers = [(pair.spark, pair.spark_seconds), (pair.ours, pair.our_seconds)]
+            for frame, times in readers if round_number % 2 else reversed(readers):
+                elapsed_s = read_all(frame)
                 if round_number:
-                    times.append(taken)
+                    times.append(elapsed_s)
 
 
 def draw(pairs: Mapping[str, Pair], axes: Sequence[Axes]) -> None:
-    """Draw a bar for each way: its median speed, and a line from its least to its most."""
+    """Draw a bar for the median speed of each reader, and a line from its minimum to its maximum."""
     speeds = [pair.speeds for pair in pairs.values()]
-    medians = [statistics.median(one) for one in speeds]
-    below = [median - one[0] for median, one in zip(medians, speeds, strict=True)]
-    above = [one[-1] - median for median, one in zip(medians, speeds, strict=True)]
+    medians = [statistics.median(values) for values in speeds]
+    below = [median - values[0] for median, values in zip(medians, speeds, strict=True)]
+    above = [values[-1] - median for median, values in zip(medians, speeds, strict=True)]
     axes[0].barh([name.replace("`", "") for name in pairs], medians, xerr=[below, above], capsize=3)
     axes[0].axvline(1, color="black", linestyle=":")
     axes[0].invert_yaxis()
-    axes[0].set_xlabel("speed, of that of spark.read.parquet")
+    axes[0].set_xlabel("speed relative to spark.read.parquet")
 
 
 def main() -> None:
@@ -154,22 +155,22 @@ def main() -> None:
         ))]
         for name, pair in pairs.items()
     ]  # fmt: skip
-    header = ["way", "`spark.read.parquet`, median s", "ours, median s", "speed: median of rounds", "least", "most"]
+    header = ["reader", "`spark.read.parquet`, median s", "ours, median s", "speed: median of rounds", "min", "max"]
     write_result(
         "spark_read",
         [
             "# Reading a table with Spark",
             "",
             f"Made by `python -m benchmarks.spark_read`: {versions[-1][2]} rows of {versions[-1][1]} local files,"
-            " `local[2]`. Seconds to make the frame and read its rows and columns, all of them where nothing else is"
-            " said. Each way runs beside `spark.read.parquet` of the same files for the same rows and columns,"
-            f" {ROUNDS} times; its speed is Spark's seconds over ours, in each round.",
+            " `local[2]`. Seconds to create the frame and read its rows and columns; all of them unless the row names"
+            " a selection. Each reader runs alternately with `spark.read.parquet` of the same files, rows and columns,"
+            f" {ROUNDS} times; its speed is Spark's seconds divided by ours, in each round.",
             "",
             *table(header, lines),
             "",
             plot("spark_read", partial(draw, pairs), width=7.5),
             "",
-            "Sums over the rows by `read_table` and the source, compared with DuckDB's over the files of the version:",
+            "Sums over the rows by `read_table` and the data source, compared with DuckDB's over the same files:",
             "",
             *table(["version", "files", "rows", "sums"], versions),
         ],

@@ -1,10 +1,10 @@
-"""Walking, verifying and searching large lakehouses for orphans by Spark, and by threads: time, memory, workers.
+"""Walk, verify and search large lakehouses for orphans with Spark and with threads: time, memory, scaling.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.spark_scale``; it writes
-``benchmarks/results/spark_scale.md`` and ``spark_workers.md``. The lakehouses are on local disk; the definitions of the
-first version all say the same, and beside a hundred of them lies one that nothing reaches. Each piece
-of work runs in a process of its own, whose peak memory is read when it ends: that is the driver's, and beside it that
-of its JVM, whose heap has 512 MB at most.
+Run from the project's root: ``.venv/bin/python -m benchmarks.spark_scale``. It writes
+``benchmarks/results/spark_scale.md`` and ``spark_workers.md``. The lakehouses are on local disk. All definitions of the
+first version have the same content, and there is one orphan per hundred of them. Each kind of work runs in a separate
+process, whose peak memory is read when it ends: that of the driver, and that of its JVM, whose heap is limited to
+512 MB.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trinitylake_ops.tree.search import scan
 SIZES = (100_000, 1_000_000)
 N_VERSIONS = 1_000
 SLOW_SIZE = 100_000
-#: Requests at once of each worker on a storage far away: few, so that waits count, not the cores of this machine.
+#: Concurrent requests of each worker on slow storage: few, so that latency counts and not the cores of this machine.
 SLOW_THREADS = 4
 WORKS = ("walk", "orphans", "verify")
 
@@ -48,9 +48,9 @@ print(json.dumps(work(root)))
 
 
 class LaterStorage(StorageWrapper):
-    """Another storage, as it will be in a year: what nothing reaches is old enough to be an orphan.
+    """A storage whose clock is one year ahead, so that unreachable files are old enough to be orphans.
 
-    With ``is_slow`` each request, and each page of a listing, takes 20 ms, and few are sent at once.
+    With ``is_slow``, each request and each page of a listing takes 20 ms, and few requests are concurrent.
     """
 
     def __init__(self, inner: Storage, *, is_slow: bool = False):
@@ -88,14 +88,14 @@ def _later(inner: Storage, is_slow: bool) -> LaterStorage:
 
 
 def generate(folder: Path, n_tables: int, n_versions: int) -> None:
-    """Make a lakehouse: one commit of all tables, then commits of one to five random ones; and orphans."""
+    """Create a lakehouse with orphans: one commit of all tables, then commits of one to five random ones."""
     storage = LocalStorage(f"file://{folder}/lake/", fsync=False)
     lake = loaded(storage, n_tables)
     snapshot = lake.snapshot()
     paths = [location for _, location in scan(snapshot.files.nodes, snapshot.root) if "-table-" in location]
     paths += [new_table_path("ns", f"orphan{number}", 1024) for number in range(n_tables // 100)]
-    for place in {path.rpartition("/")[0] for path in paths}:
-        (folder / "lake" / place).mkdir(parents=True, exist_ok=True)
+    for parent in {path.rpartition("/")[0] for path in paths}:
+        (folder / "lake" / parent).mkdir(parents=True, exist_ok=True)
     for path in paths:
         (folder / "lake" / path).write_bytes(_DEFINITION)
     generator = random.Random(0)
@@ -103,8 +103,12 @@ def generate(folder: Path, n_tables: int, n_versions: int) -> None:
         change_tables(lake, {generator.randrange(n_tables) for _ in range(generator.randint(1, 5))})
 
 
-def work(given: str) -> dict[str, Any]:
-    """Do a piece of work, given as JSON: the folder, what, by which engine, and how slow the storage is."""
+def work(job_json: str) -> dict[str, Any]:
+    """Run one kind of work in this process.
+
+    Args:
+        job_json: A JSON object with the folder, the kind of work, the Spark master and whether the storage is slow.
+    """
     from trinitylake_ops import operations
     from trinitylake_ops.operations.base import uncached
     from trinitylake_ops.operations.executor import LOCAL
@@ -114,42 +118,42 @@ def work(given: str) -> dict[str, Any]:
     from trinitylake_ops.spark.runtime.task_jobs import run_in_tasks
     from trinitylake_ops.spark.session import session_scope
 
-    asked = json.loads(given)
-    folder = asked["folder"]
+    job = json.loads(job_json)
+    folder = job["folder"]
     inner = LocalStorage(f"file://{folder}/lake/", fsync=False)
-    lake = Lakehouse(LaterStorage(inner, is_slow=asked["is_slow"]))
+    lake = Lakehouse(LaterStorage(inner, is_slow=job["is_slow"]))
 
-    def done(executor: Any) -> dict[str, Any]:
-        begun = time.perf_counter()
-        if asked["work"] == "walk":
+    def run_with(executor: Any) -> dict[str, Any]:
+        started = time.perf_counter()
+        if job["work"] == "walk":
             mark = Mark(survey_versions(uncached(lake), executor=executor))
-            found: Any = len(mark.catalog.nodes) + len(mark.catalog.tables) + len(mark.catalog.others)
-        elif asked["work"] == "orphans":
+            result: Any = len(mark.catalog.nodes) + len(mark.catalog.tables) + len(mark.catalog.others)
+        elif job["work"] == "orphans":
             plan = operations.plan_orphan_removal(lake, executor=executor)
-            found = sum(plan.files.values())
+            result = sum(plan.files.values())
         else:
             report = operations.verify(lake, executor=executor)
-            found = [report.nodes, report.definitions, report.orphan_files, len(report.findings)]
-        return {"seconds": time.perf_counter() - begun, "found": found}
+            result = [report.nodes, report.definitions, report.orphan_files, len(report.findings)]
+        return {"seconds": time.perf_counter() - started, "found": result}
 
-    if asked["master"] is None:
-        return done(LOCAL)
+    if job["master"] is None:
+        return run_with(LOCAL)
     conf = {
         "spark.driver.memory": "512m",
         "spark.executor.memory": "512m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
     }
-    with session_scope("benchmark", asked["master"], **conf) as spark:
+    with session_scope("benchmark", job["master"], **conf) as spark:
         executor = SparkExecutor(spark)
-        while executor.slots < asked["slots"]:
+        while executor.slots < job["slots"]:
             time.sleep(0.1)
-        run_in_tasks(spark, "start Python", _started, [b""] * 4 * asked["slots"], 4 * asked["slots"])
-        return {**done(executor), "jvm_mb": _peak_mb(spark.sparkContext._gateway.proc.pid)}
+        run_in_tasks(spark, "start Python", _started, [b""] * 4 * job["slots"], 4 * job["slots"])
+        return {**run_with(executor), "jvm_mb": _peak_mb(spark.sparkContext._gateway.proc.pid)}
 
 
 def _peak_mb(pid: int) -> float:
-    """Return the most memory that a process has had, in MB."""
+    """Return the peak memory of a process in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1_024 / 1e6
 
@@ -160,31 +164,42 @@ def _started(elements: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def measured(folder: Path, what: str, master: str | None, slots: int = 0, *, is_slow: bool = False) -> dict[str, Any]:
-    """Do a piece of work in a process of its own; returns seconds, peak memory in MB, and what was found."""
-    asked = {"folder": str(folder), "work": what, "master": master, "slots": slots, "is_slow": is_slow}
-    said, _, memory_mb = run(_WORK, json.dumps(asked))
-    found = {**json.loads(said.splitlines()[-1]), "memory_mb": memory_mb}
-    print(what, master, is_slow, found, flush=True)
-    return found
+    """Run one kind of work in a new process.
+
+    Args:
+        folder: The folder of the lakehouse.
+        what: The kind of work.
+        master: The Spark master, or None for threads.
+        slots: The number of Spark task slots to wait for.
+        is_slow: Whether the storage is slow.
+
+    Returns:
+        Seconds, peak memory in MB, and a summary of the result.
+    """
+    job = {"folder": str(folder), "work": what, "master": master, "slots": slots, "is_slow": is_slow}
+    output, _, memory_mb = run(_WORK, json.dumps(job))
+    result = {**json.loads(output.splitlines()[-1]), "memory_mb": memory_mb}
+    print(what, master, is_slow, result, flush=True)
+    return result
 
 
 def sizes(folder: Path, counts: Sequence[int]) -> list[str]:
-    """Measure all works by both engines on lakehouses of several sizes."""
+    """Measure all kinds of work with both engines on lakehouses of several sizes."""
     rows: list[list[str]] = []
     seconds: dict[tuple[str, int], tuple[float, float]] = {}
     for n_tables in counts:
-        own = folder / str(n_tables)
-        own.mkdir()
-        begun = time.perf_counter()
-        generate(own, n_tables, N_VERSIONS)
-        print(f"{n_tables:,} made in {time.perf_counter() - begun:.0f} s", flush=True)
+        size_folder = folder / str(n_tables)
+        size_folder.mkdir()
+        started = time.perf_counter()
+        generate(size_folder, n_tables, N_VERSIONS)
+        print(f"{n_tables:,} created in {time.perf_counter() - started:.0f} s", flush=True)
         for what in WORKS:
-            spark = measured(own, what, "local[2]", 2)
-            local = measured(own, what, None)
+            spark = measured(size_folder, what, "local[2]", 2)
+            local = measured(size_folder, what, None)
             assert spark["found"] == local["found"], (spark, local)
             seconds[what, n_tables] = (local["seconds"], spark["seconds"])
-            cells = [f"{one['seconds']:.1f}" for one in (local, spark)]
-            cells += [f"{one['memory_mb']:.0f}" for one in (local, spark)]
+            cells = [f"{measurement['seconds']:.1f}" for measurement in (local, spark)]
+            cells += [f"{measurement['memory_mb']:.0f}" for measurement in (local, spark)]
             cells += [f"{spark['jvm_mb']:.0f}"]
             rows.append([what, f"{n_tables:,}", *cells])
     small, large = min(counts), max(counts)
@@ -225,11 +240,11 @@ def sizes(folder: Path, counts: Sequence[int]) -> list[str]:
 
 
 def workers(folder: Path, numbers: Sequence[int]) -> list[str]:
-    """Measure verify on a storage far away, by standalone workers of one task each."""
-    own = folder / "slow"
-    own.mkdir()
-    generate(own, SLOW_SIZE, N_VERSIONS)
-    local = measured(own, "verify", None, is_slow=True)
+    """Measure verify on slow storage with standalone workers of one task each."""
+    slow_folder = folder / "slow"
+    slow_folder.mkdir()
+    generate(slow_folder, SLOW_SIZE, N_VERSIONS)
+    local = measured(slow_folder, "verify", None, is_slow=True)
     seconds = []
     for number in numbers:
         logs = folder / f"cluster-{number}"
@@ -237,11 +252,11 @@ def workers(folder: Path, numbers: Sequence[int]) -> list[str]:
         cluster = Cluster(logs)
         try:
             cluster.start(number)
-            found = measured(own, "verify", cluster.url, number, is_slow=True)
+            result = measured(slow_folder, "verify", cluster.url, number, is_slow=True)
         finally:
             cluster.stop()
-        assert found["found"] == local["found"], (found, local)
-        seconds.append(found["seconds"])
+        assert result["found"] == local["found"], (result, local)
+        seconds.append(result["seconds"])
     rows = [("threads of one process", f"{local['seconds']:.1f}", "")]
     rows += [
         (f"Spark, {number} workers", f"{spent:.1f}", f"{seconds[0] / spent:.1f}")
@@ -251,15 +266,15 @@ def workers(folder: Path, numbers: Sequence[int]) -> list[str]:
     def draw(axes: Sequence[Axes]) -> None:
         axes[0].plot(numbers, [seconds[0] / spent for spent in seconds], "o-", label="measured")
         axes[0].plot(numbers, numbers, ":", label="ideal")
-        axes[0].set(title="verify, 20 ms a request", xlabel="workers of one task", ylabel="times faster than one")
+        axes[0].set(title="verify, 20 ms per request", xlabel="workers with one task", ylabel="speedup")
         axes[0].legend()
 
     return [
-        f"## Verify of {SLOW_SIZE:,} objects with {N_VERSIONS:,} versions, 20 ms a request",
+        f"## Verify of {SLOW_SIZE:,} objects with {N_VERSIONS:,} versions, 20 ms per request",
         "",
-        f"A standalone master; each worker has one task with {SLOW_THREADS} threads, as many as the local engine here.",
+        f"A standalone master; each worker has one task with {SLOW_THREADS} threads, as has the local engine here.",
         "",
-        *table(["engine", "seconds", "times faster than one worker"], rows),
+        *table(["engine", "seconds", "speedup over one worker"], rows),
         "",
         plot("spark_workers", draw),
     ]
@@ -271,12 +286,12 @@ def main() -> None:
     parser.add_argument("part", choices=["sizes", "workers"], nargs="*", default=["sizes", "workers"])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--workers", type=int, nargs="+", default=(1, 2, 4))
-    given = parser.parse_args()
-    parts = {"sizes": (sizes, given.sizes, "spark_scale"), "workers": (workers, given.workers, "spark_workers")}
-    for part in given.part:
+    options = parser.parse_args()
+    parts = {"sizes": (sizes, options.sizes, "spark_scale"), "workers": (workers, options.workers, "spark_workers")}
+    for part in options.part:
         measure, counts, name = parts[part]
         with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
-            lines = ["# Operations by Spark", "", "Made by `benchmarks/spark_scale.py` on 2 cores.", ""]
+            lines = ["# Operations with Spark", "", "Made by `benchmarks/spark_scale.py` on 2 cores.", ""]
             write_result(name, [*lines, *measure(Path(folder), counts)])
 
 

@@ -1,8 +1,8 @@
-"""CPU seconds that commands of the command line take, and which heavy packages they load.
+"""CPU seconds of commands of the command line, and the heavy packages that they load.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.start_up``; it writes ``benchmarks/results/start_up.md``,
-and ends with an error where a median is above its bound. Each run is a process of its own, with its bytecode there;
-what counts is the CPU time of the whole process, so that others on the machine matter little.
+Run from the project's root: ``.venv/bin/python -m benchmarks.start_up``. It writes ``benchmarks/results/start_up.md``
+and fails if a median exceeds its bound. Each run is a new process with compiled bytecode. The CPU time of the whole
+process counts, because it depends little on other load on the machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ finally:
 
 @dataclass(frozen=True)
 class Command:
-    """A command, and the CPU seconds that it may take; without a bound it stands there to be compared."""
+    """A command and the upper bound of its CPU seconds. A command without a bound is there for comparison."""
 
     words: tuple[str, ...]
     bound_s: float | None
@@ -57,15 +57,15 @@ COMMANDS = (
 
 
 @dataclass(frozen=True)
-class Place:
-    """A Python with this package, and a folder from which nothing else is imported."""
+class Installation:
+    """A Python environment with this package, and a working folder without other modules."""
 
     name: str
     python: str
     folder: str
 
     def cpu_s(self, words: Sequence[str]) -> float:
-        """Run a command in a process of its own; return the CPU seconds of all its threads."""
+        """Run a command in a new process and return the CPU seconds of all its threads."""
         process = subprocess.Popen([self.python, "-c", _PROGRAM, *words], stdout=subprocess.DEVNULL, cwd=self.folder)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -74,14 +74,14 @@ class Place:
         return usage.ru_utime + usage.ru_stime
 
     def loaded(self, words: Sequence[str]) -> str:
-        """Return which heavy packages a command loads."""
+        """Return the heavy packages that a command loads."""
         command = [self.python, "-c", _LOADED, *words]
-        ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=self.folder)
-        return ", ".join(ran.stderr.rpartition("LOADED")[2].split()) or "none"
+        process = subprocess.run(command, capture_output=True, text=True, check=True, cwd=self.folder)
+        return ", ".join(process.stderr.rpartition("LOADED")[2].split()) or "none"
 
 
-def made(folder: str) -> str:
-    """Make a lakehouse of some versions; returns its root."""
+def create_lake(folder: str) -> str:
+    """Create a lakehouse with some versions and return its root."""
     lake = Lakehouse.create(f"{folder}/lake", {"fsync": "false"})
     rows = pa.table({"id": [1, 2]})
     catalog = catalog_at(lake)
@@ -93,39 +93,44 @@ def made(folder: str) -> str:
 
 
 def main() -> None:
-    """Measure all commands by turns in both places, and write the result."""
+    """Measure all commands in turns in both environments, and write the result."""
     with tempfile.TemporaryDirectory() as folder:
-        root = made(folder)
+        root = create_lake(folder)
         core = make_environment(Path(folder) / "core")
-        places = (Place(CORE, str(core.folder / "bin" / "python"), folder), Place("all", sys.executable, folder))
-        cases = [(place, command) for place in places for command in COMMANDS]
+        installations = (
+            Installation(CORE, str(core.folder / "bin" / "python"), folder),
+            Installation("all", sys.executable, folder),
+        )
+        cases = [(installation, command) for installation in installations for command in COMMANDS]
         words = {command: ("--root", root, *command.words) for command in COMMANDS}
-        heavy = {(place, command): place.loaded(words[command]) for place, command in cases}  # and bytecode is there
-        found: dict[tuple[Place, Command], list[float]] = {case: [] for case in cases}
+        heavy = {
+            (installation, command): installation.loaded(words[command]) for installation, command in cases
+        }  # also compiles the bytecode
+        cpu_s_by_case: dict[tuple[Installation, Command], list[float]] = {case: [] for case in cases}
         for _ in range(N_RUNS):
-            for place, command in cases:
-                found[place, command].append(place.cpu_s(words[command]))
-    spreads = {case: Spread.of(values) for case, values in found.items()}
+            for installation, command in cases:
+                cpu_s_by_case[installation, command].append(installation.cpu_s(words[command]))
+    spreads = {case: Spread.of(values) for case, values in cpu_s_by_case.items()}
     bounds = {case: case[1].bound_s if case[0].name == CORE else None for case in cases}
     cells = [
         [
             f"`{' '.join(command.words)}`",
-            place.name,
-            "-" if (bound_s := bounds[place, command]) is None else f"{bound_s:.2f}",
+            installation.name,
+            "-" if (bound_s := bounds[installation, command]) is None else f"{bound_s:.2f}",
             *spread.cells(),
-            heavy[place, command],
+            heavy[installation, command],
         ]
-        for (place, command), spread in spreads.items()
+        for (installation, command), spread in spreads.items()
     ]
     write_result(
         "start_up",
         [
-            "# What a command costs before it does anything",
+            "# Startup cost of commands",
             "",
-            f"CPU seconds, user and system, of a process from its start to its end: {N_RUNS} runs of each command, by",
-            f"turns, on a lakehouse of {N_COMMITS + 2} versions on local disk. Heavy are {', '.join(HEAVY)}.",
-            "`core` is a fresh environment with the core alone, for which the bounds are. `all` is that of",
-            "`make setup`, where numpy is installed, which pyarrow then loads.",
+            f"User and system CPU seconds of a whole process: {N_RUNS} runs of each command, in turns, on a lakehouse",
+            f"of {N_COMMITS + 2} versions on local disk. Heavy packages are {', '.join(HEAVY)}.",
+            "The bounds apply to `core`, a fresh environment with the core alone. `all` is the environment of",
+            "`make setup`, which contains numpy, so that pyarrow loads it.",
             "",
             *table(["`trinitylake`", "installed", "bound", "median", "mean", "p99", "heavy packages"], cells),
         ],

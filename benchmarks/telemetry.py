@@ -1,9 +1,9 @@
-"""What telemetry costs a commit: untold, with the interface alone, with listeners, with the SDK and an exporter.
+"""The cost of telemetry per commit: disabled, with the API alone, with listeners, with the SDK and an exporter.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.telemetry``. It writes
-``benchmarks/results/telemetry.md``, and ends with an error where a ratio is above its bound. Each kind has a process
-of its own. They commit to one lakehouse by turns, a block of commits each, so that what else the machine does meets all
-of them. Ratios are of the medians of CPU and of time.
+``benchmarks/results/telemetry.md`` and fails if a ratio exceeds its bound. Each kind of telemetry has a separate
+process. The processes take turns to commit blocks to one lakehouse, so that other load on the machine affects all of
+them. Ratios are those of the median CPU time and of the median elapsed time.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from benchmarks.report import table, write_result
 from trinitylake_ops import Lakehouse
 
 N_COMMITS = 15
-_BASE = "as it was: told to nobody, its calls taken out"
+_BASE = "baseline: telemetry calls replaced by no-ops"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to tell, the bound of its ratio to the first kind, and the program that begins it."""
+    """A kind of telemetry, the code that sets it up, and the bound of its ratio to the baseline."""
 
     name: str
     begin: str
     bound: float | None = None
 
 
-_SILENT = """
+_DISABLED = """
 from trinitylake_ops.telemetry import hub, spans
 _nothing = spans.span("none")
 spans.span = lambda *_: _nothing
@@ -46,35 +46,35 @@ spans.is_recorded = lambda: False
 hub.add = hub.observe = lambda *_, **__: None
 hub.is_heard = lambda: False
 """
-_SENDING = "from trinitylake_ops.telemetry.otel import send\nsend()"
+_EXPORTING = "from trinitylake_ops.telemetry.otel import send\nsend()"
 KINDS = (
-    Kind(_BASE, _SILENT),
-    Kind("nobody listens, no library loaded", "", 1.01),
-    Kind("OpenTelemetry's interface loaded, no SDK", "import opentelemetry.trace, opentelemetry.metrics", 1.01),
+    Kind(_BASE, _DISABLED),
+    Kind("no listener, no library loaded", "", 1.01),
+    Kind("OpenTelemetry API loaded, no SDK", "import opentelemetry.trace, opentelemetry.metrics", 1.01),
     Kind(
-        "counted for Prometheus",
+        "metrics for Prometheus",
         "from trinitylake_ops.telemetry.hub import listen\n"
         "from trinitylake_ops.telemetry.prometheus import PrometheusListener\nlisten(PrometheusListener())",
         1.05,
     ),
     Kind(
-        "OpenTelemetry's SDK, spans and numbers sent by OTLP",
-        _SENDING,
+        "OpenTelemetry SDK, spans and metrics exported by OTLP",
+        _EXPORTING,
         1.25,
     ),
     Kind(
-        "the same, one trace of ten kept",
+        "the same, one trace in ten sampled",
         "import os\nos.environ['OTEL_TRACES_SAMPLER'] = 'parentbased_traceidratio'\n"
-        f"os.environ['OTEL_TRACES_SAMPLER_ARG'] = '0.1'\n{_SENDING}",
+        f"os.environ['OTEL_TRACES_SAMPLER_ARG'] = '0.1'\n{_EXPORTING}",
         1.25,
     ),
 )
-_LOCAL, _FAR = "local disk, fsync", f"{1_000 * REQUEST_SECONDS:.0f} ms a request"
-TURNS = {_LOCAL: 60, _FAR: 6}
-#: As a lakehouse opens them: where somebody listens, they tell of their requests.
+_LOCAL, _SLOW = "local disk, fsync", f"{1_000 * REQUEST_SECONDS:.0f} ms a request"
+TURNS = {_LOCAL: 60, _SLOW: 6}
+#: Opened as a lakehouse does: with a listener, they emit telemetry for their requests.
 _STORAGES = {
     _LOCAL: "open_storage(sys.argv[1])",
-    _FAR: "SlowStorage(open_storage(sys.argv[1], {'fsync': 'false'}))",
+    _SLOW: "SlowStorage(open_storage(sys.argv[1], {'fsync': 'false'}))",
 }
 _PROGRAM = """
 import json, os, sys, time
@@ -97,7 +97,7 @@ for line in sys.stdin:
 
 
 class Worker:
-    """A process that commits blocks when it is told to."""
+    """A process that commits blocks on request."""
 
     def __init__(self, kind: Kind, root: str, storage: str, environment: dict[str, str]):
         program = _PROGRAM.format(begin=kind.begin, storage=storage)
@@ -110,7 +110,7 @@ class Worker:
         )
 
     def block(self, n_commits: int) -> tuple[list[float], float]:
-        """Return the seconds of each commit, and the CPU seconds of one, the exporter's threads included."""
+        """Return the seconds of each commit, and the CPU seconds per commit, including the exporter's threads."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{n_commits}\n")
         self._process.stdin.flush()
@@ -118,11 +118,11 @@ class Worker:
         return seconds, cpu
 
     def end(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         if self._process.wait() != 0:
-            raise RuntimeError("a process that committed failed")
+            raise RuntimeError("a committing process failed")
 
 
 class _Receiver(BaseHTTPRequestHandler):
@@ -138,68 +138,68 @@ class _Receiver(BaseHTTPRequestHandler):
         pass
 
 
-def _measured(place: str, folder: Path, n_turns: int, environment: dict[str, str]) -> list[tuple[Any, ...]]:
-    # One lakehouse for all: a new file takes longer in some folders of a disk than in others.
+def _measured(storage: str, folder: Path, n_turns: int, environment: dict[str, str]) -> list[tuple[Any, ...]]:
+    # One lakehouse for all kinds, because creating a file is slower in some folders of a disk than in others.
     lake = Lakehouse.create(f"{folder.as_uri()}/", {"fsync": "false"})
     with lake.transaction() as txn:
         txn.create_namespace("ns")
-    workers = [Worker(kind, lake.root, _STORAGES[place], environment) for kind in KINDS]
+    workers = [Worker(kind, lake.root, _STORAGES[storage], environment) for kind in KINDS]
     seconds: list[list[float]] = [[] for _ in KINDS]
     cpus: list[list[float]] = [[] for _ in KINDS]
     for worker in workers:
-        worker.block(N_COMMITS)  # to be warm
-    os.sync()  # what others left to be written would slow some turns down
+        worker.block(N_COMMITS)  # warm-up
+    os.sync()  # pending writes of other processes would slow some turns down
     for turn in range(n_turns):
         order = range(len(KINDS)) if turn % 2 else reversed(range(len(KINDS)))
-        for at in order:
-            block, cpu = workers[at].block(N_COMMITS)
-            seconds[at].append(statistics.median(block))
-            cpus[at].append(cpu)
+        for index in order:
+            block, cpu = workers[index].block(N_COMMITS)
+            seconds[index].append(statistics.median(block))
+            cpus[index].append(cpu)
     for worker in workers:
         worker.end()
     rows = []
-    for at, kind in enumerate(KINDS):
-        ratio = statistics.median(own / base for own, base in zip(seconds[at], seconds[0], strict=True))
-        cpu_ratio = statistics.median(own / base for own, base in zip(cpus[at], cpus[0], strict=True))
-        milliseconds = statistics.median(seconds[at]) * 1_000
-        rows.append((place, kind, milliseconds, ratio, cpu_ratio))
+    for index, kind in enumerate(KINDS):
+        ratio = statistics.median(value / base for value, base in zip(seconds[index], seconds[0], strict=True))
+        cpu_ratio = statistics.median(value / base for value, base in zip(cpus[index], cpus[0], strict=True))
+        milliseconds = statistics.median(seconds[index]) * 1_000
+        rows.append((storage, kind, milliseconds, ratio, cpu_ratio))
     return rows
 
 
 def main() -> int:
-    """Measure, write the result, and return whether a bound was passed."""
+    """Measure, write the result, and return 1 if a ratio exceeds its bound."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Receiver)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         rows = [
             row
-            for number, (place, n_turns) in enumerate(TURNS.items())
-            for row in _measured(place, Path(folder) / str(number), n_turns, environment)
+            for number, (storage, n_turns) in enumerate(TURNS.items())
+            for row in _measured(storage, Path(folder) / str(number), n_turns, environment)
         ]
     server.shutdown()
     if not _Receiver.received:
         raise RuntimeError("the exporter sent nothing")
     shown = [
         (
-            place,
+            storage,
             kind.name,
             f"{milliseconds:.2f}",
             f"{ratio:.3f}",
             "" if kind.bound is None else f"{kind.bound:.2f}",
             f"{cpu_ratio:.3f}",
         )
-        for place, kind, milliseconds, ratio, cpu_ratio in rows
+        for storage, kind, milliseconds, ratio, cpu_ratio in rows
     ]
-    columns = ("storage", "telemetry", "ms a commit", "time, to the first", "bound", "CPU, to the first")
+    columns = ("storage", "telemetry", "ms per commit", "time ratio", "bound", "CPU ratio")
     lines = (
-        "# What telemetry costs a commit",
+        "# The cost of telemetry per commit",
         "",
-        f"{' and '.join(map(str, TURNS.values()))} turns of {N_COMMITS} commits of one namespace each, in"
-        f" {time.monotonic() - begun_s:.0f} s.",
-        f"The exporter sent {_Receiver.received} requests. Ratios are medians over the turns, each to the turn of the",
-        "first kind beside it.",
+        f"{' and '.join(map(str, TURNS.values()))} turns of {N_COMMITS} single-namespace commits, in"
+        f" {time.monotonic() - started_s:.0f} s.",
+        f"The exporter sent {_Receiver.received} requests. Ratios are medians over the turns, each relative to the",
+        "baseline in the same turn.",
         "",
         *table(columns, shown),
     )

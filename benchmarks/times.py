@@ -1,7 +1,7 @@
-"""Durations of operations as ratios within one run, and with 20 ms latency per request.
+"""Times of the engine's operations as ratios within one run, and on a storage with 20 ms per request.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.times``; it writes ``benchmarks/results/times.md`` and
-the plots that it shows. What is compared with each other is measured by turns.
+Run from the project's root: ``.venv/bin/python -m benchmarks.times``. It writes ``benchmarks/results/times.md`` and
+its plots. Operations that are compared with each other are measured in turns.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.shape import walk
 from trinitylake_ops.tree.store import NodeStore
 
-N_CHANGED = (100, 10_000, 100_000, 1_000_000)  # among so many tables, one is changed
+N_CHANGED = (100, 10_000, 100_000, 1_000_000)  # numbers of tables among which one is changed
 N_SYNCED, N_SYNCED_TURNS = 10_000, 200
-MORE_MS = (0, 1, 5)  # what each wait for the device takes longer
+MORE_MS = (0, 1, 5)  # additional milliseconds per wait for the device
 N_LISTED = 50_000
 N_LOADED = 1_000_000
 N_LOADS = 3
@@ -66,9 +66,15 @@ class Recorder(StorageWrapper):
 
 
 def bare_commit(folder: Path, recorder: Recorder, turn: int) -> float:
-    """Do what a commit needs at least; returns the seconds of it.
+    """Perform the minimal work of a commit and return its seconds.
 
-    Reads its files, encodes the nodes it writes from Python strings with pyarrow, and writes, links and unlinks.
+    This reads the files of the commit, encodes its nodes from Python strings with pyarrow, and writes, links and
+    unlinks the same number of files.
+
+    Args:
+        folder: The root folder of the lakehouse.
+        recorder: The recorded reads and writes of the commit.
+        turn: A number for the names of new files.
     """
     paths = [folder / path for path in recorder.read_paths if os.path.exists(folder / path)]
     bodies: list[bytes | list[list[str]]] = []
@@ -87,7 +93,7 @@ def bare_commit(folder: Path, recorder: Recorder, turn: int) -> float:
 
 
 def create(target: Path, data: bytes) -> None:
-    """Create a file atomically if absent, like the local storage."""
+    """Create a file as local storage does: atomically, and only if absent."""
     temporary = target.with_suffix(".tmp")
     temporary.write_bytes(data)
     os.link(temporary, target)
@@ -103,7 +109,7 @@ def encoded(key: list[str], pvalue: list[str], pnode: list[str]) -> bytes:
 
 
 def commit_times(folder: Path) -> dict[int, tuple[list[float], list[float]]]:
-    """Return the seconds of single-table commits without fsync, and of the bare file operations, alternately."""
+    """Return the seconds of single-table commits on local disk without fsync, and of the bare operations, in turns."""
     lakes = {}
     for n_tables in N_CHANGED:
         storage = MadeUpDefinitions(LocalStorage(f"file://{folder}/{n_tables}/", fsync=False))
@@ -125,7 +131,7 @@ def commit_times(folder: Path) -> dict[int, tuple[list[float], list[float]]]:
 
 @contextmanager
 def slower_device(more_s: float) -> Iterator[None]:
-    """Add latency to each sync, to simulate a remote device."""
+    """Delay each fsync, as with a network-attached device."""
     sync = os.fsync
 
     def wait(descriptor: int) -> None:
@@ -141,22 +147,22 @@ def slower_device(more_s: float) -> Iterator[None]:
 
 
 def synced_times(folder: Path) -> dict[str, Spread]:
-    """Return the seconds of commits with fsync, and of one file that is created with fsync, alternately."""
+    """Return the seconds of commits with fsync, and of the creation of one synced file, in turns."""
     storage = MadeUpDefinitions(LocalStorage(f"file://{folder}/", fsync=True))
     loaded(storage, N_SYNCED)
     lake = Lakehouse(storage, cache="private")
-    place, data = folder / "bare", os.urandom(3_000)
-    place.mkdir()
+    bare_folder, data = folder / "bare", os.urandom(3_000)
+    bare_folder.mkdir()
     times: dict[str, list[float]] = {"a commit": [], "a synced create": []}
     for turn in range(N_SYNCED_TURNS):
         table = random.randrange(N_SYNCED)
         times["a commit"].append(seconds(lambda table=table: change_tables(lake, [table])))  # type: ignore[misc]
-        times["a synced create"].append(seconds(lambda turn=turn: create_synced(place / str(turn), data)))  # type: ignore[misc]
+        times["a synced create"].append(seconds(lambda turn=turn: create_synced(bare_folder / str(turn), data)))  # type: ignore[misc]
     return {what: Spread.of(values) for what, values in times.items()}
 
 
 def create_synced(target: Path, data: bytes) -> None:
-    """Create a file atomically if absent, and sync it and its folder."""
+    """Create a file atomically and only if absent, and sync it and its folder."""
     temporary = target.with_suffix(".tmp")
     with temporary.open("wb") as file:
         file.write(data)
@@ -170,7 +176,7 @@ def create_synced(target: Path, data: bytes) -> None:
 
 
 def commit_rows(times: Mapping[int, tuple[Sequence[float], Sequence[float]]]) -> list[list[object]]:
-    """Return a row for each number of tables, with ratios to the first column."""
+    """Return a row for each number of tables. The last cell is relative to the first row."""
     spreads = {n_tables: (Spread.of(engine), Spread.of(bare)) for n_tables, (engine, bare) in times.items()}
     first, _ = next(iter(spreads.values()))
     return [
@@ -186,19 +192,19 @@ def commit_rows(times: Mapping[int, tuple[Sequence[float], Sequence[float]]]) ->
 
 
 def draw_commits(axes: Axes, times: Mapping[int, tuple[Sequence[float], Sequence[float]]]) -> None:
-    """Plot the distributions of commits and of the bare operations."""
+    """Draw the distribution of the times of commits and of the bare operations."""
     for n_tables, both in times.items():
         for values, label, style in zip(both, ("commit", "bare operations"), ("-", ":"), strict=True):
             percent = [100 * number / len(values) for number in range(len(values))]
             axes.plot([1000 * value for value in sorted(values)], percent, style, label=f"{label}, {n_tables:,} tables")
     axes.set_xlim(0, 1000 * 3 * Spread.of(times[N_CHANGED[-1]][0]).median)
     axes.set_xlabel("ms")
-    axes.set_title("% of commits that take at most so long")
+    axes.set_title("% of commits that take at most this long")
     axes.legend()
 
 
 def list_cpu() -> dict[str, Spread]:
-    """Return CPU seconds of listing cold, of decoding the same leaf files into Python strings, and of opening them."""
+    """Return the CPU seconds of a cold list, of decoding the same leaf files to Python strings, and of opening them."""
     storage = MadeUpDefinitions(MemoryStorage("memory://list-cpu/"))
     loaded(storage, N_LISTED)
     snapshot = Lakehouse(storage, cache="off").snapshot()
@@ -222,8 +228,10 @@ def list_cpu() -> dict[str, Spread]:
 
 
 def bulk_load_times(folder: Path) -> tuple[dict[str, Spread], dict[str, float]]:
-    """Return seconds of a bulk load of 1,000,000 keys to local files and of writing the same rows with pyarrow, and
-    peak memory of the process in MB, before and after the loads.
+    """Measure a bulk load of 1,000,000 keys to local files, and writing the same rows with pyarrow.
+
+    Returns:
+        The seconds of each kind of work, and the peak memory of the process in MB before and after the loads.
     """
     definition = LakehouseDef(id="")
     keys = KeyCodec(definition.namespace_name_max_size_bytes, definition.table_name_max_size_bytes)
@@ -256,31 +264,31 @@ def bulk_load_times(folder: Path) -> tuple[dict[str, Spread], dict[str, float]]:
             target.parent.mkdir(parents=True, exist_ok=True)
             create(target, data)
 
-    peaks_mb = {"the list of keys": peak_mb()}
+    peaks_mb = {"list of keys": peak_mb()}
     load()
-    peaks_mb["a bulk load"] = peak_mb()
+    peaks_mb["bulk load"] = peak_mb()
     works: dict[str, Callable[[], object]] = {
         "bulk load": load,
-        "the same as the messages of one transaction": load_in_a_transaction,
-        "pyarrow, files in folders of hashes as nodes are": lambda: write_rows(in_hash_folders=True),
+        "the same keys as messages of one transaction": load_in_a_transaction,
+        "pyarrow, files in hashed folders like nodes": lambda: write_rows(in_hash_folders=True),
         "pyarrow, files in one folder": lambda: write_rows(in_hash_folders=False),
     }
     times: dict[str, list[float]] = {work: [] for work in works}
     for _ in range(N_LOADS):
         for work, call in works.items():
             times[work].append(seconds(call))
-    peaks_mb["a transaction of all keys"] = peak_mb()
+    peaks_mb["transaction of all keys"] = peak_mb()
     return {work: Spread.of(values) for work, values in times.items()}, peaks_mb
 
 
 def peak_mb() -> float:
-    """Return the peak memory of this process, in MB."""
+    """Return the peak memory of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
 
 
 def slow_times() -> dict[tuple[int, str], Spread]:
-    """Return the seconds of operations with 20 ms latency, by number of tables and operation."""
-    found = {}
+    """Return the seconds of each kind of work with 20 ms per request, by number of tables and kind."""
+    times = {}
     for n_tables in (100, N_LISTED):
         storage = MadeUpDefinitions(MemoryStorage(f"memory://slow-{n_tables}/"))
         loaded(storage, n_tables)
@@ -288,7 +296,7 @@ def slow_times() -> dict[tuple[int, str], Spread]:
         lake = Lakehouse(slow, cache="private")
         lake.snapshot().tables("ns")
         works: dict[str, Callable[[], object]] = {
-            "look a table up, cold": lambda slow=slow: Lakehouse(slow, cache="off").snapshot().table("ns", name(42)),  # type: ignore[misc]
+            "look up a table, cold": lambda slow=slow: Lakehouse(slow, cache="off").snapshot().table("ns", name(42)),  # type: ignore[misc]
             "list all tables, cold": lambda slow=slow: Lakehouse(slow, cache="off").snapshot().tables("ns"),  # type: ignore[misc]
             "begin, warm": lambda lake=lake: lake.snapshot().definition,  # type: ignore[misc]
             "begin, change a table and commit": lambda lake=lake, n=n_tables: change_tables(  # type: ignore[misc]
@@ -296,22 +304,22 @@ def slow_times() -> dict[tuple[int, str], Spread]:
             ),
         }
         for work, call in works.items():
-            found[n_tables, work] = Spread.of([seconds(call) for _ in range(30)])
+            times[n_tables, work] = Spread.of([seconds(call) for _ in range(30)])
         drop_memory_root(storage.root)
-    return found
+    return times
 
 
 def draw_slow(axes: Axes, slow: Mapping[tuple[int, str], Spread]) -> None:
-    """Plot medians as bars. Grid lines mark multiples of the latency."""
+    """Draw the medians as bars."""
     works = list(dict.fromkeys(work for _, work in slow))
     for shift, n_tables in enumerate((100, N_LISTED)):
-        places = [number + 0.4 * shift for number in range(len(works))]
+        positions = [number + 0.4 * shift for number in range(len(works))]
         medians_ms = [1000 * slow[n_tables, work].median for work in works]
-        axes.barh(places, medians_ms, 0.38, label=f"{n_tables:,} tables")
+        axes.barh(positions, medians_ms, 0.38, label=f"{n_tables:,} tables")
     axes.set_yticks([number + 0.2 for number in range(len(works))], works)
     axes.invert_yaxis()
     axes.set_xlabel("ms")
-    axes.set_title(f"with {1000 * REQUEST_SECONDS:.0f} ms for each request")
+    axes.set_title(f"with {1000 * REQUEST_SECONDS:.0f} ms per request")
     axes.legend()
 
 
@@ -335,30 +343,30 @@ def main() -> None:
             "Made by `benchmarks/times.py`: default settings, one run, in milliseconds.",
             "",
             "Begin, change one random table and commit; warm, on local disk without fsync. The bare operations read the"
-            " same files, encode the same rows with pyarrow from Python strings, and write, link and unlink as many"
-            " files. The ratio is that of the medians.",
+            " same files, encode the same rows with pyarrow from Python strings, and write, link and unlink the same"
+            " number of files. Ratios are those of the medians.",
             "",
             *table(
-                ["tables", "median", "mean", "p99", "bare: median", "mean", "p99", "ratio", "beside 100 tables"],
+                ["tables", "median", "mean", "p99", "bare: median", "mean", "p99", "ratio", "relative to 100 tables"],
                 commit_rows(commits),
             ),
             "",
             plot("commit_times", lambda axes: draw_commits(axes[0], commits)),
             "",
-            f"The same among {N_SYNCED:,} tables with fsync, beside one file of 3 kB that is created, by turns. The"
-            " file and its folder are synced. This machine's device takes a fraction of a millisecond. Below, each wait"
-            " for it takes longer:",
+            f"The same among {N_SYNCED:,} tables with fsync, in turns with the creation of one 3 kB file. The file and"
+            " its folder are synced. The device of this machine takes a fraction of a millisecond; the other rows add"
+            " a delay to each wait for it:",
             "",
             *table(
-                ["each wait, ms more", "what", "median", "mean", "p99", "a commit takes"],
+                ["added ms per wait", "work", "median", "mean", "p99", "commit takes"],
                 (
-                    [more_ms, what, *spread.cells(1000), f"{found['a commit'].median / spread.median:.2f} x"]
-                    for more_ms, found in synced.items()
-                    for what, spread in found.items()
+                    [more_ms, what, *spread.cells(1000), f"{spreads['a commit'].median / spread.median:.2f} x"]
+                    for more_ms, spreads in synced.items()
+                    for what, spread in spreads.items()
                 ),
             ),
             "",
-            f"With a storage that takes {1000 * REQUEST_SECONDS:.0f} ms for each request:",
+            f"On a storage with {1000 * REQUEST_SECONDS:.0f} ms per request:",
             "",
             *table(
                 ["work", "tables", "median", "mean", "p99"],
@@ -367,19 +375,19 @@ def main() -> None:
             "",
             plot("slow_storage", lambda axes: draw_slow(axes[0], slow)),
             "",
-            "CPU time of a list, and of what it cannot do without:",
+            "CPU time of a list, and of the work that it cannot avoid:",
             "",
             *table(
-                ["work", "median", "mean", "p99", "the list takes"],
+                ["work", "median", "mean", "p99", "list takes"],
                 ([work, *spread.cells(1000, 1), f"{listing / spread.median:.2f} x"] for work, spread in cpu.items()),
             ),
             "",
-            "The bound of 3 x is that beside decoding into Python strings, as the names that a list returns are.",
+            "The bound is 3 x the time to decode the files to Python strings, which a list has to return.",
             "",
-            f"{N_LOADED:,} keys, definitions apart, to local files without fsync; {N_LOADS} turns, in seconds:",
+            f"{N_LOADED:,} keys without definitions, to local files without fsync; {N_LOADS} turns, in seconds:",
             "",
             *table(
-                ["work", "median", "mean", "p99", "a bulk load takes"],
+                ["work", "median", "mean", "p99", "bulk load takes"],
                 (
                     [work, *spread.cells(), f"{loads['bulk load'].median / spread.median:.2f} x"]
                     for work, spread in loads.items()
@@ -387,7 +395,7 @@ def main() -> None:
             ),
             "",
             "Peak memory of the process, in MB:"
-            f" {', '.join(f'with {what} {memory_mb:,.0f}' for what, memory_mb in peaks_mb.items())}.",
+            f" {', '.join(f'{what}: {memory_mb:,.0f}' for what, memory_mb in peaks_mb.items())}.",
         ],
     )
 

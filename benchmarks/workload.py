@@ -1,7 +1,7 @@
-"""One piece of work over and over, for profilers.
+"""Repeat one kind of work, for profilers.
 
-Run from the project's root, for some seconds: ``.venv/bin/python -m benchmarks.workload WORK SECONDS``. ``profiles.py``
-runs it under py-spy; for a flame graph put ``.venv/bin/py-spy record -o flame.svg --`` before it.
+Run from the project's root: ``.venv/bin/python -m benchmarks.workload WORK SECONDS``. ``profiles.py`` runs it under
+py-spy. For a flame graph, put ``.venv/bin/py-spy record -o flame.svg --`` in front of the command.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def list_tables(storage: Storage) -> Callable[[], object]:
 
 
 def lookup(storage: Storage) -> Callable[[], object]:
-    """Look a table up, cold."""
+    """Look up a table, cold."""
     return lambda: Lakehouse(storage, cache="off").snapshot().table("ns", name(42))
 
 
@@ -44,7 +44,7 @@ WORKS: Mapping[str, Callable[[Storage], Callable[[], object]]] = {
 
 
 def main() -> None:
-    """Do the work until the time is over, and say how often."""
+    """Repeat the work until the time is up, and print the number of repetitions."""
     work_name, limit_seconds = sys.argv[1], float(sys.argv[2])
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
         storage = MadeUpDefinitions(LocalStorage(Path(folder).as_uri() + "/lake/", fsync=False))
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def repeated(work: Callable[[], object], limit_seconds: float) -> int:
-    """Work until the time is over; returns how often."""
+    """Repeat a call until the time is up. Return the number of calls."""
     end = time.monotonic() + limit_seconds
     n_done = 0
     while time.monotonic() < end:

@@ -1,8 +1,8 @@
 """Commits per second of many writers in one process, with and without group commit.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.writers``; it writes ``benchmarks/results/writers.md``
-and a plot. Writers are threads; every request to the storage, in memory, takes 20 ms. With group commit they share
-one ``Lakehouse``, as all who open the same root do; without it they share its caches, and each has a queue of its own.
+Run from the project's root: ``.venv/bin/python -m benchmarks.writers``. It writes ``benchmarks/results/writers.md``
+and a plot. Writers are threads, and every request to the in-memory storage takes 20 ms. With group commit, all writers
+share one ``Lakehouse``. Without it, they share only its caches, and each has a separate commit queue.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ROOT = "memory://writers/"
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What writers reached: commits and aborts per second, and what fewest and most of them committed."""
+class Throughput:
+    """Throughput of the writers: commits, aborts and versions per second, and the range of commits per writer."""
 
     commits: float
     aborts: float
@@ -42,12 +42,18 @@ class Figures:
 
     @property
     def aborted(self) -> float:
-        """Of all transactions that ended."""
+        """The share of finished transactions that were aborted."""
         return self.aborts / max(1e-9, self.commits + self.aborts)
 
 
-def measure(n_writers: int, *, is_contended: bool, in_groups: bool) -> Figures:
-    """Let writers commit for a while."""
+def measure(n_writers: int, *, is_contended: bool, in_groups: bool) -> Throughput:
+    """Run writers that commit for ``SECONDS``.
+
+    Args:
+        n_writers: The number of threads.
+        is_contended: Whether the writers change the same few tables.
+        in_groups: Whether they share one commit queue.
+    """
     storage = MemoryStorage(ROOT)
     try:
         lake = Lakehouse.create(ROOT, storage=storage)
@@ -60,7 +66,7 @@ def measure(n_writers: int, *, is_contended: bool, in_groups: bool) -> Figures:
         drop_memory_root(ROOT)
 
 
-def _measure(storage: Storage, n_writers: int, is_contended: bool, in_groups: bool) -> Figures:
+def _measure(storage: Storage, n_writers: int, is_contended: bool, in_groups: bool) -> Throughput:
     shared = Lakehouse(storage)
     begin = time.monotonic() + _WARM_UP_SECONDS
     end = begin + SECONDS
@@ -68,13 +74,13 @@ def _measure(storage: Storage, n_writers: int, is_contended: bool, in_groups: bo
     versions: set[int] = set()
 
     def work(writer: int) -> None:
-        chance = random.Random(writer)
+        generator = random.Random(writer)
         lake = shared
         if not in_groups:
             lake = Lakehouse(storage)
             lake.files = shared.files
         for number in itertools.count():
-            name = f"t{chance.randrange(N_SHARED_TABLES) if is_contended else writer}"
+            name = f"t{generator.randrange(N_SHARED_TABLES) if is_contended else writer}"
             txn = lake.transaction()
             txn.alter_table("ns", name, TableDef(properties={"by": f"{writer} {number}"}))
             try:
@@ -94,48 +100,52 @@ def _measure(storage: Storage, n_writers: int, is_contended: bool, in_groups: bo
         thread.start()
     for thread in threads:
         thread.join()
-    return Figures(
+    return Throughput(
         sum(commits) / SECONDS, sum(aborts) / SECONDS, min(commits), max(commits), len(versions - {0}) / SECONDS
     )
 
 
-CASES: Mapping[str, Callable[[int], Figures]] = {
+CASES: Mapping[str, Callable[[int], Throughput]] = {
     "disjoint, in groups": partial(measure, is_contended=False, in_groups=True),
-    "disjoint, each alone": partial(measure, is_contended=False, in_groups=False),
+    "disjoint, separate queues": partial(measure, is_contended=False, in_groups=False),
     "contended, in groups": partial(measure, is_contended=True, in_groups=True),
-    "contended, each alone": partial(measure, is_contended=True, in_groups=False),
+    "contended, separate queues": partial(measure, is_contended=True, in_groups=False),
 }
 
 
 def main() -> None:
     """Measure, print and write the results."""
-    results: dict[str, dict[int, Figures]] = {}
+    results: dict[str, dict[int, Throughput]] = {}
     for case, run in CASES.items():
         results[case] = {n_writers: run(n_writers) for n_writers in WRITERS}
         print(case, "done", flush=True)
     write_result("writers", report(results))
 
 
-def report(results: Mapping[str, Mapping[int, Figures]]) -> Sequence[str]:
+def report(results: Mapping[str, Mapping[int, Throughput]]) -> Sequence[str]:
     """Return the lines of Markdown, with the plot."""
     single = results["disjoint, in groups"][1].commits
     rows = [
         [
             case,
             n_writers,
-            f"{found.commits:.1f}",
-            f"{found.commits / single:.1f}",
-            f"{found.aborted:.0%}",
-            f"{found.versions:.1f}",
-            f"{found.fewest} to {found.most}",
+            f"{throughput.commits:.1f}",
+            f"{throughput.commits / single:.1f}",
+            f"{throughput.aborted:.0%}",
+            f"{throughput.versions:.1f}",
+            f"{throughput.fewest} to {throughput.most}",
         ]
-        for case, figures in results.items()
-        for n_writers, found in figures.items()
+        for case, by_number in results.items()
+        for n_writers, throughput in by_number.items()
     ]
 
     def draw(axes: Sequence[Axes]) -> None:
-        commits = {case: {n: found.commits for n, found in figures.items()} for case, figures in results.items()}
-        aborted = {case: {n: found.aborted for n, found in figures.items()} for case, figures in results.items()}
+        commits = {
+            case: {n: throughput.commits for n, throughput in by_number.items()} for case, by_number in results.items()
+        }
+        aborted = {
+            case: {n: throughput.aborted for n, throughput in by_number.items()} for case, by_number in results.items()
+        }
         by_writers(axes, "writers", {"commits per second": commits, "aborted transactions": aborted})
         axes[0].axhline(8 * single, color="black", linestyle=":", label="8 x one writer")
         axes[0].legend()
@@ -143,9 +153,9 @@ def report(results: Mapping[str, Mapping[int, Figures]]) -> Sequence[str]:
     return [
         "# Many writers in one process",
         "",
-        f"Made by `benchmarks/writers.py`: threads for {SECONDS:.0f} s each, 20 ms a request. Disjoint: each changes"
-        f" a table of its own; contended: one of {N_SHARED_TABLES}. A transaction that conflicts is aborted, and the"
-        " writer begins the next one.",
+        f"Made by `benchmarks/writers.py`: threads for {SECONDS:.0f} s each, 20 ms per request. Disjoint: each changes"
+        f" a separate table; contended: each changes one of {N_SHARED_TABLES} tables. A transaction that conflicts is"
+        " aborted, and the writer begins the next one.",
         "",
         plot("writers", draw, n_axes=2),
         "",
@@ -157,7 +167,7 @@ def report(results: Mapping[str, Mapping[int, Figures]]) -> Sequence[str]:
                 "x one writer",
                 "aborted",
                 "versions / s",
-                "commits of one writer, fewest to most",
+                "commits of one writer, min to max",
             ],
             rows,
         ),

@@ -1,4 +1,4 @@
-"""The chart of the server: what Helm makes of it, by Kubernetes' schemas, and its containers as processes."""
+"""Tests of the server's Helm chart: rendered objects against Kubernetes' schemas, and its containers as processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ LOG = {"schedule": "@daily", "args": ["log"]}
 
 
 def volume_at(path: Path) -> dict[str, Any]:
-    """Return the values for a volume that all pods mount at a path."""
+    """Return chart values for a volume that all pods mount at a path."""
     return {
         "volumes": [{"name": "lakes", "persistentVolumeClaim": {"claimName": "lakes"}}],
         "volumeMounts": [{"name": "lakes", "mountPath": str(path)}],
@@ -68,7 +68,7 @@ def volume_at(path: Path) -> dict[str, Any]:
 
 
 VOLUME = volume_at(Path("/lakes"))
-#: The oldest that the chart says it runs on, and the newest whose schemas there are.
+#: The oldest version that the chart supports, and the newest one with a schema.
 KUBERNETES = ("1.27", kubernetes_validate.latest_version())
 
 
@@ -77,27 +77,27 @@ def full() -> list[dict[str, Any]]:
     return render(FULL)
 
 
-def test_the_chart_has_the_version_of_the_package() -> None:
+def test_chart_version_equals_package_version() -> None:
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    said = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (said["version"], said["appVersion"]) == (version, version)
-    assert said["kubeVersion"].startswith(f">={KUBERNETES[0]}.")
+    metadata = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (metadata["version"], metadata["appVersion"]) == (version, version)
+    assert metadata["kubeVersion"].startswith(f">={KUBERNETES[0]}.")
 
 
-def test_rendered_objects_are_valid_kubernetes_objects(full: list[dict[str, Any]]) -> None:
-    kinds = {one["kind"]: one for one in full}
+def test_rendered_objects_match_kubernetes_schemas(full: list[dict[str, Any]]) -> None:
+    kinds = {item["kind"]: item for item in full}
     assert sorted(kinds) == [
         "ConfigMap", "CronJob", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount",
     ]  # fmt: skip
     for version in KUBERNETES:
-        for one in kinds.values():
-            kubernetes_validate.validate(one, version, strict=True)
+        for item in kinds.values():
+            kubernetes_validate.validate(item, version, strict=True)
     wrong = {**kinds["Service"], "spec": {**kinds["Service"]["spec"], "selectors": {}}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, KUBERNETES[0], strict=True)
 
 
-def test_every_pod_is_restricted_and_has_limits(full: list[dict[str, Any]]) -> None:
+def test_pods_are_restricted_and_have_limits(full: list[dict[str, Any]]) -> None:
     accounts = {}
     for name, pod in pods(full):
         check_is_restricted(name, pod)
@@ -107,26 +107,26 @@ def test_every_pod_is_restricted_and_has_limits(full: list[dict[str, Any]]) -> N
         assert "memory" in container["resources"]["limits"]
         accounts[name] = pod["serviceAccountName"]
     assert len(accounts) == 1 + 2 * 5
-    assert {*accounts.values()} == {one["metadata"]["name"] for one in of_kind(full, "ServiceAccount")}
+    assert {*accounts.values()} == {item["metadata"]["name"] for item in of_kind(full, "ServiceAccount")}
     assert accounts["lake-trinitylake"] == "lake-trinitylake"
     assert accounts["lake-trinitylake-hr-purge"] == "lake-trinitylake-maintenance"
 
 
-def test_policies_choose_the_pods_that_there_are(full: list[dict[str, Any]]) -> None:
+def test_network_policies_select_existing_pods(full: list[dict[str, Any]]) -> None:
     templates = [
-        one["spec"].get("jobTemplate", one)["spec"]["template"]["metadata"]["labels"]
-        for one in [*of_kind(full, "Deployment"), *of_kind(full, "CronJob")]
+        item["spec"].get("jobTemplate", item)["spec"]["template"]["metadata"]["labels"]
+        for item in [*of_kind(full, "Deployment"), *of_kind(full, "CronJob")]
     ]
-    chosen = [one["spec"]["podSelector"]["matchLabels"] for one in of_kind(full, "NetworkPolicy")]
+    chosen = [item["spec"]["podSelector"]["matchLabels"] for item in of_kind(full, "NetworkPolicy")]
     for labels in templates:
         assert sum(wanted.items() <= labels.items() for wanted in chosen) == 1
-    server, maintenance = (one["spec"] for one in of_kind(full, "NetworkPolicy"))
+    server, maintenance = (item["spec"] for item in of_kind(full, "NetworkPolicy"))
     assert server["ingress"] == [{"from": [{"podSelector": {}}], "ports": [{"port": "http", "protocol": "TCP"}]}]
     assert maintenance["ingress"] == []
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"tokens": {"secretName": "tokens"}}, "lakehouses: configure at least one"),
         ({"lakehouses": LAKEHOUSES}, "tokens.secretName or issuers"),
@@ -142,74 +142,74 @@ def test_policies_choose_the_pods_that_there_are(full: list[dict[str, Any]]) -> 
         ({**SMALL, "lakehouses": {"a": {"root": "memory://a"}}, **VOLUME}, "memory of one process"),
     ],
 )  # fmt: skip
-def test_wrong_values_are_refused(values: Mapping[str, Any], told: str) -> None:
-    with pytest.raises(RenderError, match=told):
+def test_invalid_values_are_rejected(values: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(RenderError, match=message):
         render(values)
 
 
 @pytest.mark.parametrize("root", ["/lakes/sales", "file:///lakes/sales", "/lakes"])
-def test_local_root_is_on_a_shared_volume(root: str) -> None:
+def test_local_root_is_on_volume_of_all_pods(root: str) -> None:
     objects = render({**SMALL, **VOLUME, "lakehouses": {"sales": {"root": root}}, "maintenance": {"enabled": True}})
-    for one in objects:
-        kubernetes_validate.validate(one, KUBERNETES[-1], strict=True)
+    for item in objects:
+        kubernetes_validate.validate(item, KUBERNETES[-1], strict=True)
     for name, pod in pods(objects):
         check_is_restricted(name, pod)
         assert VOLUME["volumes"][0] in pod["volumes"]
         assert VOLUME["volumeMounts"][0] in pod["containers"][0]["volumeMounts"]
 
 
-def test_maintenance_is_off_and_single_jobs_can_be_left_out() -> None:
+def test_maintenance_is_off_by_default_and_jobs_can_be_omitted() -> None:
     assert of_kind(render(SMALL), "CronJob") == []
     jobs = {"trim": None, "orphans": {"schedule": "10 4 * * 0", "args": ["orphans", "--yes"], "suspend": True}}
-    made = of_kind(render({**SMALL, "maintenance": {"enabled": True, "jobs": jobs}}), "CronJob")
-    suspended = {one["metadata"]["name"].rpartition("-")[2]: one["spec"]["suspend"] for one in made}
+    cron_jobs = of_kind(render({**SMALL, "maintenance": {"enabled": True, "jobs": jobs}}), "CronJob")
+    suspended = {item["metadata"]["name"].rpartition("-")[2]: item["spec"]["suspend"] for item in cron_jobs}
     assert suspended == {"expire": False, "orphans": True, "purge": False, "verify": False}
 
 
-def test_jobs_call_commands_with_options_that_they_have(full: list[dict[str, Any]]) -> None:
+def test_jobs_run_existing_commands_and_options(full: list[dict[str, Any]]) -> None:
     called = set()
-    for one in of_kind(full, "CronJob"):
-        ((container,),) = (pod["containers"] for _, pod in pods([one]))
+    for item in of_kind(full, "CronJob"):
+        ((container,),) = (pod["containers"] for _, pod in pods([item]))
         with trinitylake.make_context("trinitylake", list(container["args"])) as context:
             name, command, arguments = trinitylake.resolve_command(context, [*context._protected_args, *context.args])
             assert command is not None
             command.make_context(name, arguments, parent=context)
-        called.add((name, one["spec"]["schedule"]))
+        called.add((name, item["spec"]["schedule"]))
     assert {name for name, _ in called} == {"trim", "expire", "purge", "orphans", "verify"}
 
 
-def test_server_of_the_wheel_responds_to_probes_and_tokens(tmp_path: Path) -> None:
+def test_server_answers_probes_and_authenticated_requests(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"))
     objects = render({**SMALL, "lakehouses": {"sales": {"root": lake.root}}, **volume_at(tmp_path)})
     ((_, pod),) = pods(objects)
     tokens = yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read")]})
-    files = {one["metadata"]["name"]: one["data"] for one in of_kind(objects, "ConfigMap")}
+    files = {item["metadata"]["name"]: item["data"] for item in of_kind(objects, "ConfigMap")}
     container = Container(pod, tmp_path / "pod", {**files, "lake-tokens": {"tokens.yaml": tokens}})
     with container.running(host="127.0.0.1", port="0") as process:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while "\n" not in container.printed():
             assert process.poll() is None and time.monotonic() < deadline, container.printed()
             time.sleep(0.02)
-        begun = json.loads(container.printed().splitlines()[0])
-        assert begun["authentication"] == "tokens"
+        startup = json.loads(container.printed().splitlines()[0])
+        assert startup["authentication"] == "tokens"
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             probe = container.spec[kind]["httpGet"]
             assert (probe["port"], probe["scheme"]) == ("http", "HTTP")
-            with urlopen(f"{begun['address']}{probe['path']}", timeout=60) as answer:
-                assert answer.status == 200
-        asked = Request(f"{begun['address']}/v1/config?warehouse=sales")
+            with urlopen(f"{startup['address']}{probe['path']}", timeout=60) as response:
+                assert response.status == 200
+        request = Request(f"{startup['address']}/v1/config?warehouse=sales")
         with pytest.raises(HTTPError, match="401"):
-            urlopen(asked, timeout=60)
-        asked.add_header("Authorization", f"Bearer {READER}")
-        with urlopen(asked, timeout=60) as answer:
-            assert json.load(answer)["overrides"]["prefix"]
+            urlopen(request, timeout=60)
+        request.add_header("Authorization", f"Bearer {READER}")
+        with urlopen(request, timeout=60) as response:
+            assert json.load(response)["overrides"]["prefix"]
         process.terminate()
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
 @pytest.mark.soak
-def test_jobs_of_the_wheel_run(tmp_path: Path) -> None:
-    """Each container as a process, in the order of their times."""
+def test_jobs_run_successfully(tmp_path: Path) -> None:
+    """Run each container as a process, in the order of the schedules."""
     lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
     for number in range(4):
         with lake.transaction() as transaction:
@@ -221,8 +221,8 @@ def test_jobs_of_the_wheel_run(tmp_path: Path) -> None:
         "maintenance": {"enabled": True},
     }
     ended = []
-    for one in sorted(of_kind(render(values), "CronJob"), key=lambda one: one["spec"]["schedule"].split()[1]):
-        ((name, pod),) = pods([one])
+    for item in sorted(of_kind(render(values), "CronJob"), key=lambda item: item["spec"]["schedule"].split()[1]):
+        ((name, pod),) = pods([item])
         container = Container(pod, tmp_path / name, {})
         assert container.run() == 0, (name, container.printed())
         ended.append(name.rpartition("-")[2])
@@ -230,12 +230,12 @@ def test_jobs_of_the_wheel_run(tmp_path: Path) -> None:
     check_lake(lake)
 
 
-def test_the_snippets_of_the_page_work() -> None:
-    """Values are rendered. Commands name files that are there, and targets that the Dockerfile has."""
+def test_documentation_snippets_are_valid() -> None:
+    """Values render, and commands name existing files and existing targets of the Dockerfile."""
     page = (REPOSITORY / "docs" / "deploy" / "kubernetes.md").read_text()
     found = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     values = [yaml.safe_load(text) for language, text in found if language == "yaml"]
-    assert [len(of_kind(render(one), "CronJob")) for one in values] == [0, 5]
+    assert [len(of_kind(render(item), "CronJob")) for item in values] == [0, 5]
     commands = "".join(text for language, text in found if language == "sh")
     assert {language for language, _ in found} == {"sh", "yaml"}
     files = re.findall(r"deploy/[\w./-]+", page)
@@ -247,8 +247,8 @@ def test_the_snippets_of_the_page_work() -> None:
     assert {name for name in rights if name not in page} == {"gcs-writer-notes-condition.yaml"}
 
 
-def test_the_values_for_dagsters_chart_restrict_its_pods() -> None:
-    """Helm's own check of them needs Dagster's chart: tests/e2e/test_dagster_chart.py."""
+def test_values_for_dagster_chart_restrict_pods() -> None:
+    """Rendering them needs Dagster's chart; see tests/e2e/test_dagster_chart.py."""
     values = yaml.safe_load((HELM / "dagster-values.yaml").read_text())
     (deployment,) = values["dagster-user-deployments"]["deployments"]
     for part in (values["dagsterWebserver"], values["dagsterDaemon"], deployment):

@@ -1,4 +1,4 @@
-"""The files of ``deploy/``: settings, secrets, and what they refer to. Tests of what they start are in tests/e2e."""
+"""Tests of the files of ``deploy/``: settings, secrets and references. Running deployments are tested in tests/e2e."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.servers.daemons import free_port, listens
 from trinitylake_ops import Lakehouse
 
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-#: Where processes find each other within the network, and listen: for those who run them without it.
+#: Addresses within the network, which are set only to run the services without containers.
 ADDRESSES = {"LISTEN_HOST", "CODE_HOST"}
 SECRETS = {"POSTGRES_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
 
 
-def test_every_setting_is_in_the_example_with_its_default_and_no_secret_is() -> None:
+def test_example_contains_all_settings_with_defaults_and_no_secrets() -> None:
     text = (DEPLOY / "compose.yaml").read_text()
     defaults = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
     example = dict(re.findall(r"^(\w+)=(.*)$", (DEPLOY / ".env.example").read_text(), flags=re.MULTILINE))
@@ -34,7 +34,7 @@ def test_every_setting_is_in_the_example_with_its_default_and_no_secret_is() -> 
     assert set(defaults) >= ADDRESSES
 
 
-def test_a_secret_is_never_given_a_value_by_the_files() -> None:
+def test_files_contain_no_values_of_secrets() -> None:
     for name, service in COMPOSE["services"].items():
         for variable in SECRETS & set(service.get("environment", {})):
             value = service["environment"][variable]
@@ -43,14 +43,14 @@ def test_a_secret_is_never_given_a_value_by_the_files() -> None:
         interpolate(COMPOSE["services"]["postgres"], {})
 
 
-def test_only_who_reaches_the_lakehouse_has_its_credentials() -> None:
-    knowing = {
+def test_only_services_that_access_lakehouse_have_its_credentials() -> None:
+    with_credentials = {
         name for name, service in COMPOSE["services"].items() if "AWS_SECRET_ACCESS_KEY" in service["environment"]
     }
-    assert knowing == {"code", "server"}
+    assert with_credentials == {"code", "server"}
 
 
-def test_the_server_of_the_compose_file_serves_and_tells_its_health(tmp_path: Path) -> None:
+def test_compose_server_serves_and_is_healthy(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"))
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text(yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read")]}))
@@ -81,7 +81,7 @@ def test_the_server_of_the_compose_file_serves_and_tells_its_health(tmp_path: Pa
         service.kill()
 
 
-def test_what_the_services_refer_to_is_there() -> None:
+def test_services_refer_to_existing_files_and_volumes() -> None:
     services = COMPOSE["services"]
     for service in services.values():
         assert set(service.get("depends_on", {})) <= set(services)
@@ -99,8 +99,8 @@ def test_what_the_services_refer_to_is_there() -> None:
     assert all((REPOSITORY / source).exists() for source in copied)
 
 
-def test_the_image_can_have_its_user(tmp_path: Path) -> None:
-    """Debian has groups of its own, such as operator, and useradd makes no group of such a name."""
+def test_image_user_can_be_created(tmp_path: Path) -> None:
+    """Useradd fails for the names of Debian's predefined groups, such as operator."""
     (command,) = re.findall(r"\buseradd [^&\n]*", (DEPLOY / "Dockerfile").read_text())
     (tmp_path / "etc").mkdir()
     for name in ("passwd", "group"):
@@ -108,8 +108,8 @@ def test_the_image_can_have_its_user(tmp_path: Path) -> None:
     shutil.copy("/etc/login.defs", tmp_path / "etc")
     (tmp_path / "home").mkdir()
     _, *arguments = command.split()
-    added = subprocess.run(
+    process = subprocess.run(
         ["/usr/sbin/useradd", "--prefix", str(tmp_path), *arguments], capture_output=True, text=True, check=False
     )
-    assert added.returncode == 0, added.stderr
+    assert process.returncode == 0, process.stderr
     assert f"USER {arguments[-1]}" in (DEPLOY / "Dockerfile").read_text().splitlines()

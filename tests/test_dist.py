@@ -1,6 +1,6 @@
-"""Distributions of `make dist`: reproducible, and usable without a checkout.
+"""Tests of `make dist`: reproducible builds, and a wheel that works without a checkout.
 
-Each test with the fixture `made` or `beside_airflow` sees what is installed there, and nothing of this folder.
+Tests with the fixture `environment` or `airflow_environment` see what is installed there, and nothing of this folder.
 """
 
 from __future__ import annotations
@@ -39,42 +39,42 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def made(dist: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with the wheel and all that demo, server and Dagster need."""
+def environment(dist: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with the wheel and the dependencies of demo, server and Dagster."""
     environment = Environment(tmp_path_factory.mktemp("made") / "environment", UV, CONSTRAINTS)
     environment.install(f"{dist[1]}[demo,server]")
     return environment
 
 
 @pytest.fixture(scope="module")
-def beside_airflow(dist: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with the wheel and Airflow, at the versions that go together with it."""
+def airflow_environment(dist: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with the wheel and Airflow, at compatible versions."""
     environment = Environment(tmp_path_factory.mktemp("made") / "environment", UV, PROJECT / APART["airflow"])
     environment.install(f"{dist[1]}[airflow]")
     return environment
 
 
-def variables_of(made: Environment, **others: object) -> dict[str, str]:
-    """Return what a shell in an environment has: its programs come first, and nothing leads here."""
+def variables_of(environment: Environment, **more: object) -> dict[str, str]:
+    """Return the variables of a shell in which an environment is active, without references to this checkout."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    shown = {"PATH": f"{made.folder / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(made.folder)}
-    return {**kept, **shown, **{name: str(value) for name, value in others.items()}}
+    shown = {"PATH": f"{environment.folder / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(environment.folder)}
+    return {**kept, **shown, **{name: str(value) for name, value in more.items()}}
 
 
-def in_shell(shell: str, script: str, made: Environment, folder: Path, **variables: object) -> str:
-    """Run a script in a shell in which an environment is active; returns what it printed."""
+def in_shell(shell: str, script: str, environment: Environment, folder: Path, **variables: object) -> str:
+    """Run a script in a shell in which an environment is active, and return its output."""
     program = shutil.which(shell)
     assert program is not None, f"{shell} is not installed"
-    environment = variables_of(made, **variables)
-    ran = subprocess.run([program, "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
-    assert ran.returncode == 0, f"{script}\n{ran.stdout}{ran.stderr}"
-    return ran.stdout
+    shell_variables = variables_of(environment, **variables)
+    process = subprocess.run([program, "-c", script], env=shell_variables, cwd=folder, capture_output=True, text=True)
+    assert process.returncode == 0, f"{script}\n{process.stdout}{process.stderr}"
+    return process.stdout
 
 
-def test_the_same_files_make_the_same_bytes(dist: tuple[Path, Path], tmp_path: Path) -> None:
-    """Another folder, time, umask and language: none of them is in what is built."""
+def test_build_is_reproducible(dist: tuple[Path, Path], tmp_path: Path) -> None:
+    """The result does not depend on folder, time zone, umask, locale and hash seed."""
     others = {"SOURCE_DATE_EPOCH": str(EPOCH_S), "TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
-    again = tmp_path / "elsewhere" / "again"
+    again = tmp_path / "other" / "again"
     script = PROJECT / "scripts" / "build_dist.py"
     subprocess.run([sys.executable, script, again], env={**os.environ, **others}, cwd="/", umask=0o077, check=True)
     assert [(again / path.name).read_bytes() == path.read_bytes() for path in dist] == [True, True]
@@ -90,10 +90,10 @@ def test_distributions_contain_only_the_package(dist: tuple[Path, Path]) -> None
         (programs,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
     assert {name for name in names if not name.startswith(f"{PACKAGE}-")} == tracked
     assert len(times) == 1
-    said = Parser().parsestr(text)
-    assert said["Requires-Python"] == ">=3.11"
+    metadata = Parser().parsestr(text)
+    assert metadata["Requires-Python"] == ">=3.11"
     assert all(
-        f"Programming Language :: Python :: 3.{minor}" in said.get_all("Classifier", []) for minor in range(11, 15)
+        f"Programming Language :: Python :: 3.{minor}" in metadata.get_all("Classifier", []) for minor in range(11, 15)
     )
     assert all(f"{program} = trinitylake_ops.cli:main" in programs for program in ("trinitylake", NAME))
     with tarfile.open(sdist) as archive:
@@ -105,7 +105,7 @@ def test_distributions_contain_only_the_package(dist: tuple[Path, Path]) -> None
 
 @pytest.mark.parametrize("tool", ["uvx", "pipx"])
 def test_package_name_is_a_command(tool: str, dist: tuple[Path, Path], tmp_path: Path) -> None:
-    """As from an index: the tool finds the wheel by the package's name, and runs the program of that name."""
+    """The tool finds the wheel by the name of the package, as from an index, and runs the command of that name."""
     _, wheel = dist
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if tool == "uvx":
@@ -116,58 +116,62 @@ def test_package_name_is_a_command(tool: str, dist: tuple[Path, Path], tmp_path:
         pipx.install("pipx")
         call = [str(pipx.folder / "bin" / "pipx"), "run", "--spec", str(wheel), NAME]
         variables |= {"PIPX_HOME": str(tmp_path / "home"), "PIPX_DEFAULT_PYTHON": sys.executable}
-    ran = subprocess.run([*call, "--help"], env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert "Reclaim space:" in ran.stdout
+    process = subprocess.run(
+        [*call, "--help"], env=variables, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    assert "Reclaim space:" in process.stdout
 
 
 @pytest.mark.parametrize("minor", range(11, 15))
 def test_development_dependencies_have_wheels_for_each_python(minor: int) -> None:
-    """One without is built from its sources, which may want a compiler, or fetch more. Nothing is installed."""
+    """Without a wheel, a package is built from source, which may need a compiler. Nothing is installed."""
     groups = [f"--group={group}" for group in dependency_groups()]
     versions = [f"--python-version=3.{minor}", f"--constraint={CONSTRAINTS}", "--only-binary=:all:", "--system-certs"]
     command = [UV, "--no-config", "pip", "compile", "--quiet", *versions, "--extra=deploy", *groups, "pyproject.toml"]
-    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
 
 
-def test_a_python_that_is_not_here_comes_in_a_debian(dist: tuple[Path, Path], tmp_path: Path) -> None:
-    """As `make dist` makes it; it sees of this system only what it is shown, and no mount is left."""
-    made = subprocess.run(
+def test_wheel_runs_on_python_of_a_debian_root(dist: tuple[Path, Path], tmp_path: Path) -> None:
+    """The root is built as by `make dist`. It sees only bind-mounted parts of this system, and leaves no mount."""
+    debian = subprocess.run(
         ["scripts/debian_python.sh", "3.14", tmp_path], cwd=PROJECT, capture_output=True, text=True, check=False
     )
-    assert made.returncode == 0, made.stderr
+    assert debian.returncode == 0, debian.stderr
     shutil.copy(dist[1], tmp_path / "debian-3.14" / "tmp")
     wheel, uv = Path("/tmp") / dist[1].name, PROJECT / ".venv" / "bin" / "uv"
     smoke = ["scripts/smoke_wheel.py", wheel, "--uv", uv, "--constraints", CONSTRAINTS, "--extra=", "--extra=server"]
-    ran = subprocess.run([made.stdout.strip(), *smoke], cwd=PROJECT, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.findall(r"^Python 3\.14\.\S+ +(\w+)", ran.stdout, flags=re.MULTILINE) == ["core", "server"]
+    process = subprocess.run([debian.stdout.strip(), *smoke], cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert re.findall(r"^Python 3\.14\.\S+ +(\w+)", process.stdout, flags=re.MULTILINE) == ["core", "server"]
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
     shutil.rmtree(tmp_path / "debian-3.14")  # 300 MB
 
 
-def test_installed_wheel_is_used(made: Environment, beside_airflow: Environment, tmp_path: Path) -> None:
-    for environment in (made, beside_airflow):
-        where = environment.run("python", "-c", "import trinitylake_ops as t; print(t.__file__)", cwd=tmp_path)
-        assert Path(where.strip()).is_relative_to(environment.folder)
-        assert len(list(environment.folder.glob("lib/python*/site-packages/__editable__*"))) == 0
+def test_environments_import_installed_wheel(
+    environment: Environment, airflow_environment: Environment, tmp_path: Path
+) -> None:
+    for installed in (environment, airflow_environment):
+        location = installed.run("python", "-c", "import trinitylake_ops as t; print(t.__file__)", cwd=tmp_path)
+        assert Path(location.strip()).is_relative_to(installed.folder)
+        assert len(list(installed.folder.glob("lib/python*/site-packages/__editable__*"))) == 0
 
 
-def test_commands_of_the_wheel_run(made: Environment, tmp_path: Path) -> None:
+def test_commands_of_wheel_run(environment: Environment, tmp_path: Path) -> None:
     lake = ("trinitylake", "--root", str(tmp_path / "lake"))
-    assert "Created a lakehouse at file://" in made.run(*lake, "init", cwd=tmp_path)
-    made.run(*lake, "create-namespace", "sales", cwd=tmp_path)
-    assert made.run(*lake, "status", cwd=tmp_path).startswith("Version 1, ")
-    assert json.loads(made.run(*lake, "status", "--json", cwd=tmp_path))["version"] == 1
-    made.run(*lake, "status", "--html", "status.html", cwd=tmp_path)
+    assert "Created a lakehouse at file://" in environment.run(*lake, "init", cwd=tmp_path)
+    environment.run(*lake, "create-namespace", "sales", cwd=tmp_path)
+    assert environment.run(*lake, "status", cwd=tmp_path).startswith("Version 1, ")
+    assert json.loads(environment.run(*lake, "status", "--json", cwd=tmp_path))["version"] == 1
+    environment.run(*lake, "status", "--html", "status.html", cwd=tmp_path)
     assert "</html>" in (tmp_path / "status.html").read_text()
-    log = json.loads(made.run(*lake, "log", "--json", cwd=tmp_path))
+    log = json.loads(environment.run(*lake, "log", "--json", cwd=tmp_path))
     assert [one["operation"] for one in log] == ["create-namespace", "init"]
-    assert json.loads(made.run(*lake, "verify", "--deep", "--json", cwd=tmp_path))["findings"] == []
+    assert json.loads(environment.run(*lake, "verify", "--deep", "--json", cwd=tmp_path))["findings"] == []
 
 
-#: A question to each shell: what begins with roll? zsh would show it by functions of its own, which here print it.
+#: Complete "roll" in each shell. For zsh, its display functions are replaced by printing ones.
 COMPLETIONS = {
     "bash": """eval "$(trinitylake completion bash)"
 complete -p trinitylake >/dev/null
@@ -183,49 +187,49 @@ complete --do-complete 'trinitylake roll'""",
 
 
 @pytest.mark.parametrize("shell", COMPLETIONS)
-def test_commands_of_the_wheel_have_completion(shell: str, made: Environment, tmp_path: Path) -> None:
-    told = in_shell(shell, COMPLETIONS[shell], made, tmp_path, HOME=tmp_path).split()
-    assert told[0].partition(":")[0] == "rollback"
+def test_shell_completes_commands(shell: str, environment: Environment, tmp_path: Path) -> None:
+    completions = in_shell(shell, COMPLETIONS[shell], environment, tmp_path, HOME=tmp_path).split()
+    assert completions[0].partition(":")[0] == "rollback"
 
 
-def test_the_demo_runs(made: Environment, tmp_path: Path) -> None:
-    """The demo's definitions are no part of the package: they are taken along."""
+def test_demo_of_wheel_runs(environment: Environment, tmp_path: Path) -> None:
+    """The definitions of the demo are not part of the package, so they are copied."""
     shutil.copy(PROJECT / "definitions.py", tmp_path)
     (tmp_path / "home").mkdir()
     shutil.copy(PROJECT / "deploy" / "demo" / "dagster.yaml", tmp_path / "home")
     root = tmp_path / "lake"
-    shown = made.run(
+    output = environment.run(
         "python", "-m", "trinitylake_ops.demo", "--months", "2", cwd=tmp_path,
         variables={"TRINITYLAKE_ROOT": str(root), "DAGSTER_HOME": str(tmp_path / "home")},
     )  # fmt: skip
-    assert "roll back to version" in shown
-    log = json.loads(made.run("trinitylake", "--root", str(root), "log", "--json"))
+    assert "roll back to version" in output
+    log = json.loads(environment.run("trinitylake", "--root", str(root), "log", "--json"))
     assert len(log) >= 4
 
 
-def test_an_example_of_dagster_publishes(made: Environment, tmp_path: Path) -> None:
+def test_dagster_example_publishes(environment: Environment, tmp_path: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(PROJECT / "examples" / "existing_project", project)
     root = tmp_path / "lake"
-    made.run("trinitylake", "--root", str(root), "init")
+    environment.run("trinitylake", "--root", str(root), "init")
     (tmp_path / "home").mkdir()
-    made.run(
+    environment.run(
         "dagster", "asset", "materialize", "--select", "*", "-f", "definitions.py", cwd=project,
         variables={"LAKE_ROOT": str(root), "DAGSTER_HOME": str(tmp_path / "home")},
     )  # fmt: skip
-    assert "sales" in made.run("trinitylake", "--root", str(root), "ls")
-    assert made.run("trinitylake", "--root", str(root), "verify", "--deep")
+    assert "sales" in environment.run("trinitylake", "--root", str(root), "ls")
+    assert environment.run("trinitylake", "--root", str(root), "verify", "--deep")
 
 
-def test_the_first_page_of_the_documentation_is_done(made: Environment, tmp_path: Path) -> None:
-    """Its commands in a shell, as they stand there, but for the installation, which is that of the wheel."""
-    shown = list(snippets(DOCS / "quickstart.md"))
-    for one in shown:
-        if one.title:
-            (tmp_path / one.title).write_text(one.text)
-    install, create, publish, take_back = (one.text for one in shown if one.language == "sh")
+def test_quickstart_commands_work(environment: Environment, tmp_path: Path) -> None:
+    """Run the commands of the page in a shell, except for the installation, which is that of the wheel."""
+    page_snippets = list(snippets(DOCS / "quickstart.md"))
+    for snippet in page_snippets:
+        if snippet.title:
+            (tmp_path / snippet.title).write_text(snippet.text)
+    install, create, publish, roll_back = (snippet.text for snippet in page_snippets if snippet.language == "sh")
     assert "pip install" in install
-    log = in_shell("bash", f"set -e\n{create}{publish}python read.py", made, tmp_path)
+    log = in_shell("bash", f"set -e\n{create}{publish}python read.py", environment, tmp_path)
     assert "{'customer': 'Ann', 'euros_sum': 25.5}" in log
     assert "Created a lakehouse at file://" in log and "euros_sum" in log
     (execute,) = re.findall(r"^dagster job execute .*$", publish, flags=re.MULTILINE)
@@ -233,25 +237,29 @@ def test_the_first_page_of_the_documentation_is_done(made: Environment, tmp_path
     definitions = (tmp_path / "definitions.py").read_text()
     for euros, ends in (("-12.0", "!"), ("1200.0", "")):
         (tmp_path / "definitions.py").write_text(definitions.replace("12.0", euros))
-        in_shell("bash", f"{ends} {execute}", made, tmp_path, **root)
-    plan, apply = take_back.splitlines()
+        in_shell("bash", f"{ends} {execute}", environment, tmp_path, **root)
+    plan, apply = roll_back.splitlines()
     (digest,) = re.findall(
-        r"--apply (\S+)$", in_shell("bash", f"{plan} 2>&1", made, tmp_path, **root), flags=re.MULTILINE
+        r"--apply (\S+)$", in_shell("bash", f"{plan} 2>&1", environment, tmp_path, **root), flags=re.MULTILINE
     )
-    in_shell("bash", apply.replace("DIGEST", digest), made, tmp_path, **root)
-    log = json.loads(made.run("trinitylake", "--root", str(tmp_path / "lake"), "log", "--json"))
-    assert [(one["version"], one["operation"]) for one in log[:3]] == [(3, "rollback"), (2, "publish"), (1, "publish")]
-    assert "{'customer': 'Bob', 'euros_sum': 12.0}" in in_shell("bash", "python read.py", made, tmp_path, **root)
+    in_shell("bash", apply.replace("DIGEST", digest), environment, tmp_path, **root)
+    log = json.loads(environment.run("trinitylake", "--root", str(tmp_path / "lake"), "log", "--json"))
+    assert [(version["version"], version["operation"]) for version in log[:3]] == [
+        (3, "rollback"),
+        (2, "publish"),
+        (1, "publish"),
+    ]
+    assert "{'customer': 'Bob', 'euros_sum': 12.0}" in in_shell("bash", "python read.py", environment, tmp_path, **root)
 
 
 @pytest.fixture
-def served(made: Environment, tmp_path: Path) -> Iterator[str]:
-    """The address of a server of a lakehouse that everybody here may write."""
+def served(environment: Environment, tmp_path: Path) -> Iterator[str]:
+    """The address of a server with anonymous writes."""
     root = tmp_path / "lake"
-    made.run("trinitylake", "--root", str(root), "init")
+    environment.run("trinitylake", "--root", str(root), "init")
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = subprocess.Popen(
-        [made.folder / "bin" / "trinitylake", "serve", root, "--anonymous-writes", "--port", "0"],
+        [environment.folder / "bin" / "trinitylake", "serve", root, "--anonymous-writes", "--port", "0"],
         env=variables, cwd=tmp_path, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -264,17 +272,17 @@ def served(made: Environment, tmp_path: Path) -> Iterator[str]:
         process.communicate()
 
 
-def test_server_of_the_wheel_accepts_a_table(made: Environment, served: str, tmp_path: Path) -> None:
+def test_server_of_wheel_creates_table(environment: Environment, served: str, tmp_path: Path) -> None:
     program = (
         "import sys, pyarrow as pa\nfrom pyiceberg.catalog.rest import RestCatalog\n"
         "catalog = RestCatalog('lake', uri=sys.argv[1], warehouse='main')\ncatalog.create_namespace('sales')\n"
         "rows = pa.table({'id': [1, 2]})\ncatalog.create_table('sales.orders', rows.schema).append(rows)\n"
         "print(catalog.load_table('sales.orders').scan().to_arrow().num_rows)"
     )
-    assert made.run("python", "-c", program, served, cwd=tmp_path) == "2\n"
+    assert environment.run("python", "-c", program, served, cwd=tmp_path) == "2\n"
 
 
-#: Imports the example, and prints what Airflow finds in it and knows of us.
+#: Import the example, and print its DAGs and whether Airflow knows our provider.
 _AIRFLOW = """
 import json
 from importlib.metadata import version
@@ -288,9 +296,9 @@ print(json.dumps([bag.import_errors, sorted(bag.dags), is_known]))
 """
 
 
-def test_the_example_dag_is_imported_and_publishes(beside_airflow: Environment, tmp_path: Path) -> None:
+def test_airflow_example_is_imported_and_publishes(airflow_environment: Environment, tmp_path: Path) -> None:
     root = str(tmp_path / "lake")
-    (packages,) = beside_airflow.folder.glob("lib/python*/site-packages")
+    (packages,) = airflow_environment.folder.glob("lib/python*/site-packages")
     settings = {
         "AIRFLOW_HOME": str(tmp_path / "airflow"),
         "AIRFLOW_CONN_TRINITYLAKE_DEFAULT": json.dumps({"conn_type": "trinitylake", "host": root}),
@@ -300,7 +308,7 @@ def test_the_example_dag_is_imported_and_publishes(beside_airflow: Environment, 
     }
 
     def run(program: str, *arguments: str) -> str:
-        return beside_airflow.run(program, *arguments, cwd=tmp_path, variables=settings)
+        return airflow_environment.run(program, *arguments, cwd=tmp_path, variables=settings)
 
     run("trinitylake", "--root", root, "init")
     run("airflow", "db", "migrate")
@@ -311,5 +319,5 @@ def test_the_example_dag_is_imported_and_publishes(beside_airflow: Environment, 
     assert (log[0]["operation"], log[0]["message"]) == ("publish", "orders of a day")
 
 
-def test_nothing_that_a_release_needs_is_unpinned() -> None:
+def test_release_tools_are_pinned() -> None:
     assert {"cyclonedx-bom", "setuptools", "wheel", "uv"} <= set(pins())

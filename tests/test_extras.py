@@ -1,4 +1,4 @@
-"""Extras: the core works alone, and a missing extra is reported in one line."""
+"""Tests of extras: what the core does alone, and the error for each missing extra."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trinitylake_ops.errors import InvalidInputError, MissingExtraError
 from trinitylake_ops.extras import EXTRAS, needs
 from trinitylake_ops.iceberg import catalog_at
 
-#: What a core install does on local disk, one after the other.
+#: Commands that a core installation runs on local disk, in order.
 COMMANDS = (
     ["init"],
     ["create-namespace", "sales"],
@@ -46,10 +46,10 @@ COMMANDS = (
     ["log", "--json"],
 )
 CLI = "from trinitylake_ops.cli import main\nmain()"
-MOST_CORE_BYTES = 250_000_000
+MAX_CORE_BYTES = 250_000_000
 
 
-def line_for(extra: str) -> str:
+def install_hint(extra: str) -> str:
     return f": it is part of the extra '{extra}'; run pip install 'trinitylake-ops[{extra}]'"
 
 
@@ -63,20 +63,20 @@ def root(tmp_path: Path) -> str:
     return lake.root
 
 
-def test_the_core_runs_alone_on_local_disk(tmp_path: Path) -> None:
+def test_core_runs_commands_on_local_disk(tmp_path: Path) -> None:
     program = (
         "import json, os, sys\nfrom trinitylake_ops.cli.app import run\nos.chdir(sys.argv[1])\ncodes = []\n"
         "for command in json.loads(sys.argv[2]):\n"
         "    sys.argv = ['trinitylake', '--root', os.getcwd() + '/lake', *command]\n    codes.append(run())\n"
         "sys.exit(str(codes) if any(codes) else 0)"
     )
-    ran = run_without(modules_beyond([]), program, str(tmp_path), json.dumps(COMMANDS))
-    assert (ran.returncode, ran.stderr) == (0, "Page: verify.html\nNothing to do.\n")
-    assert "rollback" in ran.stdout
+    process = run_without(modules_beyond([]), program, str(tmp_path), json.dumps(COMMANDS))
+    assert (process.returncode, process.stderr) == (0, "Page: verify.html\nNothing to do.\n")
+    assert "rollback" in process.stdout
     assert (tmp_path / "verify.html").stat().st_size > 1_000
 
 
-def test_the_core_reads_and_writes_tables(root: str) -> None:
+def test_core_reads_and_writes_tables(root: str) -> None:
     program = (
         "import sys, pyarrow as pa\nfrom trinitylake_ops import Lakehouse, operations\n"
         "from trinitylake_ops.iceberg import catalog_at\n"
@@ -84,16 +84,16 @@ def test_the_core_reads_and_writes_tables(root: str) -> None:
         "table.append(pa.table({'id': [3]}))\ntable.delete('id = 1')\n"
         "print(table.refresh().scan().to_arrow()['id'].to_pylist(), len(operations.verify(lake, deep=True).findings))"
     )
-    ran = run_without(modules_beyond([]), program, root)
-    assert ran.stderr == ""
-    found, errors = ran.stdout.strip().split("] ", 1)
-    assert (sorted(json.loads(f"{found}]")), errors) == ([2, 3], "0")
+    process = run_without(modules_beyond([]), program, root)
+    assert process.stderr == ""
+    ids, errors = process.stdout.strip().split("] ", 1)
+    assert (sorted(json.loads(f"{ids}]")), errors) == ([2, 3], "0")
 
 
-#: Modules in the package google, which the core has too.
+#: Modules in the package google, which the core has as well.
 OF_GOOGLE = ("google.auth", "google.oauth2", "google.rpc")
-#: A command that needs an extra, by the extra.
-NEEDING = {
+#: A command that needs an extra, by extra.
+COMMAND_BY_EXTRA = {
     "s3": ["--root", "s3://bucket/lake", "log"],
     "obstore": ["--root", "s3://bucket/lake", "--storage-option", "client=obstore", "log"],
     "gcs": ["--root", "gs://bucket/lake", "log"],
@@ -107,33 +107,35 @@ NEEDING = {
 }
 
 
-@pytest.mark.parametrize("extra", NEEDING)
-def test_command_without_its_extra_fails_with_one_line(root: str, extra: str) -> None:
+@pytest.mark.parametrize("extra", COMMAND_BY_EXTRA)
+def test_command_without_extra_fails_with_one_line(root: str, extra: str) -> None:
     others = {"obstore": ["s3"], "connect": ["spark"]}.get(extra, [])
-    ran = run_without(modules_beyond(others), CLI, *(root if word == "ROOT" else word for word in NEEDING[extra]))
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr.startswith("Error: ")
-    assert ran.stderr.endswith(f" is not installed{line_for(extra)}\n")
-    assert ran.stderr.count("\n") == 1
+    process = run_without(
+        modules_beyond(others), CLI, *(root if word == "ROOT" else word for word in COMMAND_BY_EXTRA[extra])
+    )
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.startswith("Error: ")
+    assert process.stderr.endswith(f" is not installed{install_hint(extra)}\n")
+    assert process.stderr.count("\n") == 1
 
 
-def test_spark_compaction_names_the_extra(root: str) -> None:
+def test_compaction_by_spark_without_extra_fails(root: str) -> None:
     catalog_at(Lakehouse.open(root)).load_table("ns.t").append(pa.table({"id": [3]}))
     command = ["compact-tables", "--yes", "--engine", "spark", "--min-input-files", "2"]
-    ran = run_without(modules_beyond([]), CLI, "--root", root, *command)
-    assert (ran.returncode, ran.stderr) == (2, f"Error: pyspark is not installed{line_for('spark')}\n")
+    process = run_without(modules_beyond([]), CLI, "--root", root, *command)
+    assert (process.returncode, process.stderr) == (2, f"Error: pyspark is not installed{install_hint('spark')}\n")
 
 
-def test_missing_java_names_the_extra(root: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Any Java will do, so none is no wrong call: error and exit code stay those of a thing that is not found."""
+def test_missing_java_error_names_extra(root: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Any Java is sufficient, so this is not a usage error: error and exit code are those of a missing resource."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    ran = run_without(modules_beyond(["spark"]), CLI, "--root", root, "verify", "--engine", "spark")
-    assert (ran.returncode, ran.stderr.count("\n")) == (4, 1)
-    assert "install it, or pip install 'trinitylake-ops[java]'" in ran.stderr
+    process = run_without(modules_beyond(["spark"]), CLI, "--root", root, "verify", "--engine", "spark")
+    assert (process.returncode, process.stderr.count("\n")) == (4, 1)
+    assert "install it, or pip install 'trinitylake-ops[java]'" in process.stderr
 
 
-FACES = {
+IMPORT_BY_EXTRA = {
     "spark": "from trinitylake_ops.spark import build_session",
     "dagster": "from trinitylake_ops.dagster_plugin import TrinityLakeResource",
     "airflow": "from trinitylake_ops.airflow_plugin import TrinityLakeHook",
@@ -147,25 +149,25 @@ FACES = {
 }
 
 
-@pytest.mark.parametrize("extra", FACES)
-def test_module_without_its_extra_names_the_extra(extra: str) -> None:
+@pytest.mark.parametrize("extra", IMPORT_BY_EXTRA)
+def test_public_name_without_extra_raises_missing_extra_error(extra: str) -> None:
     program = (
         "from trinitylake_ops.errors import MissingExtraError\n"
-        f"try:\n    {FACES[extra]}\nexcept MissingExtraError as error:\n    print(error.extra, error)"
+        f"try:\n    {IMPORT_BY_EXTRA[extra]}\nexcept MissingExtraError as error:\n    print(error.extra, error)"
     )
-    ran = run_without(modules_beyond([]), program)
-    assert ran.stderr == ""
-    assert ran.stdout.startswith(f"{extra} ")
-    assert ran.stdout.endswith(f"{line_for(extra)}\n")
+    process = run_without(modules_beyond([]), program)
+    assert process.stderr == ""
+    assert process.stdout.startswith(f"{extra} ")
+    assert process.stdout.endswith(f"{install_hint(extra)}\n")
 
 
-def test_the_demo_without_its_extra_says_so() -> None:
-    ran = run_without(
+def test_demo_without_extra_fails_with_one_line() -> None:
+    process = run_without(
         modules_beyond(["dagster"]),
         "import runpy\nrunpy.run_module('trinitylake_ops.demo', run_name='__main__')",
     )
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == f"Error: pyspark is not installed{line_for('demo')}\n"
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr == f"Error: pyspark is not installed{install_hint('demo')}\n"
 
 
 PIPELINE = """
@@ -193,40 +195,40 @@ with dg.DagsterInstance.ephemeral() as instance:
     definitions = plugin.build_trinitylake_definitions(plugin.LakehouseSettings(name="", lakehouse=engine))
     spark = definitions.resolve_job_def("verify").execute_in_process(instance=instance, raise_on_error=False)
 failures = [event.step_failure_data.error for event in spark.all_events if event.is_step_failure]
-told = [cause.message for error in failures for cause in (error, error.cause) if cause is not None]
+messages = [cause.message for error in failures for cause in (error, error.cause) if cause is not None]
 tables = Lakehouse.open(sys.argv[1]).snapshot().tables("sales")
-print(json.dumps([tables, verify.success, spark.success, told]))
+print(json.dumps([tables, verify.success, spark.success, messages]))
 """
 
 
-def test_the_dagster_plugin_works_without_spark(root: str) -> None:
-    ran = run_without(modules_beyond(["dagster"]), PIPELINE, root)
-    assert ran.returncode == 0, ran.stderr[-4_000:]
-    tables, verified, by_spark, told = json.loads(ran.stdout.splitlines()[-1])
+def test_dagster_plugin_works_without_spark(root: str) -> None:
+    process = run_without(modules_beyond(["dagster"]), PIPELINE, root)
+    assert process.returncode == 0, process.stderr[-4_000:]
+    tables, verified, by_spark, messages = json.loads(process.stdout.splitlines()[-1])
     assert (tables, verified, by_spark) == (["orders"], True, False)
-    assert any(f"pyspark is not installed{line_for('spark')}" in one for one in told)
+    assert any(f"pyspark is not installed{install_hint('spark')}" in text for text in messages)
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "message"),
     [
         ("import something_else_entirely", "No module named 'something_else_entirely'"),
         ("from os import no_such_name", "cannot import name 'no_such_name'"),
         ("import pyspark.nowhere", "No module named 'pyspark.nowhere'"),
     ],
 )
-def test_an_import_that_fails_for_another_cause_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, told: str
+def test_import_error_with_another_cause_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, message: str
 ) -> None:
     (tmp_path / "broken_module.py").write_text(broken)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ImportError, match=told) as caught, needs("spark"):
+    with pytest.raises(ImportError, match=message) as caught, needs("spark"):
         import broken_module  # noqa: F401
     assert caught.type in (ImportError, ModuleNotFoundError)
     sys.modules.pop("broken_module", None)
 
 
-def test_import_error_of_a_library_names_the_extra() -> None:
+def test_wrapped_module_not_found_error_names_extra() -> None:
     with (
         pytest.raises(MissingExtraError, match="'connect'") as caught,
         needs("connect"),
@@ -240,18 +242,18 @@ def test_import_error_of_a_library_names_the_extra() -> None:
 
 
 @pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - APART.keys()))
-def test_the_modules_of_an_extra_come_from_what_it_declares(extra: str) -> None:
-    brought = installed_with([extra])
+def test_modules_of_extra_come_from_its_declared_dependencies(extra: str) -> None:
+    installed = installed_with([extra])
     providers = packages_distributions()
     for module in EXTRAS[extra]:
         distributions = {canonicalize_name(name) for name in providers[module.partition(".")[0]]}
-        assert distributions & brought, module
+        assert distributions & installed, module
         assert module.partition(".")[0] in modules_beyond([]) or module in OF_GOOGLE, f"{module} is in the core"
-    named = {canonicalize_name(name) for module in EXTRAS[extra] for name in providers[module.partition(".")[0]]}
-    assert distributions_of(extra) - {"fsspec"} <= named
+    providing = {canonicalize_name(name) for module in EXTRAS[extra] for name in providers[module.partition(".")[0]]}
+    assert distributions_of(extra) - {"fsspec"} <= providing
 
 
-def test_development_environment_has_every_extra() -> None:
+def test_setup_installs_every_extra() -> None:
     set_up = (PROJECT / "scripts" / "setup_venv.sh").read_text()
     pinned = (PROJECT / "scripts" / "update_constraints.sh").read_text()
     for pattern, script in ((r"extras=(\S+)\n", set_up), (r"--editable '\.\[(.*?)\]'", pinned)):
@@ -261,7 +263,7 @@ def test_development_environment_has_every_extra() -> None:
     # Packages that only make bench and make dist install are pinned as well.
     groups = set(re.findall(r"groups=\(([a-z ]+)", set_up)[0].split())
     assert groups | {"bench", "release"} == set(dependency_groups()) == set(re.findall(r"--group=(\w+)", pinned))
-    # The contract is for who writes a storage, not for who uses one.
+    # The contract is for authors of storages, not for users.
     of_users = EXTRAS.keys() - {"contract"} - APART.keys()
     assert distributions_of("all") == {name for extra in of_users for name in distributions_of(extra)}
 
@@ -272,22 +274,24 @@ SIZED = {"core": (), "s3": ("s3",), "spark": ("spark",), "dagster": ("dagster",)
 @pytest.mark.soak
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("name", SIZED)
-def test_wheel_installs_in_a_new_environment(name: str, tmp_path: Path, record_property: pytest.RecordProperty) -> None:
-    made = make_environment(tmp_path / name, SIZED[name])
-    command_s = _six_commands(made, tmp_path)
-    megabytes = [f"{size / 1e6:.0f}" for size in (made.n_bytes, made.n_bytes - made.bytecode_bytes)]
-    shown = (name, made.n_packages, *megabytes, f"{made.install_s:.0f}", f"{command_s:.1f}")
+def test_fresh_environment_runs_commands(name: str, tmp_path: Path, record_property: pytest.RecordProperty) -> None:
+    environment = make_environment(tmp_path / name, SIZED[name])
+    command_s = _run_commands(environment, tmp_path)
+    megabytes = [
+        f"{size / 1e6:.0f}" for size in (environment.n_bytes, environment.n_bytes - environment.bytecode_bytes)
+    ]
+    shown = (name, environment.n_packages, *megabytes, f"{environment.install_s:.0f}", f"{command_s:.1f}")
     record_property(SHOWN, f"| {' | '.join(map(str, shown))} |")
     if name == "core":
-        assert made.n_bytes - made.bytecode_bytes <= MOST_CORE_BYTES
-        missing = made.run("trinitylake", "--root", "s3://bucket/lake", "log")
+        assert environment.n_bytes - environment.bytecode_bytes <= MAX_CORE_BYTES
+        missing = environment.run("trinitylake", "--root", "s3://bucket/lake", "log")
         assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
 
 
-def _six_commands(made: Environment, folder: Path) -> float:
-    """Run the commands of a core install as a user would; return the seconds of all."""
-    begun = time.monotonic()
+def _run_commands(environment: Environment, folder: Path) -> float:
+    """Run the commands of a core installation as a user does, and return their total seconds."""
+    started = time.monotonic()
     for command in COMMANDS:
-        ran = made.run("trinitylake", "--root", str(folder / "lake"), *command, cwd=folder)
-        assert ran.returncode == 0, (command, ran.stderr)
-    return time.monotonic() - begun
+        process = environment.run("trinitylake", "--root", str(folder / "lake"), *command, cwd=folder)
+        assert process.returncode == 0, (command, process.stderr)
+    return time.monotonic() - started

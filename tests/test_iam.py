@@ -1,4 +1,4 @@
-"""The permissions of ``deploy/iam`` are sufficient and minimal for each role, on radosgw and emulators."""
+"""Tests that the permissions of ``deploy/iam`` are minimal and sufficient, on radosgw, Azurite and fake-gcs."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ from trinitylake_ops.storage import background, open_storage
 
 IAM = Path(__file__).resolve().parent.parent / "deploy" / "iam"
 ROLES = ("reader", "writer", "maintainer")
-PLACE = "BUCKET/lake"
+PREFIX = "BUCKET/lake"
 BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/"
-#: The letters of a signature that stand for the actions of a role.
+#: The permission letters of a shared access signature, by data action.
 LETTERS = {"read": "rl", "add/action": "a", "write": "cw", "delete": "d"}
 Options = Mapping[str, str]
 
 
 def policy(role: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((IAM / f"s3-{role}.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((IAM / f"s3-{role}.json").read_text())
+    return content
 
 
 def permissions(name: str) -> list[str]:
-    found: list[str] = yaml.safe_load((IAM / f"gcs-{name}.yaml").read_text())["includedPermissions"]
-    return found
+    content: list[str] = yaml.safe_load((IAM / f"gcs-{name}.yaml").read_text())["includedPermissions"]
+    return content
 
 
 def data_actions(role: str) -> list[str]:
-    found: list[str] = json.loads((IAM / f"azure-{role}.json").read_text())["DataActions"]
-    return found
+    content: list[str] = json.loads((IAM / f"azure-{role}.json").read_text())["DataActions"]
+    return content
 
 
-def test_no_role_has_more_than_a_few_named_rights() -> None:
-    """Rights on a bucket's settings, on other services or by a pattern of actions are in none."""
+def test_roles_have_only_named_permissions() -> None:
+    """No role has permissions on bucket settings, on other services or by a pattern of actions."""
     actions: dict[str, list[set[str]]] = {"s3": [], "gcs": [], "azure": []}
     for role in ROLES:
         statements = policy(role)["Statement"]
-        assert {one["Effect"] for one in statements} == {"Allow"}
-        actions["s3"].append({action for one in statements for action in one["Action"]})
+        assert {statement["Effect"] for statement in statements} == {"Allow"}
+        actions["s3"].append({action for statement in statements for action in statement["Action"]})
         actions["gcs"].append({*permissions(role)})
         actions["azure"].append({*data_actions(role)})
-        for one in statements:
-            assert all(place.startswith(f"arn:aws:s3:::{PLACE}/") for place in one["Resource"]) or one["Action"] == [
-                "s3:ListBucket"
-            ]
+        for statement in statements:
+            assert all(
+                resource.startswith(f"arn:aws:s3:::{PREFIX}/") for resource in statement["Resource"]
+            ) or statement["Action"] == ["s3:ListBucket"]
     for reader, writer, maintainer in actions.values():
         assert reader < writer <= maintainer
         assert not [action for action in maintainer if "*" in action]
@@ -70,10 +70,18 @@ def test_no_role_has_more_than_a_few_named_rights() -> None:
 
 
 def check_role(role: str, root: str, as_owner: Options, as_role: Options, *, deletes_notes: bool = True) -> None:
-    """Do what a role is for with its rights alone, and try what it is not for. Then verify as the owner."""
+    """Run what a role permits, try what it does not permit, and verify the lakehouse as the owner.
+
+    Args:
+        role: The role.
+        root: The root of a new lakehouse.
+        as_owner: Storage options of the owner.
+        as_role: Storage options with the permissions of the role.
+        deletes_notes: Whether the role can delete notes.
+    """
     owner = Lakehouse.create(root, as_owner)
     append_rows(owner)
-    before = _files(root, as_owner) - {HINT_PATH}  # its loss costs requests alone
+    before = _files(root, as_owner) - {HINT_PATH}  # losing the hint costs only requests
     lake = Lakehouse.open(root, as_role)
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == 3
     assert [version.version for version in lake.history()] == [3, 2, 1, 0]
@@ -83,19 +91,19 @@ def check_role(role: str, root: str, as_owner: Options, as_role: Options, *, del
     if role == "reader":
         with pytest.raises(StoragePermissionError), lake.transaction() as transaction:
             transaction.create_namespace("refused")
-        _must_be_refused(storage.write, HINT_PATH, b"0")
+        _check_rejected(storage.write, HINT_PATH, b"0")
     else:
         _write(lake)
-        turn = new_slot_request_path(10)
-        storage.write(turn, b"")
-        storage.write(turn, b"")
+        slot_request = new_slot_request_path(10)
+        storage.write(slot_request, b"")
+        storage.write(slot_request, b"")
         if deletes_notes:
-            storage.delete(turn)
+            storage.delete(slot_request)
     if role == "maintainer":
         _maintain(lake)
     else:
         for path in before:
-            _must_be_refused(storage.delete, path)
+            _check_rejected(storage.delete, path)
     background.drain()
     if role != "maintainer":
         assert before <= _files(root, as_owner)
@@ -107,10 +115,10 @@ def _write(lake: Lakehouse) -> None:
     table.append(ROWS)
     table.delete("id = 1")
     table.overwrite(ROWS)
-    with suppress(TrinityLakeError), lake.transaction() as loses:
-        loses.create_namespace("both")
-        with lake.transaction() as wins:
-            wins.create_namespace("both")
+    with suppress(TrinityLakeError), lake.transaction() as losing:
+        losing.create_namespace("both")
+        with lake.transaction() as winning:
+            winning.create_namespace("both")
     with lake.transaction() as kept:
         kept.create_namespace("kept")
     operations.plan_rollback(lake, lake.latest_version() - 1).execute()
@@ -128,7 +136,7 @@ def _maintain(lake: Lakehouse) -> None:
     assert not lake.storage.exists(unused)
 
 
-def _must_be_refused(call: Callable[..., None], *arguments: Any) -> None:
+def _check_rejected(call: Callable[..., None], *arguments: Any) -> None:
     with pytest.raises(StoragePermissionError):
         call(*arguments)
 
@@ -138,17 +146,25 @@ def _files(root: str, options: Options) -> set[str]:
     return {file.path for file in open_storage(root, options).list()}
 
 
-# S3: a role of radosgw with the policy of the file, and a session of it.
+# S3: a radosgw role with the policy of the file, and a session of it.
 
 
-def role_on_radosgw(radosgw: S3Server, role: str, place: str) -> dict[str, str]:
-    """Make a role with the rights of a file on a place, and return the options of a session of it."""
-    import boto3  # takes a while
+def role_on_radosgw(radosgw: S3Server, role: str, prefix: str) -> dict[str, str]:
+    """Create a role with the policy of a file for one prefix, and return the options of a session.
 
-    name = f"{role}-{place.split('/')[1]}"
+    Args:
+        radosgw: The server.
+        role: The role of ``deploy/iam``.
+        prefix: Bucket and prefix.
+    """
+    import boto3  # slow import
+
+    name = f"{role}-{prefix.split('/')[1]}"
     trust = {"Effect": "Allow", "Principal": {"AWS": ["arn:aws:iam:::user/tests"]}, "Action": ["sts:AssumeRole"]}
     text = (
-        json.dumps(policy(role)).replace(PLACE, place).replace("arn:aws:s3:::BUCKET", f"arn:aws:s3:::{radosgw.bucket}")
+        json.dumps(policy(role))
+        .replace(PREFIX, prefix)
+        .replace("arn:aws:s3:::BUCKET", f"arn:aws:s3:::{radosgw.bucket}")
     )
     trusted = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
     _admin(radosgw, "role", "create", "--role-name", name, "--assume-role-policy-doc", trusted)
@@ -173,19 +189,19 @@ def _admin(radosgw: S3Server, *arguments: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("role", ROLES)
-def test_on_radosgw(role: str, radosgw: S3Server) -> None:
+def test_s3_policy_is_sufficient_and_necessary(role: str, radosgw: S3Server) -> None:
     root = radosgw.fresh_root()
-    place = root.removeprefix("s3://").rstrip("/")
-    check_role(role, root, radosgw.storage_options, role_on_radosgw(radosgw, role, place))
+    prefix = root.removeprefix("s3://").rstrip("/")
+    check_role(role, root, radosgw.storage_options, role_on_radosgw(radosgw, role, prefix))
     radosgw.delete_all(root)
 
 
-# Azure: a signature with the letters of the role's actions.
+# Azure: a shared access signature with the permissions of the role.
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("role", ROLES)
-def test_on_azurite(role: str, azurite: AzureServer) -> None:
+def test_azure_role_is_sufficient_and_necessary(role: str, azurite: AzureServer) -> None:
     from azure.storage.blob import ContainerSasPermissions, generate_container_sas
 
     letters = "".join(LETTERS[action.removeprefix(BLOBS)] for action in data_actions(role))
@@ -200,32 +216,38 @@ def test_on_azurite(role: str, azurite: AzureServer) -> None:
     check_role(role, azurite.fresh_root(), azurite.storage_options, options, deletes_notes=role == "maintainer")
 
 
-# Google: the emulator knows no rights, so a proxy before it asks for them, by the documented rights of each request.
+# Google: the emulator has no permissions, so a proxy enforces the documented permissions of each request.
 
 
 def proxy_with_rights(server: GcsServer, role: str, prefix: str) -> RightsProxy:
-    """Return what serves what the emulator serves, and refuses what a role has no right to."""
+    """Return a proxy in front of the emulator that rejects requests for which a role has no permission.
+
+    Args:
+        server: The emulator.
+        role: The role of ``deploy/iam``.
+        prefix: The prefix of the lakehouse in the bucket.
+    """
     rights = {*permissions(role)}
     text = yaml.safe_load((IAM / "gcs-writer-notes-condition.yaml").read_text())["expression"]
-    of_notes = [prefix + name for name in re.findall(r'objects/lake/([^"]+)"', text)]
-    assert len(of_notes) == 3
+    note_prefixes = [prefix + name for name in re.findall(r'objects/lake/([^"]+)"', text)]
+    assert len(note_prefixes) == 3
 
-    def may(_headers: Mapping[str, str], right: Right) -> bool:
-        is_note = right.permission in permissions("writer-notes") and right.name.startswith(tuple(of_notes))
+    def is_permitted(_headers: Mapping[str, str], right: Right) -> bool:
+        is_note = right.permission in permissions("writer-notes") and right.name.startswith(tuple(note_prefixes))
         return right.permission in rights or (role == "writer" and is_note)
 
-    return RightsProxy(server, may)
+    return RightsProxy(server, is_permitted)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("role", ROLES)
-def test_on_an_emulator_of_google(role: str, fake_gcs: GcsServer) -> None:
+def test_gcs_role_is_sufficient_and_necessary(role: str, fake_gcs: GcsServer) -> None:
     root = fake_gcs.fresh_root()
     prefix = root.removeprefix(f"gs://{fake_gcs.bucket}/")
     with proxy_with_rights(fake_gcs, role, prefix).running() as endpoint:
         as_role = {**fake_gcs.storage_options, "endpoint": endpoint}
         check_role(role, root, fake_gcs.storage_options, as_role)
-        if role == "writer":  # to replace is to delete, so a right to create replaces nothing
+        if role == "writer":  # replacing needs the delete permission
             path = next(path for path in _files(root, as_role) if path != HINT_PATH)
-            _must_be_refused(open_storage(root, as_role).write, path, b"")
+            _check_rejected(open_storage(root, as_role).write, path, b"")
     fake_gcs.delete_all(root)

@@ -1,4 +1,4 @@
-"""Files of the project: generated code, pinned versions, targets, settings, and forbidden content."""
+"""Tests of the project's files: generated code, pins, targets, settings, and forbidden content."""
 
 import re
 import subprocess
@@ -32,12 +32,12 @@ def tracked_files() -> list[Path]:
 
 def pins(file: str = "constraints.txt") -> dict[str, str]:
     matches = [PIN.fullmatch(line) for line in (PROJECT / file).read_text().splitlines()]
-    assert all(matches), "constraints.txt holds names and versions only"
+    assert all(matches), "constraints.txt contains only names and versions"
     return {canonicalize_name(match[1]): match[2] for match in matches if match}
 
 
 def declared_requirements(apart: str = "") -> list[Requirement]:
-    """Return the requirements of the environment of developers, or of the separate one of an extra."""
+    """Return the requirements of the development environment, or of the separate environment of an extra."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     texts = [*project["project"]["dependencies"]]
     texts += [] if apart else [*project["build-system"]["requires"], "pip", "wheel"]
@@ -57,7 +57,7 @@ def test_generated_protobuf_code_is_current(tmp_path: Path) -> None:
     assert committed == generated, "run make proto"
 
 
-def test_hooks_before_a_commit_run_installed_programs_and_existing_tests() -> None:
+def test_pre_commit_hooks_run_installed_programs_and_existing_tests() -> None:
     (repository,) = yaml.safe_load((PROJECT / ".pre-commit-config.yaml").read_text())["repos"]
     assert repository["repo"] == "local"
     assert {hook["id"] for hook in repository["hooks"]} == {"ruff", "ruff-format", "codespell", "check-yaml", "links"}
@@ -68,7 +68,7 @@ def test_hooks_before_a_commit_run_installed_programs_and_existing_tests() -> No
         assert all((PROJECT / path).exists() for path in arguments if path.startswith("tests/"))
 
 
-def test_owners_are_of_paths_that_exist() -> None:
+def test_code_owners_name_existing_paths() -> None:
     lines = (PROJECT / ".github/CODEOWNERS").read_text().splitlines()
     owned = [line.split() for line in lines if line and not line.startswith("#")]
     assert owned[0][0] == "*"
@@ -82,8 +82,8 @@ def test_no_machine_path_or_package_host_in_any_file() -> None:
     roots = "work|root|home|Users"
     hosts = "|".join(["pypi[.]" + "org", "python" + "hosted", "index" + "-url", "find" + "-links"])
     forbidden = re.compile(rf"(?<![\w.~}}-])/(?:{roots})/|{hosts}".encode())
-    assert forbidden.search(b"see file:///" + b"home/somebody/"), "the pattern finds what it is for"
-    assert not forbidden.search(b"s3://bucket/" + b"root/"), "the pattern spares paths inside a location"
+    assert forbidden.search(b"see file:///" + b"home/somebody/"), "the pattern matches paths of a machine"
+    assert not forbidden.search(b"s3://bucket/" + b"root/"), "the pattern ignores paths within a URI"
     files = tracked_files()
     assert Path(__file__).resolve() in files
     found = [
@@ -94,7 +94,7 @@ def test_no_machine_path_or_package_host_in_any_file() -> None:
     assert found == []
 
 
-def test_every_file_of_the_package_is_shipped() -> None:
+def test_package_data_includes_every_file() -> None:
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]
     package = PROJECT / "trinitylake_ops"
     shipped = {path for pattern in settings["package-data"]["trinitylake_ops"] for path in package.glob(pattern)}
@@ -122,7 +122,7 @@ def test_constraints_satisfy_every_declared_dependency(apart: str) -> None:
 
 
 def test_constraints_are_the_installed_versions() -> None:
-    """The tests run on what is pinned; anything else would prove nothing about the pins."""
+    """The tests have to run on the pinned versions."""
     listing = subprocess.run(
         [sys.executable, "-m", "pip", "--disable-pip-version-check", "freeze", "--all", "--exclude-editable"],
         check=True,
@@ -134,22 +134,22 @@ def test_constraints_are_the_installed_versions() -> None:
     assert {m[1]: m[2] for m in installed if m and pinned.get(canonicalize_name(m[1]), m[2]) != m[2]} == {}
 
 
-def test_targets_named_in_the_readme_exist() -> None:
+def test_targets_named_in_readme_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), flags=re.MULTILINE))
-    # Commands stand at the start of a line or of inline code; `apt-get install make git` is none.
+    # Commands are at the start of a line or of inline code; `apt-get install make git` is not a target.
     named = set(re.findall(r"(?:^[ $]*|`)make ([a-z-]+)", (PROJECT / "README.md").read_text(), flags=re.MULTILINE))
     assert {"demo", "test"} <= named
     assert named - targets == set()
 
 
-def test_targets_named_in_the_checklist_of_a_release_exist() -> None:
+def test_targets_named_in_release_checklist_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), flags=re.MULTILINE))
     named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (PROJECT / "docs/release.md").read_text(), flags=re.MULTILINE))
     assert {"dist", "test", "soak"} <= named <= targets
 
 
-def test_the_version_stands_in_one_place() -> None:
-    """The chart needs one by Helm's rules, and tests/test_charts.py compares it."""
+def test_version_is_defined_once() -> None:
+    """Helm requires a version in the chart, which tests/test_charts.py compares."""
     version = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
     code = [
         path for path in tracked_files() if path.suffix == ".py" and path.parts[len(PROJECT.parts)] == "trinitylake_ops"
@@ -158,7 +158,7 @@ def test_the_version_stands_in_one_place() -> None:
     assert [path.name for path in code if version in path.read_text()] == []
 
 
-def test_the_unit_tests_need_no_server_no_jvm_and_no_dagster() -> None:
+def test_unit_tests_need_no_server_jvm_or_dagster() -> None:
     makefile = (PROJECT / "Makefile").read_text().replace("\\\n", " ")
     listed = re.search(r"^UNIT_TESTS := (.*)$", makefile, flags=re.MULTILINE)
     assert listed is not None
@@ -178,7 +178,7 @@ def test_make_help_lists_every_target() -> None:
 
 
 def soak_in(folder: Path, fails: str) -> subprocess.CompletedProcess[str]:
-    """Run what ``make soak`` runs, on a Python that fails where its arguments have some text."""
+    """Run the commands of ``make soak`` with a Python that fails if its arguments contain a text."""
     for path, text in {
         ".venv/bin/python": f'#!/bin/sh\necho "ran $*"\ncase "$*" in *{fails}*) exit 1;; esac\n',
         "scripts/debian_packages.sh": "#!/bin/sh\n",
@@ -188,23 +188,23 @@ def soak_in(folder: Path, fails: str) -> subprocess.CompletedProcess[str]:
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text(text)
         script.chmod(0o755)
-    told = subprocess.run(
+    dry_run = subprocess.run(
         ["make", "-n", "-o", "setup", "soak"], cwd=PROJECT, check=True, capture_output=True, text=True
     )
-    return subprocess.run(["bash", "-c", told.stdout], cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(["bash", "-c", dry_run.stdout], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_soak_goes_on_after_a_part_that_failed(tmp_path: Path) -> None:
-    """It stopped at the first kind of server that failed, and ended well where another one ran after it."""
+def test_soak_continues_after_failed_part(tmp_path: Path) -> None:
+    """The exit status is that of all parts, not only of the last one."""
     kinds = ("radosgw", "moto", "azurite", "fake_gcs", "dynalite", "redis_server", "valkey_server", "hdfs")
-    ran = soak_in(tmp_path, "lakes=dynalite")
-    assert [kind for kind in kinds if f"--lakes={kind} " in ran.stdout] == list(kinds)
-    assert ran.returncode == 1
-    last = ran.stdout.splitlines()[-1]
+    soak = soak_in(tmp_path, "lakes=dynalite")
+    assert [kind for kind in kinds if f"--lakes={kind} " in soak.stdout] == list(kinds)
+    assert soak.returncode == 1
+    last = soak.stdout.splitlines()[-1]
     assert last.startswith("make soak: failed, see soak/")
     assert last.endswith(": lakehouses on dynalite; ")
     (log,) = (tmp_path / "soak").iterdir()
-    assert log.read_text() == ran.stdout
+    assert log.read_text() == soak.stdout
     assert soak_in(tmp_path, "nothing").returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""The comparison with an earlier tree: whatever differs is told, each by its part, and words apart."""
+"""Tests of the comparison with an earlier revision: each difference is reported by part, wording separately."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.same_as_before import unreasoned
+from benchmarks.same_as_before import unexpected
 from benchmarks.sameness.compare import (
     COUNTS,
     DIGESTS,
     EXIT_CODES,
-    FIGURES,
     FILES,
     JSON_FIELDS,
+    NUMBERS,
     REQUESTS,
     ROUNDS,
     WORDS,
@@ -31,11 +31,11 @@ from trinitylake_ops.cli.app import trinitylake
 
 
 def step(**changed: Any) -> dict[str, Any]:
-    """What a plan of a rollback could have left."""
+    """Return the result of a rollback plan."""
     document = {"digest": "12-1f3a", "changes": [{"name": "ns.t", "rows": 7}], "empty": []}
     return {
         "number": 3,
-        "deed": "command",
+        "action": "command",
         "arguments": ["rollback", "11", "--json"],
         "code": 0,
         "out": json.dumps(document),
@@ -54,14 +54,14 @@ def out(change: Callable[[Any], None]) -> str:
 
 
 def test_equal_steps_are_counted() -> None:
-    found = compare_steps([step()], [step()])
-    assert found.differences == []
-    assert (found.equal[EXIT_CODES], found.equal[DIGESTS], found.equal[JSON_FIELDS]) == (1, 1, 3)
-    assert (found.equal[FILES], found.equal[REQUESTS], found.equal[ROUNDS]) == (2, 1, 1)
+    comparison = compare_steps([step()], [step()])
+    assert comparison.differences == []
+    assert (comparison.equal[EXIT_CODES], comparison.equal[DIGESTS], comparison.equal[JSON_FIELDS]) == (1, 1, 3)
+    assert (comparison.equal[FILES], comparison.equal[REQUESTS], comparison.equal[ROUNDS]) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(
-    ("changed", "part", "place"),
+    ("changed", "part", "path"),
     [
         ({"code": 3}, EXIT_CODES, "code"),
         ({"out": out(lambda document: document.update(digest="12-1f3b"))}, DIGESTS, ".digest"),
@@ -77,67 +77,69 @@ def test_equal_steps_are_counted() -> None:
         ({"rounds": 4}, ROUNDS, "rounds"),
     ],
 )
-def test_each_difference_is_told(changed: dict[str, Any], part: str, place: str) -> None:
+def test_comparison_reports_each_difference(changed: dict[str, Any], part: str, path: str) -> None:
     (difference,) = compare_steps([step()], [step(**changed)]).differences
-    assert (difference.part, difference.place) == (part, place)
-    assert unreasoned([difference], ()) == [difference]
-    assert place in str(difference)
+    assert (difference.part, difference.path) == (part, path)
+    assert unexpected([difference], ()) == [difference]
+    assert path in str(difference)
 
 
-def test_words_are_told_apart_from_figures() -> None:
+def test_comparison_separates_wording_from_numbers() -> None:
     (difference,) = compare_steps([step()], [step(err="Of 2 things none was done")]).differences
     assert difference.part == WORDS
     assert short_diff(difference) == ["-Nothing was done, of 2 things", "+Of 2 things none was done"]
-    assert unreasoned([difference], ()) == []
-    found = compare_steps([step()], [step(err="Nothing was done, of 3 things")]).differences
-    assert [one.part for one in found] == [WORDS, FIGURES]
+    assert unexpected([difference], ()) == []
+    comparison = compare_steps([step()], [step(err="Nothing was done, of 3 things")]).differences
+    assert [difference.part for difference in comparison] == [WORDS, NUMBERS]
 
 
-def test_a_document_that_is_none_any_more_is_told() -> None:
-    found = compare_steps([step()], [step(out="Rolled back")]).differences
-    assert FIGURES in {one.part for one in found}
+def test_comparison_reports_output_that_is_no_longer_json() -> None:
+    comparison = compare_steps([step()], [step(out="Rolled back")]).differences
+    assert NUMBERS in {difference.part for difference in comparison}
 
 
-def test_figures_of_help_are_words() -> None:
+def test_numbers_in_help_count_as_wording() -> None:
     arguments = ["log", "--help"]
     old, new = (step(arguments=arguments, out=text) for text in ("at most 3", "at most 4"))
-    assert [one.part for one in compare_steps([old], [new]).differences] == [WORDS]
+    assert [difference.part for difference in compare_steps([old], [new]).differences] == [WORDS]
 
 
-def test_other_steps_are_not_compared() -> None:
+def test_comparison_rejects_different_steps() -> None:
     with pytest.raises(ValueError, match="the same steps"):
         compare_steps([step()], [step(arguments=["log"])])
     with pytest.raises(ValueError, match="the same steps"):
         compare_steps([step()], [])
 
 
-def test_files_at_the_end_and_counts_are_compared_one_by_one() -> None:
+def test_final_files_and_counts_are_compared_one_by_one() -> None:
     (difference,) = compare_files({"a": "1", "b": "2"}, {"a": "1", "b": "3"}).differences
-    assert (difference.part, difference.place, difference.before, difference.after) == (FILES, "b", "2", "3")
-    assert [one.part for one in compare_files({"log.html": "1"}, {"log.html": "2"}).differences] == [WORDS]
+    assert (difference.part, difference.path, difference.before, difference.after) == (FILES, "b", "2", "3")
+    assert [difference.part for difference in compare_files({"log.html": "1"}, {"log.html": "2"}).differences] == [
+        WORDS
+    ]
     counts = {"100 tables": {"works": {"begin": {"requests": {"read": 3}, "rounds": 2}}}}
     more = {"100 tables": {"works": {"begin": {"requests": {"read": 3}, "rounds": 3}}}}
     (difference,) = compare_counts(counts, more).differences
-    assert (difference.part, difference.place) == (COUNTS, ".100 tables.works.begin.rounds")
+    assert (difference.part, difference.path) == (COUNTS, ".100 tables.works.begin.rounds")
     assert compare_counts(counts, counts).equal[COUNTS] == 2
 
 
-def test_a_reason_names_command_part_and_field() -> None:
+def test_reason_matches_command_part_and_field() -> None:
     changed = step(out=out(lambda document: document["changes"][0].update(rows=8)))
     differences = compare_steps([step()], [changed]).differences
-    meant = Reason("rollback", JSON_FIELDS, ".changes[].rows", "rows of deleted files are left out")
-    assert unreasoned(differences, [meant]) == []
+    expected = Reason("rollback", JSON_FIELDS, ".changes[].rows", "rows of deleted files are left out")
+    assert unexpected(differences, [expected]) == []
     for other in (
         Reason("trim", JSON_FIELDS, ".changes[].rows", "-"),
         Reason("rollback", DIGESTS, ".changes[].rows", "-"),
         Reason("rollback", JSON_FIELDS, ".changes[].name", "-"),
     ):
-        assert unreasoned(differences, [other]) == differences
+        assert unexpected(differences, [other]) == differences
 
 
-def test_the_steps_call_every_command() -> None:
+def test_steps_run_every_command() -> None:
     assert sorted(trinitylake.commands) == sorted([*COMMANDS, "serve", "completion", "status"]), (
-        "no lakehouse is looked at, or for ever, or the ages of things are told"
+        "serve runs indefinitely, completion reads no lakehouse, and status prints ages"
     )
     called = {argument for step in steps(Path("/lakes")) for argument in step["arguments"]}
     assert called >= set(COMMANDS)

@@ -1,1 +1,1 @@
-"""The engine beside its peers, each in a process of its own: ``python -m benchmarks.peers``."""
+"""Compare the engine with its peers, each in a separate process: ``python -m benchmarks.peers``."""

@@ -1,7 +1,8 @@
-"""The command. Run from the project's root, with the extra ``bench``: ``.venv/bin/python -m benchmarks.peers``.
+"""Command line. Run from the project's root, with the extra ``bench``: ``.venv/bin/python -m benchmarks.peers``.
 
-It writes ``benchmarks/results/peers.md`` and its pictures; ``--quick`` shows within seconds that all works. A radosgw
-of its own is started (the packages of ``deploy/debian-packages.txt``). Times are only worth as ratios within the run.
+It writes ``benchmarks/results/peers.md`` and its charts, and starts a radosgw (packages in
+``deploy/debian-packages.txt``). ``--quick`` is a smoke test of some seconds. Of the times, only the ratios within one
+run are meaningful.
 """
 
 from __future__ import annotations
@@ -20,32 +21,34 @@ from benchmarks.s3 import radosgw
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write the results."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="The engine beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="few objects and turns: nothing but a trial")
-    parser.add_argument("--sizes", help="numbers of objects, with commas between them")
-    parser.add_argument("--versions", type=int, help="versions to open and to free")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="PEER", help="measure this one, and others so named"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description="Compare the engine with its peers."
     )
-    parser.add_argument("--no-s3", action="store_true", help="leave S3 out")
-    parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--keep", type=Path, help="folder for the data, which stays; by default one that is removed")
-    given = parser.parse_args(arguments)
-    given.to.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--quick", action="store_true", help="few objects and turns, as a smoke test")
+    parser.add_argument("--sizes", help="comma-separated numbers of objects")
+    parser.add_argument("--versions", type=int, help="number of versions to open and to reclaim")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PEER", help="measure only this peer; repeatable"
+    )
+    parser.add_argument("--no-s3", action="store_true", help="skip S3")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="folder for the results")
+    parser.add_argument("--keep", type=Path, help="keep the data in this folder (default: a temporary folder)")
+    args = parser.parse_args(arguments)
+    args.to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as temporary:
-        run = Run(given.keep or Path(temporary), _options(given), given.only)
+        run = Run(args.keep or Path(temporary), _options(args), args.only)
         run.local()
-        if not given.no_s3:
+        if not args.no_s3:
             with radosgw() as server:
                 run.on_s3(server)
-        write_result("peers", lines(run.measured, given.to), given.to)
+        write_result("peers", lines(run.measured, args.to), args.to)
 
 
-def _options(given: argparse.Namespace) -> Options:
-    options = QUICK if given.quick else Options()
-    if given.sizes:
-        options = replace(options, sizes=tuple(map(int, given.sizes.split(","))))
-    return replace(options, versions=given.versions or options.versions)
+def _options(args: argparse.Namespace) -> Options:
+    options = QUICK if args.quick else Options()
+    if args.sizes:
+        options = replace(options, sizes=tuple(map(int, args.sizes.split(","))))
+    return replace(options, versions=args.versions or options.versions)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The run: what is measured, in turns that the workers take one after the other."""
+"""The run: all measurements, in turns of the worker processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.peers.peer import About, Place, Timed, Written
-from benchmarks.peers.wire import Asked, asked, slow
+from benchmarks.peers.peer import Location, PeerInfo, TimedCall, WriteTotals
+from benchmarks.peers.wire import WireCall, slow, wire_call
 from benchmarks.peers.workers import AbsentPeerError, Worker, WorkerError
 from tests.proxy import FaultyProxy
 from tests.servers.s3_server import S3Server
@@ -36,21 +36,21 @@ PEERS: Mapping[str, str] = {
     BY_CATALOG: f"{_ENGINES}ours:OursByCatalog",
     BY_CATALOG_SYNCED: f"{_ENGINES}ours:OursByCatalogSynced",
 }
-#: On S3 nobody has to sync, so these stand for both.
+#: On S3, syncs do not apply, so these represent both variants.
 ON_S3: Mapping[str, str] = {
     OURS_S3FS: PEERS[OURS],
     OURS_OBSTORE: f"{_ENGINES}ours:OursByObstore",
     **{name: PEERS[name] for name in ("icechunk", "delta", "Lance, update", "Lance, append", "slatedb", SQLITE)},
 }
-#: What is measured on S3.
+#: The metrics on S3.
 S3_METRICS: Mapping[str, str] = {"commit": "a commit", "lookup": "a cold lookup", "list": "a cold list"}
-#: On S3 a writer changes one of so many objects, and has changed them before.
+#: On S3, a writer changes one of this many objects, all of which it has changed before.
 _CHANGED_ON_S3 = 4
 
 
 @dataclass(frozen=True)
 class Options:
-    """How much is measured; peers slower than the seconds of a metric allow take fewer turns, three at least."""
+    """Extent of a run. Peers that exceed ``metric_seconds`` take fewer turns, but at least three."""
 
     sizes: Sequence[int] = (10_000, 100_000)
     versions: int = 1_000
@@ -70,27 +70,27 @@ QUICK = Options((60, 120), 8, 3, 3, 3, 2.0, 5.0, 0.2, 3, 2, 60)
 
 @dataclass
 class Measured:
-    """All that a run found, by metric, number of objects and peer; ``why_not`` tells the reason of a gap."""
+    """Measurements of a run by metric, number of objects and peer, with the reasons for missing ones."""
 
     options: Options
     load_average: float = field(default_factory=lambda: os.getloadavg()[0])
-    abouts: dict[str, About] = field(default_factory=dict)
+    peer_infos: dict[str, PeerInfo] = field(default_factory=dict)
     seconds: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
-    why_not: dict[tuple[str, int, str], str] = field(default_factory=dict)
+    skip_reasons: dict[tuple[str, int, str], str] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
-    written: dict[tuple[str, str], Written] = field(default_factory=dict)
-    #: What each metric asked of S3, by peer.
-    asked: dict[tuple[str, str], list[Asked]] = field(default_factory=dict)
+    written: dict[tuple[str, str], WriteTotals] = field(default_factory=dict)
+    #: The S3 calls by metric and peer.
+    s3_calls: dict[tuple[str, str], list[WireCall]] = field(default_factory=dict)
 
     @property
     def first(self) -> int:
-        """The size at which all that does not depend on it is measured."""
+        """The size at which metrics that do not depend on it are measured."""
         return self.options.sizes[0]
 
 
 class Run:
-    """A run in a folder, with all workers that it starts."""
+    """A run in a folder, with its workers."""
 
     def __init__(self, folder: Path, options: Options, only: Collection[str] = ()):
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,10 +100,10 @@ class Run:
             for peers in (PEERS, ON_S3)
         )
         self.measured = Measured(options)
-        self._begun = time.monotonic()
+        self._started_s = time.monotonic()
 
     def local(self) -> None:
-        """Measure all on local disk."""
+        """Measure everything on local disk."""
         for n_objects in self._options.sizes:
             with ExitStack() as stack:
                 workers = dict(self._started(self._local, n_objects, stack))
@@ -113,10 +113,10 @@ class Run:
                     self._writers(workers)
 
     def _note(self, what: str) -> None:
-        print(f"{time.monotonic() - self._begun:6.0f} s  {what}", flush=True)
+        print(f"{time.monotonic() - self._started_s:6.0f} s  {what}", flush=True)
 
-    def _place(self, peer: str, n_objects: int) -> Place:
-        return Place(self._folder / f"{'-'.join(peer.replace(',', '').split())}-{n_objects}")
+    def _location(self, peer: str, n_objects: int) -> Location:
+        return Location(self._folder / f"{'-'.join(peer.replace(',', '').split())}-{n_objects}")
 
     def _log(self, peer: str) -> Path:
         return self._folder / f"{peer}.log"
@@ -126,165 +126,169 @@ class Run:
         peers: Mapping[str, str],
         n_objects: int,
         stack: ExitStack,
-        place: Callable[[str, int], Place] | None = None,
+        location_of: Callable[[str, int], Location] | None = None,
     ) -> Iterator[tuple[str, Worker]]:
         """Start a worker for each peer and load its objects."""
-        metric = "s3" if place else "load"
+        metric = "s3" if location_of else "load"
         for peer, peer_class in peers.items():
             try:
                 worker = stack.enter_context(Worker(peer_class, self._log(peer)))
             except AbsentPeerError as error:
-                self.measured.why_not[metric, n_objects, peer] = str(error)
+                self.measured.skip_reasons[metric, n_objects, peer] = str(error)
                 continue
-            about = self.measured.abouts[peer] = worker.about
-            if about.largest is not None and n_objects > max(about.largest, self.measured.first):
-                self.measured.why_not[metric, n_objects, peer] = f"measured with {self.measured.first:,} objects only"
+            about = self.measured.peer_infos[peer] = worker.about
+            if about.max_objects is not None and n_objects > max(about.max_objects, self.measured.first):
+                self.measured.skip_reasons[metric, n_objects, peer] = (
+                    f"measured with {self.measured.first:,} objects only"
+                )
                 continue
-            where = (place or self._place)(peer, n_objects)
-            load = functools.partial(self._load, worker, peer, where, n_objects)
-            if not self._tried(metric, n_objects, peer, load):
+            location = (location_of or self._location)(peer, n_objects)
+            load = functools.partial(self._load, worker, peer, location, n_objects)
+            if not self._try(metric, n_objects, peer, load):
                 continue
             yield peer, worker
 
-    def _load(self, worker: Worker, peer: str, where: Place, n_objects: int) -> None:
-        if not where.endpoint:
-            worker.call("warm_up", Place(where.folder / "warm-up"))
-        timed = worker.call("load", where, n_objects)
-        if not where.endpoint and "load" not in worker.about.lacks:
+    def _load(self, worker: Worker, peer: str, location: Location, n_objects: int) -> None:
+        if not location.endpoint:
+            worker.call("warm_up", Location(location.folder / "warm-up"))
+        timed = worker.call("load", location, n_objects)
+        if not location.endpoint and "load" not in worker.about.unsupported:
             self.measured.seconds["load", n_objects, peer] = [timed.seconds]
-        self._note(f"{peer}: {n_objects:,} objects {'on S3 ' if where.endpoint else ''}in {timed.seconds:.1f} s")
+        self._note(f"{peer}: {n_objects:,} objects {'on S3 ' if location.endpoint else ''}in {timed.seconds:.1f} s")
 
-    def _tried(self, metric: str, n_objects: int, peer: str, work: Callable[[], None]) -> bool:
-        """Let a worker work; what fails is told in the results. Our own engine may not fail."""
+    def _try(self, metric: str, n_objects: int, peer: str, work: Callable[[], None]) -> bool:
+        """Run work and record a failure in the results. Raises WorkerError if our own engine fails."""
         try:
             work()
         except WorkerError as error:
             if peer.startswith("ours"):
                 raise
-            self.measured.why_not[metric, n_objects, peer] = f"failed: {error}"
+            self.measured.skip_reasons[metric, n_objects, peer] = f"failed: {error}"
             self._note(f"{peer}: {metric} failed, see {self._log(peer)}: {error}")
             return False
         return True
 
-    def _able(self, workers: Mapping[str, Worker], metric: str, n_objects: int) -> dict[str, Worker]:
+    def _supporting(self, workers: Mapping[str, Worker], metric: str, n_objects: int) -> dict[str, Worker]:
         for peer, worker in workers.items():
-            if metric in worker.about.lacks:
-                self.measured.why_not[metric, n_objects, peer] = worker.about.lacks[metric]
-        return {peer: worker for peer, worker in workers.items() if metric not in worker.about.lacks}
+            if metric in worker.about.unsupported:
+                self.measured.skip_reasons[metric, n_objects, peer] = worker.about.unsupported[metric]
+        return {peer: worker for peer, worker in workers.items() if metric not in worker.about.unsupported}
 
     def _metrics(self, workers: Mapping[str, Worker], n_objects: int) -> None:
         options = self._options
         for metric, n_turns in (("commit", options.turns), ("lookup", options.turns), ("list", options.list_turns)):
-            self._by_turns(self._able(workers, metric, n_objects), metric, n_objects, n_turns)
+            self._by_turns(self._supporting(workers, metric, n_objects), metric, n_objects, n_turns)
             self._note(f"{metric} among {n_objects:,} objects")
 
     def _by_turns(self, workers: Mapping[str, Worker], metric: str, n_objects: int, n_turns: int) -> None:
-        """Let each worker do the same in turn, in this order and backwards; the first turn is not counted."""
-        left = dict(workers)
+        """Call each worker in turns, in alternating order. The first turn is a warm-up."""
+        remaining = dict(workers)
         for turn in range(n_turns + 1):
-            for peer in list(left) if turn % 2 else list(left)[::-1]:
+            for peer in list(remaining) if turn % 2 else list(remaining)[::-1]:
                 times = self.measured.seconds.setdefault((metric, n_objects, peer), [])
                 if len(times) >= 3 and sum(times) > self._options.metric_seconds:
                     continue
 
                 def work(peer: str = peer, times: list[float] = times, turn: int = turn) -> None:
-                    timed: Timed = left[peer].call(metric)
+                    timed: TimedCall = remaining[peer].call(metric)
                     if turn:
                         times.append(timed.seconds)
 
-                if not self._tried(metric, n_objects, peer, work):
-                    del left[peer], self.measured.seconds[metric, n_objects, peer]
+                if not self._try(metric, n_objects, peer, work):
+                    del remaining[peer], self.measured.seconds[metric, n_objects, peer]
 
     def _versions(self, workers: Mapping[str, Worker]) -> None:
-        """Make versions, open one in the middle by turns, and free all but the last."""
+        """Create versions, open one in the middle in turns, and reclaim all except the latest."""
         n_objects, options = self.measured.first, self._options
-        able = self._able(workers, "old_version", n_objects)
-        self._able(workers, "expire", n_objects)
-        for peer, worker in able.items():
+        supporting = self._supporting(workers, "old_version", n_objects)
+        self._supporting(workers, "expire", n_objects)
+        for peer, worker in supporting.items():
             self.measured.versions[peer] = worker.call("commits", options.versions, options.versions_seconds)
             self._note(f"{peer}: {self.measured.versions[peer]:,} versions")
-        self._by_turns(able, "old_version", n_objects, options.turns)
+        self._by_turns(supporting, "old_version", n_objects, options.turns)
 
         def expire(peer: str) -> None:
-            timed = able[peer].call("expire")
+            timed = supporting[peer].call("expire")
             self.measured.seconds["expire", n_objects, peer] = [timed.seconds]
             self.measured.files[peer] = timed.value
-            self._note(f"{peer}: {timed.value:,} files freed in {timed.seconds:.2f} s")
+            self._note(f"{peer}: {timed.value:,} files reclaimed in {timed.seconds:.2f} s")
 
-        for peer in able:
-            self._tried("expire", n_objects, peer, functools.partial(expire, peer))
+        for peer in supporting:
+            self._try("expire", n_objects, peer, functools.partial(expire, peer))
 
     def _writers(self, workers: Mapping[str, Worker]) -> None:
         n_objects, options = self.measured.first, self._options
-        for peer, worker in self._able(workers, "threads", n_objects).items():
+        for peer, worker in self._supporting(workers, "threads", n_objects).items():
 
             def threads(peer: str = peer, worker: Worker = worker) -> None:
-                found = worker.call("write", options.threads, options.writing_seconds, 0, options.threads)
-                self.measured.written["threads", peer] = found
+                written = worker.call("write", options.threads, options.writing_seconds, 0, options.threads)
+                self.measured.written["threads", peer] = written
 
-            self._tried("threads", n_objects, peer, threads)
-        for peer in self._able(workers, "processes", n_objects):
+            self._try("threads", n_objects, peer, threads)
+        for peer in self._supporting(workers, "processes", n_objects):
 
             def processes(peer: str = peer) -> None:
                 self.measured.written["processes", peer] = self._processes(peer)
 
-            self._tried("processes", n_objects, peer, processes)
+            self._try("processes", n_objects, peer, processes)
         self._note("many writers")
 
-    def _processes(self, peer: str) -> Written:
+    def _processes(self, peer: str) -> WriteTotals:
         n_objects, n_processes = self.measured.first, self._options.processes
         with ExitStack() as stack:
-            own = [stack.enter_context(Worker(PEERS[peer], self._log(peer))) for _ in range(n_processes)]
-            for worker in own:
-                worker.call("attach", self._place(peer, n_objects), n_objects)
-            for number, worker in enumerate(own):
+            workers = [stack.enter_context(Worker(PEERS[peer], self._log(peer))) for _ in range(n_processes)]
+            for worker in workers:
+                worker.call("attach", self._location(peer, n_objects), n_objects)
+            for number, worker in enumerate(workers):
                 worker.begin("write", 1, self._options.writing_seconds, number, n_processes)
-            return together([worker.answer() for worker in own])
+            return combined([worker.answer() for worker in workers])
 
     def on_s3(self, server: S3Server) -> None:
-        """Measure on S3: loaded directly, then asked through a proxy that takes 20 ms a request and logs."""
+        """Measure on S3: load directly, then measure through a proxy that delays each request by 20 ms and logs it."""
         n_objects = self._options.s3_objects
         with FaultyProxy(server.endpoint) as proxy, ExitStack() as stack:
 
-            def place(peer: str, _: int, endpoint: str = server.endpoint) -> Place:
-                return Place(self._folder / _mark(peer), endpoint, _mark(peer))
+            def location_of(peer: str, _: int, endpoint: str = server.endpoint) -> Location:
+                return Location(self._folder / _mark(peer), endpoint, _mark(peer))
 
             with ExitStack() as loading:
-                loaded = [peer for peer, _ in self._started(self._on_s3, n_objects, loading, place)]
+                loaded = [peer for peer, _ in self._started(self._on_s3, n_objects, loading, location_of)]
             workers = {}
             for peer in loaded:
                 workers[peer] = stack.enter_context(Worker(ON_S3[peer], self._log(peer)))
-                at = place(peer, n_objects, proxy.url)
-                workers[peer].call("attach", at, min(_CHANGED_ON_S3, n_objects))
+                location = location_of(peer, n_objects, proxy.url)
+                workers[peer].call("attach", location, min(_CHANGED_ON_S3, n_objects))
                 workers[peer].call("commits", 4 * _CHANGED_ON_S3, 60)
             for metric in S3_METRICS:
-                self._ask(proxy, metric, self._able(workers, metric, n_objects))
-            for peer, why in ((peer, about.lacks.get("s3")) for peer, about in self.measured.abouts.items()):
-                if why:
-                    self.measured.why_not["s3", n_objects, peer] = why
+                self._measure_s3(proxy, metric, self._supporting(workers, metric, n_objects))
+            for peer, reason in (
+                (peer, about.unsupported.get("s3")) for peer, about in self.measured.peer_infos.items()
+            ):
+                if reason:
+                    self.measured.skip_reasons["s3", n_objects, peer] = reason
 
-    def _ask(self, proxy: FaultyProxy, metric: str, workers: Mapping[str, Worker]) -> None:
-        """Let each worker do the same by turns; the first turn, which loads code, is not counted."""
+    def _measure_s3(self, proxy: FaultyProxy, metric: str, workers: Mapping[str, Worker]) -> None:
+        """Call each worker in turns. The first turn, which loads code, is not counted."""
         for turn in range(self._options.s3_turns + 1):
             for peer in list(workers) if turn % 2 else list(workers)[::-1]:
                 proxy.begin(slow())
                 timed = workers[peer].call(metric)
-                time.sleep(0.1)  # for what is done beside a commit
+                time.sleep(0.1)  # for background requests of a commit
                 if turn:
-                    self.measured.asked.setdefault((metric, peer), []).append(asked(proxy, timed, _mark(peer)))
+                    self.measured.s3_calls.setdefault((metric, peer), []).append(wire_call(proxy, timed, _mark(peer)))
         self._note(f"{metric} on S3")
 
 
 def _mark(peer: str) -> str:
-    """Return what stands in the target of all requests of a peer, and of no other."""
+    """Return a text that is in the target of all requests of one peer, and of no other."""
     return f"on-s3-{list(ON_S3).index(peer)}-end"
 
 
-def together(parts: Iterable[Written]) -> Written:
-    """Return what writers of several processes did together."""
-    found = list(parts)
-    return Written(
-        sum(part.commits for part in found),
-        sum(part.conflicts for part in found),
-        max(part.seconds for part in found),
+def combined(parts: Iterable[WriteTotals]) -> WriteTotals:
+    """Return the totals of the writers of several processes."""
+    all_parts = list(parts)
+    return WriteTotals(
+        sum(part.commits for part in all_parts),
+        sum(part.conflicts for part in all_parts),
+        max(part.seconds for part in all_parts),
     )

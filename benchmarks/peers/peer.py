@@ -1,4 +1,4 @@
-"""What a peer is: an engine that keeps many named objects and commits changes of them."""
+"""The interface of a peer: an engine that stores many named objects and commits changes to them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ BUCKET, ACCESS_KEY_ID, SECRET_ACCESS_KEY, REGION = "tests", "tests-access-key", 
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a peer keeps its data: a folder, or with an endpoint a prefix of a bucket and a folder for the rest."""
+class Location:
+    """Where a peer stores its data: a folder, or with an endpoint, a prefix of a bucket and a folder."""
 
     folder: Path
     endpoint: str = ""
@@ -23,45 +23,45 @@ class Place:
 
     @property
     def uri(self) -> str:
-        """A URI that ends with a slash."""
+        """The URI, with a trailing slash."""
         return f"s3://{BUCKET}/{self.prefix}/" if self.endpoint else f"{self.folder.as_uri()}/"
 
     def s3_options(self, **names: str) -> dict[str, str]:
-        """Return endpoint and credentials under the names that a library gives them; none for a folder."""
+        """Return the endpoint and credentials by a library's names for them, or an empty mapping for a folder."""
         values = {"endpoint": self.endpoint, "key": ACCESS_KEY_ID, "secret": SECRET_ACCESS_KEY, "region": REGION}
-        return {own: values[name] for name, own in names.items()} if self.endpoint else {}
+        return {library_name: values[name] for name, library_name in names.items()} if self.endpoint else {}
 
 
 @dataclass(frozen=True)
-class About:
-    """What a peer says of itself: libraries with their versions, and what is measured."""
+class PeerInfo:
+    """Description of a peer: versions of its libraries, and what is measured."""
 
     versions: Mapping[str, str]
     object_kind: str
     commit_kind: str
     durability: str
     is_synced: bool
-    lacks: Mapping[str, str]
-    largest: int | None
+    unsupported: Mapping[str, str]
+    max_objects: int | None
 
 
 @dataclass(frozen=True)
-class Timed:
-    """When a call began and ended, by the clock that all processes of the machine share, and what it returned."""
+class TimedCall:
+    """Start and end of a call, by the monotonic clock that all processes share, and its result."""
 
-    begun_s: float
+    started_s: float
     ended_s: float
     value: object = None
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
-        return self.ended_s - self.begun_s
+        """The duration."""
+        return self.ended_s - self.started_s
 
 
 @dataclass(frozen=True)
-class Written:
-    """What writers did together: commits, and transactions that were refused for a conflict."""
+class WriteTotals:
+    """Totals of all writers: commits, and transactions that were rejected because of a conflict."""
 
     commits: int
     conflicts: int
@@ -81,92 +81,98 @@ def object_name(number: int) -> str:
 
 
 def value(number: int) -> str:
-    """Return a value as long as a short definition, other than all before."""
+    """Return a unique value of the length of a short definition."""
     return f"{number:09}-{time.monotonic_ns():020}-{'x' * 34}"
 
 
 class Peer(ABC):
-    """An engine at a place. Every call but ``commit`` works without what the process holds.
-
-    ``lacks`` tells which operation is not measured, and why: ``load``, ``commit``, ``lookup``, ``list``,
-    ``old_version``, ``expire``, ``threads``, ``processes`` or ``s3``.
-    """
+    """An engine at one location. All calls except ``commit`` ignore cached state of the process."""
 
     packages: ClassVar[tuple[str, ...]]
     object_kind: ClassVar[str]
     commit_kind: ClassVar[str]
     durability: ClassVar[str]
     is_synced: ClassVar[bool] = False
-    lacks: ClassVar[Mapping[str, str]] = {}
-    #: More objects than these are not loaded.
-    largest: ClassVar[int | None] = None
-    #: What a commit raises that meets another writer's.
+    #: Operations that are not measured, with the reason: ``load``, ``commit``, ``lookup``, ``list``, ``old_version``,
+    #: ``expire``, ``threads``, ``processes`` or ``s3``.
+    unsupported: ClassVar[Mapping[str, str]] = {}
+    #: The largest number of objects that is measured.
+    max_objects: ClassVar[int | None] = None
+    #: Errors of a commit that conflicts with another writer.
     conflicts: ClassVar[tuple[type[BaseException], ...]] = ()
 
-    def __init__(self, place: Place):
-        self.place = place
+    def __init__(self, location: Location):
+        self.location = location
 
     @abstractmethod
     def load(self, n_objects: int) -> None:
-        """Make so many objects in one commit, and be ready for commits."""
+        """Create objects in one commit, and prepare for commits."""
 
     @abstractmethod
     def attach(self) -> None:
-        """Be ready for commits to what another process has loaded."""
+        """Prepare for commits to objects that another process has loaded."""
 
     @abstractmethod
     def commit(self, number: int) -> None:
-        """Change one object, durable and visible to others when the call returns."""
+        """Change one object. The change is durable and visible to others when the call returns."""
 
     @abstractmethod
     def lookup(self, number: int) -> str:
-        """Open anew, and return the value of an object."""
+        """Open from scratch, and return the value of an object."""
 
     @abstractmethod
     def list(self) -> int:
-        """Open anew, and return the number of names, each made a string."""
+        """Open from scratch, list all names as strings, and return their number."""
 
     def version(self) -> object:
-        """Return what names the latest version."""
+        """Return the identifier of the latest version."""
         raise NotImplementedError
 
     def old_version(self, version: object, number: int) -> str:
-        """Open a version anew, and return the value that an object had in it."""
+        """Open a version from scratch, and return the value of an object in it."""
         raise NotImplementedError
 
     def expire(self) -> None:
-        """Delete all versions but the latest, and their files."""
+        """Delete all versions except the latest, and their files."""
         raise NotImplementedError
 
     def writer(self) -> Callable[[int], None]:
-        """Return what commits for one of many threads, each beginning with what the others committed."""
+        """Return a commit function for one of many threads. Each commit starts from the latest version."""
         return self.commit
 
-    def write(self, n_writers: int, seconds: float, numbers: Callable[[int], int]) -> Written:
-        """Let threads commit for a while; ``numbers`` gives the object of each, which no other changes."""
+    def write(self, n_writers: int, seconds: float, numbers: Callable[[int], int]) -> WriteTotals:
+        """Commit in several threads for some seconds.
+
+        Args:
+            n_writers: The number of threads.
+            seconds: The duration.
+            numbers: Returns the number of the next object of a writer, which no other writer changes.
+        """
         counts = [_Counts() for _ in range(n_writers)]
-        begun = time.monotonic()
+        started = time.monotonic()
 
         def work(writer: int) -> None:
-            own = counts[writer]
+            writer_counts = counts[writer]
             try:
                 commit = self.writer()
-                while time.monotonic() < begun + seconds:
+                while time.monotonic() < started + seconds:
                     try:
                         commit(numbers(writer))
-                        own.commits += 1
+                        writer_counts.commits += 1
                     except self.conflicts:
-                        own.conflicts += 1
+                        writer_counts.conflicts += 1
             except BaseException as error:  # noqa: BLE001 - raised below
-                own.errors.append(error)
+                writer_counts.errors.append(error)
 
         threads = [threading.Thread(target=work, args=(writer,)) for writer in range(n_writers)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        for error in (error for own in counts for error in own.errors):
+        for error in (error for writer_counts in counts for error in writer_counts.errors):
             raise error
-        return Written(
-            sum(own.commits for own in counts), sum(own.conflicts for own in counts), time.monotonic() - begun
+        return WriteTotals(
+            sum(writer_counts.commits for writer_counts in counts),
+            sum(writer_counts.conflicts for writer_counts in counts),
+            time.monotonic() - started,
         )

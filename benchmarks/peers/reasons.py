@@ -1,26 +1,26 @@
-"""Why a peer is as fast as we are or faster; what is lost without a reason here stands in the results as that."""
+"""Explanations of peers that are as fast as we are or faster. The report marks others as unexplained."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 _ONE_FILE = "it writes all objects as rows of one file; we create a definition file for each table, and the nodes"
-_COLUMN = "it reads one column of one file; we open, check and take apart the Arrow files of all leaves"
+_COLUMN = "it reads one column of one file; we open, verify and decode the Arrow files of all leaves"
 _TWICE = (
-    "we look before we delete: both plan and execution read the root of every version and mark what is kept, since"
-    " others may commit meanwhile; and a root is overwritten by a sealed one, so that its name stays taken"
+    "both plan and execution read the root of every version and mark the kept files, because other writers may"
+    " commit in the meantime; and a root is overwritten by a sealed root, so that its name stays taken"
 )
 
 #: By metric and the beginning of the peer's name.
 REASONS: Mapping[tuple[str, str], str] = {
     ("commit", "Lance, append"): (
-        "an append finds, checks and replaces nothing, and so both are what their files cost: in a trace of system"
-        " calls a commit of ours has 5 opens, 2 links and 2 unlinks for two new files, Lance's 7 opens, a link and an"
-        " unlink for three"
+        "an append does not search or replace a row, so both cost as much as their files: in a trace of system calls,"
+        " a commit of ours has 5 opens, 2 links and 2 unlinks for two new files, and one of Lance has 7 opens, 1 link"
+        " and 1 unlink for three"
     ),
     ("commit", "slatedb"): (
-        "a flush writes one file of the log, and no version that can be named; its one writer need not ask what others"
-        " committed"
+        "a flush writes one log file and creates no named version; with a single writer, it does not read the commits"
+        " of others"
     ),
     (
         "commit",
@@ -31,7 +31,7 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("list", "Lance"): _COLUMN,
     ("list", "delta"): _COLUMN,
     ("list", "DuckLake, rows"): _COLUMN,
-    ("load", "icechunk"): "it keeps all groups in one snapshot file, which each commit writes anew",
+    ("load", "icechunk"): "it stores all groups in one snapshot file, which each commit rewrites",
     (
         "load",
         "DuckLake, tables",
@@ -41,22 +41,22 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("load", "slatedb"): _ONE_FILE,
     ("load", "DuckLake, rows"): _ONE_FILE,
     ("old_version", "Lance"): "its manifest names all files; ours reads one node of each level after the root",
-    ("threads", "slatedb"): "its one writer puts the keys of all tasks into one file of the log",
+    ("threads", "slatedb"): "its single writer puts the keys of all tasks into one log file",
     ("processes", "pyiceberg + SQLite"): (
-        "its processes write their metadata files at the same time, and meet only in one page of SQLite; each version"
-        " of ours follows another, so that processes stand in line, and each reads the root of the one before"
+        "its processes write their metadata files in parallel and contend only for one page of SQLite; our versions are"
+        " sequential, so processes wait for each other, and each reads the root of the previous version"
     ),
-    ("s3 lookup", "icechunk"): ("as many rounds as ours, one request fewer"),
+    ("s3 lookup", "icechunk"): ("the same number of round trips as ours, with one request less"),
     ("s3 lookup", "pyiceberg + SQLite"): (
-        "its catalog is a file on a local disk; only the table's metadata file is asked of S3"
+        "its catalog is a file on a local disk; only the table's metadata file is read from S3"
     ),
-    ("s3 list", "pyiceberg + SQLite"): ("its catalog is a file on a local disk; nothing is asked of S3"),
-    ("s3 commit", "slatedb"): "one request, as there is no other writer to ask about",
+    ("s3 list", "pyiceberg + SQLite"): ("its catalog is a file on a local disk; it sends no requests to S3"),
+    ("s3 commit", "slatedb"): "one request, because there are no other writers",
 }
 
 
 def reason(metric: str, peer: str) -> str:
-    """Return why, or that nobody has found out."""
+    """Return the explanation of a ratio, or that there is none yet."""
     for (of_metric, name), why in REASONS.items():
         if metric == of_metric and peer.startswith(name):
             return why

@@ -1,4 +1,4 @@
-"""What a commit or a read asks of an S3 server, by the log of a proxy: how many requests, and how many in a row."""
+"""Requests and round trips of a call to an S3 server, from the log of a proxy."""
 
 from __future__ import annotations
 
@@ -6,37 +6,47 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks.lakes import REQUEST_SECONDS
-from benchmarks.peers.peer import Timed
+from benchmarks.peers.peer import TimedCall
 from tests.proxy import FaultyProxy, WireFault, delay_answer
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Of one call: seconds, requests, rounds before it returned, and requests that came after."""
+class WireCall:
+    """One call: seconds, requests and round trips until it returned, and requests in the background."""
 
     seconds: float
     requests: int
     rounds: int
-    beside: int
+    background: int
 
 
 def slow() -> WireFault:
-    """Return what makes each request take 20 ms more."""
+    """Return a fault that delays each request by 20 ms."""
     return delay_answer(times=None, seconds=REQUEST_SECONDS)
 
 
-def asked(proxy: FaultyProxy, timed: Timed, mark: str) -> Asked:
-    """Return what the log shows of a call; ``mark`` is in the target of each of its requests."""
-    own = [exchange for exchange in proxy.log if mark in exchange.target]
-    within = [one for one in own if one.arrived_s <= timed.ended_s]
-    waited = [(one.arrived_s, one.answered_s) for one in within if one.answered_s and one.answered_s <= timed.ended_s]
-    return Asked(timed.seconds, len(within), longest_chain(waited), len(own) - len(within))
+def wire_call(proxy: FaultyProxy, timed: TimedCall, mark: str) -> WireCall:
+    """Return the requests of a call from the log.
+
+    Args:
+        proxy: The proxy.
+        timed: The start and end of the call.
+        mark: A text in the target of each request of the call.
+    """
+    exchanges = [exchange for exchange in proxy.log if mark in exchange.target]
+    foreground = [exchange for exchange in exchanges if exchange.arrived_s <= timed.ended_s]
+    spans = [
+        (exchange.arrived_s, exchange.answered_s)
+        for exchange in foreground
+        if exchange.answered_s and exchange.answered_s <= timed.ended_s
+    ]
+    return WireCall(timed.seconds, len(foreground), longest_chain(spans), len(exchanges) - len(foreground))
 
 
 def longest_chain(spans: Iterable[tuple[float, float]]) -> int:
-    """Return how many spans at most follow each other, each begun after the one before had ended."""
+    """Return the length of the longest chain of spans in which each starts after the previous one ended."""
     length, end = 0, float("-inf")
-    for begun, ended in sorted(spans, key=lambda span: span[1]):
-        if begun > end:
+    for start, ended in sorted(spans, key=lambda span: span[1]):
+        if start > end:
             length, end = length + 1, ended
     return length

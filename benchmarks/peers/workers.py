@@ -1,4 +1,4 @@
-"""The worker processes as the program sees them: one for each peer and place, spoken to over a pipe."""
+"""Client side of the worker processes: one for each peer and location, controlled over a pipe."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.peers.peer import About
+from benchmarks.peers.peer import PeerInfo
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-_PATIENCE_S = 1_800
+_TIMEOUT_S = 1_800
 
 
 class AbsentPeerError(Exception):
@@ -26,48 +26,48 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """Context manager: a process with one peer. Raises AbsentPeerError."""
+    """A process with one peer, as a context manager. Raises AbsentPeerError."""
 
     def __init__(self, peer_class: str, log: Path, environment: Mapping[str, str] | None = None):
-        self._pipe, theirs = multiprocessing.Pipe()
-        command = [sys.executable, "-m", "benchmarks.peers.serve", peer_class, str(theirs.fileno())]
+        self._pipe, worker_pipe = multiprocessing.Pipe()
+        command = [sys.executable, "-m", "benchmarks.peers.serve", peer_class, str(worker_pipe.fileno())]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
                 cwd=_ROOT,
                 env={**os.environ, **(environment or {})},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[worker_pipe.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
             )
-        theirs.close()
+        worker_pipe.close()
         try:
-            self.about: About = self.answer()
+            self.about: PeerInfo = self.answer()
         except BaseException:
             self.close()
             raise
 
     def begin(self, call: str, *arguments: object) -> None:
-        """Send a call; ``answer`` waits for its end."""
+        """Send a call. ``answer`` waits for its result."""
         self._pipe.send((call, arguments))
 
     def answer(self) -> Any:
-        """Wait for the answer to the last call. Raises WorkerError."""
+        """Return the result of the last call. Raises WorkerError."""
         try:
-            if not self._pipe.poll(_PATIENCE_S):
-                raise WorkerError(f"no answer within {_PATIENCE_S} s")
-            said, found = self._pipe.recv()
+            if not self._pipe.poll(_TIMEOUT_S):
+                raise WorkerError(f"no result within {_TIMEOUT_S} s")
+            status, result = self._pipe.recv()
         except EOFError as error:
             raise WorkerError(f"the process ended with {self._process.wait()}") from error
-        if said == "absent":
-            raise AbsentPeerError(found)
-        if said == "failed":
-            raise WorkerError(found)
-        return found
+        if status == "absent":
+            raise AbsentPeerError(result)
+        if status == "failed":
+            raise WorkerError(result)
+        return result
 
     def call(self, call: str, *arguments: object) -> Any:
-        """Call and wait. Raises WorkerError."""
+        """Send a call and return its result. Raises WorkerError."""
         try:
             self.begin(call, *arguments)
         except OSError as error:

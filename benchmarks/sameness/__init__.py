@@ -1,1 +1,1 @@
-"""What `benchmarks/same_as_before.py` is made of: the steps, who does them in a tree, and the comparison."""
+"""Parts of `benchmarks/same_as_before.py`: the steps, the driver that runs them in a tree, and the comparison."""

@@ -1,8 +1,8 @@
-"""Does the steps of a scenario by the package that `PYTHONPATH` leads to, and notes what came of each.
+"""Run the steps of a scenario with the package on `PYTHONPATH`, and record the results.
 
-Run by its path, so that it belongs to neither tree: ``python -P driver.py JOB``. ``JOB`` is a JSON file that
-says the tree, the steps, the folder of the lakehouses and the folder for what is noted. Each step is done in a fork of
-this process, so it starts without caches. Clock, uuids and random numbers are functions of the step's number.
+Run by path, so that it belongs to neither tree: ``python -P driver.py JOB``. ``JOB`` is a JSON file with the tree, the
+steps, the folder of the lakehouses and the folder for results. Each step runs in a fork of this process, so that it
+starts without caches. Clock, UUIDs and random numbers are functions of the step's number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-#: When the first step is done, and how long after it the next one: both in the past of any machine.
+#: Time of the first step, and interval between steps: in the past for any machine.
 _BEGIN_NS = 1_704_067_200_000_000_000
 _STEP_NS = 60_000_000_000
 _HOUR_NS = 3_600_000_000_000
@@ -37,7 +37,7 @@ _BEGUN_MS = time.time_ns() // 1_000_000
 
 
 class World:
-    """The clock, the uuids and the random numbers of a step."""
+    """Deterministic clock, UUIDs and random numbers of a step."""
 
     def __init__(self) -> None:
         self.now_ns = _BEGIN_NS
@@ -47,31 +47,31 @@ class World:
         self._lock = threading.Lock()
 
     def begin(self, step: int) -> None:
-        """Start the streams of a step, a minute after the one before."""
+        """Start a step, one minute after the previous one."""
         self.now_ns += _STEP_NS
         self._step, self._n_drawn, self.slept_s = step, 0, 0.0
         random.seed(step)
 
     def uuid4(self) -> uuid.UUID:
-        """Return the next uuid of the step."""
+        """Return the next UUID of the step."""
         with self._lock:
             self._n_drawn += 1
             number = self._n_drawn
         return uuid.UUID(bytes=self._bytes(f"uuid {number}", 16), version=4)
 
     def urandom(self, size: int) -> bytes:
-        """Return bytes that are the same in every call of the step: Avro files take their marks from here."""
+        """Return the same bytes in every call of a step. Avro files take their sync markers from here."""
         return self._bytes("urandom", size)
 
     def sleep(self, seconds: float) -> None:
-        """Let the time of waits and durations pass at once."""
+        """Advance the monotonic clock without waiting."""
         self.slept_s += seconds
 
     def _bytes(self, what: str, size: int) -> bytes:
         return hashlib.shake_256(f"{self._step} {what}".encode()).digest(size)
 
-    def rule(self) -> None:
-        """Give this process its clock and uuids; before anything else that takes them is imported."""
+    def install(self) -> None:
+        """Install the clock and UUIDs in this process, before modules that use them are imported."""
         uuid.uuid4 = self.uuid4
         time.time_ns = lambda: self.now_ns
         time.time = lambda: self.now_ns / 1e9
@@ -79,10 +79,10 @@ class World:
         time.monotonic_ns = time.perf_counter_ns = lambda: int(self.slept_s * 1e9)
         time.sleep = self.sleep
         os.urandom = self.urandom
-        os.fsync = lambda _descriptor: None  # nothing here has to outlive the machine
+        os.fsync = lambda _descriptor: None  # files need not survive a crash of the machine
 
-    def rule_iceberg(self) -> None:
-        """Let pyiceberg, which asks `datetime` itself, see the clock, too."""
+    def install_in_pyiceberg(self) -> None:
+        """Install the clock in pyiceberg, which uses `datetime` directly."""
         import datetime as dt
 
         class Now(dt.datetime):
@@ -96,38 +96,44 @@ class World:
         update.datetime = Now
 
 
-class Notes:
-    """What a step asks of local storages: requests by kind, rounds, and all that is written."""
+class RequestLog:
+    """The requests of a step to local storage: requests by kind, round trips, and written files."""
 
     def __init__(self, blobs: Path):
         self.requests: Counter[str] = Counter()
         self.rounds = 0
         self.written: list[tuple[str, str, int]] = []
         self._seen: set[int] = set()
-        self._held: list[object] = []
+        self._kept_alive: list[object] = []
         self._blobs = blobs
         self._lock = threading.Lock()
 
     def count(self, kind: str, own_round_trip: object | None) -> None:
-        """Count a request; those of one call of many are one round."""
+        """Count a request. The parallel requests of one call are one round trip."""
         with self._lock:
             self.requests[kind] += 1
             if own_round_trip is None:
                 self.rounds += 1
             elif id(own_round_trip) not in self._seen:
-                self._held.append(own_round_trip)  # or another round could get its id
+                self._kept_alive.append(own_round_trip)  # otherwise another round trip could get its id
                 self._seen.add(id(own_round_trip))
                 self.rounds += 1
 
-    def keep(self, verb: str, place: str, data: bytes) -> None:
-        """Keep what was written, by its checksum."""
+    def keep(self, verb: str, uri: str, data: bytes) -> None:
+        """Store written content by its checksum.
+
+        Args:
+            verb: ``create`` or ``write``.
+            uri: The URI of the file.
+            data: The content.
+        """
         digest = hashlib.sha256(data).hexdigest()
         (self._blobs / digest).write_bytes(data)
         with self._lock:
-            self.written.append((f"{verb} {place}", digest, len(data)))
+            self.written.append((f"{verb} {uri}", digest, len(data)))
 
 
-#: Packages and modules by their names in this tree, with those in earlier revisions.
+#: Current names of packages and modules, with their names in earlier revisions.
 _EARLIER = {
     "trinitylake_ops.iceberg": "trinitylake_ops.tables",
     "trinitylake_ops.operations": "trinitylake_ops.maintenance",
@@ -136,29 +142,32 @@ _EARLIER = {
 
 
 def name_in_tree(name: str) -> str:
-    """Return the name that a module has in the tree that runs, which may be an earlier revision."""
+    """Return the name of a module in the tree that runs, which may be an earlier revision."""
     earlier = _EARLIER.get(name)
     return earlier if earlier is not None and importlib.util.find_spec(earlier) is not None else name
 
 
-def watch(world: World, notes: Notes) -> None:
-    """Let local storages note their requests, send one after the other, and show files by the world's clock."""
+def watch(world: World, log: RequestLog) -> None:
+    """Patch local storage: record its requests, send them sequentially, and use the step's clock for file times."""
     from trinitylake_ops.storage import LocalStorage
 
     parallel = importlib.import_module("trinitylake_ops.storage.parallel")
     current_round_trip = (
         getattr(parallel, "current_round_trip", None) or parallel.current_round
     )  # of an earlier revision
-    with contextlib.suppress(ImportError):  # of a revision that does all before a commit returns
-        beside = importlib.import_module(name_in_tree("trinitylake_ops.storage.background"))
-        beside.put = beside.do
+    with contextlib.suppress(ImportError):  # an earlier revision without background work
+        background = importlib.import_module(name_in_tree("trinitylake_ops.storage.background"))
+        if hasattr(background, "run_logged"):
+            background.submit = background.run_logged
+        else:  # an earlier revision
+            background.put = background.do
 
     def counted(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def method(storage: Any, *arguments: Any, **options: Any) -> Any:
-            notes.count(kind, current_round_trip())
+            log.count(kind, current_round_trip())
             found = call(storage, *arguments, **options)
             if kind in ("create", "write"):
-                notes.keep(kind, storage.root + arguments[0], bytes(arguments[1]))
+                log.keep(kind, storage.root + arguments[0], bytes(arguments[1]))
             return found
 
         return method
@@ -181,9 +190,9 @@ def watch(world: World, notes: Notes) -> None:
 
 
 def load() -> None:
-    """Import what steps need, so that a fork has it: all that the faces offer, and pyiceberg."""
-    for face in ("trinitylake_ops", "trinitylake_ops.operations", "trinitylake_ops.storage"):
-        module = importlib.import_module(name_in_tree(face))
+    """Import what the steps need before forking: all public names, and pyiceberg."""
+    for package in ("trinitylake_ops", "trinitylake_ops.operations", "trinitylake_ops.storage"):
+        module = importlib.import_module(name_in_tree(package))
         for name in module.__all__:
             getattr(module, name)
     for name in ("pyiceberg.io.pyarrow", "pyarrow.parquet", "rich.console", "trinitylake_ops.iceberg"):
@@ -195,29 +204,29 @@ def load() -> None:
 
 
 def run_command(arguments: list[str]) -> None:
-    """Run a command as its process would, to its exit."""
+    """Run a command to its exit, as in a separate process."""
     from trinitylake_ops.cli import main
 
-    sys.argv = ["trinitylake", *_in_words_of_this_tree(arguments)]
+    sys.argv = ["trinitylake", *_arguments_for_tree(arguments)]
     main()
 
 
-#: Earlier words of options and commands, for trees without the command ``repair-hint``.
-_EARLIER_WORDS = {"--min-input-files": "--min-files", "--check-only": ""}
+#: Earlier names of options, for trees without the command ``repair-hint``.
+_EARLIER_OPTIONS = {"--min-input-files": "--min-files", "--check-only": ""}
 
 
-def _in_words_of_this_tree(arguments: list[str]) -> list[str]:
+def _arguments_for_tree(arguments: list[str]) -> list[str]:
     from trinitylake_ops.cli.app import trinitylake
 
     if "repair-hint" in trinitylake.commands:
         return arguments
     hint = ["hint"] if "--check-only" in arguments else ["hint", "--repair"]
-    words = [word for one in arguments for word in (hint if one == "repair-hint" else [_EARLIER_WORDS.get(one, one)])]
+    words = [word for one in arguments for word in (hint if one == "repair-hint" else [_EARLIER_OPTIONS.get(one, one)])]
     return [word for word in words if word]
 
 
 def catalog(root: str) -> Any:
-    """Return the pyiceberg catalog of a lakehouse, by the path that users store in their configuration."""
+    """Return the pyiceberg catalog of a lakehouse, loaded by the class path that users configure."""
     from pyiceberg.catalog import load_catalog
 
     implementation = f"{name_in_tree('trinitylake_ops.iceberg')}.catalog.TrinityLakeCatalog"
@@ -234,22 +243,22 @@ def rows(first: int, n_rows: int) -> Any:
 
 
 def make_table(root: str, name: str) -> None:
-    """Create a table of orders by pyiceberg's interface."""
+    """Create a table of orders through pyiceberg."""
     catalog(root).create_table(name, rows(0, 1).schema)
 
 
 def append(root: str, name: str, first: int, n_rows: int) -> None:
-    """Append rows by pyiceberg's interface."""
+    """Append rows through pyiceberg."""
     catalog(root).load_table(name).append(rows(first, n_rows))
 
 
 def delete_rows(root: str, name: str, condition: str) -> None:
-    """Delete rows by pyiceberg's interface."""
+    """Delete rows through pyiceberg."""
     catalog(root).load_table(name).delete(condition)
 
 
 def outside_table(folder: str) -> None:
-    """Make an Iceberg table that is no lakehouse's, by pyiceberg's SQL catalog."""
+    """Create an Iceberg table outside of any lakehouse, in pyiceberg's SQL catalog."""
     from pyiceberg.catalog.sql import SqlCatalog
 
     Path(folder).mkdir(parents=True)
@@ -271,7 +280,7 @@ def many_tables(root: str, namespace: str, n_tables: int) -> None:
 
 
 def alter_tables(root: str, namespace: str, first: int, n_tables: int) -> None:
-    """Change tables, in a commit each."""
+    """Change tables, with one commit for each."""
     from trinitylake_ops import Lakehouse, TableDef
 
     lake = Lakehouse.open(root)
@@ -281,7 +290,7 @@ def alter_tables(root: str, namespace: str, first: int, n_tables: int) -> None:
 
 
 def write_lost(root: str) -> None:
-    """Leave a transaction that was saved and never committed."""
+    """Save a transaction without committing it."""
     from trinitylake_ops import Lakehouse, TableDef
 
     txn = Lakehouse.open(root).transaction()
@@ -291,7 +300,7 @@ def write_lost(root: str) -> None:
 
 
 def damage(pattern: str, at: int) -> None:
-    """Change a byte of the first file that a pattern of whole paths names."""
+    """Change a byte of the first file whose path matches a pattern."""
     path = first_file(pattern)
     data = bytearray(path.read_bytes())
     data[at % len(data)] ^= 0x40
@@ -300,7 +309,7 @@ def damage(pattern: str, at: int) -> None:
 
 
 def remove(pattern: str) -> None:
-    """Delete the first file that a pattern names."""
+    """Delete the first file whose path matches a pattern."""
     first_file(pattern).unlink()
 
 
@@ -311,79 +320,99 @@ def write_text(path: str, text: str) -> None:
 
 
 def copy_folder(source: str, target: str) -> None:
-    """Copy a lakehouse's folder, with times."""
+    """Copy the folder of a lakehouse, including file times."""
     shutil.copytree(source, target)
 
 
 def first_file(pattern: str) -> Path:
-    """Return the first file by name whose whole path matches. Raises LookupError where there is none."""
+    """Return the first file whose path matches a pattern. Raises LookupError if there is none."""
     folder = Path(pattern.split("*", maxsplit=1)[0]).parent
     found = sorted(path for path in folder.rglob("*") if path.is_file() and fnmatch.fnmatch(str(path), pattern))
     if not found:
-        raise LookupError(f"no file is named {pattern}")
+        raise LookupError(f"no file matches {pattern}")
     return found[0]
 
 
-#: What a step can do, by its first word.
-DEEDS: Mapping[str, Callable[..., None]] = {
-    deed.__name__: deed
-    for deed in (
+#: The actions of steps, except commands.
+ACTIONS: Mapping[str, Callable[..., None]] = {
+    action.__name__: action
+    for action in (
         *(make_table, append, delete_rows, outside_table, many_tables, alter_tables, write_lost),
         *(damage, remove, write_text, copy_folder),
     )
 }
 
 
-def do(step: Mapping[str, Any], known: Mapping[str, str]) -> None:
-    """Do a step; a command ends by SystemExit."""
+def run_step(step: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    """Run a step. A command ends with SystemExit."""
     arguments = [known.get(value, value) if isinstance(value, str) else value for value in step["arguments"]]
-    if step["deed"] == "command":
+    if step["action"] == "command":
         run_command(arguments)
     else:
-        DEEDS[step["deed"]](*arguments)
+        ACTIONS[step["action"]](*arguments)
 
 
 def in_fork(
     number: int, step: Mapping[str, Any], known: Mapping[str, str], job: Mapping[str, Any], world: World
 ) -> Any:
-    """Do a step in a fork of this process; returns what it printed, its exit code, requests and writes."""
+    """Run a step in a fork of this process.
+
+    Args:
+        number: The number of the step.
+        step: The step.
+        known: Values of earlier steps for placeholders in arguments.
+        job: The job.
+        world: The clock and random numbers.
+
+    Returns:
+        The step with its output, exit code, requests and written files.
+
+    Raises:
+        RuntimeError: The step did not finish.
+    """
     out = Path(job["out"])
     streams = [out / f"{number}.{name}" for name in ("out", "err")]
     child = os.fork()
     if child == 0:
         code = 70
         try:
-            notes = Notes(out / "blobs")
-            watch(world, notes)
+            log = RequestLog(out / "blobs")
+            watch(world, log)
             for descriptor, path in enumerate(streams, start=1):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
             try:
-                do(step, known)
+                run_step(step, known)
                 code = 0
-            except SystemExit as ended:
-                code = int(ended.code or 0)
-            noted = {"requests": notes.requests, "rounds": notes.rounds, "written": sorted(notes.written)}
-            (out / f"{number}.json").write_text(json.dumps(noted))
-        except BaseException:  # noqa: BLE001 - a fork must not go on with its parent's work
+            except SystemExit as exit_:
+                code = int(exit_.code or 0)
+            recorded = {"requests": log.requests, "rounds": log.rounds, "written": sorted(log.written)}
+            (out / f"{number}.json").write_text(json.dumps(recorded))
+        except BaseException:  # noqa: BLE001 - a fork must not continue its parent's work
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     _, status = os.waitpid(child, 0)
-    noted_path = out / f"{number}.json"
-    if not noted_path.exists():
-        raise RuntimeError(f"step {number}, {step}, broke off:\n{streams[1].read_text()}")
+    recorded_path = out / f"{number}.json"
+    if not recorded_path.exists():
+        raise RuntimeError(f"step {number}, {step}, did not finish:\n{streams[1].read_text()}")
     texts = [path.read_text(encoding="utf-8", errors="backslashreplace") for path in streams]
-    noted = json.loads(noted_path.read_text())
-    for path in (*streams, noted_path):
+    recorded = json.loads(recorded_path.read_text())
+    for path in (*streams, recorded_path):
         path.unlink()
-    return {**step, "code": os.waitstatus_to_exitcode(status), "out": texts[0], "err": texts[1], **noted}
+    return {**step, "code": os.waitstatus_to_exitcode(status), "out": texts[0], "err": texts[1], **recorded}
 
 
 def settle_times(result: Mapping[str, Any], folder: Path, now_ns: int) -> None:
-    """Give files that a step wrote the time of the world's clock; what is no command writes by other ways, too."""
-    if result["deed"] == "command":
-        paths = [Path(place.partition(" file://")[2]) for place, _, _ in result["written"]]
+    """Set the times of the files that a step wrote to the clock of the step.
+
+    Args:
+        result: The result of the step. For steps that are not commands, all new files are set.
+        folder: The folder of the lakehouses.
+        now_ns: The time of the step.
+    """
+    if result["action"] == "command":
+        paths = [Path(uri.partition(" file://")[2]) for uri, _, _ in result["written"]]
     else:
         paths = list(folder.rglob("*"))
     for path in paths:
@@ -391,9 +420,9 @@ def settle_times(result: Mapping[str, Any], folder: Path, now_ns: int) -> None:
             os.utime(path, ns=(now_ns, now_ns))
 
 
-def learn(result: Mapping[str, Any], known: dict[str, str]) -> None:
-    """Remember the digest of the plan that a command printed, for the step that approves it."""
-    if result["deed"] == "command" and "--json" in result["arguments"]:
+def remember_digest(result: Mapping[str, Any], known: dict[str, str]) -> None:
+    """Store the digest of the plan that a command printed, for the step that approves the plan."""
+    if result["action"] == "command" and "--json" in result["arguments"]:
         try:
             shown = json.loads(result["out"])
         except ValueError:
@@ -403,24 +432,24 @@ def learn(result: Mapping[str, Any], known: dict[str, str]) -> None:
 
 
 def scenario(job: Mapping[str, Any], world: World) -> Iterator[Any]:
-    """Do all steps, one after the other."""
-    world.rule_iceberg()
+    """Run all steps in order and yield their results."""
+    world.install_in_pyiceberg()
     known: dict[str, str] = {}
     folder = Path(job["folder"])
     (Path(job["out"]) / "blobs").mkdir()
     for number, step in enumerate(job["steps"]):
         world.begin(number)
-        if step["deed"] == "forward":
+        if step["action"] == "forward":
             world.now_ns += step["arguments"][0] * _HOUR_NS
             continue
         result = in_fork(number, step, known, job, world)
         settle_times(result, folder, world.now_ns)
-        learn(result, known)
+        remember_digest(result, known)
         yield {"number": number, **result}
 
 
 def counts(job: Mapping[str, Any], world: World) -> Any:
-    """Return all figures of the tree's `benchmarks/request_counts.py`, at sizes that take seconds."""
+    """Return the results of the tree's `benchmarks/request_counts.py`, at sizes that take seconds."""
     world.begin(0)
     requests = importlib.import_module("benchmarks.request_counts")
     for name, value in job["settings"].items():
@@ -433,17 +462,17 @@ def counts(job: Mapping[str, Any], world: World) -> Any:
 
 
 def main() -> None:
-    """Do the job."""
+    """Run the job."""
     job = json.loads(Path(sys.argv[1]).read_text())
     world = World()
-    world.rule()
+    world.install()
     package = importlib.import_module("trinitylake_ops")
     assert Path(str(package.__file__)).is_relative_to(job["tree"]), package.__file__
     if job["kind"] == "counts":
         result = counts(job, world)
     else:
         load()
-        gc.freeze()  # forks share what is loaded
+        gc.freeze()  # forks share loaded modules
         result = list(scenario(job, world))
     Path(job["out"], "result.json").write_text(json.dumps(result, default=str))
 

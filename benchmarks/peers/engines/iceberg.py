@@ -14,10 +14,10 @@ from sqlalchemy.exc import OperationalError
 
 from benchmarks.peers.peer import Peer, object_name, value
 
-_NO_VERSIONS = "the catalog has no versions, only each table for itself"
-#: As through our own catalog, commits go round among so many tables, whose folders are there.
+_NO_VERSIONS = "the catalog has no versions, only single tables have"
+#: Commits go to this many tables in turn, as with our own catalog. Their folders exist.
 _CHANGED = 100
-#: radosgw refuses the chunked uploads of the default one.
+#: radosgw rejects the chunked uploads of the default FileIO.
 _FILE_IO = "py-io-impl"
 
 
@@ -30,8 +30,8 @@ class SqlCatalogSynced(Peer):
     durability = "SQLite syncs its file; the table's metadata file is not synced"
     is_synced = True
     conflicts = (CommitFailedException, OperationalError)
-    lacks: ClassVar[Mapping[str, str]] = {
-        "load": "it has no bulk interface; rows are put into SQLite, all with one metadata file",
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "load": "it has no bulk interface; rows are inserted into SQLite, all with one metadata file",
         "old_version": _NO_VERSIONS,
         "expire": _NO_VERSIONS,
     }
@@ -39,10 +39,10 @@ class SqlCatalogSynced(Peer):
     def _catalog(self) -> SqlCatalog:
         catalog = SqlCatalog(
             "objects",
-            uri=f"sqlite:///{self.place.folder}/catalog.db",
-            warehouse=f"{self.place.uri}warehouse",
-            **({_FILE_IO: "pyiceberg.io.fsspec.FsspecFileIO"} if self.place.endpoint else {}),
-            **self.place.s3_options(
+            uri=f"sqlite:///{self.location.folder}/catalog.db",
+            warehouse=f"{self.location.uri}warehouse",
+            **({_FILE_IO: "pyiceberg.io.fsspec.FsspecFileIO"} if self.location.endpoint else {}),
+            **self.location.s3_options(
                 endpoint="s3.endpoint", key="s3.access-key-id", secret="s3.secret-access-key", region="s3.region"
             ),
         )
@@ -52,7 +52,7 @@ class SqlCatalogSynced(Peer):
         return catalog
 
     def load(self, n_objects: int) -> None:
-        self._kept = catalog = self._catalog()
+        self._warm_catalog = catalog = self._catalog()
         catalog.create_namespace("ns")
         schema = Schema(NestedField(1, "id", LongType(), required=False))
         for number in range(min(n_objects, _CHANGED)):
@@ -73,10 +73,10 @@ class SqlCatalogSynced(Peer):
                 connection.execute(insert(IcebergTables), rows)
 
     def attach(self) -> None:
-        self._kept = self._catalog()
+        self._warm_catalog = self._catalog()
 
     def commit(self, number: int) -> None:
-        table = self._kept.load_table(f"ns.{object_name(number % _CHANGED)}")
+        table = self._warm_catalog.load_table(f"ns.{object_name(number % _CHANGED)}")
         table.transaction().set_properties(stamp=value(number)).commit_transaction()
 
     def lookup(self, number: int) -> str:

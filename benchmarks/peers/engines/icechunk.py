@@ -21,25 +21,25 @@ class Icechunk(Peer):
 
     packages = ("icechunk", "zarr")
     object_kind = "group"
-    commit_kind = "a session that writes one group's attributes, and its commit"
+    commit_kind = "a session that writes the attributes of one group, and its commit"
     durability = "nothing is synced (no fsync in a trace of its system calls)"
-    lacks: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("threads", "processes"), "its local storage is not safe for concurrent commits, as it warns"
+    unsupported: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("threads", "processes"), "its local storage is not safe for concurrent commits, according to its warning"
     )
 
-    def __init__(self, place: Any):
-        super().__init__(place)
+    def __init__(self, location: Any):
+        super().__init__(location)
         self._run = asyncio.new_event_loop().run_until_complete
 
     def _storage(self) -> icechunk.Storage:
-        if not self.place.endpoint:
-            return icechunk.local_filesystem_storage(str(self.place.folder / "repository"))
+        if not self.location.endpoint:
+            return icechunk.local_filesystem_storage(str(self.location.folder / "repository"))
         return icechunk.s3_storage(
             bucket=BUCKET,
-            prefix=self.place.prefix,
+            prefix=self.location.prefix,
             allow_http=True,
             force_path_style=True,
-            **self.place.s3_options(
+            **self.location.s3_options(
                 endpoint="endpoint_url", key="access_key_id", secret="secret_access_key", region="region"
             ),
         )
@@ -69,16 +69,16 @@ class Icechunk(Peer):
         return icechunk.Repository.open(self._storage()).readonly_session(**(version or {"branch": "main"})).store
 
     def _value(self, store: icechunk.IcechunkStore, number: int) -> str:
-        found = self._run(store.get(_path(number), _PROTOTYPE))
-        assert found is not None
-        return str(json.loads(found.to_bytes())["attributes"]["stamp"])
+        buffer = self._run(store.get(_path(number), _PROTOTYPE))
+        assert buffer is not None
+        return str(json.loads(buffer.to_bytes())["attributes"]["stamp"])
 
     def lookup(self, number: int) -> str:
         return self._value(self._cold(), number)
 
     def list(self) -> int:
-        async def names(found: AsyncIterator[str]) -> int:
-            return len([name async for name in found])
+        async def names(listing: AsyncIterator[str]) -> int:
+            return len([name async for name in listing])
 
         return self._run(names(self._cold().list_dir("ns"))) - 1  # the group's own document
 

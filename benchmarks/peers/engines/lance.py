@@ -12,7 +12,7 @@ from benchmarks.peers.peer import Peer, object_name, value
 
 
 class LanceConflictError(Exception):
-    """A commit that Lance gave up after its own retries; it tells so in words alone."""
+    """A commit conflict after Lance's own retries, which Lance reports only in the message of an OSError."""
 
 
 class LanceUpdate(Peer):
@@ -20,18 +20,22 @@ class LanceUpdate(Peer):
 
     packages = ("pylance",)
     object_kind = "row"
-    commit_kind = "`LanceDataset.update` of one row, from the version that the writer holds"
+    commit_kind = "`LanceDataset.update` of one row, from the version that the writer has open"
     durability = "nothing is synced (no fsync in a trace of its system calls)"
     conflicts = (LanceConflictError,)
 
     def _uri(self) -> str:
-        return f"{self.place.uri}objects.lance" if self.place.endpoint else str(self.place.folder / "objects.lance")
+        return (
+            f"{self.location.uri}objects.lance"
+            if self.location.endpoint
+            else str(self.location.folder / "objects.lance")
+        )
 
     def _options(self) -> dict[str, str] | None:
-        found = self.place.s3_options(
+        options = self.location.s3_options(
             endpoint="aws_endpoint", key="aws_access_key_id", secret="aws_secret_access_key", region="aws_region"
         )
-        return {**found, "allow_http": "true"} if found else None
+        return {**options, "allow_http": "true"} if options else None
 
     def _cold(self, version: int | None = None) -> lance.LanceDataset:
         return lance.dataset(self._uri(), version=version, storage_options=self._options())
@@ -82,7 +86,7 @@ class LanceUpdate(Peer):
 class LanceAppend(LanceUpdate):
     """An append of one row."""
 
-    commit_kind = "`LanceDataset.insert` of one row: nothing that is there changes"
+    commit_kind = "`LanceDataset.insert` of one row, without a change of existing rows"
 
     @staticmethod
     def _change(dataset: lance.LanceDataset, number: int) -> None:
@@ -95,5 +99,5 @@ def _rows(numbers: range | list[int]) -> pa.Table:
 
 
 def _value(dataset: lance.LanceDataset, number: int) -> str:
-    found = dataset.to_table(columns=["definition"], filter=f"name = '{object_name(number)}'")
-    return str(found["definition"][0])
+    rows = dataset.to_table(columns=["definition"], filter=f"name = '{object_name(number)}'")
+    return str(rows["definition"][0])

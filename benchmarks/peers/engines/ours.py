@@ -1,4 +1,4 @@
-"""The engine of this project: objects are tables, by its transactions and by its pyiceberg catalog."""
+"""The engine of this project: objects are tables, changed by its transactions or its pyiceberg catalog."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinitylake_ops.errors import CommitAttemptsExhaustedError, CommitConflictE
 from trinitylake_ops.iceberg import catalog_at, catalog_for
 from trinitylake_ops.storage import LocalStorage, Storage, open_storage
 
-#: So many tables are Iceberg tables, beside those that only have a definition; commits go round among them.
+#: Number of Iceberg tables, in addition to those with a definition only. Commits go to them in turn.
 _CHANGED = 100
 
 
@@ -30,12 +30,12 @@ class Ours(Peer):
     client: ClassVar[str] = "s3fs"
 
     def _storage(self) -> Storage:
-        if not self.place.endpoint:
-            return LocalStorage(self.place.uri, fsync=self.is_synced)
-        names = self.place.s3_options(
+        if not self.location.endpoint:
+            return LocalStorage(self.location.uri, fsync=self.is_synced)
+        names = self.location.s3_options(
             endpoint="endpoint", key="access_key_id", secret="secret_access_key", region="region"
         )
-        return open_storage(self.place.uri, {**names, "client": self.client})
+        return open_storage(self.location.uri, {**names, "client": self.client})
 
     def load(self, n_objects: int) -> None:
         self._lake = filled(self._storage(), n_objects)
@@ -70,14 +70,14 @@ class Ours(Peer):
 
 
 class OursSynced(Ours):
-    """The same, each file and folder on the device before a commit returns."""
+    """The same, with each file and folder synced before a commit returns."""
 
     durability = "files and folders are synced, as by default"
     is_synced = True
 
 
 class OursByObstore(Ours):
-    """The same by the other client of S3."""
+    """The same with the other S3 client."""
 
     client = "obstore"
 
@@ -86,9 +86,9 @@ class OursByCatalog(Ours):
     """A property of an Iceberg table, set through pyiceberg."""
 
     commit_kind = "pyiceberg sets a property of an Iceberg table in our catalog"
-    largest = 10_000
-    lacks: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("load", "list", "old_version", "expire", "threads", "processes", "s3"), "as by the engine itself"
+    max_objects = 10_000
+    unsupported: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("load", "list", "old_version", "expire", "threads", "processes", "s3"), "as with the engine itself"
     )
 
     def load(self, n_objects: int) -> None:

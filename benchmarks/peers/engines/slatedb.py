@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import slatedb.uniffi as slatedb
 
-from benchmarks.peers.peer import Peer, Written, object_name, value
+from benchmarks.peers.peer import Peer, WriteTotals, object_name, value
 
-_NO_VERSIONS = "it keeps no version for each commit"
+_NO_VERSIONS = "it does not keep a version per commit"
 _ALL = slatedb.KeyRange(start=None, start_inclusive=True, end=None, end_inclusive=True)
 
 
@@ -21,26 +21,26 @@ class Slatedb(Peer):
 
     packages = ("slatedb",)
     object_kind = "key"
-    commit_kind = "a put and a flush: no version that can be named, and one writer for all"
+    commit_kind = "a put and a flush, without a named version and with a single writer"
     durability = "nothing is synced (no fsync in a trace of its system calls)"
-    lacks: ClassVar[Mapping[str, str]] = {
+    unsupported: ClassVar[Mapping[str, str]] = {
         "old_version": _NO_VERSIONS,
         "expire": _NO_VERSIONS,
-        "processes": "it has one writer; another fences it off",
+        "processes": "it has a single writer; a second one fences off the first",
     }
 
-    def __init__(self, place: Any):
-        super().__init__(place)
+    def __init__(self, location: Any):
+        super().__init__(location)
         self._run = asyncio.new_event_loop().run_until_complete
-        found = place.s3_options(
+        options = location.s3_options(
             endpoint="AWS_ENDPOINT", key="AWS_ACCESS_KEY_ID", secret="AWS_SECRET_ACCESS_KEY", region="AWS_REGION"
         )
-        os.environ.update({**found, "AWS_ALLOW_HTTP": "true"})
-        if place.endpoint:
-            self._path = place.prefix
-            self._store = slatedb.ObjectStore.resolve(place.uri.removesuffix(f"{place.prefix}/"))
+        os.environ.update({**options, "AWS_ALLOW_HTTP": "true"})
+        if location.endpoint:
+            self._path = location.prefix
+            self._store = slatedb.ObjectStore.resolve(location.uri.removesuffix(f"{location.prefix}/"))
         else:
-            self._path = str(place.folder / "db").removeprefix("/")
+            self._path = str(location.folder / "db").removeprefix("/")
             self._store = slatedb.ObjectStore.resolve("file:///")
 
     def load(self, n_objects: int) -> None:
@@ -67,27 +67,27 @@ class Slatedb(Peer):
     def lookup(self, number: int) -> str:
         async def get() -> bytes | None:
             reader = await slatedb.DbReaderBuilder(self._path, self._store).build()
-            found = await reader.get(object_name(number).encode())
+            stored = await reader.get(object_name(number).encode())
             await reader.shutdown()
-            return found  # type: ignore[no-any-return]
+            return stored  # type: ignore[no-any-return]
 
-        found = self._run(get())
-        assert found is not None
-        return found.decode()
+        stored = self._run(get())
+        assert stored is not None
+        return stored.decode()
 
     def list(self) -> int:
         async def names() -> list[str]:
             reader = await slatedb.DbReaderBuilder(self._path, self._store).build()
-            entries, found = await reader.scan(_ALL), []
+            entries, keys = await reader.scan(_ALL), []
             while (entry := await entries.next()) is not None:
-                found.append(entry.key.decode())
+                keys.append(entry.key.decode())
             await reader.shutdown()
-            return found
+            return keys
 
         return len(self._run(names()))
 
-    def write(self, n_writers: int, seconds: float, numbers: Callable[[int], int]) -> Written:
-        """Let tasks of one loop commit: its handle belongs to one."""
+    def write(self, n_writers: int, seconds: float, numbers: Callable[[int], int]) -> WriteTotals:
+        """Commit in tasks of one event loop, because a handle belongs to one loop."""
         commits, begun = [0] * n_writers, time.monotonic()
 
         async def work(writer: int) -> None:
@@ -99,4 +99,4 @@ class Slatedb(Peer):
             await asyncio.gather(*map(work, range(n_writers)))
 
         self._run(all_writers())
-        return Written(sum(commits), 0, time.monotonic() - begun)
+        return WriteTotals(sum(commits), 0, time.monotonic() - begun)

@@ -1,4 +1,4 @@
-"""ClickHouse, in the process of chdb: lists, reads and writes, reads an earlier version, and is refused there."""
+"""ClickHouse in chdb: list, read and write, read an earlier version, and fail to write to it."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ found["now"] = rows("SELECT id FROM lake.`sales.orders` WHERE amount < 9 ORDER B
 found["then"] = rows("SELECT count(*) FROM earlier.`sales.orders`")
 try:
     engine.query("INSERT INTO earlier.`sales.orders` VALUES (7, 7.5)")
-except Exception as error:  # noqa: BLE001 - what it says is asked for
+except Exception as error:  # noqa: BLE001 - the test checks its message
     found["error"] = str(error)[:600]
 found["still"] = rows("SELECT count(*) FROM earlier.`sales.orders`")
 print(json.dumps(found))

@@ -1,4 +1,4 @@
-"""Daft reads, writes, reads an earlier version, and is refused there."""
+"""Daft: read, write, read an earlier version, and fail to write to it."""
 
 import json
 import sys
@@ -15,6 +15,6 @@ now = RestCatalog("main", uri=url, warehouse="main").load_table("sales.orders")
 found |= {"now": daft.read_iceberg(now).count_rows(), "then": daft.read_iceberg(then).count_rows()}
 try:
     more.write_iceberg(then, mode="append")
-except Exception as error:  # noqa: BLE001 - its kind is what is asked for
+except Exception as error:  # noqa: BLE001 - the test checks its class
     found["error"] = type(error).__name__
 print(json.dumps(found))

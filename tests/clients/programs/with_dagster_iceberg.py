@@ -1,4 +1,4 @@
-"""Assets of Dagster are stored and loaded, also as they were, and refused there, by dagster-iceberg's I/O manager."""
+"""dagster-iceberg's IO manager: store and load assets, load an earlier version, and fail to store to it."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ def loaded(warehouse: str) -> list[int]:
 found: dict[str, object] = {"main": materialized("main")}
 kept = RestCatalog("main", uri=url, warehouse="main").load_table("sales.doubled").scan().to_arrow()
 found["doubled"] = sorted(kept["id"].to_pylist())
-time.sleep(1.1)  # some storages tell times to the second
+time.sleep(1.1)  # some storages have times with a resolution of one second
 moment = f"at-{time.time_ns() // 1_000_000}"
 time.sleep(1.1)
 rows = [5]

@@ -1,4 +1,4 @@
-"""dlt loads rows into a table, twice, reads them, also as they were, and is refused there, by dlt-iceberg."""
+"""dlt-iceberg: load rows twice, read them, read an earlier version, and fail to load into it."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ def count(pipeline: dlt.Pipeline) -> int:
 with tempfile.TemporaryDirectory() as folder:
     pipeline = pipeline_at("main", folder)
     load(pipeline)
-    time.sleep(1.1)  # some storages tell times to the second
+    time.sleep(1.1)  # some storages have times with a resolution of one second
     moment = f"at-{time.time_ns() // 1_000_000}"
     time.sleep(1.1)
     load(pipeline)
@@ -38,6 +38,6 @@ with tempfile.TemporaryDirectory() as folder:
     found["earlier"] = count(earlier)
     try:
         load(earlier)
-    except Exception as error:  # noqa: BLE001 - its kind is what is asked for
+    except Exception as error:  # noqa: BLE001 - the test checks its message
         found["error"] = str(error)[-2_000:]
 print(json.dumps(found))

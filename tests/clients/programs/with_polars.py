@@ -1,4 +1,4 @@
-"""Polars reads, writes, reads an earlier version, and is refused there, by tables of pyiceberg."""
+"""Polars with pyiceberg tables: read, write, read an earlier version, and fail to write to it."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pyiceberg.table import Table
 
 
 def scan(table: Table) -> pl.LazyFrame:
-    """Read by the access that the server gave to pyiceberg's table, which Polars does not take by itself."""
+    """Scan a table with the vended credentials, which Polars does not take from pyiceberg's table itself."""
     return pl.scan_iceberg(table, storage_options=table.io.properties)
 
 
@@ -25,6 +25,6 @@ now = RestCatalog("main", uri=url, warehouse="main").load_table("sales.orders")
 found |= {"now": scan(now).collect().height, "then": scan(then).collect().height}
 try:
     more.write_iceberg(then, mode="append")
-except Exception as error:  # noqa: BLE001 - its kind is what is asked for
+except Exception as error:  # noqa: BLE001 - the test checks its class
     found["error"] = type(error).__name__
 print(json.dumps(found))

@@ -1,4 +1,4 @@
-"""pyiceberg: reads, appends and creates by tokens of the server, and tries what they are not for."""
+"""pyiceberg: read, append and create with the server's tokens, and fail to append with the reader's token."""
 
 import json
 import sys
@@ -24,6 +24,6 @@ found = {
 }
 try:
     of_reader.append(rows)
-except Exception as error:  # noqa: BLE001 - what it says is what is asked for
+except Exception as error:  # noqa: BLE001 - the test checks its message
     found["error"] = f"{type(error).__name__}: {error}"
 print(json.dumps(found))

@@ -1,6 +1,6 @@
-"""Sail reads, writes and makes a table by Spark SQL, at the version that its catalog names; another one refuses.
+"""Sail with Spark SQL: read, write and create a table at the version that its catalog names.
 
-Within a table's metadata it goes to a snapshot and to a time.
+It also reads a table at a snapshot and at a time.
 """
 
 import json
@@ -37,7 +37,7 @@ try:
     spark.sql("CREATE TABLE sail.sales.of_sail (id BIGINT) USING iceberg").collect()
     spark.sql("INSERT INTO sail.sales.of_sail VALUES (1)").collect()
     found["made"] = count("of_sail")
-except Exception as error:  # noqa: BLE001 - its kind is what is asked for
+except Exception as error:  # noqa: BLE001 - the test checks its message
     found["error"] = str(error)[:300]
 found["after"] = count("orders")
 print(json.dumps(found))

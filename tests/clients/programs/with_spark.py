@@ -1,4 +1,4 @@
-"""Spark with Iceberg's Java runtime: reads, writes, changes rows, travels in time, cleans up, and is refused."""
+"""Spark with Iceberg's Java runtime: read, write, change rows, travel in time, and fail to reclaim files."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ def count(table: str) -> int:
 def error_of(statement: str) -> str:
     try:
         spark.sql(statement).collect()
-    except Exception as error:  # noqa: BLE001 - what it says is asked for
+    except Exception as error:  # noqa: BLE001 - the test checks its message
         return "\n".join(line for line in str(error).splitlines() if not line.startswith("\tat "))
     return "none"
 
