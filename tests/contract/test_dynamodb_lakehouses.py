@@ -153,7 +153,7 @@ def test_two_processes_lose_no_commit(dynalite: DynamoDBServer, root: str, n_com
     assert lake.latest_version() == 2 * n_commits
     expected = {f"{name}{number}" for name in ("a", "b") for number in range(n_commits)}
     assert set(lake.snapshot().namespaces()) == expected
-    assert operations.verify(lake).findings == ()
+    assert {finding.code for finding in operations.verify(lake).findings} <= {"hint-wrong"}
 
 
 def content(lake: Lakehouse) -> tuple[object, list[int]]:
@@ -256,6 +256,7 @@ def test_the_command_line(dynalite: DynamoDBServer) -> None:
     dynalite.client.delete_table(TableName=table)
 
 
+@pytest.mark.usefixtures("fixed_requests")
 def test_commit_sends_few_requests(dynalite: DynamoDBServer, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lakehouse.create(root, dynalite.storage_options)
     create(lake, "a")

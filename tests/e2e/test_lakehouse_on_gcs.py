@@ -87,6 +87,7 @@ def test_what_is_expired_is_purged(fake_gcs: GcsServer, root: str) -> None:
     check_lake(aging.lake)
 
 
+@pytest.mark.usefixtures("fixed_requests")
 def test_the_requests_of_a_commit(fake_gcs: GcsServer, root: str) -> None:
     """As in docs/storages/README.md: the new files at once, then the root, each by one upload; the hint is a note."""
     with FaultyProxy(fake_gcs.endpoint) as proxy:
@@ -136,4 +137,4 @@ def test_two_processes_commit(fake_gcs: GcsServer, root: str, n_commits: int) ->
     for number in range(N_PROCESSES):
         assert snapshot.table("ns", f"t{number}").properties["n"] == str(n_commits)
     assert left_over_paths(lake) == set()
-    assert operations.verify(lake).findings == ()
+    assert {finding.code for finding in operations.verify(lake).findings} <= {"hint-wrong"}

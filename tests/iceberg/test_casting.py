@@ -20,6 +20,7 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.write.arrow import stage_arrow
 from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
 from trinitylake_ops.iceberg.write.upsert import stage_upsert
+from trinitylake_ops.storage import background
 
 NAME = ("ns", "t")
 MOMENT = dt.datetime(2030, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a local time
@@ -126,6 +127,7 @@ def test_unreadable_values_are_rejected(lake: Lakehouse, how: str) -> None:
 
 def test_rows_without_required_columns_are_rejected(lake: Lakehouse) -> None:
     empty, rows = pa.table({}), pa.table({"c": [1], "p": ["a"]})
+    background.drain()
     before = list(lake.storage.list(""))
     for mode in ("append", "replace_table"):
         with pytest.raises(InvalidInputError):
@@ -133,6 +135,7 @@ def test_rows_without_required_columns_are_rejected(lake: Lakehouse) -> None:
     assert list(lake.storage.list("")) == before
     staged = stage_arrow(lake, rows, *NAME, mode="append", partition_by=["p"])
     publish_once(lake, [staged], publication_id("rows"))
+    background.drain()
     before = list(lake.storage.list(""))
     for replaces_columns in (True, False):
         with pytest.raises(InvalidInputError):

@@ -35,7 +35,7 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations import ExportReport
 from trinitylake_ops.operations.exports import export as export_module
-from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper, drop_memory_root
+from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper, background, drop_memory_root
 
 
 @pytest.fixture
@@ -243,6 +243,7 @@ def test_restore_fails_when_another_lakehouse_replaced_the_export(
 ) -> None:
     """Restoring it would drop all objects of the lakehouse."""
     export_to(target, aging.lake, "away")
+    background.drain()
     shutil.rmtree(lakes.folder / "target")
     create(Lakehouse.create(target.root), "theirs")
     for operation in (operations.plan_restore, operations.verify_export):

@@ -320,7 +320,7 @@ def test_intermediate_commits_conflict_only_with_merged_objects(parent: Aging, c
     lake = parent.lake
     append_rows(clone)
     plan = operations.plan_promotion(lake, NAME)
-    create(lake, "concurrent")
+    create(lake, "other")
     with pytest.raises(PlanChangedError):
         plan.execute(plan.digest)
     plan.execute()  # the other commit changed other objects

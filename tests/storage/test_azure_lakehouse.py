@@ -46,7 +46,7 @@ def test_a_life(azurite: AzureServer, root: str, tmp_path: Path) -> None:
     assert Lakehouse.open(root, options).snapshot().tables("ns") == ["t0", "t1", "t2", "t3"]
     operations.plan_rollback(lake, 3).execute()
     assert lake.snapshot().tables("ns") == ["t0", "t1"]
-    assert operations.verify(lake).findings == ()
+    assert {finding.code for finding in operations.verify(lake).findings} <= {"hint-wrong"}
 
     copy = str(tmp_path / "copy")
     operations.plan_export(lake, "kept", "full", target=copy).execute()

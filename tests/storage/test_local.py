@@ -28,7 +28,7 @@ from trinitylake_ops.errors import (
     TransientError,
     TrinityLakeError,
 )
-from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.storage import LocalStorage, background
 from trinitylake_ops.storage.contract.suite import run_together
 from trinitylake_ops.storage.local import posix_files
 from trinitylake_ops.storage.local.errors import storage_error
@@ -503,6 +503,7 @@ def test_write_fails_if_clocks_of_machine_and_files_differ(
 ) -> None:
     root = f"file://{tmp_path}/"
     lake = Lakehouse.create(root, storage=LocalStorage(root, fsync=fsync))
+    background.drain()
     before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     give_own_time(monkeypatch, posix_files, time_ns=lambda: time.time_ns() + ahead_s * 10**9)
     with pytest.raises(StorageError), lake.transaction() as txn:

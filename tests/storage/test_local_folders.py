@@ -17,7 +17,7 @@ from trinitylake_ops.errors import (
     LocationNotAllowedError,
     StorageError,
 )
-from trinitylake_ops.storage import LocalStorage, open_storage
+from trinitylake_ops.storage import LocalStorage, background, open_storage
 from trinitylake_ops.storage.local.posix_files import check_can_hold, lies_within
 
 
@@ -145,6 +145,7 @@ def test_remove_empty_folders_keeps_other_folders(tmp_path: Path) -> None:
 def test_root_that_is_not_a_folder_is_reported(tmp_path: Path, kind: str, levels: int) -> None:
     place = tmp_path / "place"
     lakehouse = Lakehouse.create(root(place.joinpath(*"ab"[:levels])))
+    background.drain()
     shutil.rmtree(place)
     if kind == "file":
         place.write_bytes(b"")

@@ -41,7 +41,7 @@ class PrometheusListener:
             if name not in set(without)
         }
         #: Counters and histograms by their labels, because a lookup in the library costs more than counting.
-        self._labelled: dict[tuple[object, ...], Counter | Gauge | Histogram | None] = {}
+        self._labeled: dict[tuple[object, ...], Counter | Gauge | Histogram | None] = {}
 
     def add(self, name: str, amount: float, labels: dict[str, str]) -> None:
         """Increase a counter."""
@@ -63,12 +63,12 @@ class PrometheusListener:
 
     def _of_labels(self, name: str, labels: dict[str, str]) -> Counter | Gauge | Histogram | None:
         key = (name, *labels.items())
-        labelled = self._labelled.get(key)
-        if labelled is None:
+        labeled = self._labeled.get(key)
+        if labeled is None:
             metric = self._metrics.get(name)
-            labelled = metric.labels(**labels) if labels and metric is not None else metric
-            self._labelled[key] = labelled
-        return labelled
+            labeled = metric.labels(**labels) if labels and metric is not None else metric
+            self._labeled[key] = labeled
+        return labeled
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""

@@ -338,10 +338,15 @@ class LocalStorage(Storage):
         Without this check, a reader would report that there is no lakehouse.
         """
         folder = self._folder.rstrip(b"/")
-        while folder and not os.path.isdir(folder):
-            if os.path.lexists(folder):
-                raise root_is_no_folder(self.root, folder)
-            folder = os.path.dirname(folder)
+        while folder:
+            try:
+                mode = os.lstat(folder).st_mode
+            except OSError:  # missing, so far as this process can see
+                folder = os.path.dirname(folder)
+                continue
+            if stat.S_ISDIR(mode) or (stat.S_ISLNK(mode) and os.path.isdir(folder)):
+                return
+            raise root_is_no_folder(self.root, folder)
 
     def _has_link(self, path: str) -> bool:
         """Whether a part of the path of a folder, or of the temporary folder, is a link.
