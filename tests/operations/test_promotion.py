@@ -324,7 +324,7 @@ def test_intermediate_commits_conflict_only_with_merged_objects(parent: Aging, c
     with pytest.raises(PlanChangedError):
         plan.execute(plan.digest)
     plan.execute()  # the other commit changed other objects
-    assert lake.snapshot().has_namespace("concurrent")
+    assert lake.snapshot().has_namespace("other")
     append_rows(clone)
     plan = operations.plan_promotion(lake, NAME)
     append_rows(lake)

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-START_TIMEOUT_SECONDS = 90
+#: Of one server. A busy machine may take minutes to start a JVM.
+START_TIMEOUT_SECONDS = 240
 N_LOG_LINES_SHOWN = 15
 
 _LIBC = ctypes.CDLL(None)
