@@ -234,7 +234,7 @@ class SplitBackfill:
         return {"dagster/backfill": "split"} | ({} if day is None else {"dagster/partition": day})
 
     def _execute(self, tags: dict[str, str], **options: Any) -> dg.DagsterRun:
-        job = dg.build_reconstructable_job("tests.dagster_plugin.test_backfills", "everything", ())
+        job = dg.build_reconstructable_job("tests.dagster_plugin.test_backfills", "all_assets_job", ())
         with dg.execute_job(job, self.instance, run_config=QUIET, tags=tags, **options) as result:
             run = self.instance.get_run_by_id(result.run_id)
         assert run is not None

@@ -169,7 +169,7 @@ def test_relocate_job_accepts_moved_table_root(jobs: Jobs, tmp_path: Path) -> No
     assert apart.lake.snapshot().definition.table_root == f"file://{new}/"
     assert catalog_at(apart.lake).load_table("ns.a").scan().to_arrow() == expected
     assert apart.plan("relocate", table_root=f"file://{new}/")["is_empty"] is True
-    with pytest.raises(dg.DagsterInvalidConfigError, match="table_root is not shown") as refused:
+    with pytest.raises(dg.DagsterInvalidConfigError, match="table_root is not a valid root") as refused:
         apart.run("relocate", table_root="s3://key:secret@bucket/tables")
     assert "secret" not in str(refused.value)
 
@@ -212,7 +212,7 @@ def test_digest_requires_options_of_plan(jobs: Jobs) -> None:
         ("trim", {"tables": ["ns.nowhere"]}, "ns.nowhere"),
         ("rollback", {"to": {"version": 999}}, "version 999 does not exist"),
         ("rollback", {"to": {"export": "nowhere"}}, "nowhere"),
-        ("drop_export", {"name": "nowhere"}, "there is no export 'nowhere'"),
+        ("drop_export", {"name": "nowhere"}, "export 'nowhere' does not exist"),
     ],
 )
 def test_operation_on_missing_object_fails_and_changes_nothing(
@@ -270,8 +270,8 @@ def test_undeletable_files_fail_run_with_report(jobs: Jobs, monkeypatch: pytest.
         patch.setattr(LocalStorage, "delete", refuse)
         outcome = jobs.apply(plan, "purge")
     assert not outcome.success
-    assert outcome.error.startswith(f"{plan['files']} files were not deleted; run purge")
-    assert outcome.error.endswith("not allowed")
+    assert outcome.error.startswith(f"{plan['files']} files were not deleted")
+    assert "not allowed" in outcome.error
     assert (outcome.metadata["failed_files"], outcome.metadata["files"], outcome.metadata["version"]) == (
         plan["files"],
         0,
