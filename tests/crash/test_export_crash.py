@@ -52,7 +52,7 @@ def restoring(lake: Lakehouse) -> object:
 
 
 def exported_before(**arguments: Any) -> Callable[[Lakehouse], object]:
-    """Export, then change all that the export has."""
+    """Return a preparation that exports the lakehouse and then changes everything in the export."""
 
     def prepare(lake: Lakehouse) -> None:
         operations.plan_export(lake, "old", **arguments).execute()

@@ -526,7 +526,7 @@ class FailsOnce(StorageWrapper):
 
 
 def test_failed_walk_starts_over(aging: Aging, lake: Lakehouse) -> None:
-    """Else what lies below the nodes that were read before the failure would count as unreached."""
+    """Otherwise the objects below the nodes that were read before the failure would count as unreached."""
     grow(aging, 12)
     survey = survey_versions(lake)
     root = survey.roots[lake.latest_version()]

@@ -44,7 +44,7 @@ def start_azurite(folder: Path, daemons: Daemons) -> str:
 
 @dataclass(frozen=True)
 class AzureServer:
-    """An account on a server. Tests share one container and take a fresh prefix of it each."""
+    """An account on a server. Tests share one container, and each uses a fresh prefix."""
 
     kind: str
     endpoint: str
