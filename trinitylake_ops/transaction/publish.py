@@ -56,7 +56,7 @@ def publish_root(root: KnownRoot, roots: Roots, before_send: Callable[[], None],
     Args:
         root: The root, whose files are all written. It has a ``commit_id`` that no other root has.
         roots: The roots of the lakehouse.
-        before_send: Called before every send, including resends. An error that it raises prevents the send and is passed on.
+        before_send: Called before every send, including resends; an error prevents it.
         pacing: May have read the root of another writer for this version already, which is then not read again.
 
     Raises:
@@ -91,7 +91,7 @@ def create_root(
     Args:
         root: The root.
         roots: The roots of the lakehouse.
-        before_send: Called before every send, including resends. An error that it raises prevents the send and is passed on.
+        before_send: Called before every send, including resends; an error prevents it.
         read_back: Reads the root, for a caller that reads more in the same round trip.
         calls: Further calls for the round trip of the first send.
 
