@@ -221,6 +221,7 @@ def test_observation_after_previous_version_was_deleted(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
     create(lake, "ns", "t")
     alter(lake, "ns", "t")
+    lake.close()  # with an outdated hint, version 0 would be found as the latest
     lake.storage.delete(root_path(1))
     lake = Lakehouse(lake.storage)
     shown = head_metadata(lake, lake.snapshot(), None, since=1)

@@ -107,6 +107,8 @@ class Service:
         self.environment = {
             **{key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},
             "PYTHONPATH": str(REPOSITORY),
+            # On a busy machine it may take more than Dagster's 60 seconds to start the process of a run.
+            "DAGSTER_GRPC_TIMEOUT_SECONDS": str(PATIENCE_SECONDS),
             **image.environment,
             **{key: str(value) for key, value in given.items() if value is not None},
         }
