@@ -11,7 +11,7 @@ import pytest
 from tests.cli.test_commands import ROOT, Cli, assert_error, cli, lake, logging_as_it_was
 from tests.local_clock import LocalClock
 from tests.operations.changes import alter, create
-from tests.operations.pages import parsed
+from tests.operations.html_pages import parse_page
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.file_names import HINT_PATH
 
@@ -33,7 +33,7 @@ def test_html_report_is_written_in_addition_to_output(
         kept, again = (json.loads(printed.out) for printed in (plain, result))
         assert (type(kept), len(kept)) == (type(again), len(again))
     assert f"Page: {path}\n" in result.err
-    assert parsed(path.read_text()).headline.startswith("3 versions; ")
+    assert parse_page(path.read_text()).headline.startswith("3 versions; ")
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
@@ -43,14 +43,14 @@ def test_html_report_of_findings_with_exit_code_1(cli: Cli, lake: Lakehouse, tmp
     lake.storage.write(lake.files.roots.path(1), b"garbage")
     path = tmp_path / "page.html"
     assert cli("verify", "--html", path).code == 1
-    page = parsed(path.read_text())
+    page = parse_page(path.read_text())
     assert page.headline == "1 error and 1 warning; 3 versions, of which 1 unreadable; the latest is 2"
 
 
 def test_html_report_of_a_limited_log(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     assert cli("log", "--limit", 2, "--stat", "--html", path).code == 0
-    assert parsed(path.read_text()).headline == "The newest 2 versions; the latest is 2"
+    assert parse_page(path.read_text()).headline == "The newest 2 versions; the latest is 2"
 
 
 def test_html_report_of_an_executed_expiration(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,12 +62,12 @@ def test_html_report_of_an_executed_expiration(cli: Cli, tmp_path: Path, monkeyp
     clock.forward(24 * 9)
     path = tmp_path / "page.html"
     assert cli("expire", "--html", path, root=root).code == 0
-    page = parsed(path.read_text())
+    page = parse_page(path.read_text())
     assert page.headline.startswith("3 versions; 2 would expire and reclaim ")
     assert "expire --apply 2-" in page.text
     result = cli("expire", "--yes", "--html", path, root=root)
     assert (result.code, "Expired in version 3" in result.out) == (0, True)
-    assert "; 2 expired just now, by version 3; a purge reclaims " in parsed(path.read_text()).headline
+    assert "; 2 expired just now, by version 3; a purge reclaims " in parse_page(path.read_text()).headline
 
 
 def test_result_is_printed_if_the_html_report_cannot_be_written(

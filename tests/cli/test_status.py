@@ -14,7 +14,7 @@ from tests.cli import test_commands
 from tests.cli.test_commands import Cli, assert_error, cli, lake, logging_as_it_was
 from tests.lakes import lakes
 from tests.operations.changes import create
-from tests.operations.pages import parsed
+from tests.operations.html_pages import parse_page
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.cli.status import _print
 from trinitylake_ops.format.file_names import HINT_PATH
@@ -62,7 +62,7 @@ def test_status_as_json_and_html(cli: Cli, lake: Lakehouse, tmp_path: Path) -> N
     assert (result.json["version"], result.json["commits"]["versions"]) == (2, 1)
     assert result.json["space"]["note"] == "from new plans"
     assert f"Page: {path}\n" in result.err
-    page = parsed(path.read_text())
+    page = parse_page(path.read_text())
     assert page.headline.startswith("Version 2, ")
     assert "refresh" not in path.read_text()
     assert_error(cli("status", "--watch", 0), 2, "--watch")

@@ -1,6 +1,6 @@
-"""Every decoder of a file that stands in a lakehouse, as what fuzzing calls with the bytes of one file.
+"""The decoders of all lakehouse files, in the form that fuzzing calls: with the bytes of one file.
 
-Each goes on to use what it decoded, as its callers do: a value of a wrong type that comes through is a fault, too.
+Each decoder also uses the decoded value like its callers, so that a value of a wrong type is detected.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ T = TypeVar("T")
 
 CORPUS = Path(__file__).parent / "corpus"
 REGRESSIONS = Path(__file__).parent / "regressions"
-#: Where samples stood whose names are part of what they hold, or of their checksums.
+#: Locations of samples whose content or checksum includes their name.
 UUID = "6fcb514b-b878-4c9d-95b7-8dc3a7ce6fd8"
 TABLE_ID = "0b9d3a5e-7c1f-4f7e-9a53-3b1f0c6f2d11"
 FUZZ_ROOT = "memory://fuzz/"
-#: What the data files of the samples hold.
+#: The rows of the data files in the samples.
 ROWS = pa.table({"id": [1, 2], "place": ["a", "a"], "score": [0.5, None]})
 
 
@@ -100,26 +100,26 @@ def _node(data: bytes, path: str) -> None:
     node = decode_node(data, path)
     keys = KeyCodec(8, 8)
     for key in (*node.keys, *node.buffer):
-        _refusing(keys.decode, key)
+        _decode_or_reject(keys.decode, key)
     assert len(list(node.values)) == len(list(node.keys))
     assert not node.children or len(list(node.children)) == len(node.keys) + 1
     assert node.created_at_ms >= 0
     if not node.is_sealed:
-        again = decode_node(encode_node(node, order=max(3, len(node.keys) + 1)), path)
-        assert list(again.keys) == list(node.keys) and dict(again.buffer) == dict(node.buffer)
+        decoded = decode_node(encode_node(node, order=max(3, len(node.keys) + 1)), path)
+        assert list(decoded.keys) == list(node.keys) and dict(decoded.buffer) == dict(node.buffer)
     decode_system_rows(data, path)
 
 
 def _commit_info(data: bytes, path: str) -> None:
-    """What stands in a root as ``commit_info``, and whatever of it the log shows."""
+    """Decode the ``commit_info`` of a root, and format it like the log."""
     del path
     lake = _lake()
     latest = lake.snapshot()
     text = data.decode("utf-8", "replace")
     root = latest.root
     system = {**root.system, COMMIT_INFO: text}
-    written = encode_node(type(root)(list(root.keys), list(root.values), [], {}, system), order=128)
-    lake.storage.write(root_path(0), written)
+    root_data = encode_node(type(root)(list(root.keys), list(root.values), [], {}, system), order=128)
+    lake.storage.write(root_path(0), root_data)
     for info in version_infos(lake.files, [0], latest):
         json.dumps([info.operation, info.message, dict(info.counts), dict(info.properties), info.members])
         assert info.bytes_written >= 0
@@ -154,14 +154,14 @@ def _hint(data: bytes, path: str) -> None:
 
 
 def _names(data: bytes, path: str) -> None:
-    """Names of files, one to a line, each asked for all that it may be."""
+    """Parse file names, one per line, as every kind of name."""
     del path
     for name in data.decode("utf-8", "surrogateescape").splitlines():
-        for ask in (named_kind, parse_lease_path, parse_slot_request_path, is_operation_path, is_verified_path):
-            ask(name)
+        for classify in (named_kind, parse_lease_path, parse_slot_request_path, is_operation_path, is_verified_path):
+            classify(name)
         is_immutable_path(name)
         root_of(name)
-        for refuse in (
+        for parse in (
             parse_root_path,
             validate_location,
             as_uri,
@@ -172,11 +172,11 @@ def _names(data: bytes, path: str) -> None:
             lambda location: _io().location(location),
             VersionRanges.parse,
         ):
-            _refusing(refuse, name)
+            _decode_or_reject(parse, name)
 
 
-def _refusing(decode: Callable[[T], object], text: T) -> None:
-    """Decode one of several things in a file, any of which may be refused."""
+def _decode_or_reject(decode: Callable[[T], object], text: T) -> None:
+    """Decode one of several items in a file, each of which may be rejected."""
     try:
         decode(text)
     except TrinityLakeError:
@@ -252,7 +252,7 @@ def _verified_record(data: bytes, path: str) -> None:
             assert min(file.size_bytes, file.modified_ms) >= 0
             assert len(file.sha256) == 32
             if file.kept == RecordedPart.NAMES and content is not None:
-                _refusing(decode_names, content)
+                _decode_or_reject(decode_names, content)
     finally:
         storage.delete(path)
 
@@ -267,7 +267,7 @@ def _saved_transaction(data: bytes, path: str) -> None:
     saved.to_bytes()
 
 
-def _places() -> TableFileMap:
+def _file_map() -> TableFileMap:
     return TableFileMap(TABLE_ID, FUZZ_ROOT, "memory://copy/")
 
 
@@ -282,7 +282,7 @@ def _table_metadata(data: bytes, path: str) -> None:
     except FileMissingError:
         return
     finally:
-        rewritten(FileCopy(FileKind.METADATA, path, path, None), data, _io(), _places(), {})
+        rewritten(FileCopy(FileKind.METADATA, path, path, None), data, _io(), _file_map(), {})
 
 
 def _manifest_list(data: bytes, path: str) -> None:
@@ -291,8 +291,8 @@ def _manifest_list(data: bytes, path: str) -> None:
     manifests = manifests_in(Snapshot(snapshot_id=snapshot_id, timestamp_ms=0, manifest_list=_uri(path)), _io())
     sizes = {}
     for manifest in manifests:
-        sizes[_places().path(_io().location(manifest.manifest_path))] = manifest.manifest_length
-    rewritten(FileCopy(FileKind.MANIFEST_LIST, path, path, None), data, _io(), _places(), sizes)
+        sizes[_file_map().path(_io().location(manifest.manifest_path))] = manifest.manifest_length
+    rewritten(FileCopy(FileKind.MANIFEST_LIST, path, path, None), data, _io(), _file_map(), sizes)
 
 
 def _manifest(data: bytes, path: str) -> None:
@@ -309,12 +309,12 @@ def _manifest(data: bytes, path: str) -> None:
     )
     for entry in entries_in(listed, _io()):
         content_file(entry, _io(), live=True)
-    rewritten(FileCopy(FileKind.MANIFEST, path, path, None), data, _io(), _places(), {})
+    rewritten(FileCopy(FileKind.MANIFEST, path, path, None), data, _io(), _file_map(), {})
 
 
 @functools.cache
 def _table() -> Table:
-    """A table of one data file with the columns of the samples."""
+    """Return a table of one data file with the columns of the samples."""
     catalog = catalog_at(_lake())
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
@@ -336,7 +336,7 @@ def _data_file(path: str, content: DataFileContent, file_format: FileFormat) -> 
 
 
 def _data_parquet(data: bytes, path: str) -> None:
-    """Read rows as a scan does, and as compaction."""
+    """Read rows like a scan, and like compaction."""
     _lake().storage.write(path, data)
     task = FileScanTask(_data_file(path, DataFileContent.DATA, FileFormat.PARQUET))
     metadata = _table().metadata
@@ -346,7 +346,7 @@ def _data_parquet(data: bytes, path: str) -> None:
 
 
 def _data_orc(data: bytes, path: str) -> None:
-    """Read a file and its declared sizes. Apache ORC decodes the streams (docs/internals/threat-model.md)."""
+    """Read the file with its declared sizes. Apache ORC decodes the streams (docs/internals/threat-model.md)."""
     _lake().storage.write(path, data)
     for io in (_io(), CheckedFileIO.like(_io(), {})):
         with io.new_input(_uri(path)).open() as stream:
@@ -365,7 +365,7 @@ def _deletes(data: bytes, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A decoder with the path of the file that it is given, its mutator, and what makes checksums right again."""
+    """A decoder, the path of its file, its mutator, and the function that recomputes the checksums of the file."""
 
     decode: Callable[[bytes, str], None]
     path: str
@@ -414,11 +414,11 @@ DECODERS: dict[str, Decoder] = {
 
 
 def corpus(name: str) -> list[bytes]:
-    """Return the valid samples of a kind of file, in the order of their names."""
+    """Return the valid samples for a decoder, sorted by name."""
     return [file.read_bytes() for file in sorted((CORPUS / name).iterdir())]
 
 
 def regressions(name: str) -> dict[str, bytes]:
-    """Return inputs that a decoder once failed on, by file name."""
+    """Return inputs on which a decoder failed before, by file name."""
     folder = REGRESSIONS / name
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())} if folder.is_dir() else {}

@@ -1,7 +1,7 @@
-"""Fuzzing led by coverage: atheris keeps what reaches new lines of the program and goes on from there.
+"""Coverage-guided fuzzing: atheris keeps inputs that reach new lines of the program and mutates them further.
 
-``python -m tests.fuzz.guided DECODER --seconds T --folder F`` ends with an error on the first fault, whose input is
-``F/current``; ``--seed`` is where its chance begins.
+``python -m tests.fuzz.guided DECODER --seconds T --folder F`` exits with an error on the first fault, whose input is
+``F/current``; ``--seed`` seeds its random generator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_INPUT_BYTES = 1 << 16
 
 
 def main() -> None:
-    """Run by arguments."""
+    """Run the command."""
     parser = argparse.ArgumentParser()
     parser.add_argument("decoder", choices=DECODERS)
     parser.add_argument("--seconds", type=int, required=True)

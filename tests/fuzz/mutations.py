@@ -1,8 +1,8 @@
-"""Damaged and hostile variants of valid files: of their bytes, and of what their format holds.
+"""Damaged and hostile variants of valid files: changes of their bytes, and of their decoded content.
 
-Each mutator takes the bytes of a file and a source of chance and returns other bytes; the same chance gives the same
-bytes. Those of structure decode the file, change a value, a length, a count or a type in it and encode it again, so
-that what lies behind the outermost checks is met, too. Checksums are made right again afterwards (:mod:`reseal`).
+Each mutator takes the bytes of a file and a random generator and returns other bytes, which are equal for equal seeds.
+Structural mutators decode the file, change a value, a length, a count or a type, and encode it again, so that code
+behind the outermost checks is reached. Checksums are recomputed afterwards (:mod:`reseal`).
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ _TEXTS = (
     "http://[::1",
     "%00%ff",
 )
-_LARGE = 10**4500  # more digits than Python makes a number of, when it stands in a text
+_LARGE = 10**4500  # as text, more digits than Python converts to a number
 
 
 def hostile_value(rng: random.Random) -> Any:
-    """Return a value of any type that JSON has, most of them where none of that type is expected."""
+    """Return a value of any JSON type, which is mostly not the expected one."""
     kind = rng.randrange(7)
     if kind == 0:
         return rng.choice(_TEXTS)
@@ -84,7 +84,7 @@ def hostile_value(rng: random.Random) -> Any:
 
 
 def nested(depth: int) -> Any:
-    """Return lists within lists."""
+    """Return nested lists."""
     value: Any = []
     for _ in range(depth):
         value = [value]
@@ -92,7 +92,7 @@ def nested(depth: int) -> Any:
 
 
 def bytes_changed(data: bytes, rng: random.Random) -> bytes:
-    """Change bits, bytes, numbers, lengths and order anywhere."""
+    """Change bits, bytes, numbers, lengths and the order of bytes anywhere."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
         place = rng.randrange(len(changed)) if changed else 0
@@ -123,7 +123,7 @@ def bytes_changed(data: bytes, rng: random.Random) -> bytes:
 
 
 def bytes_in_place_changed(data: bytes, rng: random.Random) -> bytes:
-    """Change some bytes and no length: kinds, offsets and counts of binary metadata, which checks of others hide."""
+    """Change some bytes but no length: kinds, offsets and counts of binary metadata, which other checks hide."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 8) if changed else 0):
         changed[rng.randrange(len(changed))] = rng.choice((0, 1, 4, 8, 0x80, 0xFF, rng.randrange(256)))
@@ -131,7 +131,7 @@ def bytes_in_place_changed(data: bytes, rng: random.Random) -> bytes:
 
 
 def value_changed(value: Any, rng: random.Random) -> Any:
-    """Return a value as JSON has it with one part changed, left out, doubled or renamed."""
+    """Return a JSON value with one part changed, removed, duplicated or renamed."""
     places: list[tuple[Any, Any]] = []
     _collect(value, places)
     if not places:
@@ -166,7 +166,7 @@ def _collect(value: Any, places: list[tuple[Any, Any]]) -> None:
 
 
 def json_changed(data: bytes, rng: random.Random) -> bytes:
-    """Change the content of a JSON file, seldom its text."""
+    """Change the content of a JSON file, or rarely its text."""
     kind = rng.randrange(12)
     if kind == 0:
         return b"[" * rng.choice((10, 100_000))
@@ -175,12 +175,12 @@ def json_changed(data: bytes, rng: random.Random) -> bytes:
     value = json.loads(data)
     for _ in range(rng.choice((1, 1, 2, 5))):
         value = value_changed(value, rng)
-    # Without spaces, as our writers do it: there the seals of metadata are looked for.
+    # Without spaces, like this package's writers, so that checksums of metadata are found.
     return json.dumps(value, ensure_ascii=rng.random() < 0.9, separators=(",", ":")).encode(errors="surrogatepass")
 
 
 def gzip_json_changed(data: bytes, rng: random.Random) -> bytes:
-    """Change the content of a gzip file of JSON, or cut it."""
+    """Change the content of a gzip-compressed JSON file, or truncate it."""
     changed = _with_gzip_header(data, gzip.compress(json_changed(gzip.decompress(data), rng), mtime=0))
     if rng.random() < 0.2:
         changed = changed[: rng.randrange(len(changed))]
@@ -188,14 +188,14 @@ def gzip_json_changed(data: bytes, rng: random.Random) -> bytes:
 
 
 def _with_gzip_header(data: bytes, changed: bytes) -> bytes:
-    """Return a gzip file with the extra field of another one, where our seals are."""
+    """Return a gzip file with the extra field of another one, which contains the checksum."""
     if len(data) < 12 or not data[3] & 4:
         return changed
     return changed[:3] + b"\x04" + changed[4:10] + data[10 : 12 + int.from_bytes(data[10:12], "little")] + changed[10:]
 
 
 def gzip_text_changed(data: bytes, rng: random.Random) -> bytes:
-    """Change the content of a gzip file of any text."""
+    """Change the content of a gzip-compressed text file."""
     return gzip.compress(bytes_changed(gzip.decompress(data), rng), mtime=0)
 
 
@@ -263,7 +263,7 @@ def _read_varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _fields_of(data: bytes) -> list[tuple[int, bytes]]:
-    """Return (tag, content with its length) of each field; none for what is no message."""
+    """Return (tag, content with its length) of each field, or nothing for an invalid message."""
     fields, place = [], 0
     try:
         while place < len(data):
@@ -310,7 +310,7 @@ def arrow_stream_changed(data: bytes, rng: random.Random) -> bytes:
 
 
 def _damaged(data: bytes, rng: random.Random) -> bytes:
-    """Return a file as it is, or with bytes changed, each often enough."""
+    """Return a file unchanged, or with bytes changed, with similar probability."""
     how = rng.choice((None, bytes_changed, bytes_in_place_changed, bytes_in_place_changed))
     return how(data, rng) if how else data
 
@@ -348,7 +348,7 @@ def orc_changed(data: bytes, rng: random.Random) -> bytes:
 
 
 def _table_changed(table: pa.Table, rng: random.Random) -> pa.Table:
-    table.validate(full=True)  # what fuzzing changed before may lead out of its buffers
+    table.validate(full=True)  # an earlier mutation may refer to bytes outside of the buffers
     columns = {name: table[name].to_pylist() for name in table.schema.names}
     types = {name: table.schema.field(name).type for name in table.schema.names}
     for _ in range(rng.choice((1, 1, 2, 4))):
@@ -427,7 +427,7 @@ def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _typed_change(records: list[Any], rng: random.Random) -> list[Any]:
-    """Change a value to another one of its type, so that it can be written."""
+    """Change a value to another one of the same type, so that it can be written."""
     if rng.random() < 0.1 and records:
         return records * 3
     places: list[tuple[Any, Any]] = []
@@ -465,7 +465,7 @@ _HEADER = fastavro.parse_schema(
 
 
 def _avro_file(data: bytes, changes: Mapping[str, str]) -> bytes:
-    """Return an Avro file with other entries in its header, its blocks as they are."""
+    """Return an Avro file with other header entries and unchanged blocks."""
     blocks = io.BytesIO(data)
     header: Any = fastavro.schemaless_reader(blocks, _HEADER, None)
     meta = {**header["meta"], **{name: text.encode(errors="surrogatepass") for name, text in changes.items()}}
@@ -475,7 +475,7 @@ def _avro_file(data: bytes, changes: Mapping[str, str]) -> bytes:
 
 
 def _avro_blocks(data: bytes, header: Mapping[str, str], rng: random.Random) -> bytes:
-    """Return an Avro file whose block claims other numbers, or decompresses to other bytes."""
+    """Return an Avro file whose block declares other counts, or decompresses to other bytes."""
     blocks = io.BytesIO(data)
     sync = fastavro.schemaless_reader(blocks, _HEADER, None)["sync"]  # type: ignore[index,call-overload]
     head = data[: blocks.tell()]
@@ -498,7 +498,7 @@ def _avro_blocks(data: bytes, header: Mapping[str, str], rng: random.Random) -> 
 
 
 def mutated(data: bytes, change: Mutator, rng: random.Random) -> bytes:
-    """Return a variant of a file: most often one of its structure, else one of its bytes."""
+    """Return a variant of a file: mostly a structural one, otherwise one with changed bytes."""
     if rng.random() < 0.3:
         return bytes_changed(data, rng)
     try:

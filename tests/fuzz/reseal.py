@@ -1,4 +1,4 @@
-"""Checksums made right again in changed files, so that a decoder goes on to what was changed."""
+"""Recompute checksums in mutated files, so that decoders reach the mutation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHA256_BYTES = 32
 
 
 def resealed(data: bytes, path: str) -> bytes:
-    """Return a file with seals that are right for its bytes and its path, where it has any (FORMAT.md, "Checksums")."""
+    """Return a file with the right checksums for its bytes and path, if it has any (FORMAT.md, "Checksums")."""
     name = path.rpartition("/")[2].encode()
     seal = re.compile(rb"[0-9a-f]{8} " + re.escape(name))
     if not seal.search(data):
@@ -27,7 +27,7 @@ def resealed(data: bytes, path: str) -> bytes:
 
 
 def verified_record_resealed(data: bytes, path: str) -> bytes:
-    """Return a record of verified files with its SHA-256; what a mutator made of the stream has none yet."""
+    """Append the SHA-256 to a mutated record of verified files."""
     body = resealed(data, path)
     if hashlib.sha256(body[:-_SHA256_BYTES]).digest() != body[-_SHA256_BYTES:]:
         body += hashlib.sha256(body).digest()
@@ -35,7 +35,7 @@ def verified_record_resealed(data: bytes, path: str) -> bytes:
 
 
 def saved_transaction_resealed(data: bytes, path: str) -> bytes:
-    """Return a saved transaction with the checksum of what it says, where it can be read at all."""
+    """Return a saved transaction with the checksum of its content, if it can be decoded."""
     try:
         message = definitions._parsed(data, pb.SavedTransaction, path)
         saved = definitions._from_message(SavedTransaction, message)

@@ -1,6 +1,6 @@
-"""Make the corpus: small valid files of every kind, by those who write them.
+"""Write the corpus: small valid files of every kind, created by this package's own writers.
 
-``python -m tests.fuzz.samples`` writes them anew into ``tests/fuzz/corpus``; what stands there is what tests run on.
+``python -m tests.fuzz.samples`` replaces ``tests/fuzz/corpus``, which the tests use.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _path(decoder: str) -> str:
 
 
 def samples() -> Iterator[tuple[str, str, bytes]]:
-    """Yield (decoder, name of the sample, bytes)."""
+    """Yield (decoder, sample name, bytes)."""
     yield from _nodes()
     yield from _definitions()
     yield from _operations()
@@ -191,7 +191,7 @@ def _inventories() -> Iterator[tuple[str, str, bytes]]:
 
 
 def _tables() -> Iterator[tuple[str, str, bytes]]:
-    """Yield the files of a table with partitions and two snapshots, of a verify of it and of an export."""
+    """Yield the files of a partitioned table with two snapshots, and of its verification and export."""
     drop_memory_root(_ROOT)
     lake = Lakehouse.create(_ROOT)
     catalog = catalog_at(lake)
@@ -205,9 +205,9 @@ def _tables() -> Iterator[tuple[str, str, bytes]]:
     assert shot is not None
     read = lake.storage.read
     metadata = read(table.metadata_location.removeprefix(_ROOT))
-    # As if it stood where the decoders put it.
-    own_place = table.location().encode()
-    metadata = metadata.replace(own_place, f"{FUZZ_ROOT}tables/{TABLE_ID}".encode())
+    # The decoders use another location.
+    location = table.location().encode()
+    metadata = metadata.replace(location, f"{FUZZ_ROOT}tables/{TABLE_ID}".encode())
     yield _table_sample("table_metadata", "v2.json", metadata)
     yield _table_sample("table_metadata", "v3.json", _as_v3(metadata))
     yield _table_sample("table_metadata_gzip", "v2.gz", gzip.compress(metadata, mtime=0))
@@ -215,15 +215,15 @@ def _tables() -> Iterator[tuple[str, str, bytes]]:
     for number, listed in enumerate(shot.manifests(table.io)):
         yield _table_sample("manifest", f"v2-{number}.avro", read(listed.manifest_path.removeprefix(_ROOT)))
     operations.verify(lake, incremental=True)
-    yield "verified_record", "record.arrow", _only(lake, "_ops/verified-")[:-32]
+    yield "verified_record", "record.arrow", _read_only_file(lake, "_ops/verified-")[:-32]
     operations.plan_export(lake, "nightly", level="full").execute()
-    manifest_file = re.sub(rb"export-[0-9a-f-]{36}", f"export-{UUID}".encode(), _only(lake, "_ops/export-"))
+    manifest_file = re.sub(rb"export-[0-9a-f-]{36}", f"export-{UUID}".encode(), _read_only_file(lake, "_ops/export-"))
     yield "export_manifest", "full.json", resealed(manifest_file, _path("export_manifest"))
     drop_memory_root(_ROOT)
 
 
 def _data() -> Iterator[tuple[str, str, bytes]]:
-    """Yield data files, the Parquet ones with seals and without, and deletion vectors."""
+    """Yield data files, including Parquet files with and without checksums, and deletion vectors."""
     fields = [field.with_metadata({"PARQUET:field_id": str(n)}) for n, field in enumerate(ROWS.schema, 1)]
     table = ROWS.cast(pa.schema(fields))
     path = _path("data_parquet")
@@ -254,9 +254,9 @@ def _as_v3(metadata: bytes) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def _only(lake: Lakehouse, prefix: str) -> bytes:
-    (found,) = list(lake.storage.list(prefix))
-    return lake.storage.read(found.path)
+def _read_only_file(lake: Lakehouse, prefix: str) -> bytes:
+    (file,) = list(lake.storage.list(prefix))
+    return lake.storage.read(file.path)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Damaged and hostile files of every kind: only typed errors leave a decoder, in bounded memory and time.
+"""Damaged and hostile files of every kind: decoders raise only typed errors, in bounded memory and time.
 
-Each kind is decoded in a process of its own, which a bomb or a crash ends, and not the tests. How many variants are
-tried is counted, and time is that of the processor, so that a busy machine changes nothing.
+Each kind is decoded in a separate process, so that a crash or a decompression bomb does not end the tests. The number
+of variants is fixed and CPU time is measured, so that results do not depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tests.fuzz.decoders import DECODERS, corpus, regressions
 from tests.fuzz.run import MAX_BYTES
 
 _VARIANTS = 75
-#: Each variant of such a decoder takes a process of its own.
+#: These decoders start a process for each variant.
 _FEWER_VARIANTS = {"inventory_orc": 25}
 _SOAK_S = 600
-#: Their own files say whose decoders these are; Arrow's default allocator reserves more addresses than it uses.
+#: Arrow's default allocator reserves more addresses than it uses.
 _ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "PYTHONFAULTHANDLER": "1"}
 
 
 def run_fuzzer(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a fuzzer to its end."""
+    """Run a fuzzer until it exits."""
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env={**os.environ, **_ENVIRONMENT},
@@ -37,64 +37,66 @@ def run_fuzzer(module: str, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def faults(folder: Path, *arguments: str) -> dict[str, str]:
-    """Run the fuzzer by structure on decoders; return what is wrong with each, empty where nothing is."""
-    done = run_fuzzer("tests.fuzz.run", "--folder", str(folder), *arguments)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout)
-    return {name: "\n".join(f"{one['input']}: {one['reason']}" for one in ones) for name, ones in found.items()}
+def run_decoders(folder: Path, *arguments: str) -> dict[str, str]:
+    """Run the structural fuzzer on decoders, and return the faults of each as text."""
+    process = run_fuzzer("tests.fuzz.run", "--folder", str(folder), *arguments)
+    assert process.returncode == 0, process.stderr[-4000:]
+    decoders = json.loads(process.stdout)
+    return {
+        name: "\n".join(f"{fault['input']}: {fault['reason']}" for fault in faults) for name, faults in decoders.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What is wrong with each decoder after so many variants."""
+def faults_by_decoder(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The faults of each decoder, found with a fixed number of variants."""
     folder = tmp_path_factory.mktemp("fuzz")
-    others = [name for name in DECODERS if name not in _FEWER_VARIANTS]
-    wrong = faults(folder, *others, "--count", str(_VARIANTS))
+    names = [name for name in DECODERS if name not in _FEWER_VARIANTS]
+    texts = run_decoders(folder, *names, "--count", str(_VARIANTS))
     for name, count in _FEWER_VARIANTS.items():
-        wrong |= faults(folder, name, "--count", str(count))
-    return wrong
+        texts |= run_decoders(folder, name, "--count", str(count))
+    return texts
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_variants_of_valid_files_are_read_or_refused(name: str, found: dict[str, str]) -> None:
-    assert not found[name]
+def test_variants_of_valid_files_are_decoded_or_rejected(name: str, faults_by_decoder: dict[str, str]) -> None:
+    assert not faults_by_decoder[name]
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_samples_are_read(name: str) -> None:
+def test_samples_are_decoded(name: str) -> None:
     decoder = DECODERS[name]
     assert corpus(name)
     for data in corpus(name):
         decoder.decode(decoder.reseal(data, decoder.path), decoder.path)
 
 
-def test_every_regression_is_of_a_decoder() -> None:
+def test_every_regression_belongs_to_a_decoder() -> None:
     folders = {path.name for path in (Path(__file__).parent / "regressions").iterdir()}
     assert folders <= set(DECODERS)
     assert all(regressions(name) for name in folders)
 
 
-def endless(wbits: int) -> bytes:
-    """Return zeros of more than a decoder may hold, compressed; by zlib's numbers 31 is gzip and -15 plain deflate."""
+def compressed_zeros(wbits: int) -> bytes:
+    """Return compressed zeros beyond a decoder's memory limit. ``wbits`` is zlib's: 31 for gzip, -15 for deflate."""
     packer = zlib.compressobj(level=1, wbits=wbits)
     zeros = bytes(1 << 20)
     return b"".join(packer.compress(zeros) for _ in range(2 * MAX_BYTES // len(zeros))) + packer.flush()
 
 
-def test_a_small_file_that_decompresses_to_a_gigabyte_is_refused(tmp_path: Path) -> None:
+def test_decompression_bomb_is_rejected(tmp_path: Path) -> None:
     bomb = tmp_path / "bomb"
-    bomb.write_bytes(endless(31))
+    bomb.write_bytes(compressed_zeros(31))
     names = ("inventory_csv", "table_metadata_gzip")
-    assert faults(tmp_path, *names, "--count", "0", "--input", str(bomb)) == dict.fromkeys(names, "")
+    assert run_decoders(tmp_path, *names, "--count", "0", "--input", str(bomb)) == dict.fromkeys(names, "")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(12 * _SOAK_S)
 @pytest.mark.parametrize("name", DECODERS)
-def test_ten_minutes_of_variants(name: str, tmp_path: Path) -> None:
-    """Half of the time by structure, half led by coverage of the program; the seed of the day, shown when it fails."""
+def test_variants_are_decoded_or_rejected_for_ten_minutes(name: str, tmp_path: Path) -> None:
+    """Run the structural fuzzer, then the coverage-guided one, for half of the time each. A failure shows the seed."""
     seed, half_s = str(int.from_bytes(os.urandom(4))), str(_SOAK_S // 2)
-    assert not faults(tmp_path, name, "--seconds", half_s, "--seed", seed)[name], seed
+    assert not run_decoders(tmp_path, name, "--seconds", half_s, "--seed", seed)[name], seed
     guided = run_fuzzer("tests.fuzz.guided", name, "--seconds", half_s, "--seed", seed, "--folder", str(tmp_path))
     assert guided.returncode == 0, f"{seed}, {tmp_path / 'current'}:\n{guided.stderr[-4000:]}"

@@ -29,8 +29,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def lake(request: pytest.FixtureRequest, lakes: Lakes) -> Lakehouse:
-    created = lakes.memory() if request.param == "memory" else lakes.local()
-    return Lakehouse.open(created.root, created.storage_options, storage=MeteredStorage(created.storage))
+    new_lake = lakes.memory() if request.param == "memory" else lakes.local()
+    return Lakehouse.open(new_lake.root, new_lake.storage_options, storage=MeteredStorage(new_lake.storage))
 
 
 @pytest.fixture

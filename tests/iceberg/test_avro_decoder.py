@@ -60,8 +60,8 @@ def test_decoder_reads_values_that_pyiceberg_encodes(values: list[object]) -> No
 
 @given(VALUES.filter(bool), st.data())
 def test_decoder_rejects_truncated_input(values: list[object], data: st.DataObject) -> None:
-    whole, methods = encoded(values)
-    decoder = BoundedDecoder(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    encoded_values, methods = encoded(values)
+    decoder = BoundedDecoder(encoded_values[: data.draw(st.integers(0, len(encoded_values) - 1))])
     with pytest.raises((EOFError, UnicodeDecodeError)):
         for method in methods:
             getattr(decoder, method)()

@@ -31,11 +31,11 @@ def lake(lakes: Lakes) -> Lakehouse:
     return lakes.local()
 
 
-def put(lake: Lakehouse, rows: Any, how: str = "append") -> list[Any]:
+def publish_column(lake: Lakehouse, rows: Any, method: str = "append") -> list[Any]:
     """Publish a column ``c`` and return its values in the table."""
-    if how == "upsert":
+    if method == "upsert":
         staged = stage_upsert(lake, rows.append_column("k", pa.array(range(len(rows)))), *NAME, keys=["k"])
-    elif how == "reader":
+    elif method == "reader":
         staged = stage_arrow(lake, rows.to_reader(), *NAME, mode="append")
     else:
         staged = stage_arrow(lake, rows, *NAME, mode="append")
@@ -61,13 +61,13 @@ PRESERVED = [
 ]
 
 
-@pytest.mark.parametrize("how", ["append", "reader", "upsert"])
-def test_equivalent_types_are_stored_unchanged(lake: Lakehouse, how: str) -> None:
+@pytest.mark.parametrize("method", ["append", "reader", "upsert"])
+def test_equivalent_types_are_stored_unchanged(lake: Lakehouse, method: str) -> None:
     for index, (values, expected) in enumerate(PRESERVED):
         separate_lake = Lakehouse.create(f"{lake.root}-{index}")
         for _ in range(2):  # into a new table, and into the same column again
-            stored = put(separate_lake, pa.table({"c": values}), how)
-        assert stored == [expected] * (1 if how == "upsert" else 2), values.type
+            stored = publish_column(separate_lake, pa.table({"c": values}), method)
+        assert stored == [expected] * (1 if method == "upsert" else 2), values.type
 
 
 LOSSY = [
@@ -79,11 +79,11 @@ LOSSY = [
 ]
 
 
-@pytest.mark.parametrize("how", ["append", "reader", "upsert"])
-def test_values_that_would_lose_precision_are_rejected(lake: Lakehouse, how: str) -> None:
+@pytest.mark.parametrize("method", ["append", "reader", "upsert"])
+def test_values_that_would_lose_precision_are_rejected(lake: Lakehouse, method: str) -> None:
     for values in LOSSY:
         with pytest.raises(InvalidInputError, match=r"ns\.t") as caught:
-            put(lake, pa.table({"c": values}), how)
+            publish_column(lake, pa.table({"c": values}), method)
         assert "\n" not in str(caught.value)
         assert values.type == pa.date64() or "truncate" in str(caught.value)
 
@@ -106,23 +106,23 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize("how", ["append", "reader", "upsert", "partition"])
-def test_unreadable_values_are_rejected(lake: Lakehouse, how: str) -> None:
+@pytest.mark.parametrize("method", ["append", "reader", "upsert", "partition"])
+def test_unreadable_values_are_rejected(lake: Lakehouse, method: str) -> None:
     for index, values in enumerate(UNREADABLE):
         rows, version = pa.table({"c": values}), lake.latest_version()
         with pytest.raises(InvalidInputError, match=r"ns\.t") as caught:
-            if how == "partition" and not pa.types.is_nested(values.type):
+            if method == "partition" and not pa.types.is_nested(values.type):
                 stage_arrow(lake, rows, *NAME, mode="append", partition_by=["c"])
             else:
-                put(lake, rows, "append" if how == "partition" else how)
+                publish_column(lake, rows, "append" if method == "partition" else method)
         assert "\n" not in str(caught.value), index
         assert lake.latest_version() == version
     assert not [file.path for file in lake.storage.list() if file.path.endswith(".parquet")]
     ends = [dt.date.min, dt.date.max]
-    assert put(lake, pa.table({"c": pa.array([*ends, None])})) == [*ends, None]
+    assert publish_column(lake, pa.table({"c": pa.array([*ends, None])})) == [*ends, None]
     separate_lake = Lakehouse.create(f"{lake.root}-times")
     times = [dt.datetime.min, dt.datetime.max]  # noqa: DTZ901 - local times
-    assert put(separate_lake, pa.table({"c": pa.array(times, pa.timestamp("us"))})) == times
+    assert publish_column(separate_lake, pa.table({"c": pa.array(times, pa.timestamp("us"))})) == times
 
 
 def test_rows_without_required_columns_are_rejected(lake: Lakehouse) -> None:
@@ -162,23 +162,23 @@ UNSUPPORTED = [
 ]
 
 
-@pytest.mark.parametrize("how", ["append", "reader", "upsert"])
-def test_unsupported_type_has_one_line_error(lake: Lakehouse, how: str) -> None:
+@pytest.mark.parametrize("method", ["append", "reader", "upsert"])
+def test_unsupported_type_has_one_line_error(lake: Lakehouse, method: str) -> None:
     for values in UNSUPPORTED:
         with pytest.raises(UnsupportedTypeError, match="'c'") as caught:
-            put(lake, pa.table({"c": values}), how)
+            publish_column(lake, pa.table({"c": values}), method)
         assert "\n" not in str(caught.value)
 
 
 def test_list_view_of_existing_column_is_rejected(lake: Lakehouse) -> None:
     """Arrow's cast of list views returns empty lists."""
-    put(lake, pa.table({"c": [[1]]}))
+    publish_column(lake, pa.table({"c": [[1]]}))
     with pytest.raises(InvalidInputError, match="'c'"):
-        put(lake, pa.table({"c": pa.array([[1]], pa.list_view(pa.int64()))}))
+        publish_column(lake, pa.table({"c": pa.array([[1]], pa.list_view(pa.int64()))}))
 
 
 @pytest.mark.parametrize(
-    ("known", "new"),
+    ("existing", "new"),
     [
         (pa.array([dt.date(2030, 1, 1)]), pa.array([MOMENT])),
         (pa.array([True]), pa.array([2])),
@@ -190,26 +190,26 @@ def test_list_view_of_existing_column_is_rejected(lake: Lakehouse) -> None:
     ],
     ids=["date", "boolean", "list", "struct", "zone", "map", "number"],
 )
-def test_lossy_casts_that_arrow_allows_are_rejected(lake: Lakehouse, known: pa.Array, new: pa.Array) -> None:
-    put(lake, pa.table({"c": known}))
-    for how in ("append", "reader"):
+def test_lossy_casts_that_arrow_allows_are_rejected(lake: Lakehouse, existing: pa.Array, new: pa.Array) -> None:
+    publish_column(lake, pa.table({"c": existing}))
+    for method in ("append", "reader"):
         with pytest.raises(InvalidInputError, match="'c'"):
-            put(lake, pa.table({"c": new}), how)
+            publish_column(lake, pa.table({"c": new}), method)
 
 
 def test_float_column_is_widened_for_doubles(lake: Lakehouse) -> None:
-    put(lake, pa.table({"c": pa.array([0.5], pa.float32())}))
+    publish_column(lake, pa.table({"c": pa.array([0.5], pa.float32())}))
     with pytest.raises(InvalidInputError, match="'c'"):
-        put(lake, pa.table({"c": [0.1]}), "reader")
-    assert sorted(map(repr, put(lake, pa.table({"c": [1.5, float("nan")]})))) == ["0.5", "1.5", "nan"]
+        publish_column(lake, pa.table({"c": [0.1]}), "reader")
+    assert sorted(map(repr, publish_column(lake, pa.table({"c": [1.5, float("nan")]})))) == ["0.5", "1.5", "nan"]
     assert str(catalog_at(lake).load_table(NAME).schema().find_type("c")) == "float"
-    assert 0.1 in put(lake, pa.table({"c": [0.1]}))
+    assert 0.1 in publish_column(lake, pa.table({"c": [0.1]}))
     assert str(catalog_at(lake).load_table(NAME).schema().find_type("c")) == "double"
 
 
 def test_null_columns_fit_any_column(lake: Lakehouse) -> None:
-    put(lake, pa.table({"c": [True], "d": [[MOMENT.date()]]}))
-    assert put(lake, pa.table({"c": pa.nulls(1), "d": pa.array([[None]])}), "reader")[::-1] == [True, None]
+    publish_column(lake, pa.table({"c": [True], "d": [[MOMENT.date()]]}))
+    assert publish_column(lake, pa.table({"c": pa.nulls(1), "d": pa.array([[None]])}), "reader")[::-1] == [True, None]
 
 
 class _Money:
@@ -242,7 +242,7 @@ def test_polars_frame_is_stored(lake: Lakehouse) -> None:
         {"c": [MOMENT.time()], "day": [MOMENT.date()], "kind": pl.Series(["a"], dtype=pl.Categorical), "at": [MOMENT]},
         schema_overrides={"at": pl.Datetime("ns")},
     )
-    assert put(lake, arrow_of_polars(frame.lazy())) == [MOMENT.time()]
+    assert publish_column(lake, arrow_of_polars(frame.lazy())) == [MOMENT.time()]
 
 
 @pytest.mark.parametrize(
@@ -268,13 +268,13 @@ def test_unsupported_pandas_frame_is_rejected(values: Any) -> None:
 )
 def test_unsupported_pandas_type_error_advises(lake: Lakehouse, values: Any, advice: str) -> None:
     with pytest.raises(UnsupportedTypeError, match="'c'") as caught:
-        put(lake, arrow_of(pd.DataFrame({"c": values})))
+        publish_column(lake, arrow_of(pd.DataFrame({"c": values})))
     assert advice in str(caught.value)
 
 
 def test_pandas_nanoseconds_are_stored_only_without_loss(lake: Lakehouse) -> None:
     at = pd.Series(pd.to_datetime(["2026-01-01 10:00"]).as_unit("ns"))
-    assert put(lake, arrow_of(pd.DataFrame({"c": at}))) == [at[0].to_pydatetime()]
+    assert publish_column(lake, arrow_of(pd.DataFrame({"c": at}))) == [at[0].to_pydatetime()]
     with pytest.raises(InvalidInputError):
-        put(lake, arrow_of(pd.DataFrame({"c": at + pd.Timedelta(1, "ns")})))
-    assert len(put(lake, arrow_of(pd.DataFrame({"c": (at + pd.Timedelta(1, "ns")).dt.floor("us")})))) == 2
+        publish_column(lake, arrow_of(pd.DataFrame({"c": at + pd.Timedelta(1, "ns")})))
+    assert len(publish_column(lake, arrow_of(pd.DataFrame({"c": (at + pd.Timedelta(1, "ns")).dt.floor("us")})))) == 2

@@ -312,9 +312,9 @@ def test_create_transaction_commits_one_version(lake: Lakehouse, catalog: Trinit
     assert lake.latest_version() == version + 1
     assert ids_of(catalog.load_table("ns.t")) == [1, 2]
     assert lake.snapshot().table("ns", "t").id in catalog.load_table("ns.t").location()
-    late = catalog.create_table_transaction("ns.t", SCHEMA)
+    create_transaction = catalog.create_table_transaction("ns.t", SCHEMA)
     with pytest.raises(CommitFailedException):
-        late.commit_transaction()
+        create_transaction.commit_transaction()
 
 
 def test_register_view_is_not_implemented(catalog: TrinityLakeCatalog) -> None:
@@ -328,9 +328,9 @@ def test_table_cannot_have_name_of_view(lake: Lakehouse, catalog: TrinityLakeCat
     metadata_location = catalog.create_table("ns.t", SCHEMA).metadata_location
     with lake.transaction() as txn:
         txn.alter_namespace("ns", {f"{VIEW_PREFIX}v": "{}"})
-    late = catalog.create_table_transaction("ns.v", SCHEMA)
+    create_transaction = catalog.create_table_transaction("ns.v", SCHEMA)
     with pytest.raises(TableAlreadyExistsError):
-        late.commit_transaction()
+        create_transaction.commit_transaction()
     before = left_over_paths(lake)
     with pytest.raises(TableAlreadyExistsError):
         catalog.create_table("ns.v", SCHEMA)
@@ -374,23 +374,23 @@ def test_other_formats_and_broken_tables_are_typed_errors(lake: Lakehouse, catal
 
 
 def test_registered_table_is_external_and_read_only(lake: Lakehouse, catalog: TrinityLakeCatalog, lakes: Lakes) -> None:
-    others = lakes.local("other")
-    other = catalog_at(others)
+    other_lake = lakes.local("other")
+    other = catalog_at(other_lake)
     other.create_namespace("ns")
     foreign = other.create_table("ns.t", SCHEMA)
     foreign.append(rows(1, 2))
-    catalog = catalog_at(allowing(lake, others.root))
+    catalog = catalog_at(allowing(lake, other_lake.root))
     registered = catalog.register_table("ns.ext", foreign.metadata_location)
     assert lake.snapshot().table("ns", "ext").table_type == "EXTERNAL"
     assert lake.snapshot().table("ns", "ext").format_properties["metadata_location"] == foreign.metadata_location
     assert ids_of(catalog.load_table("ns.ext")) == [1, 2]
-    files, version = {info.path for info in others.storage.list()}, lake.latest_version()
+    files, version = {info.path for info in other_lake.storage.list()}, lake.latest_version()
     for loaded in (registered, catalog.load_table("ns.ext")):
         with pytest.raises(InvalidDefinitionError, match=r"ns\.ext"):
             loaded.append(rows(3))
     with pytest.raises(InvalidDefinitionError, match=r"ns\.ext"):
         catalog.commit_table(registered, (), (SetPropertiesUpdate(updates={"a": "b"}),))
-    assert ({info.path for info in others.storage.list()}, lake.latest_version()) == (files, version)
+    assert ({info.path for info in other_lake.storage.list()}, lake.latest_version()) == (files, version)
     mine = catalog.create_table("ns.t", SCHEMA)
     mine.append(rows(9))
     catalog.drop_table("ns.t")

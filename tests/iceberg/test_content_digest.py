@@ -55,8 +55,8 @@ def test_digest_depends_on_values_but_not_on_order_or_batches(seed: int) -> None
         other = value(random, field.type)
         if repr(other) == repr(values[row]):
             continue
-        changed = rows.set_column(at, field, array([*values[:row], other, *values[row + 1 :]], field.type))
-        difference = base.difference(digest(changed, schema))
+        changed_rows = rows.set_column(at, field, array([*values[:row], other, *values[row + 1 :]], field.type))
+        difference = base.difference(digest(changed_rows, schema))
         assert difference is not None
         assert f"'{field.name}" in difference
 
@@ -76,7 +76,7 @@ _MAPS = pa.map_(pa.string(), pa.struct([("a", pa.int32())]))
 
 
 @pytest.mark.parametrize(
-    ("kind", "one", "other"),
+    ("kind", "first", "other"),
     [
         (pa.float64(), 0.0, -0.0),
         (pa.float64(), math.nan, None),
@@ -96,15 +96,15 @@ _MAPS = pa.map_(pa.string(), pa.struct([("a", pa.int32())]))
         (pa.struct([("s", _LISTS)]), {"s": None}, {"s": []}),
     ],
 )
-def test_digest_distinguishes_similar_values(kind: pa.DataType, one: Any, other: Any) -> None:
+def test_digest_distinguishes_similar_values(kind: pa.DataType, first: Any, other: Any) -> None:
     schema = iceberg(pa.schema([("c", kind)]))
-    first, second = (pa.table({"c": pa.array([each, None], kind)}) for each in (one, other))
-    assert digest(first, schema).difference(digest(second, schema)) is not None
-    assert digest(first, schema).difference(digest(first.take([1, 0]), schema)) is None
+    first_rows, other_rows = (pa.table({"c": pa.array([value, None], kind)}) for value in (first, other))
+    assert digest(first_rows, schema).difference(digest(other_rows, schema)) is not None
+    assert digest(first_rows, schema).difference(digest(first_rows.take([1, 0]), schema)) is None
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "stored", "shown", "values"),
+    ("before", "after", "stored", "read_type", "values"),
     [
         (IntegerType(), LongType(), pa.int32(), pa.int64(), [1, -1, None]),
         (FloatType(), DoubleType(), pa.float32(), pa.float64(), [0.1, -0.0, math.nan, None]),
@@ -113,17 +113,17 @@ def test_digest_distinguishes_similar_values(kind: pa.DataType, one: Any, other:
     ],
 )
 def test_digest_is_equal_for_promoted_types_and_encodings(
-    before: IcebergType, after: IcebergType, stored: pa.DataType, shown: pa.DataType, values: list[Any]
+    before: IcebergType, after: IcebergType, stored: pa.DataType, read_type: pa.DataType, values: list[Any]
 ) -> None:
     first, second = (Schema(NestedField(1, "c", kind, required=False)) for kind in (before, after))
     old = pa.table({"c": pa.array(values, stored)})
-    new = pa.table({"c": pa.array(values, stored).cast(shown)})
+    new = pa.table({"c": pa.array(values, stored).cast(read_type)})
     assert digest(old, first, table_schema=second).difference(digest(new, second)) is None
     nested = [ListType(2, kind, element_required=False) for kind in (before, after)]
     first, second = (Schema(NestedField(1, "c", kind, required=False)) for kind in nested)
     if not pa.types.is_dictionary(stored):
         old = pa.table({"c": pa.array([values, None, []], pa.list_(stored))})
-        new = pa.table({"c": old["c"].cast(pa.list_(shown))})
+        new = pa.table({"c": old["c"].cast(pa.list_(read_type))})
         assert digest(old, first, table_schema=second).difference(digest(new, second)) is None
 
 

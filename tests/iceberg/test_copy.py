@@ -47,9 +47,9 @@ PHYSICAL = b"logicalTypo"  # a meaningless attribute of the same length as the r
 def manifest(codec: str, data_file: dict[str, Any]) -> bytes:
     """Encode a manifest with these physical values."""
     physical_schema = fastavro.parse_schema(_renamed(SCHEMA))
-    written = io.BytesIO()
-    fastavro.writer(written, physical_schema, [{"data_file": data_file}], codec=codec, metadata={"format-version": "2"})
-    return written.getvalue().replace(PHYSICAL, b"logicalType")
+    buffer = io.BytesIO()
+    fastavro.writer(buffer, physical_schema, [{"data_file": data_file}], codec=codec, metadata={"format-version": "2"})
+    return buffer.getvalue().replace(PHYSICAL, b"logicalType")
 
 
 def physical_values(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
@@ -78,10 +78,10 @@ def test_rewritten_manifest_preserves_values_beyond_python_range(lakes: Lakes, c
         "uuid": bytes(range(16)),
     }
     data = manifest(codec, {"file_path": f"{lake.root}tables/t/data/a.parquet", **values})
-    places = TableFileMap("t", lake.root, "s3://bucket/backup/")
+    file_map = TableFileMap("t", lake.root, "s3://bucket/backup/")
     copy = FileCopy(FileKind.MANIFEST, MANIFEST, MANIFEST, len(data))
-    copied = rewritten(copy, data, StorageFileIO.on(lake.storage), places, {})
+    copied = rewritten(copy, data, StorageFileIO.on(lake.storage), file_map, {})
     expected = {"file_path": "s3://bucket/backup/tables/t/data/a.parquet", **values}
     properties = physical_values(data)[1]
     assert physical_values(copied) == (expected, properties)
-    assert copied == rewritten(copy, data, StorageFileIO.on(lake.storage), places, {})
+    assert copied == rewritten(copy, data, StorageFileIO.on(lake.storage), file_map, {})

@@ -246,7 +246,7 @@ XY = pa.struct([("x", pa.int64()), ("y", pa.int64())])
 
 
 @pytest.mark.parametrize(
-    ("known", "given", "lost"),
+    ("table_type", "row_type", "missing_field"),
     [
         (X, XY, "y"),
         (pa.struct([("a", X)]), pa.struct([("a", XY)]), "a.y"),
@@ -256,13 +256,15 @@ XY = pa.struct([("x", pa.int64()), ("y", pa.int64())])
     ids=["struct", "nested", "list", "map"],
 )
 def test_unknown_nested_field_is_rejected(
-    lake: Lakehouse, io: StorageFileIO, known: pa.DataType, given: pa.DataType, lost: str
+    lake: Lakehouse, io: StorageFileIO, table_type: pa.DataType, row_type: pa.DataType, missing_field: str
 ) -> None:
-    metadata = metadata_of(lake, pa.schema([("n", known)]))
-    batch = pa.record_batch([pa.nulls(2, given)], names=["n"])
-    with pytest.raises(InvalidInputError, match=f"column 'n' has the field '{lost}', which the table's column lacks"):
+    metadata = metadata_of(lake, pa.schema([("n", table_type)]))
+    batch = pa.record_batch([pa.nulls(2, row_type)], names=["n"])
+    with pytest.raises(
+        InvalidInputError, match=f"column 'n' has the field '{missing_field}', which the table's column lacks"
+    ):
         write_data_files(io, metadata, [batch])
-    same = pa.record_batch([pa.nulls(2, known)], names=["n"])
+    same = pa.record_batch([pa.nulls(2, table_type)], names=["n"])
     assert [data_file.record_count for data_file in write_data_files(io, metadata, [same])] == [2]
 
 

@@ -102,12 +102,12 @@ def as_bytes(text: str) -> bytes:
 
 
 def long(number: int) -> bytes:
-    rest = (number << 1) ^ (number >> 63)
-    written = bytearray()
-    while rest > 0x7F:
-        written.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    return bytes([*written, rest])
+    remaining = (number << 1) ^ (number >> 63)
+    encoded = bytearray()
+    while remaining > 0x7F:
+        encoded.append(remaining & 0x7F | 0x80)
+        remaining >>= 7
+    return bytes([*encoded, remaining])
 
 
 @pytest.mark.parametrize("kind", ["gzip", "deflate"])
@@ -223,9 +223,9 @@ def test_manifest_list_bomb_is_rejected_by_all_readers(
 ) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
     path = manifest_list_path(lake)
-    schema, (record,), own = avro_records(lake.storage.read(path))
+    schema, (record,), custom_fields = avro_records(lake.storage.read(path))
     record["manifest_path"] = "x" * (ALWAYS_ALLOWED_BYTES + 1)
-    lake.storage.write(path, avro_bytes(schema, [record], own))
+    lake.storage.write(path, avro_bytes(schema, [record], custom_fields))
     if reader == "verify":
         assert {"table-unreadable"} == {finding.code for finding in operations.verify(lake).findings}
         return

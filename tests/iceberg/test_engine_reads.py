@@ -1,4 +1,4 @@
-"""DuckDB, Polars and Arrow read a table at two versions, and which of their requests use the storage."""
+"""DuckDB, Polars and Arrow read a table at two versions, partly through the lakehouse's storage."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_polars_reads_both_versions_through_the_storage(
 def test_polars_native_reader_opens_data_files_directly(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """This works only for ``file://`` roots, and its reads of data files are not metered (see ``io/file_io``)."""
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
-    made = lakes.local()
-    meter = MeteredStorage(made.storage)
-    catalog = catalog_at(Lakehouse(meter, made.storage_options))
+    lake = lakes.local()
+    meter = MeteredStorage(lake.storage)
+    catalog = catalog_at(Lakehouse(meter, lake.storage_options))
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", SCHEMA).append(rows(1, 2, 3))
-    table = catalog_at(Lakehouse(meter, made.storage_options)).load_table("ns.t")
+    table = catalog_at(Lakehouse(meter, lake.storage_options)).load_table("ns.t")
     with meter.measure() as measured:
         assert table.to_polars().filter(pl.col("id") > 1).collect().height == 2
     assert measured.counts.requests == {"read": budget("scan, first time").requests["read"] - 1}, "without the data"

@@ -17,13 +17,13 @@ _NUMBERS = st.lists(st.tuples(st.sampled_from([None, 0, 1, 2**40]), st.sampled_f
 
 
 @settings(max_examples=150, deadline=None)
-@given(deleted=_NUMBERS.filter(bool), found=_NUMBERS)
+@given(deleted=_NUMBERS.filter(bool), matches=_NUMBERS)
 def test_multi_column_keys_match_as_pairs(
-    deleted: list[tuple[int | None, str | None]], found: list[tuple[int | None, str | None]]
+    deleted: list[tuple[int | None, str | None]], matches: list[tuple[int | None, str | None]]
 ) -> None:
     kinds = (pa.int64(), pa.string())
     keys = _DeletedKeys(pa.table(_columns(deleted, kinds), names=["a", "b"]))
-    assert keys.matches(_columns(found, kinds)).to_pylist() == [row in set(deleted) for row in found]
+    assert keys.matches(_columns(matches, kinds)).to_pylist() == [row in set(deleted) for row in matches]
 
 
 def _columns(rows: list[Any], kinds: tuple[pa.DataType, ...]) -> list[pa.Array]:

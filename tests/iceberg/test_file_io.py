@@ -37,7 +37,7 @@ def io(lake: Lakehouse) -> StorageFileIO:
     return StorageFileIO.on(lake.storage, lake.storage_options)
 
 
-def put(io: StorageFileIO, name: str, data: bytes, *, overwrite: bool = False) -> str:
+def write_file(io: StorageFileIO, name: str, data: bytes, *, overwrite: bool = False) -> str:
     uri = f"{io.root}tables/x/{name}"
     with io.new_output(uri).create(overwrite=overwrite) as stream:
         stream.write(data)
@@ -46,7 +46,7 @@ def put(io: StorageFileIO, name: str, data: bytes, *, overwrite: bool = False) -
 
 def test_written_file_is_read_in_one_request(io: StorageFileIO, meter: MeteredStorage) -> None:
     with meter.measure() as measured:
-        uri = put(io, "a b#%20", b"content")
+        uri = write_file(io, "a b#%20", b"content")
     assert measured.counts.requests == budget("write a table file").requests
     with meter.measure() as measured:
         file = io.new_input(uri)
@@ -71,11 +71,11 @@ def test_missing_file_raises_builtin_and_package_error(io: StorageFileIO) -> Non
 
 
 def test_create_fails_for_existing_file_and_overwrite_replaces_it(io: StorageFileIO) -> None:
-    uri = put(io, "f", b"first")
+    uri = write_file(io, "f", b"first")
     with pytest.raises(FileExistsError):
-        put(io, "f", b"second")
+        write_file(io, "f", b"second")
     assert io.new_input(uri).open().read() == b"first"
-    put(io, "f", b"third", overwrite=True)
+    write_file(io, "f", b"third", overwrite=True)
     assert io.new_input(uri).open().read() == b"third"
     io.delete(io.new_output(uri))
     assert not io.new_input(uri).exists()
@@ -101,7 +101,7 @@ def test_reads_at_any_offset_return_correct_bytes(io: StorageFileIO, size_bytes:
     data = bytes(at * 31 % 251 for at in range(size_bytes % 997)) * (size_bytes // max(1, size_bytes % 997) + 1)
     data = data[:size_bytes]
     assert len(data) == size_bytes
-    stream = io.new_input(put(io, f"f{size_bytes}", data)).open()
+    stream = io.new_input(write_file(io, f"f{size_bytes}", data)).open()
     for offset in (0, 1, size_bytes // 2, size_bytes - 10, size_bytes, size_bytes + 5):
         for length in (0, 1, 100, READ_AHEAD_BYTES + 1):
             stream.seek(max(0, offset))
@@ -158,7 +158,7 @@ def test_uri_outside_root_uses_another_storage(
 
 
 def test_pickled_file_io_reads(io: StorageFileIO) -> None:
-    uri = put(io, "f", b"x")
+    uri = write_file(io, "f", b"x")
     copy = pickle.loads(pickle.dumps(io))
     assert copy.new_input(uri).open().read() == b"x"
     assert copy.properties == io.properties
@@ -195,13 +195,13 @@ def faulty(lake: Lakehouse, *faults: object) -> StorageFileIO:
 
 def test_lost_create_response_is_resolved(lake: Lakehouse) -> None:
     io = faulty(lake, lose_response(1, kind="create"))
-    uri = put(io, "f", b"mine")
+    uri = write_file(io, "f", b"mine")
     assert io.new_input(uri).open().read() == b"mine"
     io = faulty(lake, fail(1, AmbiguousWriteError, kind="create"))
-    assert io.new_input(put(io, "g", b"sent again")).open().read() == b"sent again"
+    assert io.new_input(write_file(io, "g", b"sent again")).open().read() == b"sent again"
     io = faulty(lake, fail(1, AmbiguousWriteError, kind="create", times=10))
     with pytest.raises(AmbiguousWriteError):
-        put(io, "h", b"mine")
+        write_file(io, "h", b"mine")
     assert not io.new_input(f"{io.root}tables/x/h").exists()
 
 
@@ -215,17 +215,17 @@ class _DuplicatingStorage(StorageWrapper):
 
 def test_duplicated_create_request_succeeds(lake: Lakehouse) -> None:
     io = StorageFileIO.on(_DuplicatingStorage(lake.storage))
-    assert io.new_input(put(io, "f", b"mine")).open().read() == b"mine"
+    assert io.new_input(write_file(io, "f", b"mine")).open().read() == b"mine"
     with pytest.raises(FileExistsError):
-        put(io, "f", b"another")
+        write_file(io, "f", b"another")
 
 
 def test_storage_errors_keep_their_class(lake: Lakehouse) -> None:
     io = faulty(lake, fail(1, StorageFullError, kind="create"), fail(2, StoragePermissionError, kind="read"))
     with pytest.raises(StorageFullError):
-        put(io, "f", b"x")
+        write_file(io, "f", b"x")
     assert list(lake.storage.list("tables/")) == []
-    put(io, "f", b"x")
+    write_file(io, "f", b"x")
     with pytest.raises(PermissionError) as caught:
         io.new_input(f"{io.root}tables/x/f").open()
     assert isinstance(caught.value, StorageError)

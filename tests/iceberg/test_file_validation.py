@@ -177,13 +177,13 @@ def test_page_larger_than_declared_in_footer_is_rejected() -> None:
 
 def test_pages_are_checked_while_decoding() -> None:
     data = parquet_of_zeros(1000)
-    whole = pq.ParquetFile(io.BytesIO(data))
-    column = whole.metadata.row_group(0).column(0)
+    parquet_file = pq.ParquetFile(io.BytesIO(data))
+    column = parquet_file.metadata.row_group(0).column(0)
     start = min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
     size = column.total_compressed_size
     pages = CheckedPages(io.BytesIO(data), data, "a.parquet")
-    read = pq.ParquetFile(pa.PythonFile(pages, mode="r"), metadata=whole.metadata).read()
-    assert read.equals(whole.read())
+    read = pq.ParquetFile(pa.PythonFile(pages, mode="r"), metadata=parquet_file.metadata).read()
+    assert read.equals(parquet_file.read())
     pages.seek(start)
     with pytest.raises(ValueError, match="not at the offset in its footer"):
         pages.read(size - 1)
@@ -220,11 +220,11 @@ def vector_of(key: int, n_bitmaps: int = 1) -> bytes:
 
 def test_deletion_vector_with_too_many_positions_is_rejected() -> None:
     check_puffin(puffin(("a", vector_blob(*range(100_000))))[0], "a.puffin")
-    few = vector_blob(1)
+    small = vector_blob(1)
     runs = b"".join(struct.pack("<HH", number, 0xFFFF) for number in range(100))
     ranges = b"".join(struct.pack("<HHH", 1, 0, 0xFFFF) for _ in range(100))
     cookie = struct.pack("<I", 12347 | 99 << 16) + b"\xff" * 13
-    bomb = few[:8] + struct.pack("<QI", 1, 0) + cookie + runs + bytes(400) + ranges + bytes(4)
+    bomb = small[:8] + struct.pack("<QI", 1, 0) + cookie + runs + bytes(400) + ranges + bytes(4)
     with pytest.raises(CorruptFileError, match="6553600"):
         check_puffin(puffin(("a", bomb))[0], "a.puffin")
 

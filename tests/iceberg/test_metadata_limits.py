@@ -1,4 +1,4 @@
-"""Metadata that exceeds any table's is rejected before it is converted to objects."""
+"""Metadata that exceeds the limits is rejected before it is converted to objects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def more_properties(content: dict[str, Any]) -> None:
     content["properties"] = {str(number): "" for number in range(MAX_ITEMS + 1)}
 
 
-def more_in_a_summary(content: dict[str, Any]) -> None:
+def more_summary_entries(content: dict[str, Any]) -> None:
     content["snapshots"][0]["summary"] |= {str(number): "" for number in range(MAX_ITEMS)}
 
 
@@ -54,7 +54,7 @@ def add_unknown_items(content: dict[str, Any]) -> None:
     content["x"] = [[0] * (MAX_ITEMS + 1)]
 
 
-def a_long_name_around_many(content: dict[str, Any]) -> None:
+def long_name_around_many_fields(content: dict[str, Any]) -> None:
     (schema,) = content["schemas"]
     inner_fields = [
         {"id": 200 + number, "name": f"f{number}", "required": False, "type": "int"} for number in range(3000)
@@ -72,11 +72,11 @@ def a_long_name_around_many(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (a_long_name_around_many, f"more than {MAX_NAME_CHARS} characters"),
+        (long_name_around_many_fields, f"more than {MAX_NAME_CHARS} characters"),
         (repeated_snapshots, "more than once"),
         (more_snapshots, f"more than {MAX_ITEMS} items"),
         (more_properties, f"more than {MAX_ITEMS} items"),
-        (more_in_a_summary, f"more than {MAX_ITEMS} items"),
+        (more_summary_entries, f"more than {MAX_ITEMS} items"),
         (more_fields, f"more than {MAX_SCHEMA_PARTS} fields"),
         (add_unknown_items, f"more than {MAX_ITEMS} items"),
     ],
@@ -121,7 +121,7 @@ def huge_scale(content: dict[str, Any]) -> None:
     content["schemas"][0]["fields"].append({"id": 9, "name": "q", "required": False, "type": "decimal(38, 1000000000)"})
 
 
-def huge_scale_in_an_older_schema(content: dict[str, Any]) -> None:
+def huge_scale_in_older_schema(content: dict[str, Any]) -> None:
     older = {**content["schemas"][0], "schema-id": 99}
     older["fields"] = [{"id": 1, "name": "id", "required": False, "type": "decimal(38, 1000000000)"}]
     content["schemas"].insert(0, older)
@@ -132,15 +132,13 @@ def no_buckets(content: dict[str, Any]) -> None:
     content["partition-specs"] = [{"spec-id": 0, "fields": [field]}]
 
 
-def order_by_nothing(content: dict[str, Any]) -> None:
+def empty_sort_order(content: dict[str, Any]) -> None:
     field = {"source-id": 99, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
     content["sort-orders"] = [{"order-id": 1, "fields": [field]}]
     content["default-sort-order-id"] = 1
 
 
-@pytest.mark.parametrize(
-    "change", [huge_fixed, huge_scale, huge_scale_in_an_older_schema, no_buckets, order_by_nothing]
-)
+@pytest.mark.parametrize("change", [huge_fixed, huge_scale, huge_scale_in_older_schema, no_buckets, empty_sort_order])
 def test_error_for_meaningless_metadata_names_its_path_at_load(change: Any, table_lake: Lakehouse) -> None:
     """PyIceberg parses such metadata, and would fail with an untyped error when rows are read or written."""
     path = change_metadata(table_lake, change)

@@ -90,9 +90,9 @@ def test_upsert_preserves_other_nested_rows(lake: Lakehouse, catalog: TrinityLak
     table.append(rows)
     table.upsert(rows.slice(3, 2).set_column(1, rows.schema.field(1), pa.array([None, True])), join_cols=["id"])
     after = catalog_at(lake).load_table("ns.t")
-    changed = {3, 4}
-    assert [row for at, row in enumerate(stored_rows(after)) if at not in changed] == [
-        row for at, row in enumerate(in_order(rows)) if at not in changed
+    changed_ids = {3, 4}
+    assert [row for at, row in enumerate(stored_rows(after)) if at not in changed_ids] == [
+        row for at, row in enumerate(in_order(rows)) if at not in changed_ids
     ]
 
 

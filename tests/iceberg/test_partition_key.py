@@ -60,10 +60,10 @@ def test_encoded_partitions_are_decoded(partitions: list[Record]) -> None:
 
 
 @given(st.none() | st.text(), st.none() | st.text())
-def test_partition_text_is_unambiguous(one: str | None, other: str | None) -> None:
+def test_partition_text_is_unambiguous(first: str | None, other: str | None) -> None:
     spec = PartitionSpec(PartitionField(4, 1000, IdentityTransform(), "region"))
-    texts = [partition_text(Record(value), spec, SCHEMA) for value in (one, other)]
-    assert (texts[0] == texts[1]) == (one == other)
+    texts = [partition_text(Record(value), spec, SCHEMA) for value in (first, other)]
+    assert (texts[0] == texts[1]) == (first == other)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def lake(lake: Lakehouse) -> Lakehouse:
 
 
 @pytest.fixture
-def place(lake: Lakehouse) -> Storage:
+def storage(lake: Lakehouse) -> Storage:
     return lake.storage
 
 
@@ -106,8 +106,8 @@ class GroupBarrierStorage(StorageWrapper):
                 self.grouped.append(part)
 
 
-def test_independent_files_are_written_in_parallel(place: Storage) -> None:
-    meeting = GroupBarrierStorage(ThreadedStorage(place))
+def test_independent_files_are_written_in_parallel(storage: Storage) -> None:
+    meeting = GroupBarrierStorage(ThreadedStorage(storage))
     table = catalog_on(meeting).load_table("ns.t")
     append_two(table)
     meeting.add_group((*OF_CHANGE, HINT_PATH), WITH_COMMIT)
@@ -115,33 +115,33 @@ def test_independent_files_are_written_in_parallel(place: Storage) -> None:
     assert sorted(meeting.grouped) == sorted((*OF_CHANGE, HINT_PATH, *WITH_COMMIT))
 
 
-def faulty(place: Storage, *faults: Fault) -> TrinityLakeCatalog:
-    return catalog_on(FaultyStorage(ThreadedStorage(place), faults))
+def faulty(storage: Storage, *faults: Fault) -> TrinityLakeCatalog:
+    return catalog_on(FaultyStorage(ThreadedStorage(storage), faults))
 
 
 @pytest.mark.parametrize("error", [StorageFullError, StoragePermissionError])
 @pytest.mark.parametrize("part", [*OF_CHANGE, *WITH_COMMIT])
 def test_failed_write_fails_the_change_and_leaves_no_files(
-    lake: Lakehouse, place: Storage, part: str, error: type[StorageFullError]
+    lake: Lakehouse, storage: Storage, part: str, error: type[StorageFullError]
 ) -> None:
-    before, version = {info.path for info in place.list()}, lake.latest_version()
-    table = faulty(place, fail(1, error, kind="write" if part == ".parquet" else "create", path_part=part)).load_table(
-        "ns.t"
-    )
+    before, version = {info.path for info in storage.list()}, lake.latest_version()
+    table = faulty(
+        storage, fail(1, error, kind="write" if part == ".parquet" else "create", path_part=part)
+    ).load_table("ns.t")
     with pytest.raises(error) as raised:
         append_two(table)
     assert raised.value.path is not None and part in raised.value.path
     assert isinstance(raised.value, PermissionError) == (error is StoragePermissionError and part in OF_CHANGE)
-    assert {info.path for info in place.list()} == before
+    assert {info.path for info in storage.list()} == before
     assert (lake.latest_version(), ids_of(lake)) == (version, [1])
     append_two(table)
     assert ids_of(lake) == [1, 2]
 
 
 @pytest.mark.parametrize("part", ["-m0.avro", "-table-"])
-def test_failed_change_is_not_committed_on_retry(lake: Lakehouse, place: Storage, part: str) -> None:
+def test_failed_change_is_not_committed_on_retry(lake: Lakehouse, storage: Storage, part: str) -> None:
     """Its files are deleted. Earlier versions of PyIceberg would commit the change again."""
-    table = faulty(place, fail(1, StorageFullError, kind="create", path_part=part)).load_table("ns.t")
+    table = faulty(storage, fail(1, StorageFullError, kind="create", path_part=part)).load_table("ns.t")
     change = table.transaction()
     change.append(rows(2))
     updates, requirements = change._updates, change._requirements
@@ -153,19 +153,19 @@ def test_failed_change_is_not_committed_on_retry(lake: Lakehouse, place: Storage
 
 
 @pytest.mark.parametrize("part", [*OF_CHANGE[1:], *WITH_COMMIT, "_1"])
-def test_lost_response_is_resolved(lake: Lakehouse, place: Storage, part: str) -> None:
-    append_two(faulty(place, lose_response(1, kind="create", path_part=part)).load_table("ns.t"))
+def test_lost_response_is_resolved(lake: Lakehouse, storage: Storage, part: str) -> None:
+    append_two(faulty(storage, lose_response(1, kind="create", path_part=part)).load_table("ns.t"))
     assert ids_of(lake) == [1, 2]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("part", [*OF_CHANGE, *WITH_COMMIT])
-def test_commit_stops_if_a_writer_thread_dies(lake: Lakehouse, place: Storage, part: str, moment: str) -> None:
+def test_commit_stops_if_a_writer_thread_dies(lake: Lakehouse, storage: Storage, part: str, moment: str) -> None:
     """The process dies at that request. Requests in flight may succeed without harm."""
     version = lake.latest_version()
     death = fail(1, DeathError, moment, kind="write" if part == ".parquet" else "create", path_part=part)  # type: ignore[arg-type]
     with pytest.raises(DeathError):
-        append_two(faulty(place, death).load_table("ns.t"))
+        append_two(faulty(storage, death).load_table("ns.t"))
     assert (lake.latest_version(), ids_of(lake)) == (version, [1])
     assert operations.verify(lake).is_clean
     append_two(catalog_at(lake).load_table("ns.t"))
@@ -173,7 +173,7 @@ def test_commit_stops_if_a_writer_thread_dies(lake: Lakehouse, place: Storage, p
     check_lake(lake)
 
 
-def test_lost_race_is_retried_with_same_data_files(lake: Lakehouse, place: Storage) -> None:
+def test_lost_race_is_retried_with_same_data_files(lake: Lakehouse, storage: Storage) -> None:
     class Racing(ThreadedStorage):
         """Appends in another catalog just before the root is created."""
 
@@ -185,38 +185,38 @@ def test_lost_race_is_retried_with_same_data_files(lake: Lakehouse, place: Stora
                 catalog_at(lake).load_table("ns.t").append(rows(7))
             super().create(path, data)
 
-    append_two(catalog_on(Racing(place)).load_table("ns.t"))
+    append_two(catalog_on(Racing(storage)).load_table("ns.t"))
     assert ids_of(lake) == [1, 2, 7]
     assert left_over_paths(lake) == set()
     assert operations.verify(lake).findings == ()
 
 
-def test_change_reads_its_pending_files(lake: Lakehouse, place: Storage) -> None:
-    held = threading.Event()
+def test_change_reads_its_pending_files(lake: Lakehouse, storage: Storage) -> None:
+    is_released = threading.Event()
 
     class Holding(ThreadedStorage):
         """Delays all files of a change until they were read."""
 
         def create(self, path: str, data: bytes) -> None:
             if path.endswith(".avro"):
-                assert held.wait(timeout=30)
+                assert is_released.wait(timeout=30)
             super().create(path, data)
 
         def write(self, path: str, data: bytes) -> None:
             if path.endswith(".parquet"):
-                assert held.wait(timeout=30)
+                assert is_released.wait(timeout=30)
             super().write(path, data)
 
-    table = catalog_on(Holding(place)).load_table("ns.t")
+    table = catalog_on(Holding(storage)).load_table("ns.t")
     with table.transaction() as change:
         change.append(rows(2))
         assert sorted(change._scan().to_arrow()["id"].to_pylist()) == [1, 2]
-        held.set()
+        is_released.set()
     assert ids_of(lake) == [1, 2]
     assert table.metadata_location == catalog_at(lake).load_table("ns.t").metadata_location
 
 
-def test_commit_of_long_loaded_table_reads_times_of_completed_files(lake: Lakehouse, place: Storage) -> None:
+def test_commit_of_long_loaded_table_reads_times_of_completed_files(lake: Lakehouse, storage: Storage) -> None:
     """The commit is as old as its oldest file, and all its files may be pending when their times are needed."""
 
     class Slow(ThreadedStorage):
@@ -225,23 +225,23 @@ def test_commit_of_long_loaded_table_reads_times_of_completed_files(lake: Lakeho
                 time.sleep(0.1)
             super().create(path, data)
 
-    clock = AgingStorage(place, place.now_ms())
+    clock = AgingStorage(storage, storage.now_ms())
     table = catalog_on(Slow(clock)).load_table("ns.t")
     clock.time_ms += lake.snapshot().definition.txn_ttl_millis + 1
     append_two(table)
     assert ids_of(lake) == [1, 2]
 
 
-def test_table_writes_synchronously_after_its_change(lake: Lakehouse, place: Storage) -> None:
+def test_table_writes_synchronously_after_its_change(lake: Lakehouse, storage: Storage) -> None:
     """This includes the table that PyIceberg returns from a commit, whose files belong to no other change."""
-    table = catalog_on(ThreadedStorage(place)).load_table("ns.t")
+    table = catalog_on(ThreadedStorage(storage)).load_table("ns.t")
     change = table.transaction()
     change.append(rows(2))
     committed = change.commit_transaction()
-    for kept in (table, committed):
-        with kept.io.new_output(f"{table.location()}/data/{id(kept)}.parquet").create() as stream:
+    for loaded in (table, committed):
+        with loaded.io.new_output(f"{table.location()}/data/{id(loaded)}.parquet").create() as stream:
             stream.write(b"bytes")
-        assert place.exists(f"tables/{table.location().rpartition('/')[2]}/data/{id(kept)}.parquet")
+        assert storage.exists(f"tables/{table.location().rpartition('/')[2]}/data/{id(loaded)}.parquet")
     committed.append(rows(3))
     assert (ids_of(lake), table.metadata) == ([1, 2, 3], committed.metadata)
 
@@ -250,17 +250,17 @@ def test_table_writes_synchronously_after_its_change(lake: Lakehouse, place: Sto
 
 
 @pytest.fixture
-def pending(place: Storage) -> PendingFiles:
-    return PendingFiles(ThreadedStorage(place))
+def pending(storage: Storage) -> PendingFiles:
+    return PendingFiles(ThreadedStorage(storage))
 
 
 def path_of(number: int) -> str:
     return f"tables/a/data/{number}.parquet"
 
 
-def test_large_file_is_written_synchronously(place: Storage, pending: PendingFiles) -> None:
+def test_large_file_is_written_synchronously(storage: Storage, pending: PendingFiles) -> None:
     pending.create(path_of(0), bytes(MAX_PENDING_BYTES + 1))
-    assert place.exists(path_of(0))
+    assert storage.exists(path_of(0))
 
 
 class CountingStorage(ThreadedStorage):
@@ -280,29 +280,29 @@ class CountingStorage(ThreadedStorage):
             self._n_bytes -= len(data)
 
 
-def test_memory_of_pending_files_is_bounded(place: Storage) -> None:
-    storage, file_bytes = CountingStorage(place), MAX_PENDING_BYTES // 4
+def test_memory_of_pending_files_is_bounded(storage: Storage) -> None:
+    storage, file_bytes = CountingStorage(storage), MAX_PENDING_BYTES // 4
     pending = PendingFiles(storage)
     for number in range(12):
         pending.create(path_of(number), bytes(file_bytes))
     pending.settle()
     assert 0 < storage.max_bytes <= MAX_PENDING_BYTES + file_bytes, "pending files and one synchronous write"
-    assert sum(info.size_bytes for info in place.list("tables/a/")) == 3 * MAX_PENDING_BYTES
+    assert sum(info.size_bytes for info in storage.list("tables/a/")) == 3 * MAX_PENDING_BYTES
 
 
-def test_deleted_pending_file_does_not_reappear(place: Storage, pending: PendingFiles) -> None:
+def test_deleted_pending_file_does_not_reappear(storage: Storage, pending: PendingFiles) -> None:
     for number in range(50):
         pending.create(path_of(number), b"x")
         pending.delete(path_of(number))
     pending.settle()
-    assert list(place.list("tables/a/")) == []
+    assert list(storage.list("tables/a/")) == []
 
 
-def test_other_files_are_written_synchronously(place: Storage, pending: PendingFiles) -> None:
+def test_other_files_are_written_synchronously(storage: Storage, pending: PendingFiles) -> None:
     for path in ("tables/a/_owner.json", "tables/a/metadata/0.metadata.json", "other/a.parquet"):
         pending.create(path, b"x")
-        assert place.exists(path)
-        place.delete(path)
+        assert storage.exists(path)
+        storage.delete(path)
 
 
 def test_stat_and_list_include_pending_files(pending: PendingFiles) -> None:
@@ -313,8 +313,8 @@ def test_stat_and_list_include_pending_files(pending: PendingFiles) -> None:
     assert {info.path for info in pending.list("tables/a/")} == {path_of(0), path_of(1)}
 
 
-def test_pickled_copy_finds_pending_files(lake: Lakehouse, place: Storage) -> None:
-    table = catalog_on(ThreadedStorage(place)).load_table("ns.t")
+def test_pickled_copy_finds_pending_files(lake: Lakehouse, storage: Storage) -> None:
+    table = catalog_on(ThreadedStorage(storage)).load_table("ns.t")
     change = table.transaction()
     change.append(rows(2))
     io = change._table.io
@@ -322,7 +322,7 @@ def test_pickled_copy_finds_pending_files(lake: Lakehouse, place: Storage) -> No
     assert snapshot is not None
     copied = pickle.loads(pickle.dumps(io))
     assert len(snapshot.manifests(copied)) == 2
-    assert place.exists(snapshot.manifest_list.removeprefix(lake.root))
+    assert storage.exists(snapshot.manifest_list.removeprefix(lake.root))
 
 
 def test_forked_child_writes_pending_files_of_parent(tmp_path: object) -> None:
@@ -330,7 +330,7 @@ def test_forked_child_writes_pending_files_of_parent(tmp_path: object) -> None:
     catalog = catalog_at(Lakehouse.create(storage.root, storage=storage))
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", SCHEMA)
-    begun, held = threading.Event(), threading.Event()
+    begun, is_released = threading.Event(), threading.Event()
 
     class Holding(ThreadedStorage):
         """Delays the parent's file until the child has written it."""
@@ -338,7 +338,7 @@ def test_forked_child_writes_pending_files_of_parent(tmp_path: object) -> None:
         def write(self, path: str, data: bytes) -> None:
             if path.endswith(".parquet"):
                 begun.set()
-                assert held.wait(timeout=30), "the write was not released"
+                assert is_released.wait(timeout=30), "the write was not released"
             super().write(path, data)
 
     change = catalog_on(Holding(storage)).load_table("ns.t").transaction()
@@ -346,12 +346,12 @@ def test_forked_child_writes_pending_files_of_parent(tmp_path: object) -> None:
     assert begun.wait(timeout=30)
 
     def commit(report: Callable[[str], None]) -> None:
-        held.set()
+        is_released.set()
         change.commit_transaction()
         report("committed")
 
     assert fork(commit).finish() == (0, ["committed"])
-    held.set()
+    is_released.set()
     assert ids_of(Lakehouse(storage)) == [2]
 
 

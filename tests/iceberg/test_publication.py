@@ -1,4 +1,4 @@
-"""Publish once: the same tables by several workers, after kills, and by racing workers."""
+"""Tables are published exactly once by several workers, after kills and in races."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_second_attempt_finds_first_publication(local: Lakehouse) -> None:
     first = publish_once(local, tables, ID, run_id="r", message="m", properties={"asset": "a"})
     assert (first.version, first.was_published) == (1, False)
     commit_other(local)
-    again = publish_once(local, tables, ID)
-    assert (again.version, again.was_published) == (1, True)
+    repeated = publish_once(local, tables, ID)
+    assert (repeated.version, repeated.was_published) == (1, True)
     seal(local, 1)
     assert publish_once(local, tables, ID).version == 1, "the root of a purged version still has the id"
     assert published_version(local, ID, 0) == 1
@@ -68,18 +68,18 @@ def test_other_publication_of_same_tables_conflicts(local: Lakehouse) -> None:
 
 def test_repeated_run_keeps_published_tables_and_adds_restaged_ones(local: Lakehouse) -> None:
     """A partly repeated run adopts the tables that it does not stage again from the earlier publication."""
-    first, kept = staged_tables(local)
-    publish_once(local, [first, kept], ID)
-    again = stage_arrow(local, pa.table({"n": [4]}), "ns", "a", mode="append")
+    first, second = staged_tables(local)
+    publish_once(local, [first, second], ID)
+    repeated = stage_arrow(local, pa.table({"n": [4]}), "ns", "a", mode="append")
     other = publication_id("another run", "asset")
-    assert publish_once(local, [again, kept], other).version == 2
-    assert publish_once(local, [again, kept], other).was_published
+    assert publish_once(local, [repeated, second], other).version == 2
+    assert publish_once(local, [repeated, second], other).was_published
     assert local.latest_version() == 2
     assert {(change.kind, change.table) for change in local.diff(1, 2)} == {("changed", "a")}
     moved = stage_arrow(local, pa.table({"n": [5]}), "ns", "b", mode="append")
     publish_once(local, [moved], publication_id("others"))
     with pytest.raises(CommitConflictError, match=r"ns\.b"):
-        publish_once(local, [again, kept], publication_id("a third run", "asset"))
+        publish_once(local, [repeated, second], publication_id("a third run", "asset"))
 
 
 def test_empty_publication_is_rejected(local: Lakehouse) -> None:
@@ -123,12 +123,12 @@ def test_next_attempt_resolves_unknown_outcome(local: Lakehouse) -> None:
     ]
     with pytest.raises(CommitOutcomeUnknownError):
         publish_once(Lakehouse(FaultyStorage(local.storage, faults)), tables, ID)
-    again = publish_once(local, tables, ID)
-    assert (again.version, again.was_published) == (1, True)
+    repeated = publish_once(local, tables, ID)
+    assert (repeated.version, repeated.was_published) == (1, True)
 
 
-def in_killed_process(work: Callable[[], object]) -> None:
-    status, _ = fork(lambda _: work() and None).finish()
+def in_killed_process(function: Callable[[], object]) -> None:
+    status, _ = fork(lambda _: function() and None).finish()
     assert status == -signal.SIGKILL
 
 
@@ -143,9 +143,9 @@ def test_worker_killed_during_commit_publishes_once(local: Lakehouse, moment: st
 
     in_killed_process(publish_and_die)
     commit_other(local)
-    done = publish_once(local, tables, ID)
-    assert done.was_published == (moment == "after")
-    assert publications(local) == [done.version]
+    publication = publish_once(local, tables, ID)
+    assert publication.was_published == (moment == "after")
+    assert publications(local) == [publication.version]
 
 
 @pytest.mark.forks
@@ -171,15 +171,15 @@ def test_racing_workers_publish_once(local: Lakehouse) -> None:
         def publish(worker: Lakehouse, number: int = number) -> tuple[int, bool]:
             if number % 2:
                 commit_other(worker, f"o{number}-{id(worker)}")
-            done = publish_once(worker, tables, publication)  # noqa: B023
-            return done.version, done.was_published
+            published = publish_once(worker, tables, publication)  # noqa: B023
+            return published.version, published.was_published
 
         with ThreadPoolExecutor(4) as pool:
             results = list(pool.map(publish, workers))
         assert len({version for version, _ in results}) == 1
         assert sum(not was_published for _, was_published in results) == 1
-        found = [info.version for info in local.history() if publication in info.members]
-        assert found == [results[0][0]]
+        versions = [info.version for info in local.history() if publication in info.members]
+        assert versions == [results[0][0]]
 
 
 def test_concurrent_publications_create_one_namespace(local: Lakehouse) -> None:

@@ -189,16 +189,16 @@ def interleave(lake: Lakehouse, seed: int) -> list[str]:
         )
         for who in "abc"[: chance.randint(2, 3)]
     ]
-    left = [run.steps() for run in runs]
-    while left:
-        steps = chance.choice(left)
+    remaining = [run.steps() for run in runs]
+    while remaining:
+        steps = chance.choice(remaining)
         try:
             next(steps)
         except StopIteration:
-            left.remove(steps)
+            remaining.remove(steps)
         except CommitConflictError:  # other writers rewrote rows that a repeated run had appended
             world.outcomes.append("rejected")
-            left.remove(steps)
+            remaining.remove(steps)
     world.check()
     return world.outcomes
 
@@ -211,8 +211,10 @@ def test_interleaved_publications_are_serializable(lakes: Lakes, seed: int) -> N
 
 
 @pytest.mark.parametrize("is_before", [True, False])
-@pytest.mark.parametrize("changed", ["a", "b"])
-def test_publication_conflicts_if_partition_of_staged_read_changed(lakes: Lakes, changed: str, is_before: bool) -> None:
+@pytest.mark.parametrize("changed_partition", ["a", "b"])
+def test_publication_conflicts_if_partition_of_staged_read_changed(
+    lakes: Lakes, changed_partition: str, is_before: bool
+) -> None:
     """Another writer appends to the read or another partition, before or after the source is published."""
     lake = lakes.local()
     world = World(lake, random.Random(0))
@@ -224,16 +226,16 @@ def test_publication_conflicts_if_partition_of_staged_read_changed(lakes: Lakes,
     publish(world.stage("orders", "append", "a", 1))
     source = world.stage("orders", "append", "a", 2)
     if is_before:
-        publish(world.stage("orders", "append", changed, 3))
+        publish(world.stage("orders", "append", changed_partition, 3))
     publish(source)
     if not is_before:
-        publish(world.stage("orders", "append", changed, 3))
+        publish(world.stage("orders", "append", changed_partition, 3))
     table = load_staged(lake, source)
     partitions = encode_partitions([PartitionKey.of(table.metadata, {"who": "a"}).record], table.spec(), table.schema())
     read = StagedRead(root=lake.root, staged=source, includes_base=True, by_another=True, partitions=partitions)
     assert StagedRead.from_json(read.to_json()) == read
     totals = world.stage("totals", "replace_partitions", "a", 3)
-    if changed == "a":
+    if changed_partition == "a":
         with pytest.raises(CommitConflictError):
             publish(totals, read)
     else:

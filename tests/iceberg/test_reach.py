@@ -1,4 +1,4 @@
-"""The files that a version of a table refers to: each exactly once."""
+"""The walk over a table version lists each of its files exactly once."""
 
 from __future__ import annotations
 

@@ -34,16 +34,16 @@ def local(lakes: Lakes) -> Lakehouse:
 
 
 def month(
-    lake: Lakehouse, number: int, n: int = 1, *, mode: Mode = "replace_partitions", **more: object
+    lake: Lakehouse, number: int, n: int = 1, *, mode: Mode = "replace_partitions", **options: object
 ) -> StagedTable:
     """Stage a month of one row."""
-    rows = pa.table({"month": pa.array([number]), "n": [n], **{name: [value] for name, value in more.items()}})
+    rows = pa.table({"month": pa.array([number]), "n": [n], **{name: [value] for name, value in options.items()}})
     partitions = [{"month": number}] if mode == "replace_partitions" else None
     return stage_arrow(lake, rows, *NAME, mode=mode, partition_by=["month"], partitions=partitions)
 
 
-def put(lake: Lakehouse, *staged: StagedTable, run: str = "", **more: object) -> Publication:
-    return publish_once(lake, staged, publication_id(run or staged[0].metadata_location), **more)  # type: ignore[arg-type]
+def publish(lake: Lakehouse, *staged: StagedTable, run: str = "", **options: object) -> Publication:
+    return publish_once(lake, staged, publication_id(run or staged[0].metadata_location), **options)  # type: ignore[arg-type]
 
 
 def rows(lake: Lakehouse) -> dict[int, list[int]]:
@@ -51,18 +51,18 @@ def rows(lake: Lakehouse) -> dict[int, list[int]]:
     table = catalog_at(lake).load_table(NAME)
     files = [task.file.file_path for task in table.scan().plan_files()]
     assert len(files) == len(set(files))
-    found: dict[int, list[int]] = {}
+    values_by_month: dict[int, list[int]] = {}
     for row in table.scan().to_arrow().to_pylist():
-        found.setdefault(row["month"], []).append(row["n"])
-    return {number: sorted(found[number]) for number in sorted(found)}
+        values_by_month.setdefault(row["month"], []).append(row["n"])
+    return {number: sorted(values_by_month[number]) for number in sorted(values_by_month)}
 
 
 def test_appends_and_replacements_of_other_partitions_are_rebased(local: Lakehouse) -> None:
-    put(local, month(local, 1))
-    put(local, month(local, 1, mode="append"))
+    publish(local, month(local, 1))
+    publish(local, month(local, 1, mode="append"))
     staged = [month(local, 1, 10), month(local, 2, 20), month(local, 2, 21, mode="append"), month(local, 3, 30)]
-    done = [put(local, one) for one in staged]
-    assert [one.version for one in done] == [3, 4, 5, 6]
+    publications = [publish(local, table) for table in staged]
+    assert [publication.version for publication in publications] == [3, 4, 5, 6]
     assert rows(local) == {1: [10], 2: [20, 21], 3: [30]}
     table = catalog_at(local).load_table(NAME)
     summary = table.metadata.snapshots[-1].summary
@@ -70,22 +70,22 @@ def test_appends_and_replacements_of_other_partitions_are_rebased(local: Lakehou
     assert summary[STAGED_AS] == staged[-1].metadata_location
     numbers = [snapshot.sequence_number for snapshot in table.metadata.snapshots]
     assert numbers == sorted(numbers)
-    (now,) = done[-1].tables
+    (now,) = publications[-1].tables
     assert (now.base_version, now.row_count, now.added_rows) == (5, 4, 1)
     assert operations.verify(local).is_clean
     check_lake(local)
 
 
 def test_concurrent_publication_is_preserved(local: Lakehouse) -> None:
-    put(local, month(local, 1))
+    publish(local, month(local, 1))
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows_of_two.to_batches()[0]
-        put(local, month(local, 3))
+        publish(local, month(local, 3))
 
     rows_of_two = pa.table({"month": pa.array([2]), "n": [2]})
     reader = pa.RecordBatchReader.from_batches(rows_of_two.schema, batches())
-    put(local, stage_arrow(local, reader, *NAME, mode="replace_partitions", partitions=[{"month": 2}]))
+    publish(local, stage_arrow(local, reader, *NAME, mode="replace_partitions", partitions=[{"month": 2}]))
     assert rows(local) == {1: [1], 2: [2], 3: [1]}
 
 
@@ -93,30 +93,30 @@ def test_concurrent_creations_of_a_table_are_merged(local: Lakehouse) -> None:
     """The first partitions of a table are staged concurrently, each for a separate new table."""
     staged = [month(local, number) for number in (1, 2)] + [month(local, 2, 5, mode="append")]
     for one in staged:
-        put(local, one)
+        publish(local, one)
     assert rows(local) == {1: [1], 2: [1, 5]}
     assert operations.verify(local).is_clean
     other = [stage_arrow(local, pa.table({"a": [1], "b": [2]}), "ns", "other", mode="append") for _ in range(2)]
     reordered = stage_arrow(local, pa.table({"b": [1], "a": [2]}), "ns", "other", mode="append")
     for one in other:
-        put(local, one)
+        publish(local, one)
     with pytest.raises(CommitConflictError, match=r"ns\.other"):
-        put(local, reordered)
+        publish(local, reordered)
 
 
 def test_conflict_names_the_changed_partition(local: Lakehouse) -> None:
-    put(local, month(local, 1))
+    publish(local, month(local, 1))
     message = (
         r"ns\.t was staged on version 1 and since then other writers changed the data that it replaces \(month=2\);"
         " stage it again"
     )
     for theirs in ("replace_partitions", "append"):
         ours, other = month(local, 2, 2), month(local, 2, 3, mode=theirs)  # type: ignore[arg-type]
-        put(local, other)
+        publish(local, other)
         with pytest.raises(CommitConflictError, match=message):
-            put(local, ours)
+            publish(local, ours)
         message = message.replace("version 1", "version 2")
-    whole = stage_arrow(local, pa.table({"month": [1], "n": [9]}), *NAME, mode="replace_table")
+    replacement = stage_arrow(local, pa.table({"month": [1], "n": [9]}), *NAME, mode="replace_table")
     empty = [
         stage_arrow(
             local,
@@ -126,90 +126,90 @@ def test_conflict_names_the_changed_partition(local: Lakehouse) -> None:
             partitions=[{"month": 7}],
         )
     ]
-    put(local, month(local, 7))
-    for one in (whole, *empty):
+    publish(local, month(local, 7))
+    for one in (replacement, *empty):
         with pytest.raises(CommitConflictError, match="month=7"):
-            put(local, one)
+            publish(local, one)
 
 
 def test_staged_files_are_not_added_twice(local: Lakehouse) -> None:
-    put(local, month(local, 1))
+    publish(local, month(local, 1))
     staged = month(local, 2, 2, mode="append")
-    put(local, month(local, 3))
-    assert put(local, staged).version == 3
-    put(local, month(local, 4))
+    publish(local, month(local, 3))
+    assert publish(local, staged).version == 3
+    publish(local, month(local, 4))
     with pytest.raises(CommitConflictError):
-        put(local, staged, run="another")
+        publish(local, staged, run="another")
     assert rows(local) == {1: [1], 2: [2], 3: [1], 4: [1]}
     new = stage_arrow(local, pa.table({"n": [1]}), "ns", "new", mode="append")
-    put(local, new)
-    put(local, stage_arrow(local, pa.table({"n": [2]}), "ns", "new", mode="append"))
+    publish(local, new)
+    publish(local, stage_arrow(local, pa.table({"n": [2]}), "ns", "new", mode="append"))
     with pytest.raises(CommitConflictError):
-        put(local, new, run="another")
+        publish(local, new, run="another")
 
 
 def test_rebased_table_is_recognized_as_staged(local: Lakehouse) -> None:
     """A repeated run adopts the tables that its publication rebased, and stages the rest again."""
-    kept, first = month(local, 1), stage_arrow(local, pa.table({"n": [1]}), "ns", "rest", mode="append")
-    put(local, month(local, 2))
+    unchanged, first = month(local, 1), stage_arrow(local, pa.table({"n": [1]}), "ns", "rest", mode="append")
+    publish(local, month(local, 2))
     read = TableRead.of(local.snapshot(), *NAME)
-    put(local, kept, first, run="one")
-    again = stage_arrow(local, pa.table({"n": [2]}), "ns", "rest", mode="append")
-    done = put(local, kept, again, run="two", reads=[read], isolation="serializable")
-    assert done.version == 3
+    publish(local, unchanged, first, run="one")
+    restaged = stage_arrow(local, pa.table({"n": [2]}), "ns", "rest", mode="append")
+    publication = publish(local, unchanged, restaged, run="two", reads=[read], isolation="serializable")
+    assert publication.version == 3
     assert {(change.kind, change.table) for change in local.diff(2, 3)} == {("changed", "rest")}
-    assert put(local, kept, again, run="two").was_published
+    assert publish(local, unchanged, restaged, run="two").was_published
     assert rows(local) == {1: [1], 2: [1]}
 
 
 def test_changed_read_conflicts_after_rebase(local: Lakehouse) -> None:
-    put(local, month(local, 1), stage_arrow(local, pa.table({"n": [1]}), "ns", "read", mode="append"))
+    publish(local, month(local, 1), stage_arrow(local, pa.table({"n": [1]}), "ns", "read", mode="append"))
     read = TableRead.of(local.snapshot(), "ns", "read")
     staged = month(local, 2)
-    put(local, month(local, 3), stage_arrow(local, pa.table({"n": [2]}), "ns", "read", mode="append"))
+    publish(local, month(local, 3), stage_arrow(local, pa.table({"n": [2]}), "ns", "read", mode="append"))
     with pytest.raises(CommitConflictError, match=r"ns\.read"):
-        put(local, staged, reads=[read], isolation="serializable")
-    assert put(local, staged, reads=[read]).version == 3
+        publish(local, staged, reads=[read], isolation="serializable")
+    assert publish(local, staged, reads=[read]).version == 3
 
 
 def test_compacted_files_are_replaced(local: Lakehouse) -> None:
     for n in range(6):
-        put(local, month(local, 1, n, mode="append"))
+        publish(local, month(local, 1, n, mode="append"))
     staged, other = month(local, 1, 9), month(local, 2, mode="append")
     plan = operations.plan_compact_tables(local, min_input_files=2)
     assert plan.execute().version is not None
-    put(local, staged)
-    put(local, other)
+    publish(local, staged)
+    publish(local, other)
     assert rows(local) == {1: [9], 2: [1]}
 
 
 def test_rebase_requires_same_table_and_compatible_columns(local: Lakehouse) -> None:
     """Columns of both sides are kept. A table that was dropped, recreated or rolled back conflicts."""
-    put(local, month(local, 1))
+    publish(local, month(local, 1))
     added, same = month(local, 2, extra="a"), month(local, 3, extra="b")
     other = month(local, 4, another=5)
-    put(local, added)
-    put(local, same)
+    publish(local, added)
+    publish(local, same)
     assert catalog_at(local).load_table(NAME).schema().column_names == ["month", "n", "extra"]
     with pytest.raises(CommitConflictError):
-        put(local, other)
-    late = month(local, 5)
+        publish(local, other)
+    staged = month(local, 5)
     operations.plan_rollback(local, 1).execute()
     with pytest.raises(CommitConflictError):
-        put(local, late)
+        publish(local, staged)
     appended = month(local, 6, mode="append")
     operations.plan_rollback(local, 3).execute()
-    put(local, appended)
+    publish(local, appended)
     assert rows(local) == {1: [1], 2: [1], 3: [1], 6: [1]}
     dropped = month(local, 7)
     with local.transaction() as txn:
         txn.drop_table(*NAME)
     with pytest.raises(CommitConflictError):
-        put(local, dropped)
+        publish(local, dropped)
 
 
 def test_replaced_columns_are_rebased(local: Lakehouse) -> None:
-    put(local, month(local, 1))
+    publish(local, month(local, 1))
     rows_of_text = pa.table({"month": [1], "n": ["one"]})
     staged = [
         stage_arrow(local, rows_of_text, *NAME, mode="replace_table", replaces_columns=True),
@@ -217,31 +217,31 @@ def test_replaced_columns_are_rebased(local: Lakehouse) -> None:
     ]
     with catalog_at(local).load_table(NAME).transaction() as change:
         change.set_properties({"note": "another engine's"})
-    put(local, staged[0])
-    found = catalog_at(local).load_table(NAME)
-    assert found.scan().to_arrow().to_pylist() == [{"month": 1, "n": "one"}]
+    publish(local, staged[0])
+    table = catalog_at(local).load_table(NAME)
+    assert table.scan().to_arrow().to_pylist() == [{"month": 1, "n": "one"}]
     with pytest.raises(CommitConflictError):
-        put(local, staged[1])
-    late = month(local, 2, "two")  # type: ignore[arg-type]
-    put(
+        publish(local, staged[1])
+    stale = month(local, 2, "two")  # type: ignore[arg-type]
+    publish(
         local,
         stage_arrow(local, pa.table({"month": [3], "n": [3]}), *NAME, mode="replace_table", replaces_columns=True),
     )
     with pytest.raises(CommitConflictError):
-        put(local, late)
+        publish(local, stale)
 
 
 def test_replaces_latest_replaces_current_rows(local: Lakehouse) -> None:
-    put(local, month(local, 1))
+    publish(local, month(local, 1))
     ours = month(local, 2, 2)
-    nothing = stage_arrow(
+    empty = stage_arrow(
         local, pa.table({"month": [2], "n": [9]}).slice(1), *NAME, mode="replace_partitions", partitions=[{"month": 2}]
     )
-    put(local, month(local, 2, 3))
-    put(local, month(local, 2, 4, mode="append"))
-    put(local, ours, replaces_latest=[ours])
+    publish(local, month(local, 2, 3))
+    publish(local, month(local, 2, 4, mode="append"))
+    publish(local, ours, replaces_latest=[ours])
     assert rows(local) == {1: [1], 2: [2]}
-    put(local, nothing, replaces_latest=[nothing])
+    publish(local, empty, replaces_latest=[empty])
     assert rows(local) == {1: [1]}
 
 
@@ -257,16 +257,16 @@ def test_null_partition_differs_from_string_null(local: Lakehouse) -> None:
         table = catalog_at(local).load_table(NAME).scan().to_arrow()
         return sorted(((row["region"], row["n"]) for row in table.to_pylist()), key=repr)
 
-    put(local, region(None, 1, "append"), run="null")
-    assert put(local, text := region("null", 2)).tables[0].partitions == ("region=null",)
+    publish(local, region(None, 1, "append"), run="null")
+    assert publish(local, text := region("null", 2)).tables[0].partitions == ("region=null",)
     assert text.replaced_partitions != region(None, 1).replaced_partitions
-    again, null = region("null", 3), region(None, 4)
-    put(local, region("null", 5))
+    restaged, null = region("null", 3), region(None, 4)
+    publish(local, region("null", 5))
     with pytest.raises(CommitConflictError, match="region=null"):
-        put(local, again)
-    put(local, again, replaces_latest=[again])
+        publish(local, restaged)
+    publish(local, restaged, replaces_latest=[restaged])
     assert values() == [("null", 3), (None, 1)]
-    assert put(local, null).tables[0].partitions == ("region is null",)
+    assert publish(local, null).tables[0].partitions == ("region is null",)
     assert values() == [("null", 3), (None, 4)]
 
 
@@ -290,20 +290,20 @@ def test_replacement_matches_partition_values_of_each_type(local: Lakehouse) -> 
     other = first.set_column(first.schema.get_field_index("s"), "s", pa.array(["other"]))
     values = {name: value for name, (_, value) in columns.items()}
 
-    def stage(rows: pa.Table, **more: Any) -> StagedTable:
-        given = {**values, **more}
+    def stage(rows: pa.Table, **options: Any) -> StagedTable:
+        row = {**values, **options}
         staged = stage_arrow(
-            local, rows, *NAME, mode="replace_partitions", partition_by=list(columns), partitions=[given]
+            local, rows, *NAME, mode="replace_partitions", partition_by=list(columns), partitions=[row]
         )
         return StagedTable.from_json(staged.to_json())
 
-    put(local, stage(first))
-    late, late_other = stage(first), stage(other, s="other")
-    put(local, stage(first))
+    publish(local, stage(first))
+    staged, staged_other = stage(first), stage(other, s="other")
+    publish(local, stage(first))
     with pytest.raises(CommitConflictError):
-        put(local, late)
-    put(local, late, replaces_latest=[late])
-    put(local, late_other)
+        publish(local, staged)
+    publish(local, staged, replaces_latest=[staged])
+    publish(local, staged_other)
     assert sorted(row["s"] for row in catalog_at(local).load_table(NAME).scan().to_arrow().to_pylist()) == [
         "a/b=c ü",
         "other",
@@ -311,30 +311,30 @@ def test_replacement_matches_partition_values_of_each_type(local: Lakehouse) -> 
 
 
 def test_invalid_encoded_partition_is_rejected(local: Lakehouse) -> None:
-    put(local, month(local, 1))
+    publish(local, month(local, 1))
     staged = month(local, 2)
-    put(local, month(local, 3))
+    publish(local, month(local, 3))
     for values in (("zz",), ("01",), (), ("0" * 16, "0" * 16)):
         damaged = StagedTable.from_json(dataclasses.replace(staged, replaced_partitions=(values,)).to_json())
         with pytest.raises(InvalidInputError):
-            put(local, damaged)
+            publish(local, damaged)
     assert rows(local) == {1: [1], 3: [1]}
 
 
 def test_unsupported_changes_conflict(local: Lakehouse) -> None:
-    put(local, month(local, 1))
-    unknown = dataclasses.replace(month(local, 2), replaces=None, replaced_partitions=())
-    assert StagedTable.from_json(unknown.to_json()) == unknown
-    put(local, month(local, 3))
+    publish(local, month(local, 1))
+    incomplete = dataclasses.replace(month(local, 2), replaces=None, replaced_partitions=())
+    assert StagedTable.from_json(incomplete.to_json()) == incomplete
+    publish(local, month(local, 3))
     with pytest.raises(CommitConflictError):
-        put(local, unknown)
+        publish(local, incomplete)
 
 
 def test_racing_writers_of_different_partitions_all_publish(local: Lakehouse) -> None:
     def write(number: int) -> None:
-        own = Lakehouse(open_storage(local.root, local.storage_options))
-        put(own, month(own, number, number))
-        put(own, month(own, number, -number, mode="append"))
+        writer_lake = Lakehouse(open_storage(local.root, local.storage_options))
+        publish(writer_lake, month(writer_lake, number, number))
+        publish(writer_lake, month(writer_lake, number, -number, mode="append"))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(1, 9)))
@@ -356,38 +356,38 @@ def rewrite(lake: Lakehouse) -> None:
 @pytest.mark.parametrize("is_new", [True, False])
 def test_append_is_not_published_twice_after_trim(local: Lakehouse, is_new: bool) -> None:
     """Another engine rewrote the appended rows, so neither files nor snapshots show the append."""
-    put(local, month(local, 1))
+    publish(local, month(local, 1))
     if is_new:
         catalog_at(local).drop_table(NAME)
     staged = month(local, 1, 5, mode="append")
-    put(local, staged, run="first")
+    publish(local, staged, run="first")
     expected = rows(local)
     rewrite(local)
     trim(local)
     version = local.latest_version()
     with pytest.raises(CommitConflictError):
-        put(local, staged, run="second")
-    assert put(local, staged, run="first").was_published
+        publish(local, staged, run="second")
+    assert publish(local, staged, run="first").was_published
     assert (local.latest_version(), rows(local)) == (version, expected)
 
 
 def test_rows_of_other_writers_are_not_replaced_after_trim(local: Lakehouse) -> None:
     """Both writers create the table. The other writer's history no longer shows the partitions that it wrote."""
     staged = month(local, 1, 5)
-    put(local, month(local, 1))
-    put(local, month(local, 1, 2, mode="append"))
+    publish(local, month(local, 1))
+    publish(local, month(local, 1, 2, mode="append"))
     operations.plan_compact_tables(local, min_input_files=2).execute()
     trim(local)
     with pytest.raises(CommitConflictError):
-        put(local, staged)
+        publish(local, staged)
     assert rows(local) == {1: [1, 2]}
 
 
 def test_presence_after_a_trim(local: Lakehouse) -> None:
-    put(local, month(local, 1))
+    publish(local, month(local, 1))
     published, other = month(local, 2), month(local, 3)
-    put(local, published)
-    put(local, month(local, 4))
+    publish(local, published)
+    publish(local, month(local, 4))
     trim(local)
 
     def presence_of(staged: StagedTable) -> Presence:
@@ -397,5 +397,5 @@ def test_presence_after_a_trim(local: Lakehouse) -> None:
     assert undone_by(local, 2, [published]) is None
     operations.rollback(local, 1)
     assert [presence_of(one) for one in (published, other)] == [Presence.ABSENT] * 2
-    put(local, month(local, 5))
+    publish(local, month(local, 5))
     assert presence_of(published) is Presence.ABSENT

@@ -62,18 +62,18 @@ def groups_of(table: Table, rules: RewriteRules) -> tuple[FileGroup, ...]:
     return find_groups(table.metadata, io_of(table), rules).groups
 
 
-def read_ids(table: Table, written: list[list[DataFile]]) -> list[list[int | None]]:
+def read_ids(table: Table, new_files: list[list[DataFile]]) -> list[list[int | None]]:
     scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
-    return [scan.to_table([FileScanTask(file)])["id"].to_pylist() for files in written for file in files]
+    return [scan.to_table([FileScanTask(file)])["id"].to_pylist() for files in new_files for file in files]
 
 
 def test_neighboring_files_are_grouped_up_to_target_size(catalog: TrinityLakeCatalog) -> None:
     table = appended(catalog, *(rows(number) for number in range(7)))
     size = max(task.file.file_size_in_bytes for task in table.scan().plan_files())
-    found = find_groups(table.metadata, io_of(table), RewriteRules(3 * size, min_input_files=2))
-    assert [len(group.files) for group in found.groups] == [3, 3], "the seventh is alone"
-    assert (found.data_files, found.older_spec_files) == (7, 0)
-    ids = [[one for (one,) in read_ids(table, [[*group.files]])] for group in found.groups]
+    plan = find_groups(table.metadata, io_of(table), RewriteRules(3 * size, min_input_files=2))
+    assert [len(group.files) for group in plan.groups] == [3, 3], "the seventh is alone"
+    assert (plan.data_files, plan.older_spec_files) == (7, 0)
+    ids = [[row_id for (row_id,) in read_ids(table, [[*group.files]])] for group in plan.groups]
     assert ids == [[0, 1, 2], [3, 4, 5]], "in the order in which they arrived"
     assert groups_of(table, RewriteRules(size, min_input_files=2)) == (), "none is small"
     assert [len(group.files) for group in groups_of(table, RewriteRules(min_input_files=7))] == [7]
@@ -84,8 +84,8 @@ def test_neighboring_files_are_grouped_up_to_target_size(catalog: TrinityLakeCat
 @pytest.mark.parametrize("text", ["9" * 5000, "0", "-1", "x", "", "1e9", "\u0663"])
 def test_invalid_target_size_property_is_ignored(catalog: TrinityLakeCatalog, text: str) -> None:
     metadata = catalog.create_table("ns.t", SCHEMA).metadata
-    asked = metadata.model_copy(update={"properties": {TARGET_PROPERTY: text}})
-    assert RewriteRules().target_bytes(asked) == RewriteRules().target_bytes(metadata)
+    metadata_with_property = metadata.model_copy(update={"properties": {TARGET_PROPERTY: text}})
+    assert RewriteRules().target_bytes(metadata_with_property) == RewriteRules().target_bytes(metadata)
 
 
 def test_target_size_is_table_property(catalog: TrinityLakeCatalog) -> None:
@@ -104,9 +104,9 @@ def test_rewritten_rows_are_sorted(catalog: TrinityLakeCatalog) -> None:
     table = appended(catalog, *parts, sort_order=order)
     groups = groups_of(table, RewriteRules(min_input_files=2))
     rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
-    written = rewrite_in_process([(rewriting, group) for group in groups])
-    assert read_ids(table, written) == [[5, 7, 2, 1, 3, None]]
-    assert [file.sort_order_id for files in written for file in files] == [table.metadata.default_sort_order_id]
+    new_files = rewrite_in_process([(rewriting, group) for group in groups])
+    assert read_ids(table, new_files) == [[5, 7, 2, 1, 3, None]]
+    assert [file.sort_order_id for files in new_files for file in files] == [table.metadata.default_sort_order_id]
 
 
 def test_rewritten_rows_are_sorted_by_uuid(catalog: TrinityLakeCatalog) -> None:
@@ -117,8 +117,8 @@ def test_rewritten_rows_are_sorted_by_uuid(catalog: TrinityLakeCatalog) -> None:
         keys = pa.array([None if key is None else key.bytes], pa.uuid())
         table.append(pa.table({"id": pa.array([number], pa.int64()), "key": keys}))
     (group,) = groups_of(table, RewriteRules(min_input_files=2))
-    written = rewrite_in_process([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])
-    assert read_ids(table, written) == [[3, 1, 2]]
+    new_files = rewrite_in_process([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])
+    assert read_ids(table, new_files) == [[3, 1, 2]]
 
 
 def test_partition_of_any_transform_keeps_its_value(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
@@ -130,9 +130,9 @@ def test_partition_of_any_transform_keeps_its_value(lake: Lakehouse, catalog: Tr
     for file in group.files:
         file.spec_id = table.metadata.default_spec_id
     rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
-    (written,) = rewrite_in_process([(rewriting, FileGroup(group.files, Record(5)))])
-    assert [(file.partition[0], "/id_bucket=5/" in file.file_path) for file in written] == [(5, True)]
-    assert read_ids(table, [written]) == [[0, 1, 2]]
+    (new_files,) = rewrite_in_process([(rewriting, FileGroup(group.files, Record(5)))])
+    assert [(file.partition[0], "/id_bucket=5/" in file.file_path) for file in new_files] == [(5, True)]
+    assert read_ids(table, [new_files]) == [[0, 1, 2]]
     with pytest.raises(InvalidDefinitionError):
         groups_of(table, RewriteRules(repartition=True))
 
@@ -143,11 +143,11 @@ def test_files_of_older_spec_are_repartitioned(lake: Lakehouse, catalog: Trinity
         update.add_identity("place")
     table.append(rows(4, place="b"))
     assert groups_of(table, RewriteRules(min_input_files=2)) == ()
-    found = find_groups(table.metadata, io_of(table), RewriteRules(min_input_files=2, repartition=True))
-    assert ([len(group.files) for group in found.groups], found.older_spec_files) == ([3], 3)
-    written = rewrite_in_process([(rewriting_of(table.metadata, io_of(table), RewriteRules()), found.groups[0])])
+    plan = find_groups(table.metadata, io_of(table), RewriteRules(min_input_files=2, repartition=True))
+    assert ([len(group.files) for group in plan.groups], plan.older_spec_files) == ([3], 3)
+    new_files = rewrite_in_process([(rewriting_of(table.metadata, io_of(table), RewriteRules()), plan.groups[0])])
     staged = stage_rewritten(
-        lake, ("ns", "t"), table.metadata, found.groups[:1], written[0], begun_at_ms=lake.storage.now_ms()
+        lake, ("ns", "t"), table.metadata, plan.groups[:1], new_files[0], begun_at_ms=lake.storage.now_ms()
     )
     after = load_staged(lake, staged)
     assert {(task.file.spec_id, task.file.partition[0]) for task in after.scan().plan_files()} == {
@@ -239,7 +239,7 @@ def test_file_with_unexpected_row_count_is_rejected(lake: Lakehouse, catalog: Tr
     assert listed(lake.storage) == before
 
 
-def written_for(table: Table) -> tuple[FileGroup, list[DataFile]]:
+def rewrite_first_group(table: Table) -> tuple[FileGroup, list[DataFile]]:
     (group,) = groups_of(table, RewriteRules(min_input_files=2))
     rewriting: Rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
     return group, rewrite_in_process([(rewriting, group)])[0]
@@ -258,8 +258,8 @@ def test_error_for_corrupt_manifest_names_it(lake: Lakehouse, catalog: TrinityLa
 
 def test_table_of_unsupported_format_version_is_rejected(catalog: TrinityLakeCatalog) -> None:
     table = appended(catalog, rows(1), rows(2))
-    written = {**json.loads(table.metadata.model_dump_json()), "format-version": 3, "next-row-id": 2}
-    later = TableMetadataUtil.parse_raw(json.dumps(written))
+    metadata = {**json.loads(table.metadata.model_dump_json()), "format-version": 3, "next-row-id": 2}
+    later = TableMetadataUtil.parse_raw(json.dumps(metadata))
     with pytest.raises(InvalidDefinitionError):
         find_groups(later, io_of(table), RewriteRules())
 
@@ -268,7 +268,7 @@ def test_table_of_unsupported_format_version_is_rejected(catalog: TrinityLakeCat
 def test_staging_conflicts_if_table_changed(lake: Lakehouse, catalog: TrinityLakeCatalog, change: str) -> None:
     table = appended(catalog, rows(1), rows(2))
     metadata = table.metadata
-    group, written = written_for(table)
+    group, new_files = rewrite_first_group(table)
     if change == "overwrite":
         table.overwrite(rows(9))
     elif change == "respec":
@@ -279,4 +279,4 @@ def test_staging_conflicts_if_table_changed(lake: Lakehouse, catalog: TrinityLak
         if change == "recreate":
             catalog.create_table("ns.t", SCHEMA)
     with pytest.raises(CommitConflictError, match=r"ns\.t"):
-        stage_rewritten(lake, ("ns", "t"), metadata, [group], written, begun_at_ms=0)
+        stage_rewritten(lake, ("ns", "t"), metadata, [group], new_files, begun_at_ms=0)

@@ -46,11 +46,13 @@ def digest(rows: pa.Table, batch_rows: int = 100) -> str:
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_digest_depends_on_every_value(name: str) -> None:
-    kind, one, other = COLUMNS[name]
-    tables = [pa.table({"c": pa.array(values, kind)}) for values in ([one], [other], [None], [one, one], [one, other])]
+    kind, first, other = COLUMNS[name]
+    tables = [
+        pa.table({"c": pa.array(values, kind)}) for values in ([first], [other], [None], [first, first], [first, other])
+    ]
     assert len({digest(table) for table in tables}) == len(tables)
-    assert digest(tables[4]) == digest(pa.table({"c": pa.array([other, one], kind)}))
-    sliced = pa.table({"c": pa.array([None, one, other, None], kind)}).slice(1, 2)
+    assert digest(tables[4]) == digest(pa.table({"c": pa.array([other, first], kind)}))
+    sliced = pa.table({"c": pa.array([None, first, other, None], kind)}).slice(1, 2)
     assert digest(sliced) == digest(tables[4])
 
 
@@ -63,12 +65,12 @@ def test_digest_depends_on_column_and_row_of_values() -> None:
 
 def test_digest_is_independent_of_order_batches_and_tasks() -> None:
     rows = [{"k": number, "s": f"{number % 7}"} for number in range(1000)]
-    whole = digest(pa.Table.from_pylist(rows))
+    expected = digest(pa.Table.from_pylist(rows))
     random.Random(1).shuffle(rows)
     tasks = [RowsDigest() for _ in range(3)]
     for number, task in enumerate(tasks):
         list(task.over(pa.Table.from_pylist(rows[number::3]).to_batches(max_chunksize=17)))
-    assert str(total_of(tasks)) == whole
+    assert str(total_of(tasks)) == expected
     assert str(total_of([])) == str(RowsDigest())
 
 

@@ -70,12 +70,12 @@ def test_property_allows_columns_that_differ_only_by_case(lake: Lakehouse, catal
 
 
 def test_registration_respects_case_property(lake: Lakehouse, catalog: TrinityLakeCatalog, tmp_path: Path) -> None:
-    others = InMemoryCatalog("others", warehouse=f"file://{tmp_path}/others")
-    others.create_namespace("ns")
-    plain = others.create_table("ns.plain", BOTH)
+    other_catalog = InMemoryCatalog("others", warehouse=f"file://{tmp_path}/others")
+    other_catalog.create_namespace("ns")
+    plain = other_catalog.create_table("ns.plain", BOTH)
     with pytest.raises(InvalidDefinitionError):
         catalog.register_table("ns.t", plain.metadata_location)
-    allowed = others.create_table("ns.allowed", BOTH, properties=ALLOWED)
+    allowed = other_catalog.create_table("ns.allowed", BOTH, properties=ALLOWED)
     assert catalog.register_table("ns.t", allowed.metadata_location).schema().column_names == ["id", "ID"]
 
 

@@ -23,7 +23,7 @@ from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 
 
-def changed(update: TableUpdate, fields: dict[str, Any]) -> TableUpdate:
+def with_snapshot_fields(update: TableUpdate, fields: dict[str, Any]) -> TableUpdate:
     """Return an update with other fields of its snapshot, and with its reference changed to that snapshot."""
     if isinstance(update, AddSnapshotUpdate):
         return update.model_copy(update={"snapshot": update.snapshot.model_copy(update=fields)})
@@ -45,7 +45,7 @@ def changed(update: TableUpdate, fields: dict[str, Any]) -> TableUpdate:
 def test_unreadable_snapshot_is_rejected(catalog: TrinityLakeCatalog, fields: dict[str, Any]) -> None:
     txn = catalog.create_table("ns.t", ROWS.schema).transaction()
     txn.append(ROWS)
-    updates = tuple(changed(update, fields) for update in txn._updates)
+    updates = tuple(with_snapshot_fields(update, fields) for update in txn._updates)
     with pytest.raises(InvalidDefinitionError):
         catalog.commit_table(txn._table, txn._requirements, updates)
     catalog.load_table("ns.t").append(ROWS)
@@ -57,7 +57,7 @@ def test_cyclic_snapshots_are_rejected(catalog: TrinityLakeCatalog) -> None:
     txn.append(ROWS)
     (added,) = (update for update in txn._updates if isinstance(update, AddSnapshotUpdate))
     pair = [
-        changed(added, {"snapshot_id": number, "parent_snapshot_id": parent, "sequence_number": number})
+        with_snapshot_fields(added, {"snapshot_id": number, "parent_snapshot_id": parent, "sequence_number": number})
         for number, parent in ((1, 2), (2, 1))
     ]
     with pytest.raises(InvalidDefinitionError):

@@ -21,8 +21,8 @@ TTL_MS = 10_000
 
 @pytest.fixture
 def clock(lakes: Lakes) -> ClockStorage:
-    made = lakes.memory(txn_ttl_millis=TTL_MS)
-    return ClockStorage(made.storage, START_MS)
+    lake = lakes.memory(txn_ttl_millis=TTL_MS)
+    return ClockStorage(lake.storage, START_MS)
 
 
 @pytest.fixture

@@ -60,8 +60,8 @@ def publish_all(lake: Lakehouse, *staged: StagedTable) -> int:
 
 def months(lake: Lakehouse, table: str = "daily", version: int | None = None) -> dict[int, int]:
     """Return rows by month."""
-    found = catalog_at(lake, version).load_table(("flights", table)).scan().to_arrow()["month"].to_pylist()
-    return {month: found.count(month) for month in sorted(set(found))}
+    values = catalog_at(lake, version).load_table(("flights", table)).scan().to_arrow()["month"].to_pylist()
+    return {month: values.count(month) for month in sorted(set(values))}
 
 
 def test_new_table_is_written_audited_and_published(lake: Lakehouse) -> None:
@@ -112,10 +112,10 @@ def test_null_partition_is_replaced(lake: Lakehouse) -> None:
 
 
 def test_many_partitions_are_replaced_at_once(lake: Lakehouse) -> None:
-    everything = range(150)
-    publish_all(lake, stage(lake, flights(*everything)))
-    publish_all(lake, stage(lake, flights(*everything, *everything), replacing=Replace.PARTITIONS))
-    assert months(lake) == dict.fromkeys(everything, 2)
+    all_months = range(150)
+    publish_all(lake, stage(lake, flights(*all_months)))
+    publish_all(lake, stage(lake, flights(*all_months, *all_months), replacing=Replace.PARTITIONS))
+    assert months(lake) == dict.fromkeys(all_months, 2)
 
 
 def test_manifest_filters_are_not_shared_between_threads(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,34 +197,34 @@ def test_incompatible_schema_or_partitions_are_rejected(lake: Lakehouse) -> None
         plan_write(lake, "flights", "new")
     with pytest.raises(InvalidDefinitionError):
         plan_write(lake, "flights", "new", FLIGHTS, properties={"format-version": "3"})
-    ours = Schema(columns=(Column(id=1, name="code", type=DataType.CHAR),))
+    schema = Schema(columns=(Column(id=1, name="code", type=DataType.CHAR),))
     with pytest.raises(UnsupportedTypeError):
-        plan_write(lake, "flights", "new", ours)
+        plan_write(lake, "flights", "new", schema)
 
 
-@pytest.mark.parametrize("when", ["before staging", "before publishing", "before the commit"])
-@pytest.mark.parametrize("what", ["changed", "dropped", "created"])
-def test_table_changed_since_staging_is_not_published(lake: Lakehouse, when: str, what: str) -> None:
-    if what != "created":
+@pytest.mark.parametrize("moment", ["before staging", "before publishing", "before the commit"])
+@pytest.mark.parametrize("change", ["changed", "dropped", "created"])
+def test_table_changed_since_staging_is_not_published(lake: Lakehouse, moment: str, change: str) -> None:
+    if change != "created":
         publish_all(lake, stage(lake, flights(1)))
 
     def move() -> None:
-        if what == "dropped":
+        if change == "dropped":
             catalog_at(lake).drop_table("flights.daily")
         else:
             publish_all(lake, stage(lake, flights(5)))
 
     write = plan_write(lake, "flights", "daily", FLIGHTS, partition_by=("year", "month"))
     files = write.write([flights(2)])
-    if when == "before staging":
+    if moment == "before staging":
         move()
-        with pytest.raises(CommitConflictError, match=f"flights.daily was staged on version .* {what}"):
+        with pytest.raises(CommitConflictError, match=f"flights.daily was staged on version .* {change}"):
             stage_data_files(lake, write, files)
         return
     staged = stage_data_files(lake, write, files)
-    if when == "before publishing":
+    if moment == "before publishing":
         move()
-        with pytest.raises(CommitConflictError, match=f"flights.daily was staged on version .* {what}") as caught:
+        with pytest.raises(CommitConflictError, match=f"flights.daily was staged on version .* {change}") as caught:
             publish_all(lake, staged)
         assert caught.value.base_version == staged.base_version
         return
@@ -288,8 +288,8 @@ def test_loaded_staged_table_is_read_only(lake: Lakehouse) -> None:
 
 def test_staged_table_is_encoded_as_json(lake: Lakehouse) -> None:
     staged = stage(lake, flights(1, 2))
-    again = StagedTable.from_json(staged.to_json())
-    assert again == staged
+    decoded = StagedTable.from_json(staged.to_json())
+    assert decoded == staged
     assert json.loads(staged.to_json())["row_count"] == 2
     for text in ("", "[]", "{}", '{"table_def": "!"}', json.dumps({**json.loads(staged.to_json()), "extra": 1})):
         with pytest.raises(InvalidInputError):

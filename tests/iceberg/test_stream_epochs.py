@@ -47,8 +47,8 @@ def test_epoch_is_found_at_any_version(local: Lakehouse) -> None:
     commit_epoch(local, 0, "another")
     commit_others(local, 20)
     assert find_epoch(local, "s", 0).version == 4
-    found = find_epoch(local, "s", 1)
-    assert (found.version, found.searched_to) == (None, local.latest_version())
+    commit = find_epoch(local, "s", 1)
+    assert (commit.version, commit.searched_to) == (None, local.latest_version())
     version = commit_epoch(local, 1)
     assert find_epoch(local, "s", 1).version == version
     commit_others(local, 1)
@@ -98,14 +98,14 @@ def test_other_query_is_rejected_for_any_epoch(local: Lakehouse) -> None:
 def test_epoch_with_other_rows_is_rejected_even_if_its_version_was_purged(local: Lakehouse) -> None:
     """The checkpoint was reset by one epoch, and the source has new rows."""
     version = commit_epoch(local, 0)
-    others = Epoch("s", 0, "2:00ff")
+    other_epoch = Epoch("s", 0, "2:00ff")
     with pytest.raises(ConflictError) as caught:
-        find(local, others)
+        find(local, other_epoch)
     assert caught.value.version == version
     commit_others(local, 1)
     seal(local, version)
     with pytest.raises(ConflictError):
-        find(local, others)
+        find(local, other_epoch)
     assert find_epoch(local, "s", 0).version == version
 
 

@@ -38,7 +38,7 @@ def gz_path(name: str = NAME) -> str:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Return the files of a table with two appends and a staged write, by path."""
     root = tmp_path_factory.mktemp("lake")
     lake = Lakehouse.create(str(root))
@@ -54,19 +54,19 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return files
 
 
-def of_kind(written: dict[str, bytes], kind: SealedKind) -> list[tuple[str, bytes]]:
-    return [(path, data) for path, data in written.items() if SealedKind.of(path) is kind]
+def of_kind(files: dict[str, bytes], kind: SealedKind) -> list[tuple[str, bytes]]:
+    return [(path, data) for path, data in files.items() if SealedKind.of(path) is kind]
 
 
-def test_all_written_files_have_checksums(written: dict[str, bytes]) -> None:
-    assert all(of_kind(written, kind) for kind in SealedKind)
-    assert all(check_table_file(data, path) for path, data in written.items())
+def test_all_written_files_have_checksums(files: dict[str, bytes]) -> None:
+    assert all(of_kind(files, kind) for kind in SealedKind)
+    assert all(check_table_file(data, path) for path, data in files.items())
 
 
 @pytest.mark.parametrize("kind", SealedKind)
-def test_every_flipped_bit_is_detected(written: dict[str, bytes], kind: SealedKind) -> None:
+def test_every_flipped_bit_is_detected(files: dict[str, bytes], kind: SealedKind) -> None:
     chance = random.Random(23)
-    path, data = of_kind(written, kind)[-1]
+    path, data = of_kind(files, kind)[-1]
     bits = range(8 * len(data))
     for bit in bits if len(data) < 500 else chance.sample(bits, 1000):
         flipped = bytearray(data)
@@ -76,23 +76,23 @@ def test_every_flipped_bit_is_detected(written: dict[str, bytes], kind: SealedKi
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SealedKind if kind is not SealedKind.GZIP_METADATA])
-def test_swapped_file_is_detected_and_named(written: dict[str, bytes], kind: SealedKind) -> None:
-    (first, _), (second, data) = of_kind(written, kind)[:2]
+def test_swapped_file_is_detected_and_named(files: dict[str, bytes], kind: SealedKind) -> None:
+    (first, _), (second, data) = of_kind(files, kind)[:2]
     with pytest.raises(CorruptFileError, match=f"is the file '{second.rpartition('/')[2]}', which took its place"):
         check_table_file(data, first)
 
 
-def test_swapped_gzip_metadata_is_detected_and_named(written: dict[str, bytes]) -> None:
+def test_swapped_gzip_metadata_is_detected_and_named(files: dict[str, bytes]) -> None:
     with pytest.raises(CorruptFileError, match=f"is the file '{NAME}.gz.metadata.json'"):
-        check_table_file(written[gz_path()], gz_path(NAME.replace("0", "1")))
+        check_table_file(files[gz_path()], gz_path(NAME.replace("0", "1")))
 
 
-def test_files_of_other_programs_have_no_checksums(written: dict[str, bytes]) -> None:
+def test_files_of_other_programs_have_no_checksums(files: dict[str, bytes]) -> None:
     plain = pa.BufferOutputStream()
     pq.write_table(pa.table({"a": [1]}), plain, write_page_checksum=True)
     avro = io.BytesIO()
     fastavro.writer(avro, {"type": "record", "name": "r", "fields": []}, [{}], metadata={"a": "b"})
-    others = {
+    foreign_files = {
         "a.metadata.json": METADATA,
         "a.gz.metadata.json": gzip.compress(METADATA),
         "a.avro": avro.getvalue(),
@@ -101,31 +101,31 @@ def test_files_of_other_programs_have_no_checksums(written: dict[str, bytes]) ->
         "b.parquet": b"no Parquet",
         "b.avro": b"Obj\x01\xff",
     }
-    for path, data in others.items():
+    for path, data in foreign_files.items():
         assert not check_table_file(data, path)
 
 
-def test_checksums_copied_by_another_program_are_ignored(written: dict[str, bytes]) -> None:
-    _, data = of_kind(written, SealedKind.PARQUET)[0]
+def test_checksums_copied_by_another_program_are_ignored(files: dict[str, bytes]) -> None:
+    _, data = of_kind(files, SealedKind.PARQUET)[0]
     carried = pa.BufferOutputStream()
     pairs = pq.read_metadata(pa.BufferReader(data)).metadata
     pq.write_table(pq.read_table(pa.BufferReader(data)).replace_schema_metadata(pairs), carried)
     assert SEAL_KEYS[0].encode() in pq.read_metadata(pa.BufferReader(carried.getvalue())).metadata
     assert not check_table_file(carried.getvalue().to_pybytes(), "other.parquet")
-    _, data = of_kind(written, SealedKind.AVRO)[0]
+    _, data = of_kind(files, SealedKind.AVRO)[0]
     reader = fastavro.reader(io.BytesIO(data))
     other = io.BytesIO()
     meta = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
     fastavro.writer(other, reader.writer_schema, list(reader), metadata=meta)
     assert not check_table_file(other.getvalue(), "other.avro")
-    _, data = of_kind(written, SealedKind.METADATA)[0]
+    _, data = of_kind(files, SealedKind.METADATA)[0]
     text = json.loads(data) | {"last-updated-ms": 1}
     assert not check_table_file(json.dumps(text, separators=(",", ":")).encode(), "other.metadata.json")
     # A file written from it has only its own checksums.
     for kind, other_path in ((SealedKind.METADATA, "b.metadata.json"), (SealedKind.AVRO, "b.avro")):
-        again = sealed_table_file(of_kind(written, kind)[0][1], other_path)
-        assert check_table_file(again, other_path)
-        assert again.count(SEAL_KEYS[0].encode()) == len(SEAL_KEYS)
+        resealed = sealed_table_file(of_kind(files, kind)[0][1], other_path)
+        assert check_table_file(resealed, other_path)
+        assert resealed.count(SEAL_KEYS[0].encode()) == len(SEAL_KEYS)
 
 
 def test_name_that_json_would_escape_gets_no_checksum() -> None:
@@ -160,14 +160,14 @@ def test_large_file_is_checksummed_piece_by_piece(lakes: Lakes) -> None:
                 check.finish(lambda n_bytes: data[-n_bytes:])
 
 
-def test_page_checksums_are_verified_without_file_checksum(written: dict[str, bytes]) -> None:
+def test_page_checksums_are_verified_without_file_checksum(files: dict[str, bytes]) -> None:
     """Files of other programs may have page checksums, which are verified if a file has no checksum."""
-    _, data = of_kind(written, SealedKind.PARQUET)[0]
+    _, data = of_kind(files, SealedKind.PARQUET)[0]
     assert pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read().num_rows
-    others = pa.BufferOutputStream()
+    buffer = pa.BufferOutputStream()
     rows = pa.table({"a": list(range(1000)), "b": [{"c": [str(n)]} for n in range(1000)]})
-    pq.write_table(rows, others, write_page_checksum=True, row_group_size=300, data_page_version="2.0")
-    foreign = others.getvalue().to_pybytes()
+    pq.write_table(rows, buffer, write_page_checksum=True, row_group_size=300, data_page_version="2.0")
+    foreign = buffer.getvalue().to_pybytes()
     assert not check_whole(foreign, "a.parquet")
     first = pq.read_metadata(pa.BufferReader(foreign)).row_group(1).column(1)
     flipped = bytearray(foreign)
@@ -181,8 +181,8 @@ def test_page_checksums_are_verified_without_file_checksum(written: dict[str, by
         check_whole(b"PAR1 and nothing else", "a.parquet")
 
 
-def test_other_readers_ignore_checksums(written: dict[str, bytes]) -> None:
-    for path, data in written.items():
+def test_other_readers_ignore_checksums(files: dict[str, bytes]) -> None:
+    for path, data in files.items():
         kind = SealedKind.of(path)
         if kind is SealedKind.AVRO:
             assert list(fastavro.reader(io.BytesIO(data)))
@@ -216,8 +216,8 @@ def test_avro_header_in_several_blocks_is_parsed() -> None:
     assert header is not None and header.size_bytes == len(data.getvalue()) and header.metadata["a"] == b"b" * 500
     # A map in several blocks, one of which has its size in bytes.
     blocks = b"Obj\x01\x02\x02a\x02b\x01\x08\x02c\x02d\x00" + bytes(16)
-    found = AvroHeader.of(blocks)
-    assert found is not None and found.metadata == {"a": b"b", "c": b"d"} and found.size_bytes == len(blocks)
+    header = AvroHeader.of(blocks)
+    assert header is not None and header.metadata == {"a": b"b", "c": b"d"} and header.size_bytes == len(blocks)
     for broken in (blocks[:-1], b"Obj\x01" + b"\xff" * 12, b"Obj\x01\x02\x01", b"Obj\x02" + blocks[4:], b""):
         assert AvroHeader.of(broken) is None
 
@@ -225,20 +225,20 @@ def test_avro_header_in_several_blocks_is_parsed() -> None:
 def test_only_files_of_lakehouses_have_checksums(tmp_path: str) -> None:
     """PyIceberg writes other files as before, even after it wrote to a lakehouse."""
     rows = pa.table({"a": pa.array([1], pa.int64())})
-    ours = catalog_at(Lakehouse.create("memory://sealed-and-not/"))
-    others = SqlCatalog("others", uri="sqlite:///:memory:", warehouse=f"file://{tmp_path}")
-    for catalog in (ours, others):
+    catalog_of_lake = catalog_at(Lakehouse.create("memory://sealed-and-not/"))
+    other_catalog = SqlCatalog("others", uri="sqlite:///:memory:", warehouse=f"file://{tmp_path}")
+    for catalog in (catalog_of_lake, other_catalog):
         catalog.create_namespace("ns")
         catalog.create_table("ns.t", rows.schema).append(rows)
-    others.close()
+    other_catalog.close()
     (path,) = Path(tmp_path).rglob("*.parquet")
     assert SEAL_KEYS[0].encode() not in (pq.read_metadata(path).metadata or {})
 
 
 def test_footer_and_file_checksum_suffice_for_verification() -> None:
-    whole = sealed(b"x" * 1000 + b"00000000 n" * 2, "n")
-    seal = whole[-10:].decode()
-    assert check_seals(whole, (seal, seal), "n")
-    assert check_seals(whole[-20:], (seal, seal), "n", crc=google_crc32c.value(whole))
+    file_data = sealed(b"x" * 1000 + b"00000000 n" * 2, "n")
+    seal = file_data[-10:].decode()
+    assert check_seals(file_data, (seal, seal), "n")
+    assert check_seals(file_data[-20:], (seal, seal), "n", crc=google_crc32c.value(file_data))
     with pytest.raises(CorruptFileError):
-        check_seals(whole[-20:], (seal, seal), "n", crc=google_crc32c.value(b"y" + whole[1:]))
+        check_seals(file_data[-20:], (seal, seal), "n", crc=google_crc32c.value(b"y" + file_data[1:]))

@@ -179,9 +179,9 @@ def test_killed_write_leaves_only_files_of_its_table(lake: Lakehouse, catalog: T
         with pytest.raises(DeathError):
             write(kind, Lakehouse(storage), f"killed-{index}")
         assert lake.latest_version() == version
-        left = {info.path for info in lake.storage.list()} - files
-        table_paths = {path for path in left if path.startswith("tables/")}
-        assert all("-table-" in path or "-node-" in path for path in left - table_paths)
+        remaining = {info.path for info in lake.storage.list()} - files
+        table_paths = {path for path in remaining if path.startswith("tables/")}
+        assert all("-table-" in path or "-node-" in path for path in remaining - table_paths)
         if kind == "append":
             assert all(path.startswith(old_prefix) for path in table_paths)
         owned_table_ids(lake)

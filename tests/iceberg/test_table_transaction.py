@@ -31,26 +31,26 @@ def without_seal(table: Table, uri: str) -> dict[str, object]:
 
 def test_append_copies_snapshots_a_few_times(catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
-    made: list[int] = []
+    counts: list[int] = []
 
     def counting(*args: object, **kind: object) -> object:
-        made.append(1)
+        counts.append(1)
         return update_table_metadata(*args, **kind)  # type: ignore[arg-type]
 
     monkeypatch.setattr(loaded_table, "update_table_metadata", counting)
     table.append(rows(1))
-    assert len(made) == 2, "before the snapshot is added, and after"
+    assert len(counts) == 2, "before the snapshot is added, and after"
 
 
 def test_property_change_computes_metadata_once(
     lake: Lakehouse, catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = catalog.create_table("ns.t", SCHEMA, properties={"b": "2"})
-    made: list[int] = []
-    monkeypatch.setattr(loaded_table, "update_table_metadata", lambda *_: made.append(1))
+    counts: list[int] = []
+    monkeypatch.setattr(loaded_table, "update_table_metadata", lambda *_: counts.append(1))
     change = table.transaction().set_properties(a="1").remove_properties("b")
     change.commit_transaction()
-    assert made == [], "the catalog makes it when it commits"
+    assert counts == [], "the catalog makes it when it commits"
     assert table.metadata == catalog_at(lake).load_table("ns.t").metadata
     assert (table.properties["a"], "b" in table.properties) == ("1", False)
 
@@ -65,15 +65,15 @@ def test_metadata_file_equals_that_of_pyiceberg(lake: Lakehouse, catalog: Trinit
 
 def test_metadata_log_equals_that_of_pyiceberg(catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA, properties={"write.metadata.previous-versions-max": "3"})
-    written = [table.metadata_location]
+    locations = [table.metadata_location]
     for number in range(5):
         before = table.metadata
         change = table.transaction()
         change.set_properties(n=str(number))
         assert change.table_metadata.metadata_log == before.metadata_log
         change.commit_transaction()
-        written.append(table.metadata_location)
-        assert [entry.metadata_file for entry in table.metadata.metadata_log] == written[:-1][-3:]
+        locations.append(table.metadata_location)
+        assert [entry.metadata_file for entry in table.metadata.metadata_log] == locations[:-1][-3:]
         assert table.metadata.metadata_log[-1].timestamp_ms == before.last_updated_ms
     assert table.metadata == catalog.load_table("ns.t").metadata
 

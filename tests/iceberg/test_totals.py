@@ -47,12 +47,12 @@ def count_live_files(table: Table) -> dict[str, str]:
 def stripped(snapshot: Snapshot, *, keeps: str = "-") -> Snapshot:
     """Return a snapshot without totals, except the one named by ``keeps``, as some engines write it."""
     assert snapshot.summary is not None
-    kept = {
+    summary = {
         name: value
         for name, value in snapshot.summary.additional_properties.items()
         if not name.startswith("total-") or name == keeps
     }
-    return snapshot.model_copy(update={"summary": Summary(snapshot.summary.operation, **kept)})
+    return snapshot.model_copy(update={"summary": Summary(snapshot.summary.operation, **summary)})
 
 
 @pytest.mark.parametrize("keeps", ["-", "total-records"])
@@ -80,7 +80,9 @@ def test_totals_are_counted_if_parent_lacks_them(lake: Lakehouse, catalog: Trini
     table = catalog.create_table("ns.t", ROWS.schema)
     table.append(ROWS)
     table.append(ROWS)
-    metadata = table.metadata.model_copy(update={"snapshots": [stripped(one) for one in table.metadata.snapshots]})
+    metadata = table.metadata.model_copy(
+        update={"snapshots": [stripped(snapshot) for snapshot in table.metadata.snapshots]}
+    )
     lake.storage.delete(table.metadata_location.removeprefix(lake.root))
     write_metadata(metadata, table.io.new_output(table.metadata_location))
     assert totals_in(catalog.load_table("ns.t")) == {}

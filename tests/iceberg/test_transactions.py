@@ -62,13 +62,13 @@ def test_two_handles_of_a_table_share_a_transaction(lake: Lakehouse, catalog: Tr
     catalog.create_table("ns.t0", SCHEMA)
     with lake.transaction() as txn:
         inside = catalog_for(txn)
-        one, other = inside.load_table("ns.t0"), inside.load_table("ns.t0")
-        one.append(rows(1))
+        first, other = inside.load_table("ns.t0"), inside.load_table("ns.t0")
+        first.append(rows(1))
         other.append(rows(2))  # stale: PyIceberg refreshes from the transaction and retries
         with pytest.raises(TableAlreadyExistsError):
             inside.create_table("ns.t0", SCHEMA)
         stale = inside.load_table("ns.t0")
-        one.refresh().transaction().set_properties({"a": "b"}).commit_transaction()
+        first.refresh().transaction().set_properties({"a": "b"}).commit_transaction()
         inside.rename_table("ns.t0", "ns.t1")
         with pytest.raises(CommitFailedException):
             stale.transaction().set_properties({"c": "d"}).commit_transaction()

@@ -80,14 +80,14 @@ LEAVES = st.one_of(
 def nested(parts: st.SearchStrategy[Column]) -> st.SearchStrategy[Column]:
     empty = st.just({})
     structs = st.tuples(st.booleans(), st.lists(parts, min_size=1, max_size=3)).map(
-        lambda made: replace(blank(DataType.STRUCT, {}, made[0]), struct_fields=tuple(made[1]))
+        lambda drawn: replace(blank(DataType.STRUCT, {}, drawn[0]), struct_fields=tuple(drawn[1]))
     )
     lists = st.builds(blank, st.just(DataType.LIST), empty, st.booleans()).flatmap(
         lambda column: parts.map(lambda element: replace(column, list_element=element))
     )
     maps = st.builds(blank, st.just(DataType.MAP), empty, st.booleans()).flatmap(
         lambda column: st.tuples(parts, parts).map(
-            lambda made: replace(column, map_key=replace(made[0], nullable=False), map_value=made[1])
+            lambda drawn: replace(column, map_key=replace(drawn[0], nullable=False), map_value=drawn[1])
         )
     )
     return st.one_of(structs, lists, maps)
@@ -120,9 +120,9 @@ def schemas(draw: st.DrawFn) -> Schema:
 
 @given(schemas())
 def test_columns_round_trip_through_iceberg_types(schema: Schema) -> None:
-    there = to_iceberg_schema(schema)
-    assert from_iceberg_schema(there) == schema
-    assert IcebergSchema.model_validate_json(there.model_dump_json()) == there
+    converted = to_iceberg_schema(schema)
+    assert from_iceberg_schema(converted) == schema
+    assert IcebergSchema.model_validate_json(converted.model_dump_json()) == converted
 
 
 def test_conversion_preserves_ids_names_and_nullability() -> None:
@@ -224,11 +224,11 @@ def test_error_for_invalid_column_names_it(column: Column) -> None:
         (pa.bool8(), "its storage"),
     ],
 )
-@pytest.mark.parametrize("place", ["top", "inside"])
-def test_unsupported_arrow_type_has_one_line_error(kind: pa.DataType, instead: str, place: str) -> None:
+@pytest.mark.parametrize("position", ["top", "inside"])
+def test_unsupported_arrow_type_has_one_line_error(kind: pa.DataType, instead: str, position: str) -> None:
     deep = pa.map_(pa.string(), pa.list_(pa.struct([("v", kind)])))
-    schema = pa.schema([("ok", pa.int64()), ("c", kind if place == "top" else deep)])
-    path = "'c'" if place == "top" else "'c.value.element.v'"
+    schema = pa.schema([("ok", pa.int64()), ("c", kind if position == "top" else deep)])
+    path = "'c'" if position == "top" else "'c.value.element.v'"
     with pytest.raises(UnsupportedTypeError) as caught:
         check_arrow_schema(schema)
     assert str(caught.value).startswith(f"column {path}: Iceberg has no type for Arrow's ")
@@ -268,7 +268,9 @@ def test_storable_types_are_converted_at_any_depth(kind: pa.DataType, stored: st
         pa.list_(kind, 2),
         pa.map_(pa.string(), kind),
     ]
-    schema = arrow_to_iceberg_schema(storable(pa.schema([(str(at), one) for at, one in enumerate([kind, *inside])])))
+    schema = arrow_to_iceberg_schema(
+        storable(pa.schema([(str(at), column_type) for at, column_type in enumerate([kind, *inside])]))
+    )
     columns = from_iceberg_schema(schema).columns
     assert [column.type_name for column in columns] == [
         stored,

@@ -107,9 +107,9 @@ def trim(lake: Lakehouse) -> object:
     return operations.plan_trim_tables(lake).execute()
 
 
-@pytest.mark.parametrize("work", [append, overwrite, delete, upsert, alter, stage, compact, trim])
+@pytest.mark.parametrize("write", [append, overwrite, delete, upsert, alter, stage, compact, trim])
 def test_writers_never_import_classes_named_in_metadata(
-    lake: Lakehouse, catalog: TrinityLakeCatalog, imported: list[str], work: Callable[[Lakehouse], object]
+    lake: Lakehouse, catalog: TrinityLakeCatalog, imported: list[str], write: Callable[[Lakehouse], object]
 ) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     for number in range(1, 7):
@@ -119,12 +119,14 @@ def test_writers_never_import_classes_named_in_metadata(
         load_location_provider("file:///t", {"write.py-location-provider.impl": "this.Provider"})
     assert imported == ["this"]
     imported.clear()
-    work(lake)
+    write(lake)
     assert imported == []
     assert ids_of(catalog_at(lake).load_table("ns.t"))
-    written = json.loads(lake.storage.read(metadata_path(lake)))["properties"]
-    if work in (append, overwrite, delete, upsert, alter):
-        assert not set(CODE) & set(written), "the new metadata has no class properties, for the sake of other engines"
+    properties = json.loads(lake.storage.read(metadata_path(lake)))["properties"]
+    if write in (append, overwrite, delete, upsert, alter):
+        assert not set(CODE) & set(properties), (
+            "the new metadata has no class properties, because other engines load them"
+        )
 
 
 def test_names_code_recognizes_class_properties() -> None:
@@ -196,8 +198,8 @@ def test_swapped_metadata_files_are_rejected(lake: Lakehouse, catalog: TrinityLa
         assert str(caught.value.path).endswith(path)
         with pytest.raises(CorruptFileError):
             list(files_of(lake.snapshot().table("ns", name), StorageFileIO.on(lake.storage)))
-    found = {(finding.code, finding.path) for finding in operations.verify(lake).findings}
-    assert {("table-unreadable", path) for path in paths} <= found
+    findings = {(finding.code, finding.path) for finding in operations.verify(lake).findings}
+    assert {("table-unreadable", path) for path in paths} <= findings
 
 
 def test_metadata_with_other_uuid_is_rejected(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
@@ -236,19 +238,19 @@ def test_swapped_manifest_lists_and_manifests_are_rejected(lake: Lakehouse, cata
     latest = metadata.current_snapshot()
     assert latest is not None
     newest, oldest = manifests_in(latest, file_io)
-    kept = lake.storage.read(second_list)
+    second_data = lake.storage.read(second_list)
     lake.storage.write(second_list, unsealed(lake.storage.read(first_list)))
     with pytest.raises(CorruptFileError):
         manifests_in(latest, file_io)
     assert not operations.verify(lake).is_clean
-    lake.storage.write(second_list, kept)
-    assert len(avro_records(kept)[1]) == 2
+    lake.storage.write(second_list, second_data)
+    assert len(avro_records(second_data)[1]) == 2
     path, other = (manifest.manifest_path.removeprefix(lake.root) for manifest in (newest, oldest))
     lake.storage.write(path, unsealed(lake.storage.read(other)))
     with pytest.raises(CorruptFileError):
         entries_in(newest, file_io)
-    found = operations.verify(lake)
-    assert path in {finding.path for finding in found.findings if finding.severity == "error"}
+    report = operations.verify(lake)
+    assert path in {finding.path for finding in report.findings if finding.severity == "error"}
 
 
 class _RecordsUnpickling:

@@ -40,17 +40,17 @@ def publish(lake: Lakehouse, staged: StagedTable) -> StagedTable:
     return staged
 
 
-def put(lake: Lakehouse, rows: pa.Table, *keys: str, **more: Any) -> StagedTable:
-    return publish(lake, stage_upsert(lake, rows, *NAME, keys=keys or ("sku",), **more))
+def upsert(lake: Lakehouse, rows: pa.Table, *keys: str, **options: Any) -> StagedTable:
+    return publish(lake, stage_upsert(lake, rows, *NAME, keys=keys or ("sku",), **options))
 
 
-def append(lake: Lakehouse, rows: pa.Table, **more: Any) -> StagedTable:
-    return publish(lake, stage_arrow(lake, rows, *NAME, mode="append", **more))
+def append(lake: Lakehouse, rows: pa.Table, **options: Any) -> StagedTable:
+    return publish(lake, stage_arrow(lake, rows, *NAME, mode="append", **options))
 
 
 def rows(lake: Lakehouse) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = catalog_at(lake).load_table(NAME).scan().to_arrow().to_pylist()
-    return sorted(found, key=repr)
+    table_rows: list[dict[str, Any]] = catalog_at(lake).load_table(NAME).scan().to_arrow().to_pylist()
+    return sorted(table_rows, key=repr)
 
 
 def prices(**by_sku: int | None) -> pa.Table:
@@ -58,20 +58,20 @@ def prices(**by_sku: int | None) -> pa.Table:
 
 
 def as_dict(lake: Lakehouse) -> dict[str, int | None]:
-    found = rows(lake)
-    assert len({row["sku"] for row in found}) == len(found), "a key is there twice"
-    return {row["sku"]: row["n"] for row in found}
+    table_rows = rows(lake)
+    assert len({row["sku"] for row in table_rows}) == len(table_rows), "duplicate key"
+    return {row["sku"]: row["n"] for row in table_rows}
 
 
 def test_upsert_replaces_rows_with_same_keys(lake: Lakehouse) -> None:
-    put(lake, prices(a=1, b=None))
-    assert put(lake, prices(a=None, c=3)).removed_files == 1
+    upsert(lake, prices(a=1, b=None))
+    assert upsert(lake, prices(a=None, c=3)).removed_files == 1
     assert as_dict(lake) == {"a": None, "b": None, "c": 3}
-    location = put(lake, prices(a=None)).metadata_location
-    assert put(lake, prices(c=3).slice(1)).metadata_location == location, "nothing changes"
-    files = put(lake, prices(d=4))
+    location = upsert(lake, prices(a=None)).metadata_location
+    assert upsert(lake, prices(c=3).slice(1)).metadata_location == location, "nothing changes"
+    files = upsert(lake, prices(d=4))
     assert (files.added_files, files.removed_files, files.added_rows) == (1, 0, 1)
-    put(lake, prices(d=4, e=5))
+    upsert(lake, prices(d=4, e=5))
     assert as_dict(lake) == {"a": None, "b": None, "c": 3, "d": 4, "e": 5}
 
 
@@ -80,22 +80,22 @@ def test_null_key_is_rejected_before_files_are_written(lake: Lakehouse) -> None:
     two = pa.table({"sku": ["a", "b"], "n": pa.array([1, None])})
     within = pa.table({"sku": pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None])), "n": [1, 2]})
     before = list(lake.storage.list(""))
-    for given, keys in ((nulls, ["sku"]), (two, ["sku", "n"])):
+    for new_rows, keys in ((nulls, ["sku"]), (two, ["sku", "n"])):
         with pytest.raises(InvalidInputError):
-            put(lake, given, *keys)
+            upsert(lake, new_rows, *keys)
     assert list(lake.storage.list("")) == before
-    put(lake, prices(a=1))
+    upsert(lake, prices(a=1))
     version = lake.latest_version()
     with pytest.raises(InvalidInputError):
-        put(lake, within)
+        upsert(lake, within)
     append(lake, nulls.slice(1))
-    put(lake, prices(a=5))
+    upsert(lake, prices(a=5))
     assert [row["n"] for row in rows(lake)] == [5, 2]
     assert lake.latest_version() == version + 2
 
 
 @pytest.mark.parametrize(
-    ("given", "keys"),
+    ("new_rows", "keys"),
     [
         (prices(a=1), ["code"]),
         (pa.table({"sku": ["a", "a"], "n": [1, 2]}), ["sku"]),
@@ -105,27 +105,27 @@ def test_null_key_is_rejected_before_files_are_written(lake: Lakehouse) -> None:
     ],
     ids=["missing", "twice", "float", "nested", "columns"],
 )
-def test_invalid_key_column_is_rejected(lake: Lakehouse, given: pa.Table, keys: list[str]) -> None:
+def test_invalid_key_column_is_rejected(lake: Lakehouse, new_rows: pa.Table, keys: list[str]) -> None:
     for _ in range(2):
         version = lake.latest_version()
         with pytest.raises(InvalidInputError) as caught:
-            put(lake, given, *keys)
+            upsert(lake, new_rows, *keys)
         assert "\n" not in str(caught.value)
         assert lake.latest_version() == version
-        put(lake, prices(z=1))
+        upsert(lake, prices(z=1))
 
 
 def test_keys_equal_after_cast_are_rejected(lake: Lakehouse) -> None:
-    put(lake, pa.table({"sku": [1, 2], "n": [1, 2]}))
+    upsert(lake, pa.table({"sku": [1, 2], "n": [1, 2]}))
     with pytest.raises(InvalidInputError):
-        put(lake, pa.table({"sku": ["1", "01"], "n": [3, 4]}))
-    put(lake, pa.table({"sku": ["01"], "n": [3]}))
+        upsert(lake, pa.table({"sku": ["1", "01"], "n": [3, 4]}))
+    upsert(lake, pa.table({"sku": ["01"], "n": [3]}))
     assert as_dict(lake) == {1: 3, 2: 2}
 
 
 def test_upsert_adds_and_widens_columns(lake: Lakehouse) -> None:
-    put(lake, pa.table({"sku": ["a", "b"], "n": pa.array([1, 2], pa.int32())}))
-    put(lake, pa.table({"n": [1 << 40, 3], "note": ["x", "y"], "sku": ["a", "c"]}))
+    upsert(lake, pa.table({"sku": ["a", "b"], "n": pa.array([1, 2], pa.int32())}))
+    upsert(lake, pa.table({"n": [1 << 40, 3], "note": ["x", "y"], "sku": ["a", "c"]}))
     assert rows(lake) == [
         {"sku": "a", "n": 1 << 40, "note": "x"},
         {"sku": "b", "n": 2, "note": None},
@@ -134,22 +134,22 @@ def test_upsert_adds_and_widens_columns(lake: Lakehouse) -> None:
     with catalog_at(lake).load_table(NAME).update_schema() as change:
         change.rename_column("note", "remark")
         change.add_column("unit", StringType())
-    put(lake, pa.table({"remark": ["z"], "sku": ["b"], "n": [2]}))
+    upsert(lake, pa.table({"remark": ["z"], "sku": ["b"], "n": [2]}))
     assert rows(lake)[1] == {"sku": "b", "n": 2, "remark": "z", "unit": None}
     with pytest.raises(InvalidInputError, match="'remark'"):
-        put(lake, prices(b=3))
-    put(lake, prices(d=4))
+        upsert(lake, prices(b=3))
+    upsert(lake, prices(d=4))
     assert rows(lake)[3] == {"sku": "d", "n": 4, "remark": None, "unit": None}
     with pytest.raises(InvalidInputError, match=r"shop\.prices"):
-        put(lake, pa.table({"sku": ["a"], "n": ["many"]}))
+        upsert(lake, pa.table({"sku": ["a"], "n": ["many"]}))
 
 
 def test_upsert_compares_nested_values(lake: Lakehouse) -> None:
     first = pa.table({"sku": ["a", "b"], "tags": [["x"], None], "s": [{"u": 1}, {"u": None}]})
-    put(lake, first)
-    location = put(lake, first).metadata_location
-    changed = put(lake, pa.table({"sku": ["a"], "tags": [["x"]], "s": [{"u": None}]}))
-    assert changed.metadata_location != location
+    upsert(lake, first)
+    location = upsert(lake, first).metadata_location
+    staged = upsert(lake, pa.table({"sku": ["a"], "tags": [["x"]], "s": [{"u": None}]}))
+    assert staged.metadata_location != location
     assert [row["s"] for row in rows(lake)] == [{"u": None}, {"u": None}]
 
 
@@ -166,43 +166,43 @@ def test_upsert_that_would_drop_nested_values_is_rejected(lake: Lakehouse, wrap:
             struct, kind = [("m", struct)], pa.map_(pa.string(), kind)
         return pa.table({"sku": ["a"], "x": pa.array([struct], kind)})
 
-    put(lake, nested(a=1, b=2))
+    upsert(lake, nested(a=1, b=2))
     before, version = rows(lake), lake.latest_version()
     files = {file.path for file in lake.storage.list() if file.path.endswith(".parquet")}
     with pytest.raises(InvalidInputError):
-        put(lake, nested(a=9))
+        upsert(lake, nested(a=9))
     assert (rows(lake), lake.latest_version()) == (before, version)
     assert {file.path for file in lake.storage.list() if file.path.endswith(".parquet")} == files
-    put(lake, nested(a=9).set_column(0, "sku", [["z"]]))
-    put(lake, nested(a=1, b=None))
-    put(lake, nested(a=9))
+    upsert(lake, nested(a=9).set_column(0, "sku", [["z"]]))
+    upsert(lake, nested(a=1, b=None))
+    upsert(lake, nested(a=9))
     assert rows(lake)[0]["x"] == nested(a=9, b=None)["x"][0].as_py()
 
 
 def test_upsert_is_limited_to_partitions(lake: Lakehouse) -> None:
     by_region = {"partition_by": ["region"]}
-    both = pa.table({"sku": ["a", "a", "b"], "region": ["eu", "us", "us"], "n": [1, 2, 3]})
-    put(lake, both, **by_region, partitions=[{"region": "eu"}, {"region": "us"}])
+    all_regions = pa.table({"sku": ["a", "a", "b"], "region": ["eu", "us", "us"], "n": [1, 2, 3]})
+    upsert(lake, all_regions, **by_region, partitions=[{"region": "eu"}, {"region": "us"}])
     assert [field.name for field in catalog_at(lake).load_table(NAME).spec().fields] == ["region"]
     eu = {"partitions": [{"region": "eu"}], **by_region}
-    put(lake, pa.table({"sku": ["a", "c"], "region": ["eu"] * 2, "n": [10, 4]}), **eu)
+    upsert(lake, pa.table({"sku": ["a", "c"], "region": ["eu"] * 2, "n": [10, 4]}), **eu)
     assert [row["n"] for row in rows(lake)] == [10, 2, 3, 4]
     version = lake.latest_version()
     with pytest.raises(InvalidInputError):
-        put(lake, both, **eu)
+        upsert(lake, all_regions, **eu)
     with pytest.raises(InvalidDefinitionError):
-        put(lake, both.slice(1), partition_by=["sku"])
+        upsert(lake, all_regions.slice(1), partition_by=["sku"])
     assert lake.latest_version() == version
-    put(lake, pa.table({"sku": ["b"], "region": ["eu"], "n": [30]}), **by_region)
+    upsert(lake, pa.table({"sku": ["b"], "region": ["eu"], "n": [30]}), **by_region)
     assert [(row["region"], row["n"]) for row in rows(lake) if row["sku"] == "b"] == [("eu", 30)], "it moved"
 
 
 def test_concurrent_change_of_table_conflicts(lake: Lakehouse) -> None:
-    put(lake, prices(a=1))
-    late = stage_upsert(lake, prices(b=2), *NAME, keys=["sku"])
-    put(lake, prices(b=3))
+    upsert(lake, prices(a=1))
+    staged = stage_upsert(lake, prices(b=2), *NAME, keys=["sku"])
+    upsert(lake, prices(b=3))
     with pytest.raises(CommitConflictError):
-        publish(lake, late)
+        publish(lake, staged)
     assert as_dict(lake) == {"a": 1, "b": 3}
 
 
@@ -212,13 +212,13 @@ def test_library_fault_that_changes_kept_rows_is_detected(
 ) -> None:
     """If a fault of the library changes rows of other keys while reading or writing, nothing is staged."""
     kind = pa.list_(pa.struct([("k", pa.int32())]))
-    put(lake, pa.table({"sku": ["a", "b"], "l": pa.array([None, None], kind)}))
+    upsert(lake, pa.table({"sku": ["a", "b"], "l": pa.array([None, None], kind)}))
     project, write = iceberg_arrow._to_requested_schema, data_files._PartitionedWriter.add
     files = {file.path for file in lake.storage.list() if file.path.endswith(".parquet")}
 
     def with_empty_lists(batch: pa.RecordBatch) -> pa.RecordBatch:
         column = batch.column("l")
-        empty = pa.array([[] if one is None else one for one in column.to_pylist()], column.type)
+        empty = pa.array([[] if value is None else value for value in column.to_pylist()], column.type)
         return batch.set_column(1, batch.schema.field("l"), empty)
 
     def faulty_project(*args: Any, **options: Any) -> pa.RecordBatch:
@@ -235,19 +235,19 @@ def test_library_fault_that_changes_kept_rows_is_detected(
         with pytest.raises(ContentChangedError):
             stage_upsert(lake, pa.table({"sku": ["a"], "l": pa.array([[{"k": 1}]], kind)}), *NAME, keys=["sku"])
     assert {file.path for file in lake.storage.list() if file.path.endswith(".parquet")} == files
-    put(lake, pa.table({"sku": ["a"], "l": pa.array([[{"k": 1}]], kind)}))
+    upsert(lake, pa.table({"sku": ["a"], "l": pa.array([[{"k": 1}]], kind)}))
     assert rows(lake) == [{"sku": "a", "l": [{"k": 1}]}, {"sku": "b", "l": None}]
 
 
 def test_damaged_file_is_not_rewritten(lake: Lakehouse) -> None:
-    put(lake, prices(**{f"k{number}": number for number in range(100)}))
+    upsert(lake, prices(**{f"k{number}": number for number in range(100)}))
     (task,) = catalog_at(lake).load_table(NAME).scan().plan_files()
     path = Path(task.file.file_path.removeprefix("file://"))
     content = bytearray(path.read_bytes())
     content[len(content) // 4] ^= 1
     path.write_bytes(content)
     with pytest.raises(CorruptFileError):
-        put(lake, prices(k1=7))
+        upsert(lake, prices(k1=7))
 
 
 def regions(region: str, **by_sku: int) -> pa.Table:
@@ -260,9 +260,9 @@ def stage_region(lake: Lakehouse, rows: pa.Table) -> StagedTable:
 
 
 def by_region(lake: Lakehouse) -> dict[tuple[str, str], int]:
-    found = rows(lake)
-    by_key = {(row["region"], row["sku"]): row["n"] for row in found}
-    assert len(by_key) == len(found), "a key is there twice"
+    table_rows = rows(lake)
+    by_key = {(row["region"], row["sku"]): row["n"] for row in table_rows}
+    assert len(by_key) == len(table_rows), "duplicate key"
     return by_key
 
 
@@ -271,12 +271,12 @@ def test_upserts_of_different_partitions_do_not_conflict(lake: Lakehouse, is_new
     if not is_new:
         for region in ("eu", "us"):
             publish(lake, stage_region(lake, regions(region, a=1, b=1)))
-    late = stage_region(lake, regions("eu", a=2, c=2))
+    staged = stage_region(lake, regions("eu", a=2, c=2))
     publish(lake, stage_region(lake, regions("us", a=3, d=3)))
-    publish(lake, late)
-    kept = {} if is_new else {("eu", "b"): 1, ("us", "b"): 1}
+    publish(lake, staged)
+    existing = {} if is_new else {("eu", "b"): 1, ("us", "b"): 1}
     assert by_region(lake) == {
-        **kept,
+        **existing,
         ("eu", "a"): 2,
         ("eu", "c"): 2,
         ("us", "a"): 3,
@@ -286,22 +286,22 @@ def test_upserts_of_different_partitions_do_not_conflict(lake: Lakehouse, is_new
 
 def test_concurrent_change_of_same_partition_conflicts(lake: Lakehouse) -> None:
     publish(lake, stage_region(lake, regions("eu", a=1, b=1)))
-    late = stage_region(lake, regions("eu", c=2))
+    staged = stage_region(lake, regions("eu", c=2))
     publish(lake, stage_region(lake, regions("eu", c=3)))
     with pytest.raises(CommitConflictError):
-        publish(lake, late)
+        publish(lake, staged)
     with pytest.raises(CommitConflictError):  # it was compared with the rows of its base
-        publish_once(lake, [late], publication_id("again"), replaces_latest=[late])
+        publish_once(lake, [staged], publication_id("again"), replaces_latest=[staged])
     assert by_region(lake) == {("eu", "a"): 1, ("eu", "b"): 1, ("eu", "c"): 3}
 
 
 def test_compaction_of_replaced_files_conflicts(lake: Lakehouse) -> None:
     for sku in ("a", "b"):
         publish(lake, stage_region(lake, regions("eu", **{sku: 1})))
-    late, other = stage_region(lake, regions("eu", a=2)), stage_region(lake, regions("us", a=3))
+    staged, other = stage_region(lake, regions("eu", a=2)), stage_region(lake, regions("us", a=3))
     assert operations.plan_compact_tables(lake, [".".join(NAME)], min_input_files=2).execute().tables
     with pytest.raises(CommitConflictError):
-        publish(lake, late)
+        publish(lake, staged)
     publish(lake, other)
     assert by_region(lake) == {("eu", "a"): 1, ("eu", "b"): 1, ("us", "a"): 3}
 
@@ -310,7 +310,7 @@ def test_upsert_replaces_duplicate_keys_by_one_row(lake: Lakehouse) -> None:
     append(lake, prices(a=1, b=1))
     append(lake, prices(a=2, c=1))
     append(lake, prices(a=2))
-    put(lake, prices(a=2))
+    upsert(lake, prices(a=2))
     assert as_dict(lake) == {"a": 2, "b": 1, "c": 1}
 
 
@@ -325,6 +325,6 @@ def test_upserts_behave_like_dictionary_updates(lake: Lakehouse, kind: pa.DataTy
         drawn = chance.sample(range(1000), 300 if number % 2 else 150)
         is_time = pa.types.is_timestamp(kind)
         keys = pa.array(drawn, kind) if is_time else pa.array(drawn).cast(pa.string()).cast(kind)
-        put(lake, pa.table({"sku": keys, "two": ["x"] * len(drawn), "n": [number] * len(drawn)}), "sku", "two")
+        upsert(lake, pa.table({"sku": keys, "two": ["x"] * len(drawn), "n": [number] * len(drawn)}), "sku", "two")
         expected |= dict.fromkeys(keys.to_pylist(), number)
         assert as_dict(lake) == expected

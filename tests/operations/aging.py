@@ -1,4 +1,4 @@
-"""Lakehouses that grow old, and all that a version needs, byte for byte."""
+"""Lakehouses with a simulated age, and the files that a version needs."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ T = TypeVar("T")
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-#: More than a transaction's time to live and the margin for clocks.
+#: Longer than a transaction's time to live plus the clock margin.
 LONG_MS = 2 * DAY_MS
 
 
 def with_least_requests(execute: Callable[[Budget], T]) -> tuple[int, T]:
-    """Execute with about the smallest budget of requests that lets it plan; returns both this and the report."""
-    for most in count(5, 4):
+    """Execute with roughly the smallest request budget that suffices for planning. Return the budget and the report."""
+    for max_requests in count(5, 4):
         try:
-            return most, execute(Budget(max_requests=most))
+            return max_requests, execute(Budget(max_requests=max_requests))
         except BudgetSpentBeforeError:
             continue
     raise AssertionError
 
 
 def keeping(versions: int) -> RetentionPolicy:
-    """Return a policy that keeps the newest versions and nothing else that is old enough."""
+    """Return a policy that keeps only the newest versions."""
     return RetentionPolicy(maximum_age_ms=0, minimum_versions=versions, protected_ms=0)
 
 
 @dataclass(frozen=True)
 class Aging:
-    """A lakehouse with the clock of its storage."""
+    """A lakehouse and the clock of its storage."""
 
     lake: Lakehouse
     clock: AgingStorage
@@ -72,7 +72,7 @@ class Aging:
         return operations.plan_orphan_removal(self.lake).execute()
 
     def clean_up(self) -> None:
-        """Expire, purge and remove orphans, with all waiting there is."""
+        """Expire, purge and remove orphans, and let all waiting times pass."""
         self.later()
         self.expire()
         self.later()
@@ -84,7 +84,7 @@ class Aging:
 def grow(aging: Aging, versions: int, namespace: str = "n") -> None:
     """Commit versions, an hour apart, that add, change and drop tables, so that nodes and definitions are replaced."""
     for number in range(versions):
-        with aging.lake.transaction(message="m" * 3_400) as txn:  # leaves little room for messages in the root
+        with aging.lake.transaction(message="m" * 3_400) as txn:  # leaves little space for messages in the root
             for before in range(number):
                 txn.alter_table(f"{namespace}{before}", "a", table(of=str(number)))
             txn.create_namespace(f"{namespace}{number}")
@@ -96,17 +96,17 @@ def grow(aging: Aging, versions: int, namespace: str = "n") -> None:
 
 
 def needed_files(lake: Lakehouse, version: int | str | None = None) -> dict[str, bytes]:
-    """Return every file that a version, or an export by name, needs: path -> bytes, its root included."""
+    """Return path -> bytes of all files that a version or a named export needs, including its root."""
     return files_of_snapshot(lake, lake.snapshot(version))
 
 
 def expired_files(lake: Lakehouse) -> dict[str, bytes]:
-    """Return every file that expired versions need which can be undeleted, path -> bytes."""
+    """Return path -> bytes of all files that restorable expired versions need."""
     batches = [batch for batch in lake.snapshot().definition.expirations if batch.state == ExpirationState.EXPIRED]
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for version in {version for batch in batches for version in batch.ranges()}:
-        found |= files_of_snapshot(lake, Snapshot.of(lake.files, version))
-    return found
+        files |= files_of_snapshot(lake, Snapshot.of(lake.files, version))
+    return files
 
 
 def files_of_snapshot(lake: Lakehouse, snapshot: Snapshot) -> dict[str, bytes]:
@@ -131,5 +131,5 @@ def live_versions(lake: Lakehouse) -> list[int]:
 
 
 def states(lake: Lakehouse) -> list[tuple[str, str]]:
-    """Return what the lakehouse records of expired versions."""
+    """Return the recorded states of expired versions."""
     return [(batch.state.name, batch.versions) for batch in lake.snapshot().definition.expirations]

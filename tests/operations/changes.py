@@ -1,4 +1,4 @@
-"""Small commits, and damage, for tests of operations."""
+"""Small commits and damage for tests of operations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def alter(lake: Lakehouse, namespace: str, name: str) -> int:
 
 
 def drop(lake: Lakehouse, namespace: str, *tables: str) -> int:
-    """Commit the drop of tables, or of the namespace with all of them."""
+    """Drop tables, or the namespace with all of its tables."""
     with lake.transaction() as txn:
         for name in tables:
             txn.drop_table(namespace, name)
@@ -45,7 +45,7 @@ def drop(lake: Lakehouse, namespace: str, *tables: str) -> int:
 
 
 def append_rows(lake: Lakehouse, name: str = "ns.t") -> int:
-    """Append rows to a managed table, which is created when it is not there, in its namespace."""
+    """Append rows to a managed table. Create the table and its namespace if they are missing."""
     with catalog_at(lake) as catalog:
         catalog.create_namespace_if_not_exists(name.split(".", maxsplit=1)[0])
         catalog.create_table_if_not_exists(name, ROWS.schema).append(ROWS)
@@ -53,7 +53,7 @@ def append_rows(lake: Lakehouse, name: str = "ns.t") -> int:
 
 
 def overwrite_rows(lake: Lakehouse, *names: str) -> None:
-    """Append to managed tables and write them anew twice, so that the latest version uses few of their files."""
+    """Append to managed tables and overwrite them twice, so that the latest version uses few of their files."""
     with catalog_at(lake) as catalog:
         for name in names:
             table = catalog.create_table_if_not_exists(name, ROWS.schema)
@@ -63,20 +63,20 @@ def overwrite_rows(lake: Lakehouse, *names: str) -> None:
 
 
 def expire(lake: Lakehouse, versions: str) -> None:
-    """Record versions as expired, as an expire commit does."""
+    """Record versions as expired, like an expire commit."""
     batch = ExpirationBatch(id=str(uuid.uuid4()), versions=versions)
     lake.alter_definition(expirations=(*lake.snapshot().definition.expirations, batch))
 
 
 def small_sizes(order: int) -> dict[str, int]:
-    """Return settings under which nodes hold few messages, so that small lakehouses have deep trees."""
+    """Return settings with small nodes, so that small lakehouses have deep trees."""
     sizes = {"namespace_name_max_size_bytes": 8, "table_name_max_size_bytes": 8}
     limit_bytes = smallest_node_file_limit_bytes(LakehouseDef(id="", order=order, **sizes))
     return {**sizes, "node_file_max_size_bytes": limit_bytes}
 
 
 def node_bytes(columns: dict[str, list[str | None]]) -> bytes:
-    """Return an Arrow file of any rows, right or wrong."""
+    """Encode any rows, valid or not, as a node file."""
     schema = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
@@ -98,13 +98,13 @@ def flip(storage: Storage, path: str, position: int) -> None:
 
 
 def truncate(storage: Storage, path: str, size_bytes: int | None = None) -> None:
-    """Keep the first half of a file, or so many bytes."""
+    """Truncate a file to ``size_bytes``, or to half of its size."""
     data = storage.read(path)
     storage.write(path, data[: len(data) // 2 if size_bytes is None else size_bytes])
 
 
 def make_untidy(lake: Lakehouse) -> None:
-    """Commit enough for a tree of several levels with thin nodes and messages in buffers."""
+    """Commit changes that result in a tree of several levels with sparse nodes and buffered messages."""
     for namespace in ("a", "b", "c"):
         create(lake, namespace, *(f"t{number}" for number in range(12)))
     with lake.transaction() as txn:
@@ -114,6 +114,6 @@ def make_untidy(lake: Lakehouse) -> None:
 
 
 def content(lake: Lakehouse) -> dict[str, bytes]:
-    """Return every file of a lakehouse."""
+    """Return path -> bytes of all files of a lakehouse."""
     lake.close()
     return {info.path: lake.storage.read(info.path) for info in lake.storage.list()}

@@ -55,63 +55,63 @@ class Disturbance:
 class _Disturbed(FaultyStorage):
     """Trigger a disturbance once, and count it with its request."""
 
-    def __init__(self, inner: Storage, where: str, seen: Counter[Event], disturbed: Disturbance | None):
+    def __init__(self, inner: Storage, where: str, counts: Counter[Event], disturbed: Disturbance | None):
         faults = [] if disturbed is None or disturbed.fault is None else [disturbed.fault]
         super().__init__(inner, faults, concurrency=1)
         self._where = where
-        self._events = seen
+        self._events = counts
         self._disturbed = disturbed
         self._n_matching = 0
 
     def _register(self, kind: str, path: str) -> Sequence[Fault]:
         faults = super()._register(kind, path)
         disturbed = self._disturbed
-        self._events[Event(SENT, self._where, _shown(kind, path))] += 1
+        self._events[Event(SENT, self._where, _describe(kind, path))] += 1
         if disturbed is None:
             return faults
         if faults:
-            self._events[Event(disturbed.name, self._where, _shown(kind, path))] += 1
+            self._events[Event(disturbed.name, self._where, _describe(kind, path))] += 1
         is_main = threading.current_thread() is threading.main_thread()
         if disturbed.visit is not None and is_main and disturbed.kind in (None, kind):
             self._n_matching += 1
             if self._n_matching == disturbed.at:
-                self._events[Event(disturbed.name, self._where, _shown(kind, path))] += 1
+                self._events[Event(disturbed.name, self._where, _describe(kind, path))] += 1
                 disturbed.visit()
         return faults
 
 
-def disturbances(inner: Storage, where: str, seen: Counter[Event], disturbed: Disturbance | None) -> FaultyStorage:
+def disturbances(inner: Storage, where: str, counts: Counter[Event], disturbed: Disturbance | None) -> FaultyStorage:
     """Return a storage with one disturbance, if any. ``where`` names the operation and the side."""
-    return _Disturbed(inner, where, seen, disturbed)
+    return _Disturbed(inner, where, counts, disturbed)
 
 
-def _shown(kind: str, path: str) -> str:
+def _describe(kind: str, path: str) -> str:
     return f"{kind} {class_of(path.split(' ', maxsplit=1)[0])}"
 
 
-def table_of(seen: Counter[Event]) -> str:
+def table_of(counts: Counter[Event]) -> str:
     """Return a table of the requests of each operation, with the number of requests and of disturbances."""
-    sent = {(event.where, event.request): count for event, count in seen.items() if event.what == SENT}
+    totals = {(event.where, event.request): count for event, count in counts.items() if event.what == SENT}
     rows = [["operation", "request", SENT, *DISTURBANCES]]
     rows += [
         [
             *item,
-            *(f"{seen[Event(what, *item)]:,}" if _applies(what, item[1]) else "-" for what in (SENT, *DISTURBANCES)),
+            *(f"{counts[Event(what, *item)]:,}" if _applies(what, item[1]) else "-" for what in (SENT, *DISTURBANCES)),
         ]
-        for item in sorted(sent)
+        for item in sorted(totals)
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
-def never_seen(seen: Counter[Event], at_least: int) -> list[Event]:
+def never_seen(counts: Counter[Event], at_least: int) -> list[Event]:
     """Return the disturbances that frequent requests never had."""
     return [
         Event(what, event.where, event.request)
-        for event, count in sorted(seen.items())
+        for event, count in sorted(counts.items())
         if event.what == SENT and count >= at_least
         for what in DISTURBANCES
-        if _applies(what, event.request) and not seen[Event(what, event.where, event.request)]
+        if _applies(what, event.request) and not counts[Event(what, event.where, event.request)]
     ]
 
 

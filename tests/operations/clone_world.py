@@ -82,10 +82,10 @@ class CloneWorld:
     request, and orders of maintenance operations.
     """
 
-    def __init__(self, seed: int, clock: Clock, seen: Counter[Event]):
+    def __init__(self, seed: int, clock: Clock, counts: Counter[Event]):
         self.rng = random.Random(seed)
         self.clock = clock
-        self.events = seen
+        self.events = counts
         self.roots = {side: f"memory://clones-{seed}-{side}/" for side in SIDES}
         self.parent, self.clone = Side(), Side()
         self.shared: Content = {}
@@ -173,8 +173,8 @@ class CloneWorld:
             content[name] = Filled((*before.rows, token), token)
         else:
             with lake.transaction() as txn:
-                put = txn.alter_table if name in content else txn.create_table
-                put("n", name, table(stamp=str(token)))
+                write = txn.alter_table if name in content else txn.create_table
+                write("n", name, table(stamp=str(token)))
             content[name] = str(token)
         ours_state.set(content)
 
@@ -202,31 +202,33 @@ class CloneWorld:
         operations.plan_purge(lake).execute()
         operations.plan_orphan_removal(lake).execute()
 
-    def _rewrite(self, side: str, what: str, execute: Callable[[], object]) -> None:
+    def _rewrite(self, side: str, operation: str, execute: Callable[[], object]) -> None:
         """Rewrite metadata of tables without changing their rows."""
         ours_state = self.parent if side == "parent" else self.clone
         before = self.lake(side).latest_version()
         execute()
         lake = self.lake(side)
-        changed = {change.table for change in lake.diff(before, lake.latest_version()) if change.table is not None}
+        changed_tables = {
+            change.table for change in lake.diff(before, lake.latest_version()) if change.table is not None
+        }
         content = dict(ours_state.content)
-        for name in changed:
+        for name in changed_tables:
             value = content[name]
             assert isinstance(value, Filled), self.journal
             content[name] = Filled(value.rows, next(self._tokens))
-        if (what, side) != ("compact tables", "parent"):
-            self.doubtful |= changed
-        self.journal.append(f"{side}: {what} of {sorted(changed)}")
+        if (operation, side) != ("compact tables", "parent"):
+            self.doubtful |= changed_tables
+        self.journal.append(f"{side}: {operation} of {sorted(changed_tables)}")
         ours_state.set(content)
 
-    def _keep(self, side: str, what: str) -> None:
+    def _keep(self, side: str, operation: str) -> None:
         """Run one maintenance operation."""
         lake = self.lake(side)
-        if what == "expire":
+        if operation == "expire":
             operations.plan_expiration(lake, keeping(self.rng.choice((1, 2)))).execute()
-        elif what == "purge":
+        elif operation == "purge":
             operations.plan_purge(lake).execute()
-        elif what == "orphans":
+        elif operation == "orphans":
             operations.plan_orphan_removal(lake).execute()
         else:
             operations.compact(lake)
@@ -236,21 +238,21 @@ class CloneWorld:
         actions = [(side, what) for side in SIDES for what in MAINTENANCE]
         self.rng.shuffle(actions)
         is_slow = self.rng.random() < 0.5
-        done = []
+        completed = []
         for side, what in actions:
             if is_slow:
                 self._advance_clock()
             try:
                 self._keep(side, what)
-            except LakehouseNotFoundError:  # the clone does not exist yet or any more
+            except LakehouseNotFoundError:  # the clone does not exist yet or was dropped
                 continue
             except (FileMissingError, CorruptFileError):  # for example missing roots
                 assert self._is_being_dropped and side == "clone", self.journal  # the clone is partly deleted
                 continue
-            done.append(f"{side}'s {what}")
+            completed.append(f"{side}'s {what}")
         background.drain()  # a hint written later would remain after a drop
-        self.events.update(Event("order", first, then) for first, then in itertools.combinations(done, 2))
-        self.journal.append(f"concurrent cleanup, {'slowly' if is_slow else 'at once'}: {', '.join(done)}")
+        self.events.update(Event("order", first, then) for first, then in itertools.combinations(completed, 2))
+        self.journal.append(f"concurrent cleanup, {'slowly' if is_slow else 'at once'}: {', '.join(completed)}")
 
     def _make(self) -> None:
         def make(lake: Lakehouse) -> object:
@@ -289,7 +291,7 @@ class CloneWorld:
             return
         after = dict(self.parent.content)
         for name in tables or (*_STAMPED, *_FILLED):
-            _put(after, name, content.get(name))
+            _set_table(after, name, content.get(name))
         self.parent.set(after)
 
     def _refresh(self) -> None:
@@ -309,7 +311,7 @@ class CloneWorld:
                 name,
             )
             conflicts.append(name)
-            _put(expected, name, ours_state)
+            _set_table(expected, name, ours_state)
         assert results == set(conflicts), (self.journal, results, conflicts)
         chosen_sides = {name: self.rng.choice(("ours", "theirs")) for name in sorted(conflicts)}
         choices = {
@@ -317,7 +319,7 @@ class CloneWorld:
         }
         for name, side in chosen_sides.items():
             if side == "theirs":
-                _put(expected, name, theirs.content.get(name))
+                _set_table(expected, name, theirs.content.get(name))
         if conflicts:
             try:
                 plan.execute()
@@ -331,7 +333,7 @@ class CloneWorld:
         self._run_disturbed(
             what,
             lambda lake: planned(lake, _NAME, **choices).execute(),
-            seen=lambda: _content(self.lake(side)) in (_sorted(before), _sorted(expected)),
+            has_happened=lambda: _content(self.lake(side)) in (_sorted(before), _sorted(expected)),
         )
         ours.set(expected)
         if what == "refresh" and changes:
@@ -358,12 +360,12 @@ class CloneWorld:
             has_changed_here = ours_state != (parent if into_parent else clone)
             has_changed_there = theirs_state != (clone if into_parent else parent)
             if not has_changed_here and has_changed_there and clone == parent:
-                _put(expected, name, theirs_state)
+                _set_table(expected, name, theirs_state)
             elif not has_changed_there and clone == parent:
                 continue
             elif self.clone.content.get(name) == clone:  # only the parent changed it since
                 if not into_parent:
-                    _put(expected, name, theirs_state)
+                    _set_table(expected, name, theirs_state)
             elif (
                 isinstance(ours_state, Filled)
                 and isinstance(theirs_state, Filled)
@@ -400,12 +402,12 @@ class CloneWorld:
         self,
         what: str,
         run: Callable[[Lakehouse], object],
-        *done: type[Exception],
-        seen: Callable[[], bool] = lambda: True,
+        *completed: type[Exception],
+        has_happened: Callable[[], bool] = lambda: True,
     ) -> None:
         """Run an operation with a disturbance at a random request of one side, then again if it failed."""
         side = self.rng.choice(SIDES)
-        visits = {"upkeep": self._clean_concurrently, "twice at once": lambda: self._run_concurrently(run, done)}
+        visits = {"upkeep": self._clean_concurrently, "twice at once": lambda: self._run_concurrently(run, completed)}
         disturbed = Disturbance.of(self.rng, visits)
         self.journal.append(f"{what}, with {disturbed.name} at request {disturbed.at} of {side}")
         storages: dict[str, Storage] = {
@@ -425,22 +427,22 @@ class CloneWorld:
         except (DeathError, TrinityLakeError) as error:
             if isinstance(error, TrinityLakeError) and visit is None and not isinstance(error, AmbiguousWriteError):
                 raise
-            assert seen(), self.journal
+            assert has_happened(), self.journal
             self.journal.append(f"it ended with {error!r}")
             try:
                 run(self.lake("parent"))
-            except (*done, LakehouseNotFoundError) as error:
-                assert isinstance(error, done), self.journal
+            except (*completed, LakehouseNotFoundError) as error:
+                assert isinstance(error, completed), self.journal
 
-    def _run_concurrently(self, run: Callable[[Lakehouse], object], done: tuple[type[Exception], ...]) -> None:
+    def _run_concurrently(self, run: Callable[[Lakehouse], object], completed: tuple[type[Exception], ...]) -> None:
         """Run the same operation concurrently in another process."""
         try:
             run(self.lake("parent"))
-        except (*done, LakehouseNotFoundError, CommitConflictError) as error:
+        except (*completed, LakehouseNotFoundError, CommitConflictError) as error:
             self.journal.append(f"the concurrent operation ended with {error!r}")
 
 
-def _put(content: Content, name: str, value: object) -> None:
+def _set_table(content: Content, name: str, value: object) -> None:
     if value is None:
         content.pop(name, None)
     else:

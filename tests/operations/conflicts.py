@@ -49,8 +49,8 @@ def namespace_dropped_with_a_new_table_in_it(lake: Lakehouse, clone: Lakehouse) 
 
 
 def schema_changed_on_both(lake: Lakehouse, clone: Lakehouse) -> str:
-    for each, name in ((lake, "here"), (clone, "there")):
-        with catalog_at(each).load_table("ns.t").update_schema() as update:
+    for side, name in ((lake, "here"), (clone, "there")):
+        with catalog_at(side).load_table("ns.t").update_schema() as update:
             update.union_by_name(pa.schema([*ROWS.schema, pa.field(name, pa.int64())]))
     return "ns.t"
 

@@ -1,4 +1,4 @@
-"""Lakehouses of these tests are checked when they end."""
+"""Checks the lakehouses of these tests after each test."""
 
 import pytest
 
@@ -10,9 +10,9 @@ __all__ = ["lake", "lakes"]
 
 @pytest.fixture
 def aging(lakes: Lakes) -> Aging:
-    """A lakehouse of six versions, all of which but the latest are old enough to expire."""
-    made = Aging.on(lakes.storage())
-    lakes.watch(made.lake)
-    grow(made, 5)
-    made.later()
-    return made
+    """A lakehouse with six versions, of which all but the latest are old enough to expire."""
+    aging_lake = Aging.on(lakes.storage())
+    lakes.watch(aging_lake.lake)
+    grow(aging_lake, 5)
+    aging_lake.later()
+    return aging_lake

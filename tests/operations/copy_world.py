@@ -20,7 +20,7 @@ from trinitylake_ops.storage import MemoryStorage, background, drop_memory_root
 SCHEMA = pa.schema([("id", pa.int64())])
 TABLES = ("a", "b", "c")
 
-#: What a version holds: table -> its rows, ascending.
+#: The content of a version: table -> its rows, ascending.
 Content = dict[str, list[int]]
 
 
@@ -46,7 +46,7 @@ class Origin:
 
 @dataclass
 class Copy:
-    """One lakehouse: what each of its versions holds, and the roots whose files it cannot do without.
+    """One lakehouse: the content of each version, and the roots whose files it needs.
 
     ``exports`` are the levels of its exports by name.
     """
@@ -74,7 +74,7 @@ class Scan:
 
     def is_valid(self) -> bool:
         """Whether all these files are unchanged, so that a scan would return the same rows."""
-        return all(_bytes_at(*place) is data for place, data in self.read.items())
+        return all(_bytes_at(*file) is data for file, data in self.read.items())
 
 
 class Recorder:
@@ -174,15 +174,15 @@ class CopyWorld:
     def _rows(self, copy: Copy, version: int, table: Table) -> list[int]:
         """Scan a table, unless it was scanned before and nothing that it read has changed or gone since.
 
-        A catalog keeps what it has read of a table. So the scan is that of another one.
+        A catalog caches what it read of a table, so the scan uses another catalog.
         """
-        place = (copy.root, table.metadata_location)
-        scan = self._scans.get(place)
+        metadata_file = (copy.root, table.metadata_location)
+        scan = self._scans.get(metadata_file)
         if scan is None or not scan.is_valid():
             self._recorder.begin()
             fresh = catalog_at(copy.open(), version).load_table(table.name())
             rows = sorted(fresh.scan().to_arrow()["id"].to_pylist())
-            scan = self._scans[place] = Scan(rows, self._recorder.end())
+            scan = self._scans[metadata_file] = Scan(rows, self._recorder.end())
         return scan.rows
 
     # Steps of users
@@ -205,7 +205,7 @@ class CopyWorld:
         data = pa.table({"id": rows}, SCHEMA)
         if self.rng.random() < 0.3:
             catalog.load_table(("n", table)).overwrite(data)  # at most one version that deletes and one that appends
-            self._note(copy, {**content, table: rows}, made=[{**content, table: []}, {**content, table: rows}])
+            self._note(copy, {**content, table: rows}, contents=[{**content, table: []}, {**content, table: rows}])
         else:
             catalog.load_table(("n", table)).append(data)
             self._note(copy, {**content, table: [*content[table], *rows]})
@@ -278,10 +278,10 @@ class CopyWorld:
         copy.exports[name] = level
         needs = frozenset() if level == "full" else copy.needs | {copy.root}
         origin = Origin(copy.root, level, definitions, 0)
-        made = Copy(target, {0: copy.versions[version]}, needs, origin=origin)
-        self.copies.append(made)
-        if "n" not in made.open().snapshot().namespaces():
-            self._namespace(made)
+        copy_at_target = Copy(target, {0: copy.versions[version]}, needs, origin=origin)
+        self.copies.append(copy_at_target)
+        if "n" not in copy_at_target.open().snapshot().namespaces():
+            self._namespace(copy_at_target)
 
     def _export_again(self, copy: Copy) -> None:
         """Export into a lakehouse that an export created and that has had no other commits since."""
@@ -344,11 +344,11 @@ class CopyWorld:
     def _latest(self, copy: Copy) -> Content:
         return copy.versions[max(copy.versions)]
 
-    def _note(self, copy: Copy, content: Content, made: list[Content] | None = None) -> None:
-        """Record the content of the versions that a step created: all the same, or one by one from ``made``."""
+    def _note(self, copy: Copy, content: Content, contents: list[Content] | None = None) -> None:
+        """Record the content of the versions that a step created: all the same, or one by one from ``contents``."""
         latest = copy.open().latest_version()
         new = range(max(copy.versions) + 1, latest + 1)
-        contents = made[-len(new) :] if made and new else [content] * len(new)
+        contents = contents[-len(new) :] if contents and new else [content] * len(new)
         copy.versions.update(zip(new, contents, strict=True))
 
 

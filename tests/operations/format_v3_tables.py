@@ -124,8 +124,8 @@ class _Writing:
         """Write vectors of all data files into one file, and a manifest of them."""
         entries: list[dict[str, Any]] = []
         for manifest in manifests:
-            schema, found, header = self._read(manifest["manifest_path"])
-            entries += found
+            schema, records, header = self._read(manifest["manifest_path"])
+            entries += records
         data_files = [entry["data_file"]["file_path"] for entry in entries]
         data, starts = puffin(*((path, vector_blob(0)) for path in data_files))
         path = f"{self.prefix}data/{uuid.uuid4()}.puffin"
@@ -189,7 +189,7 @@ class _Writing:
             "added-rows": 0,
             "key-id": "k",
         }
-        written = {
+        metadata_json = {
             **self.metadata,
             "format-version": 3,
             "next-row-id": 6,
@@ -200,12 +200,12 @@ class _Writing:
             "snapshots": [*self.metadata["snapshots"], shot],
             "refs": {"main": {"snapshot-id": self.snapshot_id, "type": "branch"}},
         }
-        written["snapshot-log"] = [
+        metadata_json["snapshot-log"] = [
             *self.metadata["snapshot-log"],
             {"snapshot-id": self.snapshot_id, "timestamp-ms": shot["timestamp-ms"]},
         ]
         path = f"{self.prefix}metadata/00099-{uuid.uuid4()}.metadata.json"
-        self.lake.storage.create(path, json.dumps(written).encode())
+        self.lake.storage.create(path, json.dumps(metadata_json).encode())
         return path
 
     def _read(self, uri: str) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, str]]:

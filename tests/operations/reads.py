@@ -1,4 +1,4 @@
-"""A storage that notes what is read of it."""
+"""A storage that records reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trinitylake_ops.storage import Storage, StorageWrapper
 
 
 class ReadPaths(StorageWrapper):
-    """Notes the path of each read, in order."""
+    """Records the path of each read, in order."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -19,11 +19,11 @@ class ReadPaths(StorageWrapper):
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def immutable(self) -> list[str]:
-        """Return the reads of nodes and definitions, which a cache keeps."""
+        """Return the reads of nodes and definitions, which are cached."""
         return [path for path in self.paths if is_immutable_path(path)]
 
     def check_nothing_is_read_again(self, plan: DropNamespacePlan | PrunePlan) -> None:
-        """Execute an approved plan, and check that it reads no node or definition that planning has read."""
+        """Execute an approved plan, and check that it reads no node or definition that planning read."""
         plan_reads = set(self.immutable())
         assert plan_reads
         self.paths.clear()

@@ -100,5 +100,5 @@ def needed_paths(lake: Lakehouse, table_root: str) -> set[str]:
     tables = [base.table(namespace, name) for namespace in base.namespaces() for name in base.tables(namespace)]
     results = {file.location for table in tables for file in files_of(table, io) if file.live}
     results |= {f"{table_root}{owner_path(table.id)}" for table in tables}
-    own = TableUser(base.definition.id, lake.root).path
-    return {uri.removeprefix(table_root) for uri in results if uri.startswith(table_root)} | {own}
+    user_path = TableUser(base.definition.id, lake.root).path
+    return {uri.removeprefix(table_root) for uri in results if uri.startswith(table_root)} | {user_path}

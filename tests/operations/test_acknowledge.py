@@ -1,4 +1,4 @@
-"""Roots that another program wrote out of order are acknowledged once, and then reported as past."""
+"""Roots with inconsistent times or predecessors can be acknowledged, and are then reported as past."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trinitylake_ops.reports import verification_page
 
 
 def literal_root(lake: Lakehouse, to: int) -> int:
-    """Commit an old version as the text says, "most identical": its time and predecessor stay those of the old one."""
+    """Commit an old version like a program that keeps its time and predecessor."""
     latest, target = lake.snapshot(), lake.snapshot(to)
     system = {**target.root.system, "rollback_from_root": latest.location}
     system.pop(COMMIT_ID, None)
@@ -29,7 +29,7 @@ def literal_root(lake: Lakehouse, to: int) -> int:
     return latest.version + 1
 
 
-def found(lake: Lakehouse) -> set[tuple[str, str, int | None]]:
+def findings_of(lake: Lakehouse) -> set[tuple[str, str, int | None]]:
     report = operations.verify(Lakehouse(lake.storage))
     assert verification_page(report, 0)
     chain = {"chain-broken", "time-not-rising"}
@@ -37,13 +37,13 @@ def found(lake: Lakehouse) -> set[tuple[str, str, int | None]]:
 
 
 def copied_root(lake: Lakehouse, to: int) -> int:
-    """Commit an old version by a copy of its file, seals and all."""
+    """Commit an old version by copying its file, including checksums."""
     return ForeignLake(lake.storage).rollback_by_copy(to)
 
 
 @pytest.fixture(params=[literal_root, copied_root])
 def literal(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Lakehouse, int]:
-    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})  # without the checks that times rise
+    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})  # not checked for increasing times
     create(lake, "a")
     create(lake, "b")
     version = request.param(lake, 1)
@@ -53,11 +53,11 @@ def literal(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Lakehouse, 
 
 def test_acknowledged_version_is_reported_as_past(literal: tuple[Lakehouse, int]) -> None:
     lake, version = literal
-    assert found(lake) == {("error", "chain-broken", version), ("error", "time-not-rising", version)}
+    assert findings_of(lake) == {("error", "chain-broken", version), ("error", "time-not-rising", version)}
     assert not operations.verify(lake).is_clean
     report = operations.reconcile(lake, acknowledge=str(version))
     assert (report.acknowledged, report.version) == (str(version), version + 2)
-    assert found(lake) == {("past", "chain-broken", version), ("past", "time-not-rising", version)}
+    assert findings_of(lake) == {("past", "chain-broken", version), ("past", "time-not-rising", version)}
     verified = operations.verify(lake)
     assert verified.is_clean
     assert operations.plan_repair(lake, verified).remaining == ()
@@ -70,7 +70,7 @@ def test_acknowledged_version_is_reported_as_past(literal: tuple[Lakehouse, int]
 def test_sealed_version_is_reported_as_past(literal: tuple[Lakehouse, int]) -> None:
     lake, version = literal
     seal(lake, version)
-    assert {severity for severity, _, _ in found(lake)} == {"past"}
+    assert {severity for severity, _, _ in findings_of(lake)} == {"past"}
 
 
 @pytest.mark.parametrize("versions", ["0", "1-2", "999", "x", "-1", "0-4294967295", ","])
@@ -91,7 +91,7 @@ def test_external_export_does_not_copy_acknowledgements(literal: tuple[Lakehouse
 
 
 def test_sealed_version_with_any_time_is_reported_as_past(literal: tuple[Lakehouse, int]) -> None:
-    """A time that is still to come, too; the one of a live version stays a warning."""
+    """This includes times in the future. Such a time of a live version remains a warning."""
     lake, version = literal
     ahead_ms = lake.storage.now_ms() + 10**9
     for later in (version, version + 1):
@@ -110,7 +110,7 @@ def test_sealed_version_with_any_time_is_reported_as_past(literal: tuple[Lakehou
 
 
 def test_current_faults_are_not_reported_as_past(literal: tuple[Lakehouse, int]) -> None:
-    """The root of a purged version that cannot be read: readers find the latest version by it."""
+    """An unreadable root of a purged version is reported, because readers need it to find the latest version."""
     lake, version = literal
     seal(lake, version)
     lake.storage.write(root_path(version), b"flipped")

@@ -1,4 +1,4 @@
-"""Budgets limit the time and the requests of whole runs, and reports say what is left to do."""
+"""Budgets limit the time and the requests of a run, and reports list the remaining work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trinitylake_ops.storage import MeteredStorage, RequestCounts
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 DELETING = {"purge": operations.plan_purge, "orphans": operations.plan_orphan_removal}
-#: To give back a lease, and to record what was done.
+#: Maximum number of requests that release the lease and record the progress.
 TIDY_REQUESTS = 24
 
 
@@ -35,24 +35,24 @@ def expired(aging: Aging) -> Aging:
 
 @pytest.fixture
 def meter(expired: Aging) -> MeteredStorage:
-    """Counts by itself what the storage of the lakehouse is asked for."""
+    """Counts the requests to the lakehouse's storage independently."""
     return MeteredStorage(expired.lake.storage)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Lets a second pass with each look at the clock, from a look on."""
+    """Advances the clock by a second at each reading, after a number of readings."""
 
     class Ticking:
-        looks = count()
-        still = 0
+        readings = count()
+        n_constant = 0
 
         @classmethod
         def monotonic(cls) -> float:
-            return max(0.0, float(next(cls.looks) - cls.still))
+            return max(0.0, float(next(cls.readings) - cls.n_constant))
 
-    def start(still: int) -> None:
-        Ticking.still = still
+    def start(n_constant: int) -> None:
+        Ticking.n_constant = n_constant
 
     monkeypatch.setattr(budget, "time", Ticking)
     return start
@@ -79,47 +79,47 @@ def test_plan_requests_beyond_the_budget_are_rejected(expired: Aging) -> None:
 def test_plan_ends_with_its_budget(expired: Aging, meter: MeteredStorage, operation: str) -> None:
     lake = Lakehouse(meter, cache="off")
     meter.reset()
-    whole = Spending()
-    DELETING[operation](lake, budget=whole)
-    assert whole.requests == meter.snapshot().total, "all is counted"
-    for most in (1, whole.requests // 2, whole.requests - 1):
+    total = Spending()
+    DELETING[operation](lake, budget=total)
+    assert total.requests == meter.snapshot().total, "all is counted"
+    for max_requests in (1, total.requests // 2, total.requests - 1):
         meter.reset()
         with pytest.raises(BudgetSpentBeforeError) as raised:
-            DELETING[operation](lake, budget=Budget(max_requests=most))
+            DELETING[operation](lake, budget=Budget(max_requests=max_requests))
         assert raised.value.exit_code == 1
-        assert f"the budget of {most} requests is spent while planning" in str(raised.value)
-        assert meter.snapshot().total == most
-    assert DELETING[operation](lake, budget=Budget(max_requests=whole.requests)).base_version == lake.latest_version()
+        assert f"the budget of {max_requests} requests is spent while planning" in str(raised.value)
+        assert meter.snapshot().total == max_requests
+    assert DELETING[operation](lake, budget=Budget(max_requests=total.requests)).base_version == lake.latest_version()
 
 
 @pytest.mark.parametrize("operation", DELETING)
 def test_repeated_plan_counts_against_the_budget(expired: Aging, meter: MeteredStorage, operation: str) -> None:
     lake = Lakehouse(meter, cache="off")
-    shown = DELETING[operation](lake)
+    preview = DELETING[operation](lake)
     expired.later()
     spending = Spending(Budget(max_requests=10_000))
     plan = DELETING[operation](lake, budget=spending)
-    assert plan.digest != shown.digest
+    assert plan.digest != preview.digest
     of_planning = spending.requests
     before = lake.latest_version()
     spending.budget = Budget(max_requests=of_planning + 2)
     with pytest.raises(BudgetSpentBeforeError):
-        plan.execute(shown.digest, budget=spending)
+        plan.execute(preview.digest, budget=spending)
     assert lake.latest_version() == before, "not even begun"
     meter.reset()
-    whole = Spending()
-    assert plan.execute(shown.digest, budget=whole).is_complete
-    assert whole.requests == meter.snapshot().total
+    total = Spending()
+    assert plan.execute(preview.digest, budget=total).is_complete
+    assert total.requests == meter.snapshot().total
 
 
 @pytest.mark.parametrize("operation", DELETING)
 def test_any_budget_ends_the_run_near_its_limit(expired: Aging, meter: MeteredStorage, operation: str) -> None:
-    """Whatever the limit: nothing but what ends it tidily goes beyond, and each run that plans to the end gets on."""
+    """Only requests that end the run orderly exceed the limit, and each run that completes its plan makes progress."""
     lake = Lakehouse(meter, cache="off")
     outcomes: set[str] = set()
-    for most in range(5, 400, 7):
+    for max_requests in range(5, 400, 7):
         meter.reset()
-        spending = Spending(Budget(max_requests=most))
+        spending = Spending(Budget(max_requests=max_requests))
         try:
             plan = DELETING[operation](lake, budget=spending)
             report = plan.execute(budget=spending)
@@ -129,7 +129,7 @@ def test_any_budget_ends_the_run_near_its_limit(expired: Aging, meter: MeteredSt
             outcomes.add("done" if report.is_complete else "deleting")
             assert report.is_complete or report.stopped is not None
             assert not plan.is_empty
-        assert meter.snapshot().total <= most + TIDY_REQUESTS + expired.clock.concurrency
+        assert meter.snapshot().total <= max_requests + TIDY_REQUESTS + expired.clock.concurrency
         if "done" in outcomes:
             break
     assert {"planning", "done"} <= outcomes
@@ -150,8 +150,8 @@ def test_time_without_requests_ends_a_plan(clock: Callable[[int], None]) -> None
     clock(2)
     ends = pytest.raises(BudgetSpentBeforeError)
     with ends, spending.planning(lambda *_: None) as progress:
-        for done in range(1, 10):
-            progress("versions", done, 9)
+        for number in range(1, 10):
+            progress("versions", number, 9)
 
 
 def test_time_budget_ends_a_long_listing(clock: Callable[[int], None], lakes: Lakes) -> None:
@@ -169,9 +169,9 @@ def test_time_budget_ends_a_long_listing(clock: Callable[[int], None], lakes: La
 def test_purge_that_ends_while_sealing_makes_progress_in_each_run(expired: Aging) -> None:
     plan = operations.plan_purge(expired.lake)
     stopped: list[str] = []
-    for most in range(20, 500):  # the smallest one that lets it mark
+    for max_requests in range(20, 500):  # the smallest one that suffices for marking
         try:
-            report = plan.execute(budget=Budget(max_requests=most))
+            report = plan.execute(budget=Budget(max_requests=max_requests))
         except BudgetSpentBeforeError:
             assert not stopped, "what is marked once is marked by the same budget again"
             continue
@@ -198,19 +198,19 @@ def test_verify_counts_its_first_requests(expired: Aging, meter: MeteredStorage,
     assert f"versions 0-{report.latest_version}" in report.unchecked
     assert meter.snapshot().requests.get("list", 0) == 0, "not even the listing"
     assert report.cost.total_requests == meter.snapshot().total <= 4
-    whole = Spending()
-    assert operations.verify(lake, budget=whole).is_complete
+    total = Spending()
+    assert operations.verify(lake, budget=total).is_complete
     meter.reset()
-    again = operations.verify(lake, budget=Budget(max_requests=whole.requests))
-    assert again.is_complete
-    assert meter.snapshot().total == whole.requests
+    repeated = operations.verify(lake, budget=Budget(max_requests=total.requests))
+    assert repeated.is_complete
+    assert meter.snapshot().total == total.requests
 
 
 def test_verify_keeps_an_old_record_if_the_budget_ends_first(expired: Aging) -> None:
     record = operations.verify(expired.lake, incremental=True).record_path
     assert record is not None
-    for most in (1, 4, 5):
-        operations.verify(expired.lake, incremental=True, budget=Budget(max_requests=most))
+    for max_requests in (1, 4, 5):
+        operations.verify(expired.lake, incremental=True, budget=Budget(max_requests=max_requests))
     assert operations.verify(expired.lake, incremental=True).known_files > 0
 
 

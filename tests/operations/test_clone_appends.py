@@ -71,8 +71,8 @@ def test_promotion_combines_appends_of_both_sides_once(parent: Aging, clone: Lak
     assert refresh(lake).appended == ()
     assert rows(clone) == rows(lake)
     assert promote(lake).is_empty
-    for each in (lake, clone):
-        assert operations.verify(each, deep=True).is_clean
+    for side in (lake, clone):
+        assert operations.verify(side, deep=True).is_clean
     operations.drop_clone(lake, NAME, delete_files=True)
     parent.clean_up()
     assert rows(lake) == [*THREE, 10, 11, 20, 21, 22]
@@ -100,8 +100,8 @@ def test_refresh_combines_appends_of_both_sides_once(parent: Aging, clone: Lakeh
     refresh(lake)
     promote(lake)
     assert rows(lake) == rows(clone) == [*THREE, 10, 11, 20, 21, 22]
-    for each in (lake, clone):
-        assert operations.verify(each, deep=True).is_clean
+    for side in (lake, clone):
+        assert operations.verify(side, deep=True).is_clean
 
 
 def test_plan_is_executed_as_shown_after_appends_in_parent(parent: Aging, clone: Lakehouse) -> None:
@@ -122,8 +122,8 @@ def test_plan_is_executed_as_shown_after_appends_in_parent(parent: Aging, clone:
         plan_2.execute()
     promote(lake)
     assert rows(lake) == [*THREE, 10, 11, 12, 13, 20, 21]
-    for each in (lake, clone):
-        assert operations.verify(each, deep=True).is_clean
+    for side in (lake, clone):
+        assert operations.verify(side, deep=True).is_clean
 
 
 def test_compaction_in_parent_does_not_conflict_with_appends(parent: Aging, clone: Lakehouse) -> None:
@@ -259,8 +259,8 @@ def test_concurrent_refresh_and_promotion_add_each_row_once(parent: Aging, clone
         step(lake)
         assert rows(lake) == [*THREE, 10, 20, 21]
     assert rows(clone) == rows(lake)
-    for each in (lake, clone):
-        assert operations.verify(each, deep=True).is_clean
+    for side in (lake, clone):
+        assert operations.verify(side, deep=True).is_clean
 
 
 def test_append_between_refresh_and_promotion_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
@@ -279,13 +279,13 @@ def test_append_between_refresh_and_promotion_is_a_conflict(parent: Aging, clone
         assert "refreshed and promoted at the same time" in conflict.reason
 
 
-@pytest.mark.parametrize("taken", ["clone", "export"])
-def test_refresh_record_gets_unused_name(parent: Aging, clone: Lakehouse, lakes: Lakes, taken: str) -> None:
+@pytest.mark.parametrize("used_name", ["clone", "export"])
+def test_refresh_record_gets_unused_name(parent: Aging, clone: Lakehouse, lakes: Lakes, used_name: str) -> None:
     lake = parent.lake
     append(lake, 10)
     name = f"{NAME}@{lake.latest_version() + 2}"
     other = lakes.named_root("other")
-    if taken == "clone":
+    if used_name == "clone":
         operations.plan_clone(lake, other, name).execute()
     else:
         operations.plan_export(lake, name).execute()
@@ -296,5 +296,5 @@ def test_refresh_record_gets_unused_name(parent: Aging, clone: Lakehouse, lakes:
     operations.drop_clone(lake, NAME, delete_files=True)
     parent.clean_up()
     assert [record.name for record in lake.snapshot().definition.exports] == [name]
-    assert rows(Lakehouse.open(other) if taken == "clone" else lake) == [*THREE, 10]
+    assert rows(Lakehouse.open(other) if used_name == "clone" else lake) == [*THREE, 10]
     assert operations.verify(lake, deep=True).is_clean

@@ -86,8 +86,8 @@ def test_clone_target_is_checked_after_resolving_links(lake: Lakehouse, lakes: L
 
 def replace_by_link(clone: Lakehouse, kind: str, secret: Path) -> None:
     """Replace a file of the clone, or its folder, by a link, as any user with write access can do."""
-    place = Path(clone.root.removeprefix("file://"))
-    (table,) = (place / "tables").iterdir()
+    path_of_clone = Path(clone.root.removeprefix("file://"))
+    (table,) = (path_of_clone / "tables").iterdir()
     if kind == "data":
         (file,) = table.glob("data/*.parquet")
         secret.write_bytes(file.read_bytes())

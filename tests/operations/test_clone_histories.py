@@ -23,11 +23,11 @@ ORDERS = list(itertools.permutations([f"{side}'s {what}" for side in SIDES for w
 
 def _run(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> Counter[Event]:
     """Run the histories of seeds and return the counts of events. A failure names its seed."""
-    clock, seen = Clock(), Counter[Event]()
+    clock, counts = Clock(), Counter[Event]()
     monkeypatch.setattr(MemoryStorage, "now_ms", lambda _storage: clock.now_ms)
     monkeypatch.setattr(delete, "_FIRST_PAUSE_SECONDS", 0.0)
     for seed in seeds:
-        world = CloneWorld(seed, clock, seen)
+        world = CloneWorld(seed, clock, counts)
         try:
             for _ in range(_STEPS):
                 world.step()
@@ -36,13 +36,13 @@ def _run(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> Counter[Event
             raise AssertionError(f"seed {seed}: {world.journal}") from error
         finally:
             world.close()
-    return seen
+    return counts
 
 
-def _summary(seen: Counter[Event]) -> str:
-    lacking = [pair for pair in ORDERS if not seen[Event("order", *pair)]]
+def _summary(counts: Counter[Event]) -> str:
+    lacking = [pair for pair in ORDERS if not counts[Event("order", *pair)]]
     n_run = len(ORDERS) - len(lacking)
-    return f"{table_of(seen)}\n\n{n_run} of {len(ORDERS)} orders of two maintenance operations were run"
+    return f"{table_of(counts)}\n\n{n_run} of {len(ORDERS)} orders of two maintenance operations were run"
 
 
 def test_random_histories_lose_no_needed_file(monkeypatch: pytest.MonkeyPatch) -> None:

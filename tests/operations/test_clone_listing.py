@@ -26,13 +26,13 @@ def clone(parent: Aging, lakes: Lakes) -> Lakehouse:
     return Lakehouse.open(lakes.named_root("clone"))
 
 
-def only(lake: Lakehouse) -> CloneInfo:
+def get_only_clone(lake: Lakehouse) -> CloneInfo:
     (info,) = operations.list_clones(lake)
     return info
 
 
 def distance(lake: Lakehouse) -> tuple[int | None, int]:
-    info = only(lake)
+    info = get_only_clone(lake)
     return info.versions, info.parent_versions
 
 
@@ -63,12 +63,12 @@ def test_only_versions_with_changes_are_counted(parent: Aging, clone: Lakehouse)
 
 def test_list_shows_version_of_last_refresh(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
-    first = only(lake)
+    first = get_only_clone(lake)
     assert first.version == first.cloned_version
     append_rows(lake)
     version = lake.latest_version()
     operations.plan_refresh(lake, "feature").execute()
-    info = only(lake)
+    info = get_only_clone(lake)
     assert (info.version, info.cloned_version) == (version, first.cloned_version)
 
 
@@ -103,11 +103,11 @@ def test_verify_distinguishes_clones_from_exports(parent: Aging, clone: Lakehous
     errors = [finding for finding in operations.verify(parent.lake).findings if finding.severity == "error"]
     assert {error.fix for error in errors} == {"drop-clone"}
     assert {result.message.partition("'")[0] for result in errors} == {"clone "}
-    lost = tuple(replace(export, manifest_path=f"{export.manifest_path}x") for export in definition.exports)
-    parent.lake.alter_definition(exports=lost, exported_snapshots=definition.exported_snapshots)
+    damaged_exports = tuple(replace(export, manifest_path=f"{export.manifest_path}x") for export in definition.exports)
+    parent.lake.alter_definition(exports=damaged_exports, exported_snapshots=definition.exported_snapshots)
     errors = [item for item in operations.verify(parent.lake).findings if item.severity == "error"]
-    assert {one.fix for one in errors} == {"drop-clone"}
-    assert {one.message.partition("'")[0] for one in errors} == {"clone "}
+    assert {finding.fix for finding in errors} == {"drop-clone"}
+    assert {finding.message.partition("'")[0] for finding in errors} == {"clone "}
 
 
 def test_verify_reports_duplicate_record_names(parent: Aging, clone: Lakehouse) -> None:

@@ -54,7 +54,7 @@ def aged(clone: Lakehouse, parent: Aging) -> Lakehouse:
     return Lakehouse(AgingStorage(clone.storage, parent.clock.time_ms))
 
 
-def only(lake: Lakehouse) -> CloneInfo:
+def get_only_clone(lake: Lakehouse) -> CloneInfo:
     (info,) = operations.list_clones(lake)
     return info
 
@@ -80,7 +80,7 @@ def test_clone_has_all_objects_and_writes_below_its_root(parent: Aging, lakes: L
     assert files(parent.lake) == after
     assert operations.verify(clone).is_clean
     assert operations.verify(parent.lake).is_clean
-    info = only(parent.lake)
+    info = get_only_clone(parent.lake)
     assert (info.state, info.name, info.versions) == (CloneState.ACTIVE, info.root.rstrip("/").split("/")[-1], 3)
     assert info.own_bytes == sum(file.size_bytes for file in clone.storage.list())
 
@@ -115,7 +115,7 @@ def test_parent_keeps_cloned_version_until_clone_is_dropped(parent: Aging, lakes
     assert clone.snapshot().has_namespace("n1")
     assert operations.verify(clone).is_clean
 
-    operations.drop_clone(parent.lake, only(parent.lake).name)
+    operations.drop_clone(parent.lake, get_only_clone(parent.lake).name)
     parent.clean_up()
     with pytest.raises(VersionExpiredError):
         parent.lake.snapshot(version)
@@ -125,7 +125,7 @@ def test_parent_keeps_cloned_version_until_clone_is_dropped(parent: Aging, lakes
 def test_clone_deletes_only_its_own_files(parent: Aging, lakes: Lakes) -> None:
     clock = AgingStorage(cloned(lakes, parent.lake).storage, parent.clock.time_ms)
     clone = Aging(Lakehouse(clock), clock)
-    kept = {path: parent.lake.storage.read(path) for path in files(parent.lake)}
+    contents = {path: parent.lake.storage.read(path) for path in files(parent.lake)}
     for _ in range(2):
         overwrite_rows(clone.lake, "ns.t")
         operations.plan_compact_tables(clone.lake, min_input_files=2).execute()
@@ -133,9 +133,9 @@ def test_clone_deletes_only_its_own_files(parent: Aging, lakes: Lakes) -> None:
         operations.compact(clone.lake)
         clone.clean_up()
     assert rows(clone.lake) == [1, 2, 3]
-    assert {path: parent.lake.storage.read(path) for path in files(parent.lake)} == kept
+    assert {path: parent.lake.storage.read(path) for path in files(parent.lake)} == contents
     assert operations.verify(clone.lake).is_clean
-    assert only(parent.lake).state == CloneState.ACTIVE
+    assert get_only_clone(parent.lake).state == CloneState.ACTIVE
 
 
 def test_time_travel_before_the_clone_reads_the_parent(parent: Aging, lakes: Lakes) -> None:
@@ -173,7 +173,7 @@ def test_rollback_to_version_before_the_clone_fails(parent: Aging, lakes: Lakes)
         assert {result[1] for result in changes if result[0] == "removed"} == {"n0"}
         assert len(changes) == len(lake.diff(before, before + 2)) + back
         opposite = clone.diff(back, f"parent@{before}")
-        assert {one.namespace for one in opposite if one.kind == "added"} == {"n0"}
+        assert {change.namespace for change in opposite if change.kind == "added"} == {"n0"}
     assert clone.diff(f"parent@{before}", f"parent@{before + 1}") == lake.diff(before, before + 1)
     assert clone.diff(f"parent@{before + 2}", 0) == []
     for target in ({"to": f"parent@{before}"}, {"timestamp": lake.snapshot(before).created_at_ms}):
@@ -197,7 +197,7 @@ def test_clone_reads_no_parent_that_does_not_record_it(parent: Aging, lakes: Lak
     allowed = Lakehouse(copy.storage, {"allowed_roots": parent.lake.root})
     assert allowed.snapshot("parent@1").version == 1
     assert rows(copy) == [1, 2, 3]
-    operations.drop_clone(parent.lake, only(parent.lake).name)
+    operations.drop_clone(parent.lake, get_only_clone(parent.lake).name)
     with pytest.raises(LocationNotAllowedError):
         clone.snapshot("parent@1")
 
@@ -206,18 +206,18 @@ def test_clone_record_gives_no_access_to_another_lakehouse(parent: Aging, lakes:
     """A client with write access to the parent must not cause a drop to delete another lakehouse."""
     other = lakes.memory("other")
     create(other, "precious", "t")
-    kept = files(other)
+    other_files = files(other)
     cloned(lakes, parent.lake)
     definition = parent.lake.snapshot().definition
     records = tuple(
         replace(export, target_uri=other.root) if export.clone_id else export for export in definition.exports
     )
     parent.lake.alter_definition(exports=records)
-    assert only(parent.lake).state == CloneState.MISSING
-    plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    assert get_only_clone(parent.lake).state == CloneState.MISSING
+    plan = operations.plan_drop_clone(parent.lake, get_only_clone(parent.lake).name, delete_files=True)
     assert (plan.files, plan.clone_version) == (0, None)
     plan.execute()
-    assert files(other) == kept
+    assert files(other) == other_files
 
 
 def test_drop_with_files_deletes_all_files_of_the_clone(parent: Aging, lakes: Lakes) -> None:
@@ -228,7 +228,7 @@ def test_drop_with_files_deletes_all_files_of_the_clone(parent: Aging, lakes: La
     clone.storage.create("tables/of-others/file", b"not ours")
     clone.storage.create("readme", b"not ours")
     before = files(parent.lake)
-    plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    plan = operations.plan_drop_clone(parent.lake, get_only_clone(parent.lake).name, delete_files=True)
     assert plan.left == 2
     # An interrupted drop recognizes the remaining files of a folder by its owner file.
     (owner,) = [number for number, stage in enumerate(plan.stages) if any("_owner.json" in path for path in stage)]
@@ -243,7 +243,7 @@ def test_drop_with_files_deletes_all_files_of_the_clone(parent: Aging, lakes: La
 
 def test_drop_fails_after_a_commit_in_the_clone(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake)
-    plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    plan = operations.plan_drop_clone(parent.lake, get_only_clone(parent.lake).name, delete_files=True)
     append_rows(clone)
     with pytest.raises(PlanChangedError):
         plan.execute(plan.digest)
@@ -255,8 +255,8 @@ def test_drop_fails_after_a_commit_in_the_clone(parent: Aging, lakes: Lakes) -> 
 def test_missing_clone_is_listed_and_can_be_dropped(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake)
     lakes.drop(clone.root)
-    assert only(parent.lake).state == CloneState.MISSING
-    plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    assert get_only_clone(parent.lake).state == CloneState.MISSING
+    plan = operations.plan_drop_clone(parent.lake, get_only_clone(parent.lake).name, delete_files=True)
     assert "does not exist" in str(plan)
     plan.execute()
     assert operations.list_clones(parent.lake) == []
@@ -270,7 +270,7 @@ def test_drop_deletes_definition_of_clone_without_roots(parent: Aging, lakes: La
     for path in files(clone) - {last}:
         clone.storage.delete(path)
     clone.storage.create(other.definition_location, other.files.storage.read(other.definition_location))
-    plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    plan = operations.plan_drop_clone(parent.lake, get_only_clone(parent.lake).name, delete_files=True)
     assert (plan.files, plan.clone_version) == (1, None)
     plan.execute()
     assert files(clone) == {other.definition_location}
@@ -279,23 +279,23 @@ def test_drop_deletes_definition_of_clone_without_roots(parent: Aging, lakes: La
 def test_overdue_clone_is_kept_until_it_is_dropped(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake, retain_for=DAY_MS)
     append_rows(clone)
-    assert only(parent.lake).state == CloneState.ACTIVE
+    assert get_only_clone(parent.lake).state == CloneState.ACTIVE
     overwrite_rows(parent.lake, "ns.t")
-    kept = parent.lake.latest_version()
-    operations.plan_refresh(parent.lake, only(parent.lake).name, ours=["ns.t"]).execute()
+    kept_version = parent.lake.latest_version()
+    operations.plan_refresh(parent.lake, get_only_clone(parent.lake).name, ours=["ns.t"]).execute()
     overwrite_rows(parent.lake, "ns.t")
     parent.later()
-    assert only(parent.lake).state == CloneState.OVERDUE
+    assert get_only_clone(parent.lake).state == CloneState.OVERDUE
     plan = operations.plan_expiration(parent.lake, keeping(1))
-    name = only(parent.lake).name
+    name = get_only_clone(parent.lake).name
     assert plan.exports == ()
     assert {verdict.reason for verdict in plan.verdicts if "clone" in verdict.reason} == {
         f"pinned by clone {name!r}",
-        f"pinned by clone {f'{name}@{kept}'!r}",
+        f"pinned by clone {f'{name}@{kept_version}'!r}",
     }
     plan.execute()
     parent.clean_up()
-    assert only(parent.lake).state == CloneState.OVERDUE
+    assert get_only_clone(parent.lake).state == CloneState.OVERDUE
     assert rows(clone) == [1, 1, 2, 2, 3, 3]
     assert operations.verify(clone, deep=True).is_clean
     operations.drop_clone(parent.lake, name, delete_files=True)
@@ -337,7 +337,7 @@ def test_clone_can_be_exported_in_full(parent: Aging, lakes: Lakes) -> None:
     away = Lakehouse.open(root_of(lakes, "clone-b"))
     assert away.snapshot().definition.parent is None
     lakes.drop(clone.root)
-    operations.drop_clone(parent.lake, only(parent.lake).name)
+    operations.drop_clone(parent.lake, get_only_clone(parent.lake).name)
     assert rows(away) == [1, 1, 2, 2, 3, 3]
 
 
@@ -345,7 +345,7 @@ def test_drop_fails_while_another_lakehouse_reads_the_clone(parent: Aging, lakes
     clone = cloned(lakes, parent.lake)
     operations.plan_export(clone, "more", target=root_of(lakes, "clone-b")).execute()
     with pytest.raises(MaintenanceBlockedError):
-        operations.plan_drop_clone(parent.lake, only(parent.lake).name)
+        operations.plan_drop_clone(parent.lake, get_only_clone(parent.lake).name)
 
 
 def test_clone_rejects_invalid_sources_and_targets(parent: Aging, lakes: Lakes) -> None:
@@ -355,7 +355,7 @@ def test_clone_rejects_invalid_sources_and_targets(parent: Aging, lakes: Lakes) 
     with pytest.raises(InvalidInputError):
         operations.plan_clone(clone, target)
     with pytest.raises(ExportExistsError):
-        operations.plan_clone(lake, target, only(lake).name)
+        operations.plan_clone(lake, target, get_only_clone(lake).name)
     with pytest.raises(LakehouseExistsError):
         operations.plan_clone(lake, clone.root, "again")
     with pytest.raises(InvalidInputError):
@@ -373,14 +373,14 @@ def test_clone_keeps_lakehouse_created_concurrently_at_its_target(parent: Aging,
     with pytest.raises(LakehouseExistsError):
         plan.execute()
     assert other.snapshot().namespaces() == ["theirs"]
-    assert only(parent.lake).state == CloneState.INCOMPLETE
+    assert get_only_clone(parent.lake).state == CloneState.INCOMPLETE
     operations.drop_clone(parent.lake, "mine", delete_files=True)
     assert Lakehouse.open(root_of(lakes)).snapshot().namespaces() == ["theirs"]
 
 
 def test_export_operations_reject_clones(parent: Aging, lakes: Lakes) -> None:
     cloned(lakes, parent.lake)
-    name = only(parent.lake).name
+    name = get_only_clone(parent.lake).name
     for operation in (operations.drop_export, operations.restore_export, operations.verify_export):
         with pytest.raises(InvalidInputError):
             operation(parent.lake, name)
@@ -395,7 +395,7 @@ def test_unreadable_clone_is_listed(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake)
     path = clone.snapshot().definition_location
     clone.storage.write(path, b"damaged")
-    info = only(parent.lake)
+    info = get_only_clone(parent.lake)
     assert info.state == CloneState.UNREADABLE
     assert path in (info.reason or "") or "protobuf" in (info.reason or "")
 
@@ -419,4 +419,4 @@ def test_lakehouse_with_table_root_cannot_be_cloned(lakes: Lakes, parent: Aging)
     lake.alter_definition(table_root=table_root_uri)
     for refused in (operations.compare, operations.plan_promotion, operations.plan_refresh):
         with pytest.raises(InvalidInputError):
-            refused(lake, only(lake).name)  # type: ignore[operator]
+            refused(lake, get_only_clone(lake).name)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Compaction of the tree: a separate version that changes no object."""
+"""Compaction of the tree creates a version without changes of objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
 def untidy(lakes: Lakes) -> Lakehouse:
-    """A lakehouse of several levels with thin nodes and messages in buffers."""
+    """A lakehouse of several levels with sparse nodes and buffered messages."""
     lake = lakes.memory(order=4, **small_sizes(4))
     make_untidy(lake)
     return lake
@@ -45,11 +45,11 @@ def test_compact_commits_nothing_if_not_needed(lakes: Lakes) -> None:
     lake = untidy(lakes)
     operations.compact(lake)
     files, latest = listed(lake.storage), lake.latest_version()
-    again = operations.compact(lake)
-    assert (again.has_changed, again.version, again.nodes_written) == (False, latest, 0)
-    assert again.before == again.after
+    repeated = operations.compact(lake)
+    assert (repeated.has_changed, repeated.version, repeated.nodes_written) == (False, latest, 0)
+    assert repeated.before == repeated.after
     assert listed(lake.storage) == files
-    assert "nothing to do" in str(again)
+    assert "nothing to do" in str(repeated)
 
 
 def test_compact_plan_predicts_writes_and_binds_approval(lakes: Lakes) -> None:
@@ -75,7 +75,7 @@ def test_compact_keeps_concurrent_commits(lakes: Lakes) -> None:
     latest = lake.latest_version()
 
     class Interfering(FaultyStorage):
-        """Another commit takes the version just before the first root of the compaction."""
+        """Commits the next version just before the first root of the compaction is created."""
 
         def create(self, path: str, data: bytes) -> None:
             if path == lake.files.roots.path(latest + 1):

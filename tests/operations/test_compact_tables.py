@@ -1,4 +1,4 @@
-"""Compaction of tables: fewer files with the same rows at every version, despite concurrent commits and crashes."""
+"""Compaction of tables: fewer files with the same rows in every version, despite concurrent commits and crashes."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def fill(lake: Lakehouse, name: str, *parts: pa.Table, partitioned: bool = True)
     return iceberg_table
 
 
-def small(lake: Lakehouse, name: str = "t", times: int = 6) -> Table:
-    """A table of two partitions, one of them null, with so many files each."""
+def create_with_small_files(lake: Lakehouse, name: str = "t", times: int = 6) -> Table:
+    """Create a table with two partitions, one of them null, and a number of files in each."""
     return fill(lake, name, *(rows(number, None, place=place) for number in range(times) for place in ("a", None)))
 
 
@@ -83,12 +83,12 @@ def data_paths(lake: Lakehouse) -> set[str]:
 
 
 def test_compact_tables_merges_files_and_keeps_rows(lake: Lakehouse) -> None:
-    small(lake)
-    small(lake, "u", 5)
+    create_with_small_files(lake)
+    create_with_small_files(lake, "u", 5)
     fill(lake, "single", rows(1), partitioned=False)
     before, version = {name: content(lake, name) for name in ("t", "u", "single")}, lake.latest_version()
     plan = operations.plan_compact_tables(lake)
-    assert [(one.name, one.files, one.data_files, one.groups, one.partitions) for one in plan.tables] == [
+    assert [(table.name, table.files, table.data_files, table.groups, table.partitions) for table in plan.tables] == [
         ("ns.t", 12, 12, 2, 2),
         ("ns.u", 10, 10, 2, 2),
     ]
@@ -101,7 +101,7 @@ def test_compact_tables_merges_files_and_keeps_rows(lake: Lakehouse) -> None:
     assert lake.latest_version() == version + 1, "one version for all tables"
     info = next(iter(lake.history(limit=1)))
     assert (info.operation, info.message) == ("compact-tables", "nightly")
-    assert [(one.table, one.files_before, one.files_after, one.rows) for one in report.tables] == [
+    assert [(table.table, table.files_before, table.files_after, table.rows) for table in report.tables] == [
         ("ns.t", 12, 2, 24),
         ("ns.u", 10, 2, 20),
     ]
@@ -121,7 +121,7 @@ def test_compact_tables_commits_nothing_if_not_needed(lake: Lakehouse) -> None:
 
 
 def test_compact_tables_rejects_invalid_rules(lake: Lakehouse) -> None:
-    small(lake)
+    create_with_small_files(lake)
     create(lake, "other", "x")
     plan = operations.plan_compact_tables(lake)
     assert plan.left == {}
@@ -138,7 +138,7 @@ def test_compact_tables_rejects_invalid_rules(lake: Lakehouse) -> None:
 
 
 def test_compact_tables_executes_the_approved_plan(lake: Lakehouse) -> None:
-    iceberg_table = small(lake)
+    iceberg_table = create_with_small_files(lake)
     digest = operations.plan_compact_tables(lake).digest
     assert operations.plan_compact_tables(lake).digest == digest
     iceberg_table.append(rows(9))
@@ -151,16 +151,16 @@ def test_compact_tables_executes_the_approved_plan(lake: Lakehouse) -> None:
 
 
 def test_compact_tables_keeps_concurrent_appends(lake: Lakehouse) -> None:
-    """Also such that come between two attempts."""
-    iceberg_table = small(lake)
+    """This includes appends between two attempts."""
+    iceberg_table = create_with_small_files(lake)
     plan = operations.plan_compact_tables(lake)
 
     def write(groups: Groups) -> Written:
-        written = rewrite_in_process(groups)
+        new_files = rewrite_in_process(groups)
         iceberg_table.append(rows(100, 101))
         with iceberg_table.update_schema() as update:
             update.add_column("more", pa.string() and iceberg_table.schema().find_field("place").field_type)
-        return written
+        return new_files
 
     before = content(lake)
     report = plan.execute(write)
@@ -171,18 +171,18 @@ def test_compact_tables_keeps_concurrent_appends(lake: Lakehouse) -> None:
 
 
 def test_compact_tables_skips_tables_rewritten_concurrently(lake: Lakehouse) -> None:
-    iceberg_table = small(lake)
-    small(lake, "u")
+    iceberg_table = create_with_small_files(lake)
+    create_with_small_files(lake, "u")
     plan = operations.plan_compact_tables(lake)
     before = data_paths(lake)
 
     def write(groups: Groups) -> Written:
-        written = rewrite_in_process(groups)
+        new_files = rewrite_in_process(groups)
         iceberg_table.overwrite(rows(7))
-        return written
+        return new_files
 
     report = plan.execute(write)
-    assert [one.table for one in report.tables] == ["ns.u"]
+    assert [table.table for table in report.tables] == ["ns.u"]
     assert list(report.left) == ["ns.t"] and "some of its files were removed" in report.left["ns.t"]
     assert content(lake) == [(7, "a")]
     assert len(data_paths(lake)) == len(before) + 2 + 1, "the files that were written for it in vain are gone"
@@ -190,14 +190,14 @@ def test_compact_tables_skips_tables_rewritten_concurrently(lake: Lakehouse) -> 
 
 
 def test_compact_tables_discards_files_that_no_longer_fit(lake: Lakehouse) -> None:
-    iceberg_table = small(lake)
+    iceberg_table = create_with_small_files(lake)
     plan = operations.plan_compact_tables(lake)
     before = data_paths(lake)
 
     def write(groups: Groups) -> Written:
-        written = rewrite_in_process(groups)
+        new_files = rewrite_in_process(groups)
         iceberg_table.delete("id = 3")
-        return written
+        return new_files
 
     with pytest.raises(CommitConflictError):
         plan.execute(write)
@@ -213,47 +213,47 @@ def test_compact_tables_follows_schema_and_partition_changes(lake: Lakehouse) ->
         update.add_column("note", iceberg_table.schema().find_field("place").field_type)
     with iceberg_table.update_spec() as change:
         change.add_identity("place")
-    both = pa.table({"number": [10], "place": ["b"], "note": ["new"]})
+    all_columns = pa.table({"number": [10], "place": ["b"], "note": ["new"]})
     for _ in range(5):
-        iceberg_table.append(both)
+        iceberg_table.append(all_columns)
     before, version = content(lake), lake.latest_version()
     plan = operations.plan_compact_tables(lake)
     assert (plan.tables[0].files, plan.older_spec_files) == (5, {"ns.t": 3})
     assert "use repartition to rewrite them" in str(plan)
     plan.execute()
     assert (content(lake), n_files(lake)) == (before, 4)
-    again = operations.plan_compact_tables(lake, repartition=True)
-    assert (again.tables[0].files, again.older_spec_files) == (3, {})
-    again.execute()
+    repeated = operations.plan_compact_tables(lake, repartition=True)
+    assert (repeated.tables[0].files, repeated.older_spec_files) == (3, {})
+    repeated.execute()
     assert (content(lake), n_files(lake), content(lake, version=version)) == (before, 2, before)
     assert {task.file.spec_id for task in load(lake).scan().plan_files()} == {1}
     assert operations.plan_compact_tables(lake, repartition=True).is_empty
 
 
 def test_compact_tables_commits_once_per_run(lake: Lakehouse) -> None:
-    iceberg_table = small(lake)
+    iceberg_table = create_with_small_files(lake)
     first = operations.plan_compact_tables(lake).execute(run_id="r")
     for number in range(6):
         iceberg_table.append(rows(number))
     version = lake.latest_version()
-    again = operations.plan_compact_tables(lake)
-    assert not again.is_empty
-    report = again.execute(run_id="r")
+    repeated = operations.plan_compact_tables(lake)
+    assert not repeated.is_empty
+    report = repeated.execute(run_id="r")
     assert (report.version, report.was_done, lake.latest_version()) == (first.version, True, version)
     assert f"already committed version {first.version}" in str(report)
-    assert again.execute(run_id="another").version == version + 1
+    assert repeated.execute(run_id="another").version == version + 1
 
 
 def test_compact_tables_reports_the_version_of_a_faster_worker(lake: Lakehouse) -> None:
-    small(lake)
+    create_with_small_files(lake)
     plan = operations.plan_compact_tables(lake)
     other = operations.plan_compact_tables(lake)
     found: list[int] = []
 
     def write(groups: Groups) -> Written:
-        written = rewrite_in_process(groups)
+        new_files = rewrite_in_process(groups)
         found.append(other.execute(run_id="r").version)
-        return written
+        return new_files
 
     before = content(lake)
     report = plan.execute(write, run_id="r")
@@ -265,7 +265,7 @@ def test_compact_tables_reports_the_version_of_a_faster_worker(lake: Lakehouse) 
 
 def test_compact_tables_finds_a_commit_whose_response_was_lost(lakes: Lakes) -> None:
     lake = lakes.memory()
-    small(lake)
+    create_with_small_files(lake)
     version, before = lake.latest_version(), content(lake)
     faulty = FaultyStorage(lake.storage, [lose_response(1, kind="create", path_part=root_path(version + 1))])
     plan = operations.plan_compact_tables(Lakehouse(faulty))
@@ -276,13 +276,13 @@ def test_compact_tables_finds_a_commit_whose_response_was_lost(lakes: Lakes) -> 
 
 
 def test_compact_tables_rejects_lost_rows(lake: Lakehouse) -> None:
-    small(lake)
+    create_with_small_files(lake)
     plan = operations.plan_compact_tables(lake)
     version, before = lake.latest_version(), data_paths(lake)
 
     def write(groups: Groups) -> Written:
-        written = rewrite_in_process(groups)
-        return [written[0], []]
+        new_files = rewrite_in_process(groups)
+        return [new_files[0], []]
 
     with pytest.raises(CorruptFileError):
         plan.execute(write)
@@ -291,12 +291,12 @@ def test_compact_tables_rejects_lost_rows(lake: Lakehouse) -> None:
 
 
 def test_compact_tables_skips_unreadable_tables(lake: Lakehouse) -> None:
-    small(lake)
-    small(lake, "u")
+    create_with_small_files(lake)
+    create_with_small_files(lake, "u")
     location = lake.snapshot().table("ns", "u").format_properties["metadata_location"]
     lake.storage.delete(location)
     plan = operations.plan_compact_tables(lake)
-    assert [one.name for one in plan.tables] == ["ns.t"]
+    assert [table.name for table in plan.tables] == ["ns.t"]
     assert location in plan.left["ns.u"] and "ns.u" in str(plan)
     with pytest.raises(InvalidInputError, match=r"ns\.u"):
         operations.plan_compact_tables(lake, ["ns.u"])
@@ -304,20 +304,20 @@ def test_compact_tables_skips_unreadable_tables(lake: Lakehouse) -> None:
 
 @pytest.mark.parametrize(("written_ms", "is_committed"), [(1_000, True), (TTL_MS + 1, False)])
 def test_compact_tables_ages_from_the_first_new_file(lakes: Lakes, written_ms: int, is_committed: bool) -> None:
-    """To read the rows may take longer than a transaction may live; new files are as old as they are."""
+    """Reading the rows may take longer than the time to live, which starts at the first new file."""
     lakehouse = lakes.memory(txn_ttl_millis=TTL_MS)
     clock = AgingStorage(lakehouse.storage, lakehouse.storage.now_ms())
     lake = Lakehouse(clock)
-    small(lake)
+    create_with_small_files(lake)
     before, version, files = content(lake), lake.latest_version(), data_paths(lake)
     plan = operations.plan_compact_tables(lake)
 
     def write(groups: Groups) -> Written:
         clock.time_ms += 2 * TTL_MS
-        written = rewrite_in_process(groups)
+        new_files = rewrite_in_process(groups)
         clock.written_ms |= dict.fromkeys(data_paths(lake) - files, clock.time_ms)
         clock.time_ms += written_ms
-        return written
+        return new_files
 
     if is_committed:
         assert plan.execute(write).version == version + 1
@@ -334,15 +334,15 @@ def test_compact_tables_fails_if_a_new_file_was_deleted(lakes: Lakes) -> None:
     lakehouse = lakes.memory(txn_ttl_millis=TTL_MS)
     clock = AgingStorage(lakehouse.storage, lakehouse.storage.now_ms())
     lake = Lakehouse(clock)
-    small(lake)
+    create_with_small_files(lake)
     version, files = lake.latest_version(), data_paths(lake)
     plan = operations.plan_compact_tables(lake)
 
     def write(groups: Groups) -> Written:
-        written = rewrite_in_process(groups)
+        new_files = rewrite_in_process(groups)
         clock.time_ms += 2 * TTL_MS
         lake.storage.delete(min(data_paths(lake) - files))
-        return written
+        return new_files
 
     with pytest.raises(TransactionExpiredError):
         plan.execute(write)
@@ -350,7 +350,7 @@ def test_compact_tables_fails_if_a_new_file_was_deleted(lakes: Lakes) -> None:
 
 
 def test_compact_tables_rejects_changed_rows(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault of the library that reads rows: a null list becomes an empty one."""
+    """The library that reads rows has a fault that turns null lists into empty ones."""
     kind = pa.list_(pa.struct([("k", pa.int32())]))
     fill(lake, "t", *(pa.table({"id": [at], "l": pa.array([None], kind)}) for at in range(6)), partitioned=False)
     before, files, project = lake.latest_version(), data_paths(lake), iceberg_arrow._to_requested_schema
@@ -358,7 +358,7 @@ def test_compact_tables_rejects_changed_rows(lake: Lakehouse, monkeypatch: pytes
     def faulty(requested: object, stored: object, batch: pa.RecordBatch, *args: object, **kind: object) -> object:
         projected = project(requested, stored, batch, *args, **kind)
         column = projected.column("l")
-        empty = pa.array([[] if one is None else one for one in column.to_pylist()], column.type)
+        empty = pa.array([[] if value is None else value for value in column.to_pylist()], column.type)
         return projected.set_column(1, projected.schema.field("l"), empty)
 
     with monkeypatch.context() as patched:

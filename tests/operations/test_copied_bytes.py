@@ -20,7 +20,7 @@ from trinitylake_ops.iceberg.io.parquet_writer import SealingWriter
 ROWS = nested_rows(3)
 
 
-def created(folder: Path, table_root: str = "") -> Lakehouse:
+def create_lake(folder: Path, table_root: str = "") -> Lakehouse:
     """Return a new lakehouse with a table of nested columns."""
     lake = Lakehouse.create(f"file://{folder}/lake", {"fsync": "false"}, table_root=table_root)
     catalog = catalog_at(lake)
@@ -31,7 +31,7 @@ def created(folder: Path, table_root: str = "") -> Lakehouse:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lakehouse:
-    return created(tmp_path)
+    return create_lake(tmp_path)
 
 
 def data(lake: Lakehouse) -> list[bytes]:
@@ -79,7 +79,7 @@ def test_combined_appends_keep_bytes(lake: Lakehouse, tmp_path: Path) -> None:
 
 
 def test_relocation_keeps_bytes(tmp_path: Path) -> None:
-    lake = created(tmp_path, f"file://{tmp_path}/data/")
+    lake = create_lake(tmp_path, f"file://{tmp_path}/data/")
     before = data(lake)
     (tmp_path / "data").rename(tmp_path / "moved")
     operations.plan_relocation(lake, f"file://{tmp_path}/moved/").execute()
@@ -96,8 +96,8 @@ def deletes(*rows: tuple[str, int]) -> bytes:
 
 def test_copied_position_deletes_delete_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     source = deletes(("a", 4), ("b", 1), ("a", 2), ("b", 1))
-    written = parquet_deletes(source, "deletes", "copy.parquet", str.upper)
-    assert pq.read_table(pa.BufferReader(written)).to_pylist() == [
+    original = parquet_deletes(source, "deletes", "copy.parquet", str.upper)
+    assert pq.read_table(pa.BufferReader(original)).to_pylist() == [
         {"file_path": path, "pos": at} for path, at in [("A", 2), ("A", 4), ("B", 1), ("B", 1)]
     ]
     assert pq.read_table(pa.BufferReader(parquet_deletes(deletes(), "deletes", "copy.parquet", str))).num_rows == 0

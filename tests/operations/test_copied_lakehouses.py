@@ -76,11 +76,11 @@ def test_relocation_leaves_no_reference_to_former_root(source: Aging, copy_stora
     data = {path for path in files(copy) if path.endswith(".parquet")}
     plan = operations.plan_relocation(copy)
     assert plan.tables == ("ns.t",)
-    done = plan.execute(plan.digest)
-    assert (done.tables, done.version) == (("ns.t",), copy.latest_version())
+    report = plan.execute(plan.digest)
+    assert (report.tables, report.version) == (("ns.t",), copy.latest_version())
     assert {path for path in files(copy) if path.endswith(".parquet")} == data
     assert operations.plan_relocation(copy).is_empty
-    assert operations.plan_relocation(copy).execute().version == done.version
+    assert operations.plan_relocation(copy).execute().version == report.version
     assert not [finding for finding in operations.verify(copy, deep=True).findings if finding.code == "moved"]
     table = catalog_at(copy).load_table("ns.t")
     assert table.location().startswith(copy.root)
@@ -95,8 +95,8 @@ def test_relocation_is_planned_again_after_a_conflict(source: Aging, copy_storag
     copy = copy_lakehouse(source.lake, copy_storage)
     plan = operations.plan_relocation(copy)
     append_rows(copy)
-    done = plan.execute()
-    assert (done.tables, done.version) == (("ns.t",), copy.latest_version())
+    report = plan.execute()
+    assert (report.tables, report.version) == (("ns.t",), copy.latest_version())
     assert rows(copy) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert operations.plan_relocation(copy).is_empty
 

@@ -91,7 +91,7 @@ def with_garbage_metadata(lake: Lakehouse) -> None:
     lake.storage.write(location, b'{"format-version": 2')
 
 
-def with_a_manifest_that_never_existed(lake: Lakehouse) -> None:
+def with_missing_manifest(lake: Lakehouse) -> None:
     manifest = written_manifest(lake, catalog_at(lake).load_table("ns.t"), data_files_of(lake, "ns.t"), EXISTING, 5)
     commit_unchecked(lake, "ns.t", [manifest], 5)
     lake.storage.delete(path_of(lake, manifest))
@@ -101,7 +101,7 @@ def with_a_foreign_manifest(lake: Lakehouse) -> None:
     commit_unchecked(lake, "ns.t", manifests_of(lake, "other.o"), 5)
 
 
-def with_a_file_elsewhere(lake: Lakehouse) -> None:
+def with_external_file(lake: Lakehouse) -> None:
     (file, *_) = data_files_of(lake, "ns.t")
     file._data[1] = "s3://other/file.parquet"
     commit_unchecked(
@@ -116,16 +116,16 @@ DAMAGES = (
     with_a_forbidden_manifest,
     with_an_archived_manifest,
     with_forbidden_metadata,
-    with_a_manifest_that_never_existed,
+    with_missing_manifest,
     with_a_foreign_manifest,
-    with_a_file_elsewhere,
+    with_external_file,
 )
 
 
 @pytest.fixture(params=DAMAGES, ids=lambda damage: damage.__name__)
 def damage(request: pytest.FixtureRequest) -> Callable[[Lakehouse], None]:
-    found: Callable[[Lakehouse], None] = request.param
-    return found
+    damage_function: Callable[[Lakehouse], None] = request.param
+    return damage_function
 
 
 def test_damaged_table_does_not_block_deletions_for_others(lakes: Lakes, damage: Callable[[Lakehouse], None]) -> None:
@@ -136,8 +136,8 @@ def test_damaged_table_does_not_block_deletions_for_others(lakes: Lakes, damage:
     overwrite_rows(lake, "other.o")
     damage(lake)
     folder, other = lake.snapshot().table("ns", "t").id, folder_of(lake, "other.o")
-    own = below(lake, f"tables/{folder}/")
-    others = below(lake, other)
+    own_paths = below(lake, f"tables/{folder}/")
+    other_paths = below(lake, other)
     aging.clock.create(f"tables/{folder}/data/stray.parquet", b"")
     aging.clock.create(f"{other}data/stray.parquet", b"")
     aging.later()
@@ -151,11 +151,11 @@ def test_damaged_table_does_not_block_deletions_for_others(lakes: Lakes, damage:
     for report in (purged, removed):
         assert len(report.damaged) == 1
         assert report.to_dict()["damaged"] == report.damaged
-    rest = below(lake, other)
-    assert rest < others, "files of other tables were deleted"
-    assert f"{other}data/stray.parquet" not in rest
+    remaining = below(lake, other)
+    assert remaining < other_paths, "files of other tables were deleted"
+    assert f"{other}data/stray.parquet" not in remaining
     assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == ROWS.num_rows
-    assert below(lake, f"tables/{folder}/") == own | {f"tables/{folder}/data/stray.parquet"}
+    assert below(lake, f"tables/{folder}/") == own_paths | {f"tables/{folder}/data/stray.parquet"}
     assert not operations.verify(lake).is_clean
 
 
@@ -261,15 +261,15 @@ def test_damaged_registered_table_does_not_block_deletions_for_others(lakes: Lak
     with lake.transaction() as txn:
         txn.create_table("ns", "theirs", replace(txn.table("ns", "t"), table_type="EXTERNAL"))
         txn.drop_table("ns", "t")
-    own = below(lake, f"tables/{lake.snapshot().table('ns', 'theirs').id}/")
-    manifest = next(path for path in own if path.endswith("-m0.avro"))
+    own_paths = below(lake, f"tables/{lake.snapshot().table('ns', 'theirs').id}/")
+    manifest = next(path for path in own_paths if path.endswith("-m0.avro"))
     lake.storage.write(manifest, b"no Avro")
     aging.clock.create(f"{folder_of(lake, 'other.o')}data/stray.parquet", b"")
     aging.later()
     removed = aging.remove_orphans()
     assert removed.damaged
     assert removed.files >= 1
-    assert below(lake, next(iter(own)).rpartition("/")[0].rpartition("/")[0]) >= own
+    assert below(lake, next(iter(own_paths)).rpartition("/")[0].rpartition("/")[0]) >= own_paths
 
 
 def test_forbidden_metadata_of_registered_table_blocks_deletions(lakes: Lakes) -> None:

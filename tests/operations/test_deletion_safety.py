@@ -1,4 +1,4 @@
-"""Conditions that must block a deletion: interrupted marks, outages, other spellings of a path, other owners."""
+"""Conditions that must block deletions: interrupted marks, outages, other spellings of a path, other owners."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ROWS = pa.table({"id": pa.array([1], pa.int64())})
 pytestmark = pytest.mark.usefixtures("manual_clock")
 
 
-class Meanwhile(StorageWrapper):
-    """Lets something happen after the first file of a table was deleted; then fails some requests in passing."""
+class RunsAction(StorageWrapper):
+    """Runs an action after the first deletion of a table file, then fails some requests."""
 
-    def __init__(self, inner: Storage, happen: Callable[[], object] = int, *, part: str = "", n_failures: int = 0):
+    def __init__(self, inner: Storage, action: Callable[[], object] = int, *, part: str = "", n_failures: int = 0):
         super().__init__(inner)
         self.delete_batch_size = self.concurrency = 1
-        self._happen = happen
+        self._action = action
         self._part = part
         self._n_failures = n_failures
         self._has_begun = False
@@ -44,7 +44,7 @@ class Meanwhile(StorageWrapper):
     def delete(self, path: str) -> None:
         super().delete(path)
         if path.startswith("tables/") and not self._has_begun:
-            self._happen()
+            self._action()
             self._has_begun = True
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
@@ -61,7 +61,7 @@ class Meanwhile(StorageWrapper):
             raise ThrottledError("injected: slow down", path=path)
 
 
-def with_dropped_table(lakes: Lakes) -> tuple[Aging, TableDef]:
+def create_with_dropped_table(lakes: Lakes) -> tuple[Aging, TableDef]:
     """Return a lakehouse whose only table was dropped, with its definition. The versions with the table are expired."""
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
@@ -69,7 +69,7 @@ def with_dropped_table(lakes: Lakes) -> tuple[Aging, TableDef]:
     with aging.lake.transaction() as txn:
         txn.drop_table("ns", "t")
     aging.later()
-    operations.compact(aging.lake)  # no message keeps the definition
+    operations.compact(aging.lake)  # so that no message refers to the definition
     aging.expire()
     aging.later()
     return aging, definition
@@ -80,15 +80,15 @@ def table_files(lake: Lakehouse) -> set[str]:
 
 
 def test_interrupted_mark_starts_over(lakes: Lakes) -> None:
-    """A version comes in the middle of a purge and needs its files; the first look at these is throttled."""
-    aging, definition = with_dropped_table(lakes)
+    """A version that is committed during a purge needs its files, and their first check is throttled."""
+    aging, definition = create_with_dropped_table(lakes)
     metadata = definition.format_properties["metadata_location"]
 
-    def commit() -> None:  # as another program may, which does not register
+    def commit() -> None:  # like another program, without a registration
         with aging.lake.transaction() as txn:
             txn.create_table("ns", "back", definition)
 
-    storage = Meanwhile(aging.clock, commit, part=".metadata.json", n_failures=1)
+    storage = RunsAction(aging.clock, commit, part=".metadata.json", n_failures=1)
     plan = operations.plan_purge(Lakehouse(storage))
     report = plan.execute()
     assert report.is_complete
@@ -99,12 +99,12 @@ def test_interrupted_mark_starts_over(lakes: Lakes) -> None:
 
 @pytest.mark.parametrize("operation", ["purge", "orphans"])
 def test_outage_during_checks_leaves_files_and_is_reported(lakes: Lakes, operation: str) -> None:
-    aging, _ = with_dropped_table(lakes)
+    aging, _ = create_with_dropped_table(lakes)
     if operation == "orphans":
         aging.clock.delete(aging.lake.snapshot().definition.expirations[0].plan_path)
         aging.purge()
         aging.later()
-    lake = Lakehouse(Meanwhile(aging.clock, part="_ops/lease", n_failures=20))
+    lake = Lakehouse(RunsAction(aging.clock, part="_ops/lease", n_failures=20))
     plan = operations.plan_purge(lake) if operation == "purge" else operations.plan_orphan_removal(lake)
     report = plan.execute()
     assert not report.is_complete
@@ -112,8 +112,8 @@ def test_outage_during_checks_leaves_files_and_is_reported(lakes: Lakes, operati
     assert "slow down" in report.stopped
     assert 0 < report.files < (plan.files if isinstance(plan.files, int) else len(plan.paths))
     assert owner_paths(aging.lake), "the owner file goes last"
-    again = aging.purge() if operation == "purge" else aging.remove_orphans()
-    assert again.is_complete
+    report = aging.purge() if operation == "purge" else aging.remove_orphans()
+    assert report.is_complete
     aging.later()
     aging.remove_orphans()
     assert table_files(aging.lake) == set()
@@ -128,7 +128,7 @@ def owner_paths(lake: Lakehouse) -> list[str]:
 
 @pytest.fixture
 def external(tmp_path: Path) -> Table:
-    """A table of another catalog, which the lakehouse knows nothing of."""
+    """A table of another catalog, unknown to the lakehouse."""
     (tmp_path / "external").mkdir()
     catalog = SqlCatalog("x", uri=f"sqlite:///{tmp_path}/x.db", warehouse=f"file://{tmp_path}/external")
     catalog.create_namespace("e")
@@ -138,7 +138,7 @@ def external(tmp_path: Path) -> Table:
 @pytest.mark.local_only("gives folders other names")
 @pytest.mark.parametrize("spelling", ["itself", "hadoop", "link", "link to the table"])
 def test_external_table_files_are_kept_in_any_spelling(tmp_path: Path, external: Table, spelling: str) -> None:
-    folder = tmp_path / "tables" / "lake"  # a root whose own path looks like that of a table
+    folder = tmp_path / "tables" / "lake"  # a root whose path resembles that of a table
     folder.mkdir(parents=True)
     aging = Aging.on(LocalStorage(f"file://{folder}/", fsync=False))
     aging = replace(aging, lake=allowing(aging.lake, tmp_path))
@@ -167,8 +167,8 @@ def test_external_table_files_are_kept_in_any_spelling(tmp_path: Path, external:
 
 @pytest.mark.local_only("the other catalog keeps its files in a folder")
 def test_missing_files_of_another_catalog_do_not_block_deletion(lakes: Lakes, external: Table, tmp_path: Path) -> None:
-    """Whoever writes a registered table expires its snapshots, as a matter of routine."""
-    aging, _ = with_dropped_table(lakes)
+    """The writer of a registered table expires its snapshots regularly."""
+    aging, _ = create_with_dropped_table(lakes)
     aging = replace(aging, lake=allowing(aging.lake, tmp_path))
     external.append(ROWS)
     external.append(ROWS)
@@ -180,7 +180,7 @@ def test_missing_files_of_another_catalog_do_not_block_deletion(lakes: Lakes, ex
 
 @pytest.mark.local_only("the other catalog keeps its files in a folder")
 def test_empty_path_segments_do_not_block_deletion(lakes: Lakes, external: Table, tmp_path: Path) -> None:
-    aging, _ = with_dropped_table(lakes)
+    aging, _ = create_with_dropped_table(lakes)
     aging = replace(aging, lake=allowing(aging.lake, tmp_path))
     external.append(ROWS)
     uri = next(iter(external.scan().plan_files())).file.file_path
@@ -218,8 +218,8 @@ def test_files_in_a_folder_of_another_lakehouse_are_not_purged(lakes: Lakes) -> 
 
 
 def test_owner_file_of_a_restored_table_is_kept(lakes: Lakes) -> None:
-    """The table is restored between plan and removal. The owner file decides about files that are left there later."""
-    aging, definition = with_dropped_table(lakes)
+    """The table is restored between plan and removal. Later removals need the owner file."""
+    aging, definition = create_with_dropped_table(lakes)
     aging.clock.delete(aging.lake.snapshot().definition.expirations[0].plan_path)
     aging.purge()
     aging.later()
@@ -255,7 +255,7 @@ def test_invalid_durations_and_numbers_are_rejected(lakes: Lakes, plan: Callable
 
 
 def test_registration_that_outlives_its_lease_fails(lakes: Lakes) -> None:
-    """Looking for the version that names the table took longer than a lease lasts, and a purge ran."""
+    """The search for the table's version takes longer than its lease, and a purge runs meanwhile."""
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
     metadata = aging.lake.snapshot().table("ns", "t").format_properties["metadata_location"]

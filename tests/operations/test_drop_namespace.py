@@ -1,4 +1,4 @@
-"""Dropping a namespace: planned, approved, and complete or not done."""
+"""Drops of namespaces are planned, approved and atomic."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_drop_executes_only_the_approved_plan(lake: Lakehouse) -> None:
     assert_rejected(lake, PlanChangedError, lambda: plan.execute("nonsense"))
     create(lake, "b")
     assert_rejected(lake, PlanChangedError, lambda: plan.execute(plan.digest))
-    again = operations.plan_drop_namespace(lake, "a", cascade=True)
-    assert again.digest != plan.digest
-    assert again.execute(again.digest).version == 3
+    repeated = operations.plan_drop_namespace(lake, "a", cascade=True)
+    assert repeated.digest != plan.digest
+    assert repeated.execute(repeated.digest).version == 3
 
 
 def test_drop_rejects_changed_tables(lake: Lakehouse) -> None:

@@ -1,4 +1,4 @@
-"""What other engines write, and what each operation does with it (docs/rest-catalog/engine-writes.md)."""
+"""Operations on tables that other engines wrote (docs/rest-catalog/engine-writes.md)."""
 
 from __future__ import annotations
 
@@ -50,36 +50,36 @@ def lake(lakes: Lakes) -> Lakehouse:
 
 
 def read_by_duckdb(table: EngineTable) -> list[tuple[Any, ...]]:
-    """Return the rows that DuckDB's Iceberg extension reads of a table on local disk, by its metadata file alone."""
+    """Return the rows that DuckDB's Iceberg extension reads from a local metadata file."""
     metadata = table.loaded.metadata_location.removeprefix("file://")
     with duckdb_with_iceberg() as connection:
         return connection.execute(f"SELECT id, place FROM iceberg_scan('{metadata}') ORDER BY ALL").fetchall()
 
 
-def read_here(table: EngineTable) -> list[tuple[Any, ...]]:
-    """Return the rows as Spark's tasks read them, without Spark."""
+def read_like_spark(table: EngineTable) -> list[tuple[Any, ...]]:
+    """Return the rows that Spark tasks would read, without Spark."""
     metadata, io = table.loaded.metadata, table.loaded.io
     assert isinstance(io, StorageFileIO)
     remaining = RemainingRows(ArrowScan(metadata, io, metadata.schema(), AlwaysTrue()))
     tasks = planned_tasks(metadata, io, AlwaysTrue())
-    found = [row for task in tasks for batch in file_batches(remaining, task, io) for row in batch.to_pylist()]
-    return sorted((row["id"], row["place"]) for row in found)
+    table_rows = [row for task in tasks for batch in file_batches(remaining, task, io) for row in batch.to_pylist()]
+    return sorted((row["id"], row["place"]) for row in table_rows)
 
 
 def named_files(lake: Lakehouse, name: str) -> set[str]:
-    """Return all files that the metadata of a table names and no snapshot deleted, without any code of ours."""
+    """Return all live files in a table's metadata, without using this package's readers."""
     location = lake.snapshot().table("ns", name).format_properties[METADATA_LOCATION]
     metadata = json.loads(lake.storage.read(location))
-    found = {lake.root + location}
+    uris = {lake.root + location}
     for kind in ("statistics", "partition-statistics"):
-        found |= {file["statistics-path"] for file in metadata.get(kind) or ()}
+        uris |= {file["statistics-path"] for file in metadata.get(kind) or ()}
     for shot in metadata["snapshots"]:
-        found.add(shot["manifest-list"])
+        uris.add(shot["manifest-list"])
         for manifest in read_avro(lake, shot["manifest-list"])[1]:
-            found.add(manifest["manifest_path"])
+            uris.add(manifest["manifest_path"])
             entries = read_avro(lake, manifest["manifest_path"])[1]
-            found |= {entry["data_file"]["file_path"] for entry in entries if entry["status"] != 2}
-    return {uri.removeprefix(lake.root) for uri in found}
+            uris |= {entry["data_file"]["file_path"] for entry in entries if entry["status"] != 2}
+    return {uri.removeprefix(lake.root) for uri in uris}
 
 
 def summary_of(table: EngineTable, *names: str) -> list[str]:
@@ -90,26 +90,26 @@ def summary_of(table: EngineTable, *names: str) -> list[str]:
 
 
 @pytest.mark.local_only("DuckDB reads local files")
-def test_another_engine_reads_what_is_tested_here(lake: Lakehouse) -> None:
-    """The tables of these tests are what the specification says, and mean what the tests take them for."""
+def test_duckdb_reads_the_same_rows_of_test_tables(lake: Lakehouse) -> None:
+    """The tables of these tests follow the specification, and other engines interpret them in the same way."""
     assert read_by_duckdb(with_positions(lake)) == POSITIONS
     assert read_by_duckdb(with_equality(lake)) == EQUALITY
-    # DuckDB 1.5 ends the process where equality deletes are by a column that was dropped since
-    assert read_here(with_evolution(lake)) == EVOLVED
+    # DuckDB 1.5 crashes on equality deletes by a column that was dropped later
+    assert read_like_spark(with_evolution(lake)) == EVOLVED
 
 
 # Compaction
 
 
-def test_rows_that_delete_files_delete_are_counted(lake: Lakehouse) -> None:
-    """So a diff shows what an engine's DELETE did, and compaction changes no number of rows."""
+def test_diff_counts_rows_of_delete_files(lake: Lakehouse) -> None:
+    """A diff shows the effect of an engine's DELETE, and compaction does not change the number of rows."""
     table = with_positions(lake)
     latest = lake.latest_version()
 
     def rows_of(before: int, after: int) -> tuple[int | None, ...]:
-        (one,) = operations.diff_versions(lake, lake.snapshot(before), lake.snapshot(after)).tables
-        assert one.delta is not None and one.after is not None
-        return one.delta.rows_added, one.delta.rows_removed, one.after.rows
+        (change,) = operations.diff_versions(lake, lake.snapshot(before), lake.snapshot(after)).tables
+        assert change.delta is not None and change.after is not None
+        return change.delta.rows_added, change.delta.rows_removed, change.after.rows
 
     assert len(table.ids()) == 3
     assert rows_of(latest - 2, latest - 1) == (0, 2, 4)
@@ -125,7 +125,7 @@ def test_compaction_applies_position_deletes(lake: Lakehouse, suffix: str) -> No
     table = with_positions(lake, suffix)
     before = lake.latest_version()
     report = operations.plan_compact_tables(lake).execute()
-    assert [done.table for done in report.tables] == ["ns.positions"]
+    assert [compacted.table for compacted in report.tables] == ["ns.positions"]
     assert table.ids() == [2, 3, 4] == table.ids(before)
     assert summary_of(table, "records", "data-files", "delete-files", "position-deletes") == ["3", "1", "0", "0"]
     assert operations.plan_compact_tables(lake).is_empty
@@ -136,8 +136,8 @@ def test_compaction_applies_position_deletes(lake: Lakehouse, suffix: str) -> No
 def test_compaction_applies_equality_deletes(lake: Lakehouse) -> None:
     table = with_equality(lake)
     operations.plan_compact_tables(lake).execute()
-    found = table.loaded.scan().to_arrow().to_pylist()
-    assert sorted((row["id"], row["place"]) for row in found) == EQUALITY == read_by_duckdb(table)
+    table_rows = table.loaded.scan().to_arrow().to_pylist()
+    assert sorted((row["id"], row["place"]) for row in table_rows) == EQUALITY == read_by_duckdb(table)
     assert summary_of(table, "records", "equality-deletes", "delete-files") == ["5", "0", "0"]
 
 
@@ -147,12 +147,12 @@ def test_compaction_applies_deletes_of_older_specs_schemas_and_columns(lake: Lak
     plan = operations.plan_compact_tables(lake)
     assert dict(plan.older_spec_files) == {}
     plan.execute()
-    found = table.loaded.scan().to_arrow().to_pylist()
-    assert sorted((row["id"], row["place"]) for row in found) == EVOLVED == read_by_duckdb(table)
+    table_rows = table.loaded.scan().to_arrow().to_pylist()
+    assert sorted((row["id"], row["place"]) for row in table_rows) == EVOLVED == read_by_duckdb(table)
     assert summary_of(table, "records", "data-files", "delete-files") == ["3", "2", "0"]
 
 
-def test_deletes_of_files_that_cannot_be_rewritten_stay(lake: Lakehouse) -> None:
+def test_compaction_keeps_deletes_of_files_that_cannot_be_rewritten(lake: Lakehouse) -> None:
     """The rows of an older spec cannot be split by a transform such as bucket, so their deletes are needed."""
     table = with_positions(lake)
     with table.loaded.update_spec() as spec:
@@ -162,43 +162,43 @@ def test_deletes_of_files_that_cannot_be_rewritten_stay(lake: Lakehouse) -> None
     assert table.ids() == [2, 3, 4]
 
 
-def test_rows_that_are_deleted_while_files_are_written_anew_stay_deleted(lake: Lakehouse) -> None:
+def test_compaction_keeps_concurrent_deletes(lake: Lakehouse) -> None:
     table, other = make_table(lake, "t"), with_positions(lake)
     path = table.append(rows(1, 2, 3))
     table.delete_positions({path: [0]})
     plan = operations.plan_compact_tables(lake)
 
     def write(groups: Any) -> Any:
-        written = rewrite_in_process(groups)
+        new_files = rewrite_in_process(groups)
         table.delete_equal(pa.table({"id": pa.array([2], pa.int64())}))
         other.append(rows(7))
-        return written
+        return new_files
 
     report = plan.execute(write)
-    assert [done.table for done in report.tables] == ["ns.positions"]
+    assert [compacted.table for compacted in report.tables] == ["ns.positions"]
     assert "some of its rows were deleted" in report.left["ns.t"]
     assert other.ids() == [2, 3, 4, 7]
     operations.plan_compact_tables(lake).execute()
     assert table.ids() == [3]
 
 
-def test_all_tables_left_is_a_conflict(lake: Lakehouse) -> None:
+def test_compaction_conflicts_if_all_tables_changed(lake: Lakehouse) -> None:
     table = with_positions(lake)
     plan = operations.plan_compact_tables(lake)
     before = listed(lake.storage)
 
     def write(groups: Any) -> Any:
-        written = rewrite_in_process(groups)
+        new_files = rewrite_in_process(groups)
         table.delete_positions({table.data_files[0]: [1]})
-        return written
+        return new_files
 
     with pytest.raises(CommitConflictError):
         plan.execute(write)
     new = {path for path in listed(lake.storage) - before if path.endswith(".parquet")}
-    assert len(new) == 1, "the files written anew are deleted, the delete file stays"
+    assert len(new) == 1, "the rewritten files are deleted, the delete file stays"
 
 
-def test_position_deletes_in_avro_are_refused_by_name(lake: Lakehouse) -> None:
+def test_compaction_rejects_position_deletes_in_avro(lake: Lakehouse) -> None:
     table = with_positions(lake, "avro")
     (reason,) = operations.plan_compact_tables(lake).left.values()
     assert "position deletes in the format AVRO are not supported" in reason
@@ -212,10 +212,10 @@ def test_position_deletes_in_avro_are_refused_by_name(lake: Lakehouse) -> None:
 
 @pytest.mark.local_only("DuckDB reads local files")
 @pytest.mark.parametrize("kind", KINDS)
-def test_full_exports_hold_what_engines_wrote(lakes: Lakes, lake: Lakehouse, kind: str) -> None:
+def test_full_export_preserves_tables_of_engines(lakes: Lakes, lake: Lakehouse, kind: str) -> None:
     table = KINDS[kind](lake)
-    read = read_here if kind == "evolved" else read_by_duckdb
-    expected = read_here(table)
+    read = read_like_spark if kind == "evolved" else read_by_duckdb
+    expected = read_like_spark(table)
     root = lakes.root("copy")
     operations.plan_export(lake, "away", "full", target=root).execute()
     operations.plan_export(lake, "here", "full").execute()
@@ -229,27 +229,27 @@ def test_full_exports_hold_what_engines_wrote(lakes: Lakes, lake: Lakehouse, kin
             txn.drop_table("ns", table.name)
         operations.plan_restore(lake, name).execute()
         assert read(table) == expected
-    for place in (lake, copy.lake):
-        assert operations.verify(place, deep=True).findings == ()
-        assert named_files(place, table.name) <= listed(place.storage)
+    for checked_lake in (lake, copy.lake):
+        assert operations.verify(checked_lake, deep=True).findings == ()
+        assert named_files(checked_lake, table.name) <= listed(checked_lake.storage)
 
 
 def check_same_metadata(table: EngineTable, copy: EngineTable) -> None:
-    ours, theirs = (one.loaded.metadata for one in (table, copy))
-    assert (ours.schemas, ours.partition_specs, ours.sort_orders) == (
-        theirs.schemas,
-        theirs.partition_specs,
-        theirs.sort_orders,
+    original, copied = (side.loaded.metadata for side in (table, copy))
+    assert (original.schemas, original.partition_specs, original.sort_orders) == (
+        copied.schemas,
+        copied.partition_specs,
+        copied.sort_orders,
     )
-    assert (ours.refs, ours.current_snapshot_id) == (theirs.refs, theirs.current_snapshot_id)
-    assert [one.snapshot_id for one in ours.snapshots] == [one.snapshot_id for one in theirs.snapshots]
+    assert (original.refs, original.current_snapshot_id) == (copied.refs, copied.current_snapshot_id)
+    assert [shot.snapshot_id for shot in original.snapshots] == [shot.snapshot_id for shot in copied.snapshots]
     for name in ("statistics", "partition_statistics"):
-        files = [getattr(metadata, name) for metadata in (ours, theirs)]
+        files = [getattr(metadata, name) for metadata in (original, copied)]
         assert [file.snapshot_id for file in files[0]] == [file.snapshot_id for file in files[1]]
         assert all(file.statistics_path.startswith(copy.lake.root) for file in files[1])
 
 
-def test_equality_deletes_in_other_formats_are_refused_by_name(lake: Lakehouse) -> None:
+def test_compaction_rejects_equality_deletes_in_avro(lake: Lakehouse) -> None:
     table = make_table(lake, "t")
     table.append(rows(1))
     table.delete_equal(rows(1), suffix="avro")
@@ -258,34 +258,32 @@ def test_equality_deletes_in_other_formats_are_refused_by_name(lake: Lakehouse) 
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "avro"])
-def test_copied_position_deletes_name_the_copied_files_in_rows_and_bounds(
-    lakes: Lakes, lake: Lakehouse, suffix: str
-) -> None:
+def test_copied_position_deletes_refer_to_copied_files(lakes: Lakes, lake: Lakehouse, suffix: str) -> None:
     with_positions(lake, suffix)
     root = lakes.root("copy")
     operations.plan_export(lake, "x", "full", target=root).execute()
     copy = Lakehouse.open(root)
     location = copy.snapshot().table("ns", "positions").format_properties[METADATA_LOCATION]
     metadata = json.loads(copy.storage.read(location))
-    (current,) = [one for one in metadata["snapshots"] if one["snapshot-id"] == metadata["current-snapshot-id"]]
-    found = []
+    (current,) = [shot for shot in metadata["snapshots"] if shot["snapshot-id"] == metadata["current-snapshot-id"]]
+    delete_files = []
     for manifest in read_avro(copy, current["manifest-list"])[1]:
         for entry in read_avro(copy, manifest["manifest_path"])[1] if manifest["content"] == 1 else ():
             file = entry["data_file"]
             assert file["file_size_in_bytes"] == len(copy.storage.read(file["file_path"].removeprefix(root)))
-            bounds = [[one["value"] for one in file[name] or ()] for name in ("lower_bounds", "upper_bounds")]
-            found.append((file["record_count"], bounds))
-    assert [bounds for count, bounds in found if count == 2] == [[[], []]], "of two files: no bounds"
-    ((of_one,),) = [bounds[0] for count, bounds in found if count == 1]
-    assert of_one.decode().startswith(root)
+            bounds = [[bound["value"] for bound in file[name] or ()] for name in ("lower_bounds", "upper_bounds")]
+            delete_files.append((file["record_count"], bounds))
+    assert [bounds for count, bounds in delete_files if count == 2] == [[[], []]], "no bounds for two files"
+    ((lower_bound,),) = [bounds[0] for count, bounds in delete_files if count == 1]
+    assert lower_bound.decode().startswith(root)
     if suffix == "parquet":
         assert EngineTable(copy, "positions").ids() == [2, 3, 4]
-    # once more, into the same target: nothing of it is copied again
+    # a second export into the same target copies no file again
     report = operations.plan_export(lake, "y", "full", target=root).execute()
     assert report.copied_files <= 2
 
 
-def test_an_export_that_cannot_be_made_is_refused_and_a_damaged_table_is_named(lakes: Lakes, lake: Lakehouse) -> None:
+def test_export_rejects_unsupported_files_and_reports_damaged_tables(lakes: Lakes, lake: Lakehouse) -> None:
     table = with_positions(lake, "orc")
     with pytest.raises(InvalidInputError):
         operations.plan_export(lake, "x", "full", target=lakes.root("copy")).execute()
@@ -302,27 +300,27 @@ def test_an_export_that_cannot_be_made_is_refused_and_a_damaged_table_is_named(l
     assert table.name not in lake.snapshot().tables("ns")
 
 
-def test_full_exports_name_registered_tables(lakes: Lakes, lake: Lakehouse) -> None:
+def test_full_export_reports_registered_tables(lakes: Lakes, lake: Lakehouse) -> None:
     other = lakes.local("other")
     foreign = make_table(other, "t")
     foreign.append(rows(1))
     make_table(lake, "own").append(rows(2))
-    opened = allowing(lake, other.root)
-    operations.register_table(opened, "ns", "theirs", foreign.loaded.metadata_location)
+    lake_with_access = allowing(lake, other.root)
+    operations.register_table(lake_with_access, "ns", "theirs", foreign.loaded.metadata_location)
     target = lakes.root("copy")
-    plan = operations.plan_export(opened, "x", "full", target=target)
+    plan = operations.plan_export(lake_with_access, "x", "full", target=target)
     report = plan.execute()
     assert plan.registered == report.registered == ("ns.theirs",)
-    for shown in (plan.table(), report.table()):
-        assert "registered tables" in str(shown.title) and "ns.theirs" in str(shown.title)
-    minimal = operations.plan_export(opened, "y")
+    for rendered in (plan.table(), report.table()):
+        assert "registered tables" in str(rendered.title) and "ns.theirs" in str(rendered.title)
+    minimal = operations.plan_export(lake_with_access, "y")
     assert minimal.registered == ()
     copy = allowing(Lakehouse.open(target), other.root)
     assert EngineTable(copy, "theirs").ids() == [1]
 
 
-@pytest.mark.parametrize("lost", ["data", "deletes", "statistics", "metadata", "damaged"])
-def test_a_restore_brings_back_what_an_unchanged_table_lost(lakes: Lakes, lake: Lakehouse, lost: str) -> None:
+@pytest.mark.parametrize("lost_file", ["data", "deletes", "statistics", "metadata", "damaged"])
+def test_restore_replaces_lost_files_of_unchanged_table(lakes: Lakes, lake: Lakehouse, lost_file: str) -> None:
     table, other = with_positions(lake), make_table(lake, "other")
     other.append(rows(1))
     path = {
@@ -331,12 +329,12 @@ def test_a_restore_brings_back_what_an_unchanged_table_lost(lakes: Lakes, lake: 
         "statistics": table.set_statistics()[0],
         "metadata": table.loaded.metadata_location,
         "damaged": manifest_list_of(table),
-    }[lost].removeprefix(lake.root)
+    }[lost_file].removeprefix(lake.root)
     expected = table.ids()
     operations.plan_export(lake, "x", "full", target=lakes.root("copy")).execute()
     assert operations.plan_restore(lake, "x").is_empty
     lake.storage.delete(path)
-    if lost == "damaged":
+    if lost_file == "damaged":
         lake.storage.create(path, b"Obj\x01 cut off")
     plan = operations.plan_restore(lake, "x")
     assert [(change.kind, change.table) for change in plan.changes] == [("changed", "positions")]
@@ -345,8 +343,8 @@ def test_a_restore_brings_back_what_an_unchanged_table_lost(lakes: Lakes, lake: 
     assert named_files(lake, "positions") <= listed(lake.storage)
 
 
-def test_deletes_of_a_clone_are_promoted(lakes: Lakes, lake: Lakehouse) -> None:
-    """They name files of the parent, by its paths, and files of the clone, which get other paths in the parent."""
+def test_promotion_copies_delete_files_of_clone(lakes: Lakes, lake: Lakehouse) -> None:
+    """They refer to files of the parent and of the clone. The latter get other paths in the parent."""
     table = make_table(lake, "t")
     of_parent = table.append(rows(1, 2, 3))
     root = lakes.root("clone")
@@ -371,7 +369,7 @@ def manifest_list_of(table: EngineTable) -> str:
     return snapshot.manifest_list
 
 
-# Freeing space
+# Reclaiming space
 
 
 @pytest.fixture
@@ -382,8 +380,8 @@ def aging(lakes: Lakes) -> Aging:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "vectors"])
-def test_no_file_that_anything_names_is_removed(aging: Aging, kind: str) -> None:
-    """Expiry, purge and orphans, twice, with a trim between: whatever the latest metadata names is there."""
+def test_cleanup_keeps_files_in_table_metadata(aging: Aging, kind: str) -> None:
+    """Run a complete cleanup twice, with a trim in between, and check that all files in the latest metadata exist."""
     lake = aging.lake
     name = "dv" if kind == "vectors" else kind
     if kind == "vectors":
@@ -401,10 +399,10 @@ def test_no_file_that_anything_names_is_removed(aging: Aging, kind: str) -> None
     with lake.transaction() as txn:
         txn.drop_table("ns", name)
     aging.clean_up()
-    assert not any(path.startswith("tables/") for path in listed(lake.storage)), "nothing is kept for ever either"
+    assert not any(path.startswith("tables/") for path in listed(lake.storage)), "files of a dropped table are deleted"
 
 
-def test_compacted_files_and_applied_deletes_are_freed(aging: Aging) -> None:
+def test_cleanup_deletes_compacted_files_and_applied_deletes(aging: Aging) -> None:
     table = with_positions(aging.lake)
     before = named_files(aging.lake, "positions")
     operations.plan_compact_tables(aging.lake).execute()
@@ -413,8 +411,8 @@ def test_compacted_files_and_applied_deletes_are_freed(aging: Aging) -> None:
     aging.expire()
     operations.plan_trim_tables(aging.lake).execute()
     aging.clean_up()
-    left = before & listed(aging.lake.storage)
-    assert not any("deletes" in path or path.endswith(".parquet") for path in left)
+    remaining = before & listed(aging.lake.storage)
+    assert not any("deletes" in path or path.endswith(".parquet") for path in remaining)
     assert table.ids() == [2, 3, 4]
 
 
@@ -424,9 +422,9 @@ def test_trim_keeps_branches_tags_and_audits_and_their_statistics(aging: Aging) 
     aging.later()
     aging.expire()
     (trim,) = operations.plan_trim_tables(aging.lake).tables
-    by_id = {one.snapshot_id: one for one in before.snapshots}
-    audit = next(one for one in before.snapshots if one.summary and "wap.id" in one.summary.additional_properties)
-    assert len(trim.dropped) == 1, "of main only the one between"
+    by_id = {shot.snapshot_id: shot for shot in before.snapshots}
+    audit = next(shot for shot in before.snapshots if shot.summary and "wap.id" in shot.summary.additional_properties)
+    assert len(trim.dropped) == 1, "only one snapshot of main, between the others"
     assert {audit.snapshot_id, before.current_snapshot_id} <= set(trim.kept)
     assert {ref.snapshot_id for ref in before.refs.values()} <= set(trim.kept)
     operations.plan_trim_tables(aging.lake).execute()
@@ -436,32 +434,32 @@ def test_trim_keeps_branches_tags_and_audits_and_their_statistics(aging: Aging) 
     assert (len(before.partition_statistics), after.partition_statistics) == (2, before.partition_statistics)
     aging.later(5 * 24 * HOUR_MS)
     (trim,) = operations.plan_trim_tables(aging.lake).tables
-    assert trim.dropped == (audit.snapshot_id,), "nobody published it within the age of a snapshot"
+    assert trim.dropped == (audit.snapshot_id,), "it was not published within the maximum snapshot age"
     assert audit.snapshot_id in by_id
 
 
-def test_statistics_files_are_as_old_as_they_are(aging: Aging) -> None:
-    """Orphans are removed that are older than any transaction: a commit must not name such a file later."""
+def test_commit_rejects_old_statistics_files(aging: Aging) -> None:
+    """Orphan removal may delete files that are older than any transaction, so a commit must not refer to them."""
     table = make_table(aging.lake, "t")
     table.append(rows(1))
     statistics = table.statistics_files()
     aging.later(LONG_MS)
     version = aging.lake.latest_version()
-    for name_it in (table.set_table_statistics, table.set_partition_statistics):
+    for set_statistics in (table.set_table_statistics, table.set_partition_statistics):
         with pytest.raises(CommitFailedException, match="txn_ttl_millis"):
-            name_it(statistics)
+            set_statistics(statistics)
     aging.remove_orphans()
-    for name_it in (table.set_table_statistics, table.set_partition_statistics):
+    for set_statistics in (table.set_table_statistics, table.set_partition_statistics):
         with pytest.raises(CommitFailedException, match="was deleted as an orphan"):
-            name_it(statistics)
+            set_statistics(statistics)
     assert table.loaded.metadata.statistics == []
     assert version <= aging.lake.latest_version()
 
 
-# Writes here
+# Writes of this package
 
 
-def test_writes_that_replace_files_with_deletes_say_what_to_do(lake: Lakehouse) -> None:
+def test_replacing_files_with_deletes_is_rejected(lake: Lakehouse) -> None:
     from trinitylake_ops.iceberg.write.replacement import all_files
 
     for table in (with_positions(lake), with_equality(lake)):

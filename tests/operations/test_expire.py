@@ -1,4 +1,4 @@
-"""Expire, undelete, purge and orphan removal: what is deleted, what is kept, and concurrent commits."""
+"""Expire, undelete, purge and orphan removal: deleted files, kept files, and concurrent commits."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_expire_plan_lists_reasons_and_changes_nothing(aging: Aging, lake: Lakeh
     assert operations.plan_expiration(lake, keeping(1)).files.keys() == {"node", "definition"}
     assert plan.bytes == sum(lake.storage.stat(path).size_bytes for path in plan.freed.sizes_bytes)
     kept = {**needed_files(lake), **needed_files(lake, 4)}
-    gone = {path for version in range(4) for path in needed_files(lake, version)}
-    assert set(plan.freed.sizes_bytes) == gone - kept.keys() - roots(lake.storage)
+    deleted_paths = {path for version in range(4) for path in needed_files(lake, version)}
+    assert set(plan.freed.sizes_bytes) == deleted_paths - kept.keys() - roots(lake.storage)
     assert plan.digest == operations.plan_expiration(lake, keeping(2)).digest
     shown = json.loads(plan.to_json())
     assert shown["digest"] == plan.digest
@@ -145,7 +145,9 @@ def test_expire_rejects_the_plan_of_an_expired_base(aging: Aging, lake: Lakehous
 
 
 def test_expire_rejects_a_plan_with_deleted_files(aging: Aging, lake: Lakehouse) -> None:
-    """A drop was cut off before it deleted the export's root; orphan removal takes the copies, the root last."""
+    """A drop was interrupted before it deleted the export's root, so orphan removal deletes the copies, and the root
+    last.
+    """
     create(lake, "many", *(f"t{number}" for number in range(30)))
     operations.plan_export(lake, "copied", "partial").execute()
     aging.later()
@@ -166,7 +168,7 @@ def test_expire_spares_versions_needed_by_newer_commits(aging: Aging, lake: Lake
     lake.alter_definition(maximum_version_age_millis_overrides={1: 90 * DAY_MS})
     operations.plan_export(lake, "kept", version=3).execute()
     report = plan.execute(plan.digest)
-    # A policy of the plan's own knows its own ages only.
+    # A policy given to the plan does not use the ages in the settings.
     assert (report.versions, report.spared) == ("0-2,4", "3")
     assert report.files == len(json.loads(lake.storage.read(report.plan_path or ""))["files"])
 
@@ -181,7 +183,7 @@ def test_expire_respects_settings_changed_since_the_plan(aging: Aging, lake: Lak
 
 
 class Racing(StorageWrapper):
-    """Lets others act just before our root is created, each time one of them."""
+    """Runs one of several actions before each root is created."""
 
     def __init__(self, inner: Storage, *actions: Callable[[], Any]):
         super().__init__(inner)
@@ -193,26 +195,26 @@ class Racing(StorageWrapper):
         super().create(path, data)
 
 
-def raced(plan: PlannedT, *actions: Callable[[], Any]) -> PlannedT:
-    """Return a plan whose execution runs into other commits."""
-    return on(plan, Racing(plan.operation.lake.storage, *actions))
+def with_conflicts(plan: PlannedT, *actions: Callable[[], Any]) -> PlannedT:
+    """Return a plan whose execution conflicts with other commits."""
+    return with_storage(plan, Racing(plan.operation.lake.storage, *actions))
 
 
-def on(plan: PlannedT, storage: Storage) -> PlannedT:
-    """Return a plan that is executed on another storage."""
+def with_storage(plan: PlannedT, storage: Storage) -> PlannedT:
+    """Return a plan that is executed on this storage."""
     return replace(plan, operation=replace(plan.operation, lake=Lakehouse(storage)))
 
 
 def test_export_during_expire_keeps_its_version(lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(1))
-    report = raced(plan, lambda: operations.plan_export(lake, "new", version=2).execute()).execute(plan.digest)
+    report = with_conflicts(plan, lambda: operations.plan_export(lake, "new", version=2).execute()).execute(plan.digest)
     assert (report.versions, report.spared) == ("0-1,3-4", "2")
     assert len([path for path in listed(lake.storage) if path.startswith("_ops/plan-")]) == 1
 
 
 def test_rollback_during_expire_loses_nothing(aging: Aging, lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(1))
-    report = raced(plan, lambda: operations.rollback(lake, 2)).execute(plan.digest)
+    report = with_conflicts(plan, lambda: operations.rollback(lake, 2)).execute(plan.digest)
     assert report.version == 7
     needed = needed_files(lake, 6)
     aging.later()
@@ -240,7 +242,7 @@ def test_expire_fails_if_settings_change_at_every_attempt(lake: Lakehouse) -> No
     plan = operations.plan_expiration(lake, keeping(1))
     changes = [lambda age=age: lake.alter_definition(maximum_version_age_millis=DAY_MS + age) for age in range(40)]
     with pytest.raises(CommitConflictError):
-        raced(plan, *changes).execute()
+        with_conflicts(plan, *changes).execute()
     assert states(lake) == []
     assert not [path for path in listed(lake.storage) if path.startswith("_ops/plan-")]
 
@@ -304,7 +306,7 @@ def test_undelete_and_purge_have_one_winner(aging: Aging, lake: Lakehouse) -> No
     aging.later()
     plan = operations.plan_purge(lake)
     with pytest.raises(PlanChangedError):
-        raced(plan, lambda: operations.undelete(lake, 2)).execute()
+        with_conflicts(plan, lambda: operations.undelete(lake, 2)).execute()
     assert live_versions(lake)[0] == 2
     plan = operations.plan_purge(lake)
     with pytest.raises(VersionExpiredError):
@@ -332,8 +334,8 @@ def test_purge_deletes_unneeded_files_and_seals_roots(aging: Aging, lake: Lakeho
     for version, commit_id in ids.items():
         root = decode_node(lake.storage.read(lake.files.roots.path(version)), lake.files.roots.path(version))
         assert (root.is_sealed, root.system[COMMIT_ID]) == (True, commit_id)
-    left = {path for path in listed(lake.storage) & files if path not in roots(lake.storage)}
-    assert left == needed.keys() - roots(lake.storage) | {HINT_PATH}
+    remaining = {path for path in listed(lake.storage) & files if path not in roots(lake.storage)}
+    assert remaining == needed.keys() - roots(lake.storage) | {HINT_PATH}
     assert states(lake) == [("PURGED", "0-4")]
     assert aging.purge().version is None
     assert lake.latest_version() == 8
@@ -352,7 +354,7 @@ def test_purge_grace_is_at_least_the_transaction_ttl(aging: Aging, lake: Lakehou
 
 
 def test_purge_deletes_files_shared_by_batches(aging: Aging, lake: Lakehouse) -> None:
-    """A file that two batches need is in the plan of the later one: nothing is left for orphan removal."""
+    """A file that two batches need is in the plan of the later one, so no orphan remains."""
     for namespace in ("n0", "n1", "n2"):
         alter(lake, namespace, "a")
         aging.later()
@@ -368,7 +370,7 @@ def test_purge_deletes_files_shared_by_batches(aging: Aging, lake: Lakehouse) ->
 
 
 def test_purge_keeps_files_needed_since_the_expiration(aging: Aging, lake: Lakehouse) -> None:
-    """Of two batches the older one is undeleted in part, and a rollback brings files of it back."""
+    """The older of two batches is partly undeleted, and a rollback uses files of it again."""
     aging.later()
     first = aging.expire(keeping(3))
     assert first.versions == "0-2"
@@ -388,7 +390,7 @@ def test_purge_keeps_files_needed_since_the_expiration(aging: Aging, lake: Lakeh
 
 
 def test_concurrent_purges_are_safe(aging: Aging, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any lease: several purges of the same versions, at the same time as commits."""
+    """Several purges of the same versions run without a lease, concurrently with commits."""
     append_rows(lake)
     append_rows(lake)
     aging.later()
@@ -396,7 +398,7 @@ def test_concurrent_purges_are_safe(aging: Aging, lake: Lakehouse, monkeypatch: 
     aging.expire()
     aging.later()
     plan = operations.plan_purge(lake)
-    monkeypatch.setattr("trinitylake_ops.operations.lease.DURATION_MS", 0)  # every lease has ended
+    monkeypatch.setattr("trinitylake_ops.operations.lease.DURATION_MS", 0)  # every lease has expired
     monkeypatch.setattr("trinitylake_ops.operations.lease.Lease.check", lambda _self: None)
     outcomes: list[object] = []
     start = threading.Barrier(4)
@@ -495,20 +497,20 @@ def test_lease_allows_one_operation_at_a_time(aging: Aging, lake: Lakehouse) -> 
     aging.later()
     plan = operations.plan_purge(lake)
     with (
-        lease(lake.storage, "purge") as held,
+        lease(lake.storage, "purge") as lease_guard,
         pytest.raises(MaintenanceBlockedError),
     ):
         plan.execute()
     assert states(lake) == [("EXPIRED", "0-4")]
     assert plan.execute().is_complete
-    assert held.number == 1
+    assert lease_guard.number == 1
     assert lease_path(2) in listed(lake.storage)
 
 
 def test_lease_of_a_killed_operation_expires(aging: Aging, lake: Lakehouse) -> None:
     storage = FaultyStorage(lake.storage, [fail(1, StoragePermissionError, kind="write", times=9)])
     with lease(storage, "purge"):
-        pass  # it could not be ended, as if the process had died
+        pass  # it could not be released, as if the process had died
     for content in (None, b"garbage", b"[]", b'{"expires_at_ms": "x", "operation": 1}'):
         if content is not None:
             newest = max(path for path in listed(lake.storage) if "lease" in path)
@@ -516,23 +518,23 @@ def test_lease_of_a_killed_operation_expires(aging: Aging, lake: Lakehouse) -> N
         with pytest.raises(MaintenanceBlockedError), lease(lake.storage, "orphans"):
             pass
         aging.later(10 * 60 * 1000)
-        with lease(lake.storage, "orphans") as taken:
-            taken.check()
+        with lease(lake.storage, "orphans") as other_lease:
+            other_lease.check()
 
 
 def test_lease_holder_that_was_suspended_stops(aging: Aging, lake: Lakehouse) -> None:
-    with lease(lake.storage, "purge") as held:
-        held.check()
+    with lease(lake.storage, "purge") as lease_guard:
+        lease_guard.check()
         aging.later(6 * 60 * 1000)
-        held.check()
+        lease_guard.check()
         aging.later(6 * 60 * 1000)
-        held.check()  # each check renews it
+        lease_guard.check()  # each check renews the lease
         aging.later(HOUR_MS)
         with (
             lease(lake.storage, "orphans"),
             pytest.raises(MaintenanceBlockedError),
         ):
-            held.check()
+            lease_guard.check()
 
 
 def test_purge_that_was_suspended_deletes_nothing_more(aging: Aging, lake: Lakehouse) -> None:
@@ -540,7 +542,7 @@ def test_purge_that_was_suspended_deletes_nothing_more(aging: Aging, lake: Lakeh
     aging.later()
 
     class Sleeping(StorageWrapper):
-        """Sleeps at the first seal, while another purge does it all."""
+        """Waits at the first seal, while another purge completes."""
 
         slept = False
 
@@ -554,7 +556,7 @@ def test_purge_that_was_suspended_deletes_nothing_more(aging: Aging, lake: Lakeh
         def delete(self, path: str) -> None:
             raise AssertionError(f"{path} was deleted without a lease")
 
-    plan = on(operations.plan_purge(lake), Sleeping(lake.storage))
+    plan = with_storage(operations.plan_purge(lake), Sleeping(lake.storage))
     with pytest.raises(MaintenanceBlockedError):
         plan.execute()
     assert states(lake) == [("PURGED", "0-4")]
@@ -565,7 +567,7 @@ def test_purge_that_was_suspended_deletes_nothing_more(aging: Aging, lake: Lakeh
 
 
 def test_stalled_writer_finds_a_sealed_root(aging: Aging, lake: Lakehouse) -> None:
-    """It stops before its root create, and goes on after that version expired and was purged."""
+    """The writer stops before it creates its root, and continues after that version was purged."""
 
     def meanwhile() -> None:
         for number in range(3):
@@ -591,7 +593,7 @@ def test_stalled_writer_finds_a_sealed_root(aging: Aging, lake: Lakehouse) -> No
 
 
 def test_stalled_writer_without_ttl_finds_a_sealed_root(aging: Aging, lake: Lakehouse) -> None:
-    """Other programs' writers know no time to live: create-if-absent alone refuses them."""
+    """Writers of other programs have no time to live, and only create-if-absent rejects them."""
     versions = range(lake.latest_version())
     aging.expire()
     aging.later()
@@ -605,7 +607,7 @@ def test_stalled_writer_without_ttl_finds_a_sealed_root(aging: Aging, lake: Lake
 
 
 def purgeable(aging: Aging) -> int:
-    """Expire all that can be, wait, and return how many files a purge deletes."""
+    """Expire as many versions as possible, wait, and return the number of files that a purge deletes."""
     append_rows(aging.lake, "ns.t")
     append_rows(aging.lake, "ns.u")
     drop(aging.lake, "ns")
@@ -616,7 +618,7 @@ def purgeable(aging: Aging) -> int:
 
 
 class OneByOne(StorageWrapper):
-    """Deletes one file a request, as most storages do."""
+    """Deletes one file per request, like most storages."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -628,7 +630,7 @@ def test_purge_with_a_request_budget_continues_in_the_next_run(aging: Aging, lak
     needed = needed_files(lake)
     before = listed(lake.storage)
     one_by_one = Lakehouse(OneByOne(lake.storage))
-    most, report = with_least_requests(lambda budget: operations.plan_purge(one_by_one).execute(budget=budget))
+    max_requests, report = with_least_requests(lambda budget: operations.plan_purge(one_by_one).execute(budget=budget))
     runs = 1
     while not report.is_complete:
         assert report.version is None
@@ -638,7 +640,7 @@ def test_purge_with_a_request_budget_continues_in_the_next_run(aging: Aging, lak
         assert states(lake)[-1][0] == "PURGING"
         with pytest.raises(MaintenanceBlockedError):
             operations.plan_orphan_removal(lake)
-        report = operations.plan_purge(one_by_one).execute(budget=Budget(max_requests=most + 15))
+        report = operations.plan_purge(one_by_one).execute(budget=Budget(max_requests=max_requests + 15))
         runs += 1
     assert len([path for path in before - listed(lake.storage) if "_ops/" not in path]) == n_files
     assert 2 < runs <= n_files + lake.latest_version(), "each gets on"
@@ -655,7 +657,7 @@ def test_deletes_use_the_batch_size_of_the_storage(aging: Aging, lake: Lakehouse
             self.delete_batch_size = 1000
 
         def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-            return self.inner.delete_many(paths)  # however few its own batches have
+            return self.inner.delete_many(paths)  # even if its own batches are smaller
 
     meter = MeteredStorage(Batching(lake.storage))
     plan = operations.plan_purge(Lakehouse(meter))
@@ -668,8 +670,8 @@ def test_deletes_use_the_batch_size_of_the_storage(aging: Aging, lake: Lakehouse
     assert n_files > 25
 
 
-class Moody(StorageWrapper):
-    """Throttles the first deletes, and refuses those under some prefixes."""
+class Throttling(StorageWrapper):
+    """Throttles the first deletes, and rejects deletes under some prefixes."""
 
     def __init__(self, inner: Storage, n_throttled: int = 0, rejected: tuple[str, ...] = (), *, concurrency: int = 1):
         super().__init__(inner)
@@ -691,8 +693,8 @@ class Moody(StorageWrapper):
 @pytest.mark.usefixtures("manual_clock")
 def test_purge_slows_down_after_throttling(aging: Aging, lake: Lakehouse) -> None:
     n_files = purgeable(aging)
-    moody = Moody(lake.storage, n_throttled=3)
-    report = operations.plan_purge(Lakehouse(moody)).execute()
+    throttling = Throttling(lake.storage, n_throttled=3)
+    report = operations.plan_purge(Lakehouse(throttling)).execute()
     assert (report.is_complete, report.files, report.throttled, dict(report.failures)) == (True, n_files, 3, {})
 
 
@@ -700,13 +702,15 @@ def test_permission_error_stops_deletes_under_that_prefix_only(aging: Aging, lak
     purgeable(aging)
     prefixes = sorted({"/".join(info.path.split("/")[:2]) + "/" for info in lake.storage.list("tables/")})
     assert len(prefixes) == 2
-    moody = Moody(lake.storage, rejected=(prefixes[0],))
-    report = operations.plan_purge(Lakehouse(moody)).execute()
+    throttling = Throttling(lake.storage, rejected=(prefixes[0],))
+    report = operations.plan_purge(Lakehouse(throttling)).execute()
     assert not report.is_complete
     assert all(path.startswith(prefixes[0]) for path in report.failures)
     assert all(reason.endswith("not yours") for reason in report.failures.values())
     assert len(report.failures) > 2
-    assert len([path for path in moody.deletes if path.startswith(prefixes[0])]) == 1, "nothing more is tried there"
+    assert len([path for path in throttling.deletes if path.startswith(prefixes[0])]) == 1, (
+        "nothing more is tried there"
+    )
     assert {info.path.rsplit("/", 1)[1] for info in lake.storage.list(prefixes[1])} == {"_owner.json"}
     assert states(lake)[-1][0] == "PURGING"
     assert operations.plan_purge(lake).execute().is_complete
@@ -724,13 +728,13 @@ def files_to_delete(storage: Storage, number: int) -> dict[str, int]:
 
 def test_delete_rate_is_limited(lakes: Lakes, manual_clock: ManualClock) -> None:
     storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=4)
-    done = delete_files(storage, files_to_delete(storage, 12), Budget(requests_per_second=2))
-    assert (done.files, done.bytes, done.is_complete) == (12, 24, True)
+    result = delete_files(storage, files_to_delete(storage, 12), Budget(requests_per_second=2))
+    assert (result.files, result.bytes, result.is_complete) == (12, 24, True)
     assert manual_clock.pauses_s == [0, 1, 1, 1, 1, 1], "two at once, each second"
 
 
 def test_deletes_are_sent_right_after_the_check(lakes: Lakes, manual_clock: ManualClock) -> None:
-    """At a low rate the lease could end meanwhile, and versions come."""
+    """At a low rate, the lease could expire and versions could be committed in between."""
     storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=1)
     sizes_bytes = files_to_delete(storage, 3)
     looked_s: list[float] = []
@@ -740,36 +744,36 @@ def test_deletes_are_sent_right_after_the_check(lakes: Lakes, manual_clock: Manu
             assert looked_s[-1] == manual_clock.now_s()
             super().delete(path)
 
-    done = delete_files(
+    result = delete_files(
         Timed(storage),
         sizes_bytes,
         Budget(requests_per_second=0.001),
         before_batch=lambda: looked_s.append(manual_clock.now_s()),
     )
-    assert (done.files, done.failures, looked_s) == (3, {}, [0, 1000, 2000])
+    assert (result.files, result.failures, looked_s) == (3, {}, [0, 1000, 2000])
 
 
 def test_backoff_grows_and_the_budget_applies_while_throttled(lakes: Lakes, manual_clock: ManualClock) -> None:
-    storage = Moody(lakes.storage("plain"), n_throttled=10**6, concurrency=8)
-    done = delete_files(storage, files_to_delete(storage, 30), Budget(max_requests=20))
-    assert len(storage.deletes) == done.requests == 20
-    assert (done.files, done.is_complete, done.stopped) == (0, False, "the budget of 20 requests is spent")
+    storage = Throttling(lakes.storage("plain"), n_throttled=10**6, concurrency=8)
+    result = delete_files(storage, files_to_delete(storage, 30), Budget(max_requests=20))
+    assert len(storage.deletes) == result.requests == 20
+    assert (result.files, result.is_complete, result.stopped) == (0, False, "the budget of 20 requests is spent")
     assert len(manual_clock.pauses_s) == 2
     assert all(0 <= pause <= 2**number for number, pause in enumerate(manual_clock.pauses_s))
     storage.n_throttled = 5
-    done = delete_files(storage, dict.fromkeys(listed(storage), 2))
-    assert (done.files, done.is_complete) == (30, True)
-    assert done.throttled >= 1
+    result = delete_files(storage, dict.fromkeys(listed(storage), 2))
+    assert (result.files, result.is_complete) == (30, True)
+    assert result.throttled >= 1
     storage.n_throttled = 10**6
-    done = delete_files(storage, {"gone": 1})
-    assert (done.requests, done.stopped, list(done.failures)) == (4, None, ["gone"]), "it ends at some time"
+    result = delete_files(storage, {"gone": 1})
+    assert (result.requests, result.stopped, list(result.failures)) == (4, None, ["gone"]), "retries are limited"
 
 
 def test_time_budget_ends_a_deletion(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=1)
     monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=TickingClock(1.0).now_s))
-    done = delete_files(storage, files_to_delete(storage, 10), Budget(max_seconds=4))
-    assert (done.files, done.stopped) == (4, "the budget of 4 seconds is spent")
+    result = delete_files(storage, files_to_delete(storage, 10), Budget(max_seconds=4))
+    assert (result.files, result.stopped) == (4, "the budget of 4 seconds is spent")
 
 
 @pytest.mark.parametrize("field", ["max_requests", "max_seconds", "requests_per_second"])
@@ -781,11 +785,11 @@ def test_budgets_must_be_positive(field: str) -> None:
 
 def test_deletes_with_lost_responses_are_retried(lakes: Lakes, manual_clock: ManualClock) -> None:
     storage = FaultyStorage(OneByOne(lakes.storage("plain")), [lose_response(3, kind="delete", times=2)], concurrency=1)
-    done = delete_files(storage, files_to_delete(storage, 5))
-    assert (done.files, done.is_complete, len(manual_clock.pauses_s)) == (5, True, 2)
+    result = delete_files(storage, files_to_delete(storage, 5))
+    assert (result.files, result.is_complete, len(manual_clock.pauses_s)) == (5, True, 2)
 
 
-# What stops everything
+# What blocks all deletions
 
 
 def test_missing_roots_block_deletion(aging: Aging, lake: Lakehouse) -> None:
@@ -820,7 +824,7 @@ def test_listing_without_roots_blocks_deletion(aging: Aging, lake: Lakehouse) ->
 
 
 def test_commits_during_a_listing_are_not_a_gap(aging: Aging, lake: Lakehouse) -> None:
-    """A listing may show the later one of two roots that came meanwhile, and not the earlier one."""
+    """A listing may contain only the later one of two roots that were created during it."""
 
     class Paged(StorageWrapper):
         def list(self, prefix: str = "") -> Any:
@@ -841,8 +845,9 @@ def test_orphans_are_old_unreached_files(aging: Aging, lake: Lakehouse) -> None:
     fault = fail(1, StoragePermissionError, kind="create", path_part="_01100000000000000000000000000000")
     with pytest.raises(StoragePermissionError):
         create(Lakehouse(FaultyStorage(Undeleting(lake.storage), [fault])), "failed", "t")
-    left = listed(lake.storage) - {path for version in range(6) for path in needed_files(lake, version)} - {HINT_PATH}
-    assert len(left) >= 2
+    needed = {path for version in range(6) for path in needed_files(lake, version)}
+    remaining = listed(lake.storage) - needed - {HINT_PATH}
+    assert len(remaining) >= 2
     for path in ("_ops/tmp/123", "_ops/plan-00000000-0000-4000-8000-000000000000.json"):
         lake.storage.create(path, b"left")
     assert operations.plan_orphan_removal(lake).is_empty, "they are too young"
@@ -850,7 +855,7 @@ def test_orphans_are_old_unreached_files(aging: Aging, lake: Lakehouse) -> None:
     lake.storage.create("_export_00000000-0000-4000-8000-000000000000.arrow", b"young")
     aging.later(DAY_MS)
     plan = operations.plan_orphan_removal(lake)
-    expected = {*left, "_ops/tmp/123", "_ops/plan-00000000-0000-4000-8000-000000000000.json"}
+    expected = {*remaining, "_ops/tmp/123", "_ops/plan-00000000-0000-4000-8000-000000000000.json"}
     assert set(plan.paths) == expected
     assert operations.plan_orphan_removal(lake, 2 * DAY_MS).is_empty
     report = plan.execute(plan.digest)
@@ -864,7 +869,7 @@ def test_orphans_are_old_unreached_files(aging: Aging, lake: Lakehouse) -> None:
 
 
 class Undeleting(StorageWrapper):
-    """Deletes nothing, as for a process that ends just then."""
+    """Deletes nothing, like a process that ends at that point."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -925,11 +930,11 @@ def test_altered_plan_file_is_rejected(aging: Aging, lake: Lakehouse) -> None:
 
 
 def test_orphan_removal_keeps_files_published_since_the_plan(aging: Aging, lake: Lakehouse) -> None:
-    """A staged definition looks like an orphan until a transaction takes it, before or during the removal."""
+    """A staged definition is like an orphan until a transaction publishes it, before or during the removal."""
     staged = [lake.stage_definition("n0", f"s{number}", table()) for number in range(3)]
     aging.later()
     plan = operations.plan_orphan_removal(lake)
-    assert set(plan.paths) == {one.location for one in staged}
+    assert set(plan.paths) == {definition.location for definition in staged}
 
     def publish(number: int) -> None:
         # A file this old is rejected, unless the storage's time is wrong.
@@ -938,7 +943,7 @@ def test_orphan_removal_keeps_files_published_since_the_plan(aging: Aging, lake:
             txn.put_staged([staged[number]])
 
     publish(0)
-    report = raced(plan, lambda: publish(1)).execute(plan.digest)
+    report = with_conflicts(plan, lambda: publish(1)).execute(plan.digest)
     assert (report.files, report.still_needed, report.version) == (1, 2, 8)
     assert {"s0", "s1"} <= set(lake.snapshot().tables("n0"))
     assert operations.verify(lake).is_clean

@@ -278,8 +278,8 @@ def test_only_approved_plan_is_executed(lake: Lakehouse) -> None:
     assert_rejected(lake, PlanChangedError, lambda: plan.execute("nonsense"))
     create(lake, "a")
     assert_rejected(lake, PlanChangedError, lambda: plan.execute(plan.digest))
-    again = maintenance.plan_export(lake, "name", version=0)
-    assert again.execute(again.digest).version == 0
+    repeated = maintenance.plan_export(lake, "name", version=0)
+    assert repeated.execute(repeated.digest).version == 0
 
 
 def test_concurrent_exports_do_not_conflict(lake: Lakehouse) -> None:
@@ -298,14 +298,14 @@ def test_concurrent_exports_do_not_conflict(lake: Lakehouse) -> None:
 
 def test_drop_deletes_only_its_own_files(lake: Lakehouse) -> None:
     create(lake, "a", "t")
-    kept = export(lake, "kept")
-    gone = export(lake, "gone")
+    retained = export(lake, "kept")
+    dropped = export(lake, "gone")
     before = content(lake)
     version = maintenance.drop_export(lake, "gone")
     assert version == lake.latest_version()
     after = content(lake)
-    assert before.keys() - after.keys() == {gone.location, gone.manifest_path}
-    assert own_files(lake) == {kept.location, kept.manifest_path}
+    assert before.keys() - after.keys() == {dropped.location, dropped.manifest_path}
+    assert own_files(lake) == {retained.location, retained.manifest_path}
     assert next(iter(lake.history())).operation == "drop-export"
     assert_rejected(lake, ExportNotFoundError, lambda: maintenance.drop_export(lake, "gone"))
     with pytest.raises(ExportNotFoundError):
@@ -369,5 +369,5 @@ def test_plans_and_reports_as_json_and_text(lake: Lakehouse, change: Callable[[L
     report = plan.execute(plan.digest)
     assert json.loads(report.to_json()) == report.to_dict()
     assert report.cost.total_requests == sum(report.cost.requests.values()) > 0
-    for shown in (str(plan), str(report)):
-        assert "[red]name[/]" in shown
+    for text in (str(plan), str(report)):
+        assert "[red]name[/]" in text

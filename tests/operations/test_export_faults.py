@@ -120,8 +120,8 @@ def test_copies_of_later_generations_are_reused(aging: Aging, target: AgingStora
     target.time_ms += LONG_MS
     report = export_to(target, lake, "second")
     assert report.copied_files > 4
-    again = export_to(target, lake, "third", version=report.version)
-    assert (again.target_version, again.copied_files) == (report.target_version, 0)
+    report_again = export_to(target, lake, "third", version=report.version)
+    assert (report_again.target_version, report_again.copied_files) == (report.target_version, 0)
     assert operations.plan_restore(lake, "second").changes == ()
 
 
@@ -204,11 +204,13 @@ def incremental(aging: Aging, target: AgingStorage) -> AgingStorage:
     return target
 
 
-@pytest.mark.parametrize("lost", ["_10000", "node-", ".parquet", "-m0.avro", ".metadata.json", "table-"])
-def test_verify_export_finds_each_missing_file(aging: Aging, incremental: AgingStorage, lost: str) -> None:
+@pytest.mark.parametrize("lost_kind", ["_10000", "node-", ".parquet", "-m0.avro", ".metadata.json", "table-"])
+def test_verify_export_finds_each_missing_file(aging: Aging, incremental: AgingStorage, lost_kind: str) -> None:
     """The file may be copied by this export or an earlier one, or written by its commit."""
     needed = needed_files(Lakehouse(incremental))
-    paths = [path for path in needed if lost in path] or [path for path in listed(incremental) if lost in path]
+    paths = [path for path in needed if lost_kind in path] or [
+        path for path in listed(incremental) if lost_kind in path
+    ]
     for path in paths:
         data = incremental.read(path)
         incremental.delete(path)

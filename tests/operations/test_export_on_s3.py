@@ -55,8 +55,8 @@ def test_from_a_disk_to_s3_and_back(
 
     if level == "full":
         create(lake, "b")
-        again = operations.plan_export(lake, "again", level, target=bucket, target_options=options).execute()
-        assert (again.target_version, content(other)) == (1, content(lake))
+        repeated = operations.plan_export(lake, "again", level, target=bucket, target_options=options).execute()
+        assert (repeated.target_version, content(other)) == (1, content(lake))
         copy = str(tmp_path / "copy")
         operations.plan_export(other, "down", level, target=copy).execute()
         assert content(Lakehouse.open(copy)) == content(other)

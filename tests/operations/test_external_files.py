@@ -56,11 +56,11 @@ def test_export_does_not_copy_external_file_of_a_pointer(lakes: Lakes, secret: P
     lake = Lakehouse.create(storage.root, storage=storage)
     create(lake, "ns")
     point_to(lake, f"file://{secret}")
-    opened = Lakehouse(lake.storage)
+    lake_again = Lakehouse(lake.storage)
     with pytest.raises(LocationNotAllowedError, match="--allow-root"):
-        operations.plan_export(opened, "nightly", level, definitions=level == "partial").execute()
+        operations.plan_export(lake_again, "nightly", level, definitions=level == "partial").execute()
     with pytest.raises(LocationNotAllowedError):
-        opened.snapshot().namespace("ns")
+        lake_again.snapshot().namespace("ns")
     assert files_with_secret(lake) == []
 
 
@@ -70,7 +70,7 @@ def add_file(lake: Lakehouse, uri: str) -> None:
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
     counts = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
-    unknown: dict[str, dict[int, int]] = {name: {} for name in counts}
+    without_counts: dict[str, dict[int, int]] = {name: {} for name in counts}
     absent = dict.fromkeys(("key_metadata", "split_offsets", "equality_ids", "sort_order_id"))
     data_file = DataFile.from_args(
         content=DataFileContent.DATA,
@@ -79,7 +79,7 @@ def add_file(lake: Lakehouse, uri: str) -> None:
         partition=Record(),
         record_count=1,
         file_size_in_bytes=len(SECRET),
-        **unknown,
+        **without_counts,
         **absent,
     )
     data_file.spec_id = 0
@@ -129,8 +129,8 @@ def test_deletions_wait_until_root_of_external_table_is_allowed(lakes: Lakes) ->
     assert report.is_clean
     assert any("--allow-root" in text for text in report.unchecked)
     assert list(report.not_allowed) == ["ns.theirs"]
-    shown = [str(cell) for row in report.table().rows for cell in row]
-    assert sum("ns.theirs" in str(cell) and "--allow-root" in str(cell) for cell in shown) == 1
+    cells = [str(cell) for row in report.table().rows for cell in row]
+    assert sum("ns.theirs" in str(cell) and "--allow-root" in str(cell) for cell in cells) == 1
     assert operations.verify(allowed.lake).not_allowed == {}
     with pytest.raises(LocationNotAllowedError):
         catalog_at(aging.lake).load_table("ns.theirs")
@@ -206,12 +206,12 @@ def test_links_to_files_of_another_table_are_not_followed(lakes: Lakes, linked: 
         for number in range(2):
             table.append(pa.table({"id": [number + (100 if name == "secret.s" else 0)]}))
         folders[name] = Path(table.location().removeprefix("file://")) / "data"
-    own, other = (sorted(folders[name].iterdir()) for name in ("ns.t", "secret.s"))
+    own_files, other = (sorted(folders[name].iterdir()) for name in ("ns.t", "secret.s"))
     if linked == "file":
-        own[0].unlink()
-        own[0].symlink_to(other[0])
+        own_files[0].unlink()
+        own_files[0].symlink_to(other[0])
     else:
-        for path in own:
+        for path in own_files:
             path.rename(folders["secret.s"] / path.name)
         folders["ns.t"].rmdir()
         folders["ns.t"].symlink_to(folders["secret.s"])

@@ -34,7 +34,7 @@ def nfd(path: str) -> str:
 
 
 class FoldingStorage(StorageWrapper):
-    """Finds a file by any name that folds alike, and lists it by the folded one."""
+    """Finds a file by any name that folds to the same name, and lists it by the folded name."""
 
     def __init__(self, inner: Storage, fold: Callable[[str], str]):
         super().__init__(inner)
@@ -62,8 +62,8 @@ class FoldingStorage(StorageWrapper):
         return self.inner.list(self._fold(prefix))
 
 
-class Elsewhere(LocalExecutor):
-    """Does all as executors of Spark do: lists by parts, leaving out what is reached by its exact name; reads ahead."""
+class RemoteExecutor(LocalExecutor):
+    """Works like Spark executors: lists in parts, omits files that are reached by their exact name, and reads ahead."""
 
     window = sys.maxsize
 
@@ -77,7 +77,7 @@ class Elsewhere(LocalExecutor):
 
 @pytest.fixture(params=[nfd, str.lower], ids=["normalizing", "folding case"])
 def clock(request: pytest.FixtureRequest, lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> AgingStorage:
-    """A storage of that kind, under definitions named in the letters that we once used."""
+    """A storage of this kind, with definitions named like in older releases."""
     monkeypatch.setattr(file_names, "_readable", str)
     storage = lakes.storage()
     return AgingStorage(FoldingStorage(storage, request.param), storage.now_ms())
@@ -101,7 +101,7 @@ def checked(lake: Lakehouse) -> None:
     assert catalog_at(fresh).load_table("Ns.Rows").scan().count() == 3
 
 
-@pytest.mark.parametrize("executor", [LOCAL, Elsewhere()], ids=["here", "elsewhere"])
+@pytest.mark.parametrize("executor", [LOCAL, RemoteExecutor()], ids=["local", "remote"])
 def test_orphan_removal_on_folding_file_systems(lake: Lakehouse, clock: AgingStorage, executor: Executor) -> None:
     left = new_node_path()
     lake.storage.create(left, b"left")
@@ -148,7 +148,7 @@ def test_folder_of_a_table_id_listed_in_another_case_is_kept(lakes: Lakes) -> No
     lake = Lakehouse.create(clock.root, storage=clock)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
-        txn.create_table("ns", "t", TableDef(id=NFC, table_format="HUDI"))  # its files are unknown
+        txn.create_table("ns", "t", TableDef(id=NFC, table_format="HUDI"))  # with unknown files
     clock.create(f"tables/{NFC}/_owner.json", f'{{"lakehouse_id": "{lake.snapshot().definition.id}"}}'.encode())
     clock.create(f"tables/{NFC}/data/file", b"needed")
     clock.time_ms += LONG_MS
@@ -158,7 +158,7 @@ def test_folder_of_a_table_id_listed_in_another_case_is_kept(lakes: Lakes) -> No
 
 
 def test_foreign_upper_case_name_is_kept(lakes: Lakes) -> None:
-    """Other programs may write a uuid in capitals."""
+    """Other programs may write a UUID in upper case."""
     storage = lakes.storage()
     clock = AgingStorage(FoldingStorage(storage, str.lower), storage.now_ms())
     lake = Lakehouse.create(clock.root, storage=clock)

@@ -136,7 +136,7 @@ def test_compaction_skips_format_v3_tables(lake: Lakehouse, vectors: FormatV3Tab
         append_rows(lake, "ns.small")
     plan = operations.plan_compact_tables(lake)
     assert {name for name, why in plan.left.items() if "format version 3" in why} == {"ns.dv", "ns.lineage"}
-    assert [done.table for done in plan.execute().tables] == ["ns.small"]
+    assert [result.table for result in plan.execute().tables] == ["ns.small"]
     assert vectors.ids() == KEPT
     assert len(lineage.ids()) == 6
     definition = lake.snapshot().table("ns", "lineage")

@@ -1,4 +1,4 @@
-"""The hint: each state is detected and repaired, and the hint is never left behind a commit."""
+"""Each state of the hint is detected and repaired, and a repair never sets the hint to an older version."""
 
 from __future__ import annotations
 
@@ -47,8 +47,14 @@ def test_wrong_hints_are_detected_and_repaired(
 ) -> None:
     lake_with_hint(lake, hint)
     before = listed(lake.storage)
-    found = operations.inspect_hint(lake)
-    assert (found.state, found.hinted, found.latest, found.repaired, found.is_right) == (state, hinted, 2, False, False)
+    inspection = operations.inspect_hint(lake)
+    assert (inspection.state, inspection.hinted, inspection.latest, inspection.repaired, inspection.is_right) == (
+        state,
+        hinted,
+        2,
+        False,
+        False,
+    )
     assert listed(lake.storage) == before, "looking changes nothing"
     repaired = operations.repair_hint(lake)
     assert (repaired.state, repaired.hinted, repaired.repaired, repaired.is_right) == (state, hinted, True, True)
@@ -90,7 +96,7 @@ def test_repair_never_sets_the_hint_behind_a_commit(lake: Lakehouse) -> None:
 
 
 def test_commit_during_inspection_is_not_a_stale_hint(lake: Lakehouse) -> None:
-    """Nor is one commit in each of several looks, as of a writer that commits all the time."""
+    """Neither is one commit during each of several inspections, by a writer that commits all the time."""
     n_commits = 5
 
     class Racing(FaultyStorage):
@@ -101,7 +107,7 @@ def test_commit_during_inspection_is_not_a_stale_hint(lake: Lakehouse) -> None:
         ) -> bytes:
             data = super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
             self.n_reads += path == HINT_PATH
-            if path == HINT_PATH and self.n_reads % 2 and self.raced < n_commits:  # the other is to find the latest one
+            if path == HINT_PATH and self.n_reads % 2 and self.raced < n_commits:  # the other finds the latest
                 self.raced += 1
                 create(lake, f"c{self.raced}")
             return data
@@ -158,7 +164,7 @@ def test_unreadable_hint_is_garbage_and_can_be_repaired(lakes: Lakes, tmp_path: 
     create(lake, "n")
     hint = tmp_path / "lake" / HINT_PATH
     hint.unlink()
-    hint.symlink_to(hint)  # every read of it fails, whoever reads
+    hint.symlink_to(hint)  # every read of it fails, for all users
     assert lake.snapshot().namespaces() == ["n"]
     assert operations.inspect_hint(lake).state == "garbage"
     assert operations.repair_hint(lake).repaired

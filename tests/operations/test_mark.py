@@ -1,4 +1,4 @@
-"""What is kept, what is reachable, and what may be deleted: the definitions that every deletion uses."""
+"""Kept, reachable and deletable files: the definitions that every deletion uses."""
 
 from __future__ import annotations
 
@@ -58,32 +58,33 @@ def read_rows(lake: Lakehouse, name: str) -> list[int]:
 
 
 def test_roots_reach_shadowed_values(aging: Aging, lake: Lakehouse) -> None:
-    """A message in the root's buffer hides values below it, and in it: what it hides is needed as before."""
+    """A message in the root's buffer shadows other values, which are still needed."""
     grow(aging, 4)
     base = lake.snapshot()
     keys = [next(key for key in base.root.keys if key.startswith("C===")), base.keys.table_key("n0", "a")]
     staged = [lake.stage_definition("n0", "a", table(newest="yes")).location for _ in keys]
     aging.later(HOUR_MS)
-    foreign = ForeignLake(lake.storage)  # we apply messages for a root's own keys at once, others may not
+    # other programs may buffer messages for a root's own keys, which this package applies immediately
+    foreign = ForeignLake(lake.storage)
     foreign.commit(base.version, [*foreign.rows(base.location), *zip(keys, staged, (None, None), strict=True)])
     snapshot = lake.snapshot()
     assert keys[0] in snapshot.root.buffer.keys() & set(snapshot.root.keys)
-    held = {
+    locations = {
         value
         for visited in walk(lake.files.nodes, snapshot.root, snapshot.location)
         for at, value in [*zip(visited.node.keys, visited.node.values, strict=True), *visited.node.buffer.items()]
         if at in keys and value is not None
     }
-    assert len(held) == 4, "of each one is shadowed"
+    assert len(locations) == 4, "one of each kind is shadowed"
     reach = CatalogReach(lake.files)
     survey = survey_versions(lake)
     reach.add([survey.roots[snapshot.version]])
     assert reach.nodes | reach.tables | reach.others == needed_files(lake).keys() - {snapshot.location}
-    assert held <= reach.tables
+    assert locations <= reach.tables
     aging.clean_up()
-    assert held <= listed(lake.storage)
+    assert locations <= listed(lake.storage)
     assert snapshot.location not in reach, "previous_root and the root itself are no pointers"
-    with lake.transaction(message="m" * 3_400) as txn:  # the tree still takes changes at every place
+    with lake.transaction(message="m" * 3_400) as txn:  # every part of the tree can still be changed
         for name in ("n1", "n2", "n3"):
             txn.drop_namespace(name, cascade=True)
     assert operations.verify(lake).is_clean
@@ -104,7 +105,7 @@ def test_exported_roots_reach_files_that_versions_do_not(aging: Aging, lake: Lak
     grow(aging, 3)
     operations.plan_export(lake, "e", version=1).execute()
     exported = needed_files(lake, "e")
-    # Another program knows the name and the root only, and lets the version itself expire.
+    # Another program records only the name and the root, so that the version itself expires.
     lake.alter_definition(exports=())
     aging.clean_up()
     assert {path: lake.storage.read(path) for path in exported} == exported
@@ -114,7 +115,7 @@ def test_exported_roots_reach_files_that_versions_do_not(aging: Aging, lake: Lak
 
 
 def test_version_that_is_an_export_root_is_pinned(aging: Aging, lake: Lakehouse) -> None:
-    """As the format's text has it, an export may name the version's own root."""
+    """The format allows an export to refer to the version's own root."""
     grow(aging, 3)
     lake.alter_definition(exported_snapshots={"theirs": lake.files.roots.path(2)})
     aging.later()
@@ -173,12 +174,12 @@ def test_copies_of_an_unfinished_export_are_kept(aging: Aging, lake: Lakehouse) 
             plan()
 
 
-# Kept: whatever cannot be read stops marking
+# Kept files: an unreadable one stops marking
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "refused"])
-@pytest.mark.parametrize("what", ["node", "root", "exported root", "table definition", "manifest list"])
-def test_unreadable_kept_file_blocks_deletion(aging: Aging, lake: Lakehouse, what: str, damage: str) -> None:
+@pytest.mark.parametrize("kind", ["node", "root", "exported root", "table definition", "manifest list"])
+def test_unreadable_kept_file_blocks_deletion(aging: Aging, lake: Lakehouse, kind: str, damage: str) -> None:
     grow(aging, 4)
     append_rows(lake)
     operations.plan_export(lake, "e", version=1).execute()
@@ -196,7 +197,7 @@ def test_unreadable_kept_file_blocks_deletion(aging: Aging, lake: Lakehouse, wha
         "exported root": lake.snapshot().definition.exported_snapshots["e"],
         "table definition": next(path for path in latest if "table-t-ns" in path),
         "manifest list": next(path for path in latest if "/metadata/snap-" in path),
-    }[what]
+    }[kind]
     storage: Any = lake.storage
     if damage == "missing":
         lake.storage.delete(path)
@@ -211,12 +212,12 @@ def test_unreadable_kept_file_blocks_deletion(aging: Aging, lake: Lakehouse, wha
         lambda: operations.plan_expiration(damaged, keeping(1)),
         lambda: operations.plan_orphan_removal(damaged),
     ]
-    if what not in ("table definition", "manifest list"):
-        plans.append(lambda: operations.plan_purge(damaged))  # no file of a table is in its plan
-    if what in ("table definition", "manifest list"):
-        del plans[0]  # no table's file expires
+    if kind not in ("table definition", "manifest list"):
+        plans.append(lambda: operations.plan_purge(damaged))  # its plan contains no table file
+    if kind in ("table definition", "manifest list"):
+        del plans[0]  # no table file expires
     for plan in plans:
-        if what == "manifest list" and damage in ("missing", "cut"):  # damage of one table, whose folder is kept
+        if kind == "manifest list" and damage in ("missing", "cut"):  # only this table's folder is kept
             removal = plan()
             assert len(removal.damaged) == 1
             assert not [path for path in removal.paths if path.startswith("tables/")]
@@ -242,9 +243,9 @@ def test_damage_of_expiring_versions_does_not_block_deletion(aging: Aging, lake:
     append_rows(lake)
     append_rows(lake)
     latest_only = needed_files(lake)
-    gone = needed_files(lake, 6).keys() - latest_only.keys()
+    expiring = needed_files(lake, 6).keys() - latest_only.keys()
     aging.later()
-    for path in gone:
+    for path in expiring:
         if not path.startswith("_"):
             lake.storage.delete(path)
     aging.clean_up()
@@ -313,7 +314,7 @@ def test_stray_files_are_kept(aging: Aging, lake: Lakehouse) -> None:
 
 
 def test_files_named_by_uris_are_never_deleted(aging: Aging, lake: Lakehouse, lakes: Lakes) -> None:
-    """A version's pointers may lead into another lakehouse; what is there is another's."""
+    """Pointers of a version may refer to another lakehouse, which owns these files."""
     other = Aging.on(lakes.storage("other")).lake
     create(other, "ns", "t")
     theirs = next(path for path in needed_files(other) if "table-t-ns" in path)
@@ -351,15 +352,15 @@ SCHEMA = pa.schema([("id", pa.int64())])
 @pytest.mark.parametrize("table_type", ["MANAGED", "EXTERNAL"])
 @pytest.mark.parametrize("dropped", ["t", "copy"])
 def test_files_shared_by_tables_are_kept(aging: Aging, lake: Lakehouse, table_type: str, dropped: str) -> None:
-    """Two definitions of one metadata file, of which each may go."""
+    """Two definitions refer to one metadata file, and either may be dropped."""
     append_rows(lake)
     definition = lake.snapshot().table("ns", "t")
     with lake.transaction() as txn:
         txn.create_table("ns", "copy", replace(definition, id="copy", table_type=table_type))
-    append_rows(lake, "ns.t")  # the copy stays where it was: it shares data files
+    append_rows(lake, "ns.t")  # the copy keeps the location: it shares data files
     drop(lake, "ns", dropped)
     left = "copy" if dropped == "t" else "t"
-    if (left, table_type) == ("copy", "MANAGED"):  # of a managed table only its own metadata is read
+    if (left, table_type) == ("copy", "MANAGED"):  # only a managed table's own metadata is read
         shared = {file.location for file in files_of(definition, StorageFileIO.on(lake.storage)) if file.live}
         aging.clean_up()
         assert shared <= {info.path for info in lake.storage.list("tables/")}
@@ -370,26 +371,26 @@ def test_files_shared_by_tables_are_kept(aging: Aging, lake: Lakehouse, table_ty
         assert operations.verify(lake).is_clean
     drop(lake, "ns", left)
     aging.clean_up()
-    rest = {info.path for info in lake.storage.list("tables/")}
-    assert rest == set(), "with the last one all goes"
+    other_paths = {info.path for info in lake.storage.list("tables/")}
+    assert other_paths == set(), "the last table has no other paths"
 
 
 def test_own_files_of_a_table_are_found_in_any_order(aging: Aging, lake: Lakehouse) -> None:
-    """Of two definitions of one metadata file, that which owns the folder yields its files, in any order."""
+    """Of two definitions with one metadata file, the owner of the folder yields its files, in any order."""
     append_rows(lake)
-    own = lake.snapshot().table("ns", "t")
-    copies = [replace(own, id="copy"), replace(own, table_type="EXTERNAL")]
+    own_table = lake.snapshot().table("ns", "t")
+    copies = [replace(own_table, id="copy"), replace(own_table, table_type="EXTERNAL")]
     io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
-    files = table_files([own], io)
+    files = table_files([own_table], io)
     assert len(files) == len(list(lake.storage.list("tables/"))) - 1, "all but the owner file"
-    assert table_files([*copies, own], io) == table_files([own, *copies], io) == files
+    assert table_files([*copies, own_table], io) == table_files([own_table, *copies], io) == files
     assert table_files(copies, io) == {}
 
 
 @pytest.mark.local_only("opens another lakehouse by its root alone")
 @pytest.mark.parametrize("table_type", ["EXTERNAL", "FEDERATED"])
 def test_files_of_unmanaged_tables_are_kept(aging: Aging, lake: Lakehouse, lakes: Lakes, table_type: str) -> None:
-    """Neither one in another lakehouse nor one in a folder of this very root."""
+    """Neither files in another lakehouse nor in a folder of this root are deleted."""
     other = Aging.on(lakes.storage("other")).lake
     append_rows(other)
     location = other.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
@@ -409,7 +410,7 @@ def test_files_of_unmanaged_tables_are_kept(aging: Aging, lake: Lakehouse, lakes
 
 @pytest.mark.local_only("opens another root by its name alone")
 def test_files_of_external_managed_tables_are_kept(aging: Aging, lake: Lakehouse, lakes: Lakes) -> None:
-    """``table_root`` may lie beyond the root: content alone does not let anything be deleted there."""
+    """``table_root`` may be outside of the root, where content alone does not permit deletions."""
     other = lakes.storage("tables-of-others")
     with lake.transaction() as txn:
         txn.alter_definition(replace(txn.definition, table_root=other.root))
@@ -422,7 +423,9 @@ def test_files_of_external_managed_tables_are_kept(aging: Aging, lake: Lakehouse
 
 
 def test_folders_of_opaque_tables_are_kept(aging: Aging, lake: Lakehouse) -> None:
-    """Tables of other formats, and tables whose metadata file is missing: the remaining files may be all there is."""
+    """These are tables of other formats, and tables without their metadata file, whose other files may be the only
+    copy.
+    """
     append_rows(lake, "ns.lost")
     append_rows(lake, "ns.lost")
     lost = lake.snapshot().table("ns", "lost")
@@ -436,14 +439,16 @@ def test_folders_of_opaque_tables_are_kept(aging: Aging, lake: Lakehouse) -> Non
     aging.clean_up()
     assert {info.path for info in lake.storage.list("tables/")} == before
     drop(lake, "ns", "lost", "lance", "bare")
-    operations.compact(lake)  # or what is dropped stays where the message hides it
+    operations.compact(lake)  # otherwise the message shadows a remaining definition
     aging.clean_up()
     left = {info.path for info in lake.storage.list("tables/")}
     assert left == {"tables/lance-id/data/1", "tables/bare-id/data/1"}, "no owner file says that they are ours"
 
 
 def test_metadata_of_expired_versions_is_purged(aging: Aging, lake: Lakehouse) -> None:
-    """Iceberg's metadata log names former metadata files, which no scan opens: they go with their versions."""
+    """Former metadata files in Iceberg's metadata log are never read by scans, so they are purged with their
+    versions.
+    """
     for _ in range(3):
         append_rows(lake)
     paths = [path for path in listed(lake.storage) if path.endswith(".metadata.json")]
@@ -477,7 +482,7 @@ def test_mark_only_grows(aging: Aging, lake: Lakehouse) -> None:
 
 
 def test_every_node_is_read_once(aging: Aging, lake: Lakehouse) -> None:
-    """The number of node reads for a plan is that of kept nodes and of those that expire."""
+    """A plan reads each kept and each expiring node once."""
     grow(aging, 6)
     aging.later(DAY_MS)
     aging.later(HOUR_MS)
@@ -509,7 +514,7 @@ def test_missing_kept_files_are_named_in_the_error(aging: Aging, lake: Lakehouse
 
 
 class FailsOnce(StorageWrapper):
-    """Fails the second of some reads in passing, once."""
+    """Fails the second of some reads once."""
 
     def __init__(self, inner: Storage, paths: set[str]):
         super().__init__(inner)
@@ -530,15 +535,15 @@ def test_failed_walk_starts_over(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 12)
     survey = survey_versions(lake)
     root = survey.roots[lake.latest_version()]
-    whole = CatalogReach(lake.files)
-    whole.add([root])
-    inner = whole.nodes - set(root.pointers.nodes)
+    reach = CatalogReach(lake.files)
+    reach.add([root])
+    inner = reach.nodes - set(root.pointers.nodes)
     assert len(inner) > 1, "the tree has two levels below its root"
     cut = CatalogReach(Lakehouse(FailsOnce(lake.storage, inner), cache="off").files)
     with pytest.raises(TransientError):
         cut.add([root])
     cut.add([root])
-    assert (cut.nodes, cut.tables, cut.others) == (whole.nodes, whole.tables, whole.others)
+    assert (cut.nodes, cut.tables, cut.others) == (reach.nodes, reach.tables, reach.others)
 
 
 def test_executor_window_does_not_change_reached_files_or_reads(lakes: Lakes) -> None:

@@ -1,4 +1,4 @@
-"""Lakehouses whose nodes are compressed: every commit and operation writes by the setting of its own version."""
+"""Lakehouses with compressed nodes: every commit and operation uses the setting of its own version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def node_paths(lake: Lakehouse) -> set[str]:
 
 
 def assert_written_with(lake: Lakehouse, codec: str, paths: set[str]) -> None:
-    """Check that encoding the content of these nodes with a codec gives their bytes, within the limit."""
+    """Check that these nodes are encoded with a codec and within the size limit."""
     definition = lake.snapshot().definition
     n_compressed = 0
     for path in paths:
@@ -39,7 +39,7 @@ def assert_written_with(lake: Lakehouse, codec: str, paths: set[str]) -> None:
 
 
 def with_setting(lake: Lakehouse, codec: str) -> Lakehouse:
-    """Return a lakehouse whose latest definition another program wrote."""
+    """Return a lakehouse whose latest definition has a setting as written by another program."""
     snapshot = Lakehouse(lake.storage).snapshot()
     definition = replace(snapshot.definition, node_compression=codec)
     lake.storage.write(snapshot.definition_location, definition.to_bytes())
@@ -47,7 +47,7 @@ def with_setting(lake: Lakehouse, codec: str) -> Lakehouse:
 
 
 @codecs
-def test_a_compressed_lakehouse_does_all_that_others_do(lakes: Lakes, codec: str) -> None:
+def test_operations_write_compressed_nodes(lakes: Lakes, codec: str) -> None:
     lake = lakes.memory(order=4, node_compression=codec, **small_sizes(4))
     make_untidy(lake)
     before, ids, latest = entries(lake), objects(lake.snapshot()), lake.latest_version()
@@ -59,8 +59,8 @@ def test_a_compressed_lakehouse_does_all_that_others_do(lakes: Lakes, codec: str
     report = operations.compact(lake)
     assert report.before.messages > report.after.messages == 0
     snapshot = lake.snapshot()
-    places = [place.location for place in walk(lake.files.nodes, snapshot.root, snapshot.location)]
-    assert report.after.file_bytes == sum(len(lake.storage.read(path)) for path in places), "as they are stored"
+    paths = [node.location for node in walk(lake.files.nodes, snapshot.root, snapshot.location)]
+    assert report.after.file_bytes == sum(len(lake.storage.read(path)) for path in paths), "their stored sizes"
     assert objects(lake.snapshot()) == ids
     fenced = lake.resolve_commit(lake.latest_version() + 1, str(uuid.uuid4()), fence=True)
     assert fenced == CommitResolution.LOST
@@ -70,52 +70,50 @@ def test_a_compressed_lakehouse_does_all_that_others_do(lakes: Lakes, codec: str
 
 
 @codecs
-def test_a_bulk_load_is_compressed(lakes: Lakes, codec: str) -> None:
+def test_bulk_load_writes_compressed_nodes(lakes: Lakes, codec: str) -> None:
     lake = lakes.memory(node_compression=codec, order=32)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         for number in range(1_000):
             txn.create_table("ns", f"t{number}", table())
     snapshot = lake.snapshot()
-    places = [place.location for place in walk(lake.files.nodes, snapshot.root, "root") if place.depth > 0]
-    sizes_bytes = [len(lake.storage.read(path)) for path in places]
+    paths = [node.location for node in walk(lake.files.nodes, snapshot.root, "root") if node.depth > 0]
+    sizes_bytes = [len(lake.storage.read(path)) for path in paths]
     assert len(sizes_bytes) > 30
-    assert max(sizes_bytes) < 6_000, "an eighth of what keys and locations take"
+    assert max(sizes_bytes) < 6_000, "an eighth of the size of keys and locations"
     assert_written_with(lake, codec, node_paths(lake))
 
 
-def test_a_change_of_the_setting_counts_from_its_own_version_on(lakes: Lakes) -> None:
+def test_changed_setting_applies_from_its_version(lakes: Lakes) -> None:
     lake = lakes.memory(order=4, **small_sizes(4))
     make_untidy(lake)
-    late = lake.transaction()
-    late.create_namespace("late")
+    txn = lake.transaction()
+    txn.create_namespace("late")
     plain = node_paths(lake)
     version = lake.alter_definition(node_compression="zstd")
     assert_written_with(lake, "", plain)
     assert node_paths(lake) - plain == {root_path(version)}
     assert decompressed_bytes(lake.storage.read(root_path(version))) > 0
-    assert late.commit() == version + 1, "it began under the old setting and lands under the new one"
+    assert txn.commit() == version + 1, "it began with the old setting and commits with the new one"
     create(lake, "d", *(f"t{number}" for number in range(12)))
     drop(lake, "a", "t1", "t2")
-    packed = node_paths(lake) - plain
-    assert_written_with(lake, "zstd", packed)
-    places = [
-        place.location for place in walk(lake.files.nodes, lake.snapshot().root, root_path(lake.latest_version()))
-    ]
-    assert set(places) & plain, "the tree holds nodes of both kinds"
-    assert set(places) & packed
+    compressed = node_paths(lake) - plain
+    assert_written_with(lake, "zstd", compressed)
+    paths = {node.location for node in walk(lake.files.nodes, lake.snapshot().root, root_path(lake.latest_version()))}
+    assert paths & plain, "the tree contains nodes of both kinds"
+    assert paths & compressed
     assert operations.verify(lake).is_clean
     version = lake.alter_definition(node_compression="")
     create(lake, "e", "t1", "t2", "t3")
-    assert node_paths(lake) - plain - packed > {root_path(version)}
-    assert_written_with(lake, "", node_paths(lake) - plain - packed)
+    assert node_paths(lake) - plain - compressed > {root_path(version)}
+    assert_written_with(lake, "", node_paths(lake) - plain - compressed)
     assert_written_with(lake, "", plain)
     operations.rollback(lake, version - 1)
     assert entries(lake) == entries(lake, version - 1)
     assert operations.verify(lake).is_clean
 
 
-def test_one_transaction_writes_all_its_nodes_by_the_setting_it_changes(lakes: Lakes) -> None:
+def test_transaction_that_changes_setting_uses_it_for_all_nodes(lakes: Lakes) -> None:
     lake = lakes.memory(order=4, **small_sizes(4))
     plain = node_paths(lake)
     with lake.transaction() as txn:
@@ -127,7 +125,7 @@ def test_one_transaction_writes_all_its_nodes_by_the_setting_it_changes(lakes: L
     assert_written_with(lake, "zstd", node_paths(lake) - plain)
 
 
-def test_compaction_rewrites_nothing_for_the_setting_alone(lakes: Lakes) -> None:
+def test_compaction_is_not_needed_for_changed_setting(lakes: Lakes) -> None:
     lake = lakes.memory(order=4, **small_sizes(4))
     make_untidy(lake)
     operations.compact(lake)
@@ -137,7 +135,7 @@ def test_compaction_rewrites_nothing_for_the_setting_alone(lakes: Lakes) -> None
     assert listed(lake.storage) == files
 
 
-def test_an_unknown_setting_is_refused_when_it_is_made(lakes: Lakes) -> None:
+def test_unknown_setting_is_rejected(lakes: Lakes) -> None:
     storage = lakes.storage("never")
     with pytest.raises(InvalidDefinitionError, match="node_compression"):
         Lakehouse.create(storage.root, storage=storage, node_compression="gzip")
@@ -160,13 +158,13 @@ WRITERS: dict[str, Callable[[Lakehouse], object]] = {
 
 @pytest.fixture
 def foreign(lakes: Lakes) -> Lakehouse:
-    """A lakehouse with a codec that this program does not know."""
+    """A lakehouse with a codec that this package does not support."""
     lake = lakes.memory(order=4, **small_sizes(4))
     make_untidy(lake)
     return with_setting(lake, "brotli")
 
 
-def test_a_lakehouse_of_an_unknown_setting_is_readable(foreign: Lakehouse) -> None:
+def test_lakehouse_with_unknown_setting_is_readable(foreign: Lakehouse) -> None:
     latest = foreign.latest_version()
     assert foreign.snapshot().definition.node_compression == "brotli"
     assert len(objects(foreign.snapshot())) == 3 + 12 + 2 + 12
@@ -176,16 +174,14 @@ def test_a_lakehouse_of_an_unknown_setting_is_readable(foreign: Lakehouse) -> No
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS.keys())
-def test_what_would_write_under_an_unknown_setting_is_refused(
-    foreign: Lakehouse, write: Callable[[Lakehouse], object]
-) -> None:
+def test_writes_with_unknown_setting_are_rejected(foreign: Lakehouse, write: Callable[[Lakehouse], object]) -> None:
     files = listed(foreign.storage)
     with pytest.raises(InvalidDefinitionError, match="node_compression"):
         write(foreign)
     assert listed(foreign.storage) == files
 
 
-def test_a_known_setting_makes_such_a_lakehouse_writable(foreign: Lakehouse) -> None:
+def test_lakehouse_is_writable_after_setting_is_corrected(foreign: Lakehouse) -> None:
     before = node_paths(foreign)
     version = foreign.alter_definition(node_compression="zstd")
     create(foreign, "new", "t")
@@ -193,13 +189,13 @@ def test_a_known_setting_makes_such_a_lakehouse_writable(foreign: Lakehouse) -> 
     assert_written_with(foreign, "zstd", node_paths(foreign) - before)
 
 
-def test_a_setting_of_others_that_wins_a_race_refuses_the_commit(lakes: Lakes) -> None:
+def test_commit_fails_after_concurrent_unknown_setting(lakes: Lakes) -> None:
     lake = lakes.memory(order=4, **small_sizes(4))
-    late = lake.transaction()
-    late.create_namespace("late")
+    txn = lake.transaction()
+    txn.create_namespace("late")
     Lakehouse(lake.storage).alter_definition(properties={"of": "others"})
     with_setting(lake, "brotli")
     files = listed(lake.storage)
     with pytest.raises(InvalidDefinitionError):
-        late.commit()
+        txn.commit()
     assert listed(lake.storage) == files

@@ -1,4 +1,4 @@
-"""Orphans found by an inventory of the storage are the same as by a listing, and only files that still exist."""
+"""An inventory of the storage gives the same orphans as a listing, and only files that still exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 @pytest.fixture
 def lake(aging: Aging) -> Lakehouse:
-    """A lakehouse with tables, nodes that nothing reaches, a cut-off operation and files of others."""
+    """A lakehouse with tables, unreachable nodes, an interrupted operation and files of other programs."""
     append_rows(aging.lake, "n0.rows")
     for path in (new_node_path(), new_node_path(), "_ops/tmp/123", "tables/foreign/a b+c", "other.txt"):
         aging.lake.storage.create(path, b"left")
@@ -36,7 +36,7 @@ def lake(aging: Aging) -> Lakehouse:
 
 
 def keys_of(lake: Lakehouse) -> list[str]:
-    """Return the keys that a bucket would have with the lakehouse, and others, in it."""
+    """Return the keys of a bucket that contains the lakehouse and other files."""
     hidden = {info.path for info in lake.storage.list("_ops/tmp/")}
     return ["0000/", "what a//b", *sorted(listed(lake.storage) | hidden)]
 
@@ -69,19 +69,19 @@ def test_approved_plan_with_inventory_is_made_again(lake: Lakehouse, aging: Agin
 
 
 def test_files_changed_since_the_inventory(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
-    came, gone, came_again, *_ = sorted(new_node_path() for _ in range(3))
-    for path in (gone, came_again):
+    created, deleted, recreated, *_ = sorted(new_node_path() for _ in range(3))
+    for path in (deleted, recreated):
         lake.storage.create(path, b"left")
     aging.later()
     location = inventory_of(lake, tmp_path / "inventory")
-    for path in (gone, came_again):
+    for path in (deleted, recreated):
         lake.storage.delete(path)
-    lake.storage.create(came, b"left")
+    lake.storage.create(created, b"left")
     aging.later()
-    lake.storage.create(came_again, b"young")
+    lake.storage.create(recreated, b"young")
     paths = operations.plan_orphan_removal(lake, inventory=location).paths
-    assert not {came, gone, came_again} & {*paths}
-    assert {*operations.plan_orphan_removal(lake).paths} == {*paths, came}
+    assert not {created, deleted, recreated} & {*paths}
+    assert {*operations.plan_orphan_removal(lake).paths} == {*paths, created}
 
 
 def test_owner_file_is_kept_with_files_newer_than_the_inventory(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_only_unreached_files_are_looked_up(lake: Lakehouse, tmp_path: Path) -> 
     metered = MeteredStorage(lake.storage)
     plan = operations.plan_orphan_removal(Lakehouse(metered), inventory=location)
     hashed = [path for path in plan.paths if not path.startswith("_")]
-    asked = metered.snapshot()
-    assert asked.requests["stat"] <= len(hashed) + plan.unowned_files + 2
-    assert asked.requests["list"] <= 4
+    usage = metered.snapshot()
+    assert usage.requests["stat"] <= len(hashed) + plan.unowned_files + 2
+    assert usage.requests["list"] <= 4
 
 
 def test_invalid_inventories_are_rejected(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
@@ -179,15 +179,15 @@ def test_invalid_manifest_is_named_in_the_error(lake: Lakehouse, tmp_path: Path)
 
 @pytest.mark.local_only("gives a folder and a file other names")
 def test_names_that_cannot_be_listed_are_ignored(tmp_path: Path) -> None:
-    """What an inventory names may lead through a link to a file that is needed."""
+    """A path in an inventory may lead through a link to a file that is needed."""
     aging = Aging.on(LocalStorage(f"file://{tmp_path}/lake/", fsync=False))
     append_rows(aging.lake)
     aging.later()
     data = next(info.path for info in aging.lake.storage.list("tables/") if info.path.endswith(".parquet"))
     folder, _, name = data.partition("/data/")
-    place = Path(aging.lake.root.removeprefix("file://"), folder)
-    (place / "again").symlink_to(place / "data")
-    (place / "linked").symlink_to(place / "data" / name)
+    folder_path = Path(aging.lake.root.removeprefix("file://"), folder)
+    (folder_path / "again").symlink_to(folder_path / "data")
+    (folder_path / "linked").symlink_to(folder_path / "data" / name)
     keys = [*keys_of(aging.lake), f"{folder}/again/{name}", f"{folder}/linked", f"{folder}/{'x' * 300}"]
     location = write_inventory(tmp_path / "inventory", aging.lake.root, keys)
     assert operations.plan_orphan_removal(aging.lake, inventory=location).paths == []

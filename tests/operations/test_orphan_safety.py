@@ -1,4 +1,6 @@
-"""Files that look like orphans but are needed: other names of a root, copies, slow writers, and long transactions."""
+"""Files that are needed although they resemble orphans: other names of a root, copies, slow writers, long
+transactions.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def rows_of(lake: Lakehouse) -> int:
 
 @pytest.mark.local_only("gives a folder other names")
 def test_link_or_copy_is_not_mistaken_for_a_root_without_table_files(lakes: Lakes, tmp_path: Path) -> None:
-    """The metadata of tables holds URIs of the name that the root had when they were written."""
+    """The metadata of tables contains URIs with the name of the root at the time of the write."""
     lake = allowing(lakes.local(), tmp_path)
     append_rows(lake)
     folder = Path(lake.root.removeprefix("file://"))
@@ -51,14 +53,14 @@ def test_link_or_copy_is_not_mistaken_for_a_root_without_table_files(lakes: Lake
 
 @pytest.mark.local_only("files that were added have paths of the machine")
 def test_files_added_by_an_absolute_path_are_kept(lakes: Lakes, tmp_path: Path) -> None:
-    """Iceberg keeps the text of a path as it was given."""
+    """Iceberg keeps the original text of a path."""
     lake = allowing(lakes.local(), tmp_path)
     append_rows(lake)
     folder = Path(lake.root.removeprefix("file://"))
     with catalog_at(lake) as catalog:
         loaded = catalog.load_table("ns.t")
-        own = folder / loaded.location().removeprefix(lake.root) / "data" / "added.parquet"
-        added = [own, tmp_path / "elsewhere.parquet"]
+        data_path = folder / loaded.location().removeprefix(lake.root) / "data" / "added.parquet"
+        added = [data_path, tmp_path / "elsewhere.parquet"]
         for path in added:
             pq.write_table(loaded.scan().to_arrow(), path)
         loaded.add_files([str(path) for path in added])
@@ -85,7 +87,7 @@ def test_truncated_manifest_keeps_all_files_of_its_table(lakes: Lakes) -> None:
     manifest = next(info.path for info in lake.storage.list("tables/") if info.path.endswith("-m0.avro"))
     data = lake.storage.read(manifest)
     sync = data[-16:]
-    lake.storage.write(manifest, data[: data.index(sync) + 16])  # the header alone: a file without entries
+    lake.storage.write(manifest, data[: data.index(sync) + 16])  # only the header, without entries
     plan = operations.plan_orphan_removal(later(lake))
     assert plan.is_empty
     assert len(plan.damaged) == 1
@@ -123,7 +125,7 @@ def test_table_loaded_long_ago_can_be_written(lakes: Lakes) -> None:
 
 
 class _Sleeps(ClockStorage):
-    """Uses the clock of another storage, and runs an action before the next root is created."""
+    """Uses a separate clock, and runs an action before the next root is created."""
 
     meanwhile = None
 
@@ -134,10 +136,10 @@ class _Sleeps(ClockStorage):
         super().create(path, data)
 
 
-@pytest.mark.parametrize("how", ["raised", "lowered and raised", "lowered, and another program goes back"])
-def test_longer_ttl_does_not_revive_a_transaction(lakes: Lakes, how: str) -> None:
-    """A transaction's definitions were removed as orphans when the time to live was short."""
-    hour_ms, was_long_before = DAY_MS // 24, how != "raised"
+@pytest.mark.parametrize("kind", ["raised", "lowered and raised", "lowered, and another program goes back"])
+def test_longer_ttl_does_not_revive_a_transaction(lakes: Lakes, kind: str) -> None:
+    """Definitions of the transaction were removed as orphans while the time to live was short."""
+    hour_ms, was_long_before = DAY_MS // 24, kind != "raised"
     aging = Aging.on(lakes.storage(), txn_ttl_millis=DAY_MS if was_long_before else hour_ms)
     with aging.lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -153,7 +155,7 @@ def test_longer_ttl_does_not_revive_a_transaction(lakes: Lakes, how: str) -> Non
         )
         aging.later(2 * hour_ms)
         assert aging.remove_orphans().files == 1
-        if how.endswith("goes back"):
+        if kind.endswith("goes back"):
             ForeignLake(aging.clock).rollback(long_before, keeps_unknown=False)
         else:
             aging.lake.alter_definition(txn_ttl_millis=DAY_MS)
@@ -171,7 +173,7 @@ def test_undeleted_table_is_complete_or_missing(lakes: Lakes) -> None:
     with aging.lake.transaction() as txn:
         txn.drop_table("ns", "t")
     aging.later()
-    operations.compact(aging.lake)  # no message keeps the old definition
+    operations.compact(aging.lake)  # so that no message refers to the old definition
     aging.expire()
     aging.later()
     plan = operations.plan_purge(aging.lake)

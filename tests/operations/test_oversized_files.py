@@ -1,4 +1,4 @@
-"""Huge files in the place of small ones are rejected by their size, before their bytes are read."""
+"""Huge files that replace small ones are rejected by their size, before they are read."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from trinitylake_ops.transaction.time_to_live import raise_barrier
 from trinitylake_ops.versions.history import history
 
 HUGE_BYTES = 2 << 30
-#: What all reads of a run may bring, of so small a lakehouse.
+#: Maximum number of bytes that a run may read from the small lakehouse.
 MOST_READ_BYTES = 64 << 20
 
 
 class ReadBytes:
-    """How many bytes were read of local files."""
+    """Counts the bytes read from local files."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -57,10 +57,10 @@ def read_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReadBytes]:
 
 
 def make_huge(storage: LocalStorage, path: str) -> None:
-    """Put a sparse file in the place of one, or where none is."""
-    place = Path(storage.root.removeprefix("file://"), path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with place.open("wb") as file:
+    """Create a sparse file, or replace a file by one."""
+    file_path = Path(storage.root.removeprefix("file://"), path)
+    file_path.parent.mkdir(parents=True, exist_ok=True)
+    with file_path.open("wb") as file:
         file.truncate(HUGE_BYTES)
 
 
@@ -94,8 +94,8 @@ def test_verify_reports_huge_table_files_and_continues(lakes: Lakes, read_bytes:
         catalog.create_table(f"ns.{name}", pa.schema([("id", pa.int64())])).append(pa.table({"id": [1]}))
     metadata, manifest_list = metadata_path(lake), manifest_list_path(lake, "u")
     tables = {name: lake.snapshot().table("ns", name).id for name in ("v", "w")}
-    written = [info.path for info in lake.storage.list(f"tables/{tables['v']}/metadata/")]
-    manifest = next(path for path in written if re.search(r"-m\d+\.avro$", path))
+    metadata_paths = [info.path for info in lake.storage.list(f"tables/{tables['v']}/metadata/")]
+    manifest = next(path for path in metadata_paths if re.search(r"-m\d+\.avro$", path))
     owner = f"tables/{tables['w']}/_owner.json"
     storage = LocalStorage(lake.root)
     for path in (metadata, manifest_list, manifest, owner):

@@ -54,9 +54,9 @@ def _changed_clone(lake: Lakehouse, target: str) -> str:
 
 
 _PLANS = [
-    found
+    member
     for name in operations.__all__
-    if inspect.isclass(found := getattr(operations, name)) and issubclass(found, Plan)
+    if inspect.isclass(member := getattr(operations, name)) and issubclass(member, Plan)
 ]
 _MADE: dict[str, Callable[[Lakehouse, str], Plan]] = {
     "ClonePlan": lambda lake, target: operations.plan_clone(lake, target, "clone"),
@@ -129,8 +129,8 @@ def test_plans_and_reports_are_rendered_and_executions_traced(aging: Aging, lake
 _NO_DATA = (Lakehouse, Snapshot, Storage, LocalExecutor, SparkExecutor, PlannedOperation)
 
 
-def _no_data(value: object, where: str, seen: set[int]) -> Iterator[str]:
-    """Yield what is no data in a value: what reaches a lakehouse, and what can be called."""
+def _non_data(value: object, where: str, seen: set[int]) -> Iterator[str]:
+    """Yield parts of a value that are not data: references to a lakehouse, and callables."""
     if id(value) in seen or isinstance(value, type | Enum):
         return
     seen.add(id(value))
@@ -138,16 +138,16 @@ def _no_data(value: object, where: str, seen: set[int]) -> Iterator[str]:
         yield f"{where}: {type(value).__name__}"
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _no_data(item, f"{where}[{key!r}]", seen)
+            yield from _non_data(item, f"{where}[{key!r}]", seen)
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
-            yield from _no_data(item, f"{where}[]", seen)
+            yield from _non_data(item, f"{where}[]", seen)
     elif dataclasses.is_dataclass(value):
         for spec in dataclasses.fields(value):
-            yield from _no_data(getattr(value, spec.name), f"{where}.{spec.name}", seen)
+            yield from _non_data(getattr(value, spec.name), f"{where}.{spec.name}", seen)
     else:
         for name, item in getattr(value, "__dict__", {}).items():
-            yield from _no_data(item, f"{where}.{name}", seen)
+            yield from _non_data(item, f"{where}.{name}", seen)
 
 
 @pytest.mark.parametrize("name", sorted(_MADE))
@@ -157,7 +157,7 @@ def test_plan_is_data_and_its_operation_executes_it(aging: Aging, lakes: Lakes, 
     operation = fields.pop("operation")
     assert (operation.repr, operation.compare) == (False, False)
     seen: set[int] = set()
-    assert [found for field in fields for found in _no_data(getattr(plan, field), field, seen)] == []
+    assert [member for field in fields for member in _non_data(getattr(plan, field), field, seen)] == []
     assert not [field for field in fields if field.startswith("_")]
 
     made_by = type(plan.operation)
@@ -180,10 +180,10 @@ def test_operations_have_distinct_telemetry_names() -> None:
 @pytest.mark.parametrize("name", sorted(_MADE))
 def test_operation_makes_its_plan_again(aging: Aging, lakes: Lakes, name: str) -> None:
     plan = _MADE[name](aging.lake, lakes.root("away"))
-    again = plan.operation.plan()
-    assert (type(again), again.base_version) == (type(plan), plan.base_version)
+    repeated = plan.operation.plan()
+    assert (type(repeated), repeated.base_version) == (type(plan), plan.base_version)
     if not hasattr(plan, "now_ms"):
-        assert again.digest == plan.digest
+        assert repeated.digest == plan.digest
 
 
 def test_repair_steps_are_data(aging: Aging) -> None:
@@ -191,12 +191,12 @@ def test_repair_steps_are_data(aging: Aging) -> None:
     aging.lake.storage.write(HINT_PATH, b"1")
     plan = operations.plan_repair(aging.lake)
     assert plan.executable_steps
-    assert list(_no_data(plan.executable_steps, "executable_steps", set())) == []
+    assert list(_non_data(plan.executable_steps, "executable_steps", set())) == []
 
 
 def test_check_for_data_detects_resources(aging: Aging) -> None:
     values = {"a": [aging.lake, aging.lake.snapshot()], "b": (print, aging.lake.storage)}
-    assert len(list(_no_data(values, "values", set()))) == 4
+    assert len(list(_non_data(values, "values", set()))) == 4
 
 
 def _defined(tree: ast.AST) -> set[str]:
@@ -210,7 +210,7 @@ def _defined(tree: ast.AST) -> set[str]:
 
 
 def _private_reads(path: Path) -> list[str]:
-    """Return reads of private attributes that the class around, or for functions the module, does not define."""
+    """Return reads of private attributes that the surrounding class, or the module for functions, does not define."""
     module = ast.parse(path.read_text())
     return [
         f"{path.name}:{node.lineno}: {ast.unparse(node)}"
@@ -227,16 +227,16 @@ def _private_reads(path: Path) -> list[str]:
 def test_private_fields_of_other_classes_are_not_read() -> None:
     modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
     assert modules
-    assert [found for path in modules for found in _private_reads(path)] == []
+    assert [member for path in modules for member in _private_reads(path)] == []
 
 
 _ASKED = {name for name in vars(Executor) if not name.startswith("_")}
 
 
-def _requests_of_executors(path: Path) -> list[str]:
-    """Return what a module asks an executor that is not in the contract: what it is, for one."""
+def _uncontracted_uses_of_executors(path: Path) -> list[str]:
+    """Return uses of an executor in a module that are not in its contract, for example type checks."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
-    asked = [
+    uses = [
         node
         for node in nodes
         if isinstance(node, ast.Attribute)
@@ -253,12 +253,12 @@ def _requests_of_executors(path: Path) -> list[str]:
             and "executor" in ast.unparse(node)
         )
     ]
-    return [f"{path.name}:{node.lineno}: {ast.unparse(node)}" for node in (*asked, *compared)]
+    return [f"{path.name}:{node.lineno}: {ast.unparse(node)}" for node in (*uses, *compared)]
 
 
 def test_executor_types_are_not_checked() -> None:
     modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
-    assert [found for path in modules for found in _requests_of_executors(path)] == []
+    assert [member for path in modules for member in _uncontracted_uses_of_executors(path)] == []
 
 
 @pytest.mark.parametrize("kind", [LocalExecutor, SparkExecutor])
@@ -307,7 +307,7 @@ def test_execution_does_not_read_files_of_the_plan_again(
 
 
 def _conflicting(n_conflicts: int, error: type[TrinityLakeError] = CommitConflictError) -> Callable[[int], int]:
-    """Return an attempt that conflicts for a number of times, and then returns its number."""
+    """Return an attempt that conflicts a number of times, and then returns its number."""
 
     def attempt(number: int) -> int:
         if number <= n_conflicts:
@@ -341,11 +341,11 @@ def test_one_loop_commits_on_the_latest_version() -> None:
             for one in ast.walk(loop)
         )
     ]
-    assert loops == ["compaction/tables.py", "definition_commits.py"]  # the first stages one table after the other
+    assert loops == ["compaction/tables.py", "definition_commits.py"]  # the first one stages one table after the other
 
 
 def test_digest_does_not_apply_to_another_lakehouse(lakes: Lakes) -> None:
-    """Two lakehouses of the same shape: the same version, the same names, no common commit."""
+    """The two lakehouses have the same version and names but no common commit."""
     first, second = lakes.memory("first"), lakes.memory("second")
     for lake in (first, second):
         with lake.transaction() as txn:

@@ -95,13 +95,13 @@ def test_compare_reports_changes_of_each_side(parent: Aging, clone: Lakehouse) -
 
 def test_compare_reads_no_shared_subtree_and_no_data(parent: Aging, clone: Lakehouse) -> None:
     alter(clone, "n1", "a")
-    few = operations.compare(parent.lake, NAME).cost.total_requests
+    n_requests = operations.compare(parent.lake, NAME).cost.total_requests
     create(parent.lake, "many", *(f"t{number:03}" for number in range(60)))
     logged = FaultyStorage(parent.lake.storage, [])
     append_rows(clone)
     operations.compare(Lakehouse(logged), NAME)
     assert not [item for item in logged.log if "/data/" in item.path or item.path.endswith(".avro")]
-    assert few < 30
+    assert n_requests < 30
 
 
 def test_compare_reports_column_changes(parent: Aging, clone: Lakehouse) -> None:
@@ -130,11 +130,11 @@ def test_comparison_report_page(parent: Aging, clone: Lakehouse) -> None:
     assert "<b>evil" not in page
     assert "--ours or --theirs" in page
     assert "+3 rows" in page
-    nothing = Comparison(
+    empty = Comparison(
         name="x", root="memory://x/", shared_version=1, version=1, clone_version=0, objects=(),
         cost=operations.compare(parent.lake, NAME).cost,
     )  # fmt: skip
-    assert "No differences." in comparison_page(nothing, 5)
+    assert "No differences." in comparison_page(empty, 5)
 
 
 def test_promotion_merges_changes_of_the_clone(parent: Aging, clone: Lakehouse) -> None:
@@ -154,7 +154,7 @@ def test_promotion_merges_changes_of_the_clone(parent: Aging, clone: Lakehouse) 
     assert rows_of(lake, "new.t") == 3
     assert objects(lake.snapshot()) == {
         **objects(clone.snapshot()),
-        **{name: one for name, one in objects(lake.snapshot()).items() if name[0] == "later"},
+        **{name: value for name, value in objects(lake.snapshot()).items() if name[0] == "later"},
     }
     info = next(lake.history(1))
     assert (info.operation, info.properties["promoted-from"]) == ("promote", NAME)
@@ -273,7 +273,7 @@ def test_their_side_can_be_chosen(parent: Aging, clone: Lakehouse, conflict: obj
     planned(lake, NAME, theirs=[name]).execute()
     expected = objects(theirs.snapshot())
     if conflict is namespace_dropped_under_a_new_table:  # tables dropped in it without a conflict stay dropped
-        expected = {known: one for known, one in expected.items() if known not in (("n1", "a"), ("n1", "b"))}
+        expected = {name: value for name, value in expected.items() if name not in (("n1", "a"), ("n1", "b"))}
     assert objects(ours.snapshot()) == expected
     assert operations.verify(ours).is_clean
 
@@ -295,9 +295,9 @@ def test_choices_can_be_repeated(parent: Aging, clone: Lakehouse, choice: dict[s
     append_rows(clone, "ns.u")
     for planned in (operations.plan_promotion, operations.plan_refresh):
         planned(parent.lake, NAME, **choice).execute()
-        again = planned(parent.lake, NAME, **choice)
-        assert again.is_empty
-        again.execute()
+        repeated = planned(parent.lake, NAME, **choice)
+        assert repeated.is_empty
+        repeated.execute()
 
 
 def test_choices_of_a_refresh_are_remembered(parent: Aging, clone: Lakehouse) -> None:
@@ -345,12 +345,12 @@ def test_refresh_merges_changes_of_the_parent(parent: Aging, clone: Lakehouse) -
     create(lake, "later", "t")
     drop(lake, "n0")
     version = lake.latest_version()
-    own = files(clone)
+    clone_files = files(clone)
     plan = operations.plan_refresh(lake, NAME)
     report = plan.execute(plan.digest)
     assert report.version == clone.latest_version()
     assert (rows(clone), rows_of(clone, "ns.u")) == ([1, 1, 2, 2, 3, 3], 6)
-    assert not [path for path in files(clone) - own if path.startswith("tables/")]
+    assert not [path for path in files(clone) - clone_files if path.startswith("tables/")]
     assert operations.plan_refresh(lake, NAME).is_empty
     assert compared(lake) == {"ns.t": ("clone", "changed", None)}
     # Both shared versions are kept, including the clone's history.
@@ -455,8 +455,8 @@ def test_undone_promotion_stays_undone(
     append_rows(clone)
     operations.plan_promotion(lake, NAME).execute()
     assert rows(lake) == sorted([*undone, 1, 2, 3])
-    for each in (lake, clone):
-        assert operations.verify(each, deep=True).is_clean
+    for side in (lake, clone):
+        assert operations.verify(side, deep=True).is_clean
 
 
 @pytest.mark.parametrize("undo", UNDO)
@@ -601,9 +601,9 @@ def test_promotion_rejects_parent_files_not_kept_for_the_clone(parent: Aging, cl
 def test_failed_promotion_deletes_copy_with_unknown_outcome(parent: Aging, clone: Lakehouse) -> None:
     append_rows(clone)
     before = files(parent.lake)
-    lost = lose_response(1, kind="create", path_part="/promote-")
+    lost_response = lose_response(1, kind="create", path_part="/promote-")
     unreadable = fail(1, UnreachableError, kind="read", path_part="/promote-", times=100)
-    faulty = FaultyStorage(parent.lake.storage, [lost, unreadable])
+    faulty = FaultyStorage(parent.lake.storage, [lost_response, unreadable])
     with pytest.raises(AmbiguousWriteError):
         operations.plan_promotion(Lakehouse(faulty), NAME).execute()
     assert any(kind == "create" and "/promote-" in path for kind, path in faulty.effects)

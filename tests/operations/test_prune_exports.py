@@ -35,7 +35,7 @@ def rules(**numbers: int) -> RetentionPolicy:
 
 
 @pytest.mark.parametrize(
-    ("policy", "kept"),
+    ("policy", "n_kept"),
     [
         (rules(keep_last=4), 4),
         (rules(keep_daily=5), 5),
@@ -45,7 +45,7 @@ def rules(**numbers: int) -> RetentionPolicy:
     ],
     ids=["last", "daily", "both", "age", "monthly"],
 )
-def test_each_rule_keeps_exports_independently(aging: Aging, policy: RetentionPolicy, kept: int | None) -> None:
+def test_each_rule_keeps_exports_independently(aging: Aging, policy: RetentionPolicy, n_kept: int | None) -> None:
     before = names(aging.lake)
     plan = operations.plan_prune_exports(aging.lake, "nightly-*", policy)
     assert names(aging.lake) == before
@@ -53,7 +53,7 @@ def test_each_rule_keeps_exports_independently(aging: Aging, policy: RetentionPo
     assert set(names(aging.lake)) == set(before) - set(plan.names)
     assert "nightly-9-2" in names(aging.lake)
     assert version == aging.lake.latest_version()
-    assert kept is None or len(names(aging.lake)) == kept
+    assert n_kept is None or len(names(aging.lake)) == n_kept
     assert operations.verify(aging.lake).is_clean
 
 
@@ -66,8 +66,8 @@ def test_incomplete_and_foreign_exports_are_kept(aging: Aging) -> None:
     aging.later()
     operations.plan_prune_exports(lake, "nightly-*", rules(keep_last=1)).execute()
     assert names(lake) == ["by-hand", "nightly-9-2", "nightly-x"]
-    nothing = operations.plan_prune_exports(lake, "nightly-*", rules(keep_last=1))
-    assert (nothing.names, nothing.execute().version) == ((), lake.latest_version())
+    empty = operations.plan_prune_exports(lake, "nightly-*", rules(keep_last=1))
+    assert (empty.names, empty.execute().version) == ((), lake.latest_version())
 
 
 def test_invalid_policies_are_rejected(aging: Aging) -> None:

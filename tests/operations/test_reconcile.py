@@ -1,4 +1,4 @@
-"""Reconcile after changes of another program that knows only the format: nothing that is needed is lost."""
+"""Reconcile after changes of another program that only follows the format: no needed file is lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lake(aging: Aging) -> Lakehouse:
 
 
 class LaterLake(ForeignLake):
-    """Commits a second after what was before, as time goes."""
+    """Commits with a time one second after the previous version."""
 
     def __init__(self, aging: Aging):
         super().__init__(aging.clock)
@@ -53,7 +53,7 @@ def foreign(aging: Aging) -> ForeignLake:
 
 
 def assert_same_tables(lake: Lakehouse, foreign: ForeignLake) -> None:
-    """The other program reads what we read."""
+    """Check that the other program reads the same tables."""
     latest = lake.snapshot()
     assert foreign.latest() == latest.version
     assert foreign.tables() == {f"{name}.{table}" for name in latest.namespaces() for table in latest.tables(name)}
@@ -74,7 +74,7 @@ def assert_blocked(lake: Lakehouse) -> None:
 
 
 def of_tables(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the nodes and definitions of namespaces and tables among files."""
+    """Return the nodes and the definitions of namespaces and tables."""
     return {path: data for path, data in files.items() if not path.startswith("_")}
 
 
@@ -83,7 +83,7 @@ def test_foreign_program_names_roots_in_text_order(foreign: ForeignLake) -> None
 
 
 def test_foreign_program_coexists_with_this_package(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
-    """It commits and rolls back between all our steps, as long as the lakehouse definition stays."""
+    """It commits and rolls back between operations without replacing the lakehouse definition."""
     assert_same_tables(lake, foreign)
     first = foreign.commit_table("n0", "foreign1")
     aging.later(HOUR_MS)
@@ -112,7 +112,7 @@ def test_foreign_program_coexists_with_this_package(aging: Aging, lake: Lakehous
 def test_reconcile_after_foreign_rollback_to_an_older_definition(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, keeps_unknown: bool
 ) -> None:
-    """The definition it goes back to knows one export; of the other one, and of the expiry, it knows nothing."""
+    """The restored definition contains one export, but not the other one and not the expiration."""
     operations.plan_export(lake, "early", version=1).execute()
     target = lake.latest_version()
     operations.plan_export(lake, "late", version=3).execute()
@@ -146,8 +146,8 @@ def test_reconcile_after_foreign_rollback_to_an_older_definition(
     assert report.live_again == "0,2,4", "only what both sides call expired is"
     assert f"other programs' versions {step}" in str(report)
     assert {info.name for info in operations.list_exports(lake)} == {"early", "late", "latest"}
-    again = operations.reconcile(lake)
-    assert (again.version, str(again)) == (None, "Nothing to reconcile")
+    repeated = operations.reconcile(lake)
+    assert (repeated.version, str(repeated)) == (None, "Nothing to reconcile")
     assert lake.latest_version() == report.version
 
     aging.clean_up()
@@ -159,7 +159,7 @@ def test_reconcile_after_foreign_rollback_to_an_older_definition(
 
 
 def test_reconcile_keeps_undeleted_versions(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
-    """The definition it goes back to calls versions expired that were undeleted since."""
+    """In the restored definition, versions are expired that were undeleted later."""
     aging.expire()
     target = lake.latest_version()
     operations.undelete(lake, "1,3")
@@ -177,7 +177,7 @@ def test_reconcile_keeps_undeleted_versions(aging: Aging, lake: Lakehouse, forei
 
 
 def test_reconcile_resumes_a_forgotten_purge(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
-    """It goes back to where the versions could be undeleted; their roots are sealed by now."""
+    """In the restored definition, the versions can be undeleted, but their roots are sealed."""
     aging.expire()
     target = lake.latest_version()
     needed = of_tables(needed_files(lake))
@@ -207,7 +207,7 @@ def test_reconcile_resumes_a_forgotten_purge(aging: Aging, lake: Lakehouse, fore
 
 
 def test_reconcile_does_not_undelete_sealed_versions(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
-    """Before a reconcile the definition may call versions expired that were purged."""
+    """Before a reconcile, purged versions may be recorded as expired."""
     aging.expire()
     target = lake.latest_version()
     aging.later()
@@ -225,7 +225,7 @@ def test_reconcile_does_not_undelete_sealed_versions(aging: Aging, lake: Lakehou
 def test_reconcile_keeps_a_finished_purge(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, is_after_expiry: bool
 ) -> None:
-    """It goes back to before the purge, or even the expiry."""
+    """The restored definition is from before the purge or the expiration."""
     create(lake, "kept")
     aging.later()
     aging.expire(keeping(2))
@@ -291,7 +291,7 @@ def test_reconcile_lets_an_unfinished_export_finish(aging: Aging, lake: Lakehous
 
 
 def test_reconcile_drops_an_export_that_cannot_finish(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
-    """It was dropped before it was complete, and its version was purged since."""
+    """It was dropped before it was complete, and its version was purged later."""
     plan = operations.plan_export(lake, "begun", version=1)
     begin(lake, plan.record, lambda _base: None)
     begun = lake.latest_version()
@@ -314,7 +314,7 @@ def test_reconcile_drops_an_export_that_cannot_finish(aging: Aging, lake: Lakeho
 def test_reconcile_does_not_restore_a_dropped_external_export(
     lake: Lakehouse, foreign: ForeignLake, tmp_path: Path, is_dropped: bool
 ) -> None:
-    """Its root remains and proves nothing, because a drop deletes the manifest. A lost manifest is not a drop."""
+    """Its root remains, which proves nothing, because a drop deletes the manifest. A lost manifest is not a drop."""
     operations.plan_export(lake, "backup", target=(tmp_path / "backup").as_uri()).execute()
     (manifest,) = [info.path for info in lake.storage.list("_ops/export-")]
     exported = lake.latest_version()
@@ -340,7 +340,7 @@ def test_reconcile_keeps_the_longer_ages_of_single_versions(
 def test_foreign_steps_stay_settled_after_the_reconcile_is_purged(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake
 ) -> None:
-    """Both versions around its step stay, and the one that settled it goes."""
+    """The versions before and after the foreign commit remain, and the version of the reconcile is purged."""
     target = lake.latest_version()
     operations.plan_export(lake, "before").execute()
     before = lake.latest_version()
@@ -379,11 +379,11 @@ def test_reconcile_waits_for_a_purge(lake: Lakehouse) -> None:
         operations.reconcile(lake)
 
 
-# At the worst moment
+# Concurrent rollbacks
 
 
 class Interrupting(StorageWrapper):
-    """Lets another program act just before the request that ``when`` names, once."""
+    """Runs an action of another program once, just before the first request that ``when`` selects."""
 
     def __init__(self, inner: Storage, when: Callable[[str, str], bool], action: Callable[[], Any]):
         super().__init__(inner)
@@ -391,16 +391,16 @@ class Interrupting(StorageWrapper):
         self.when = when
         self.actions = [action]
 
-    def _look(self, kind: str, path: str) -> None:
+    def _interrupt(self, kind: str, path: str) -> None:
         if self.actions and self.when(kind, path):
             self.actions.pop()()
 
     def create(self, path: str, data: bytes) -> None:
-        self._look("create", path)
+        self._interrupt("create", path)
         super().create(path, data)
 
     def write(self, path: str, data: bytes) -> None:
-        self._look("write", path)
+        self._interrupt("write", path)
         super().write(path, data)
 
 
@@ -413,7 +413,7 @@ def is_root(path: str) -> bool:
 def test_foreign_rollback_during_an_operation_stops_it(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, operation: str, kind: str
 ) -> None:
-    """Just before our root is created, and just before the first root is sealed."""
+    """It happens just before the operation's root is created, and just before the first root is sealed."""
     target = lake.latest_version()
     operations.plan_export(lake, "late", version=2).execute()
     lake.storage.create("_ops/plan-00000000-0000-4000-8000-000000000000.json", b"orphan")
@@ -430,14 +430,14 @@ def test_foreign_rollback_during_an_operation_stops_it(
     exported = needed_files(lake, "late")
     interrupting = Interrupting(
         lake.storage,
-        lambda found, path: found == kind and is_root(path),
+        lambda request_kind, path: request_kind == kind and is_root(path),
         lambda: foreign.rollback(target, keeps_unknown=False),
     )
     if operation == "purge" or kind == "create":
         with pytest.raises(MaintenanceBlockedError):
             replace(plan, operation=replace(plan.operation, lake=Lakehouse(interrupting))).execute()
     else:
-        replace(plan, operation=replace(plan.operation, lake=Lakehouse(interrupting))).execute()  # it seals nothing
+        replace(plan, operation=replace(plan.operation, lake=Lakehouse(interrupting))).execute()  # it seals no root
         assert interrupting.actions
         foreign.rollback(target, keeps_unknown=False)
     operations.reconcile(lake)
@@ -452,16 +452,18 @@ def test_foreign_rollback_during_an_operation_stops_it(
 def test_foreign_rollback_to_a_version_being_purged(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, kind: str
 ) -> None:
-    """It knows no expired versions: until a root is sealed, it may make any of them the latest again."""
+    """It ignores expirations, so it may restore any version until its root is sealed."""
     aging.expire()
     aging.later()
 
-    def go_back() -> None:
+    def roll_back() -> None:
         current = ("lakehouse_def", lake.snapshot().definition_location, None)
         rows = foreign.rows(foreign.root(2))
         foreign.commit(foreign.latest(), [current, *(row for row in rows if row[0] != current[0])])
 
-    interrupting = Interrupting(lake.storage, lambda found, path: found == kind and is_root(path), go_back)
+    interrupting = Interrupting(
+        lake.storage, lambda request_kind, path: request_kind == kind and is_root(path), roll_back
+    )
     report = operations.plan_purge(Lakehouse(interrupting)).execute()
     assert report.is_complete
     assert report.still_needed > 0

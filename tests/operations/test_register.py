@@ -218,10 +218,10 @@ def test_registered_tables_with_same_metadata_are_skipped(lake: Lakehouse, sourc
     report = operations.register_catalog(lake, source, namespaces=["sales.eu", "hr", "sales.eu"])
     assert (report.tables, report.known) == (("sales.eu.orders",), ("hr.staff",))
     assert definition(lake, "hr", "staff") == staff
-    everything = operations.register_catalog(lake, source)
-    again = operations.register_catalog(lake, source)
-    assert (again.version, again.tables, len(again.known)) == (everything.version, (), 4)
-    assert lake.latest_version() == everything.version
+    all_tables = operations.register_catalog(lake, source)
+    repeated = operations.register_catalog(lake, source)
+    assert (repeated.version, repeated.tables, len(repeated.known)) == (all_tables.version, (), 4)
+    assert lake.latest_version() == all_tables.version
     with pytest.raises(InvalidInputError, match="'sale'"):
         operations.register_catalog(lake, source, namespaces=["sale"])
 
@@ -305,8 +305,8 @@ def test_catalog_errors_contain_no_properties(lake: Lakehouse, tmp_path: Path, m
         operations.register_catalog(lake, source)
     monkeypatch.undo()
     source.create_namespace("ns")
-    made = source.create_table("ns.t", pa.schema([("id", pa.int64())]), location=f"file://{tmp_path}/t")
-    Path(made.metadata_location.removeprefix("file://")).write_text("gone wrong")
+    table = source.create_table("ns.t", pa.schema([("id", pa.int64())]), location=f"file://{tmp_path}/t")
+    Path(table.metadata_location.removeprefix("file://")).write_text("gone wrong")
     with pytest.raises(StorageError, match=r"ns\.t"):
         operations.register_catalog(lake, source)
     source.close()

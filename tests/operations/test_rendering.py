@@ -1,4 +1,4 @@
-"""Common parts of plans and reports: JSON, escaped tables, digests and costs."""
+"""Shared features of plans and reports: JSON, escaped tables, digests and costs."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def test_hidden_fields_are_not_shown() -> None:
 def test_values_are_converted_to_json() -> None:
     assert jsonable(datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)) == "2026-01-02T03:04:05.678+00:00"
     column = Column(id=1, name="c", type=DataType.INT8, unknown_fields=b"\x01")
-    shown = jsonable(Schema(columns=(column,)))
-    assert shown["columns"][0]["type"] == "int8"
-    assert shown["columns"][0]["unknown_fields"] == "AQ=="
-    assert "unknown_fields" not in shown
+    rendered = jsonable(Schema(columns=(column,)))
+    assert rendered["columns"][0]["type"] == "int8"
+    assert rendered["columns"][0]["unknown_fields"] == "AQ=="
+    assert "unknown_fields" not in rendered
     definition = jsonable(LakehouseDef(id="x"))
     assert definition["isolation_level"] == "snapshot"
     assert json.loads(json.dumps(definition)) == definition
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "rendered"),
     [
         ("plain ü 漢", "plain ü 漢"),
         ("[red]markup[/red] [/]", "[red]markup[/red] [/]"),
@@ -69,10 +69,10 @@ def test_values_are_converted_to_json() -> None:
         ("\u2028\ud800", "\\u2028\\ud800"),
     ],
 )
-def test_text_is_shown_in_full_and_escaped(text: str, shown: str) -> None:
-    assert visible(text) == shown
+def test_text_is_rendered_completely_and_escaped(text: str, rendered: str) -> None:
+    assert visible(text) == rendered
     table = new_table(f"Title {text}", "column", rows=[(text,)])
-    assert table_text(table, 1_000).splitlines() == [f"Title {shown}", "column", shown]
+    assert table_text(table, 1_000).splitlines() == [f"Title {rendered}", "column", rendered]
 
 
 def test_tables_are_not_cut() -> None:
@@ -136,7 +136,7 @@ def test_every_report_and_plan_serializes(lake: Lakehouse) -> None:
         assert str(document)
 
 
-def test_table_is_data_until_it_is_drawn() -> None:
+def test_table_is_data_until_it_is_rendered() -> None:
     table = new_table("T\x1b", "name", "n", rows=[("a\x07", 1), ("b", None)])
     assert (table.columns, table.rows) == (("name", "n"), (("a\x07", 1), ("b", None)))
     assert str(table).splitlines() == ["T\\x1b", "name   n", "a\\x07  1", "b"]

@@ -39,15 +39,15 @@ ROOT = "memory://repair/"
 def lake() -> Iterator[Lakehouse]:
     """A lakehouse of several levels, a managed table and an export, to be damaged."""
     storage = MemoryStorage(ROOT)
-    made = Lakehouse.create(ROOT, storage=storage, order=3, **small_sizes(3))
-    with made.transaction(message="m" * 3_400) as txn:
+    lake = Lakehouse.create(ROOT, storage=storage, order=3, **small_sizes(3))
+    with lake.transaction(message="m" * 3_400) as txn:
         txn.create_namespace("big")
         for number in range(12):
             txn.create_table("big", f"t{number}", table())
-    append_rows(made)
-    append_rows(made)
-    operations.plan_export(made, "kept", version=2).execute()
-    yield made
+    append_rows(lake)
+    append_rows(lake)
+    operations.plan_export(lake, "kept", version=2).execute()
+    yield lake
     drop_memory_root(ROOT)
 
 
@@ -135,7 +135,7 @@ def test_damaged_definition_is_rolled_back_only_with_to_last_good(lake: Lakehous
     good = location_of(lake, "big", "t3")
     alter(lake, "big", "t3")
     alter(lake, "big", "t4")
-    kept = location_of(lake, "big", "t4")
+    location = location_of(lake, "big", "t4")
     damaged = location_of(lake, "big", "t3")
     lake.storage.delete(damaged)
     plan = operations.plan_repair(fresh(lake))
@@ -146,7 +146,7 @@ def test_damaged_definition_is_rolled_back_only_with_to_last_good(lake: Lakehous
     assert [(step.action, step.what) for step in plan.steps] == [("rollback", "big.t3")]
     report = repaired(lake, to_last_good=True)
     assert location_of(lake, "big", "t3") == good
-    assert location_of(lake, "big", "t4") == kept, "intact objects are not changed"
+    assert location_of(lake, "big", "t4") == location, "intact objects are not changed"
     assert str(report.version) not in operations.verify(fresh(lake)).damaged_versions.split(",")
     objects(fresh(lake).snapshot())
 
@@ -217,12 +217,12 @@ def test_damaged_tree_is_rolled_back_under_current_settings(lake: Lakehouse) -> 
     assert report.damaged_objects == ()
     plan = operations.plan_repair(fresh(lake), report, to_last_good=True)
     assert [(step.action, step.version) for step in plan.steps] == [("rollback", before)]
-    done = repaired(lake, to_last_good=True)
+    result = repaired(lake, to_last_good=True)
     now = fresh(lake).snapshot()
-    assert now.version == done.version == latest.version + 1
+    assert now.version == result.version == latest.version + 1
     assert objects(now) == objects(lake.snapshot(before))
     assert sorted(now.definition.exported_snapshots) == ["kept", "late"]
-    assert [finding.path for finding in done.remaining] == [node], "versions that need it remain damaged"
+    assert [finding.path for finding in result.remaining] == [node], "versions that need it remain damaged"
     assert str(now.version) not in operations.verify(fresh(lake)).damaged_versions
     create(lake, "goes", "on")
 
@@ -298,8 +298,8 @@ def test_only_approved_plan_is_executed(lake: Lakehouse) -> None:
     with pytest.raises(PlanChangedError):
         operations.plan_repair(lake, report)
     lake.storage.write(HINT_PATH, b"0")
-    again = operations.plan_repair(lake)
-    assert again.execute(again.digest).version == lake.latest_version()
+    repeated = operations.plan_repair(lake)
+    assert repeated.execute(repeated.digest).version == lake.latest_version()
 
 
 def test_incomplete_report_is_rejected(lake: Lakehouse) -> None:

@@ -1,4 +1,4 @@
-"""Retention policies: properties over any versions and policies, and an example for each rule."""
+"""Retention policies: properties of random policies, and an example for each rule."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ few = settings(max_examples=50)
 
 @st.composite
 def histories(draw: st.DrawFn, *, is_past: bool = False) -> list[VersionAge]:
-    """Return versions, some of the future; now and then with a clock that went back, as other programs may have."""
+    """Return versions, some of them in the future or with decreasing times, as other programs may write them."""
     ages = []
     steps_ms = st.integers(-2 * HOUR_MS, 40 * DAY_MS) if not is_past else st.integers(0, 10 * DAY_MS)
     created_at_ms = NOW_MS - draw(st.integers(0, 400 * DAY_MS))
@@ -119,7 +119,7 @@ def test_expired_by_age_stays_expired(
 @few
 @given(histories(is_past=True), policies)
 def test_rules_keep_what_they_document(ages: list[VersionAge], policy: RetentionPolicy) -> None:
-    """Against the plainest reading: all that no rule of a list keeps expires."""
+    """Compare with a simple model: a version expires if no rule keeps it."""
     assume(all(age.created_at_ms <= NOW_MS for age in ages))
     kept = set()
     for age in ages:
@@ -159,7 +159,7 @@ def test_policy_numbers_are_validated(name: str, number: object) -> None:
 
 
 def history_of(*times: datetime) -> list[VersionAge]:
-    """Return versions created at certain times, each superseded by the next, and a latest version created now."""
+    """Return versions created at these times, each superseded by the next one, and a latest version created now."""
     moments = [int(time.timestamp() * 1000) for time in times] + [NOW_MS]
     ages = [
         VersionAge(version=version, created_at_ms=moment, superseded_at_ms=moments[version + 1])
@@ -193,7 +193,7 @@ def test_keep_daily() -> None:
 
 
 def test_keep_weekly_starts_on_monday_and_crosses_years() -> None:
-    """31 December 2024 is in the first week of 2025, 3 January 2021 in the last of 2020, which has 53."""
+    """31 December 2024 is in the first week of 2025, and 3 January 2021 in week 53 of 2020."""
     ages = history_of(
         at(2020, 12, 28), at(2021, 1, 3), at(2021, 1, 4), at(2023, 12, 31), at(2024, 1, 1), at(2024, 1, 7)
     )
@@ -233,7 +233,7 @@ def test_numbers_age_and_age_overrides() -> None:
 
 
 def test_age_starts_when_a_version_is_superseded() -> None:
-    """A version that was in use until yesterday is a day old, however long ago it was created."""
+    """A version that was the latest until yesterday is one day old, regardless of its creation time."""
     ages = history_of(at(2020, 1, 1), at(2024, 2, 29))
     assert kept(ages, maximum_age_ms=2 * DAY_MS) == {0, 1}
 

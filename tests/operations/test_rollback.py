@@ -280,8 +280,8 @@ def test_missing_file_is_reported_and_nothing_is_committed(
     snapshot = lake.snapshot(target)
     if what == "node":
         nodes = {visited.location for visited in walk(lake.files.nodes, snapshot.root, snapshot.location)}
-        others = {v.location for v in walk(lake.files.nodes, lake.snapshot().root, lake.snapshot().location)}
-        path = min(nodes - others - {snapshot.location})
+        node_paths = {v.location for v in walk(lake.files.nodes, lake.snapshot().root, lake.snapshot().location)}
+        path = min(nodes - node_paths - {snapshot.location})
     elif what == "metadata":
         path = snapshot.table("ns", "t").format_properties["metadata_location"]
     else:
@@ -440,8 +440,8 @@ def test_only_approved_plan_is_executed(lake: Lakehouse, subset: bool) -> None:
     create(lake, "b")
     assert_rejected(lake, PlanChangedError, lambda: plan.execute(plan.digest))
     assert_rejected(lake, PlanChangedError, lambda: plan.execute(plan.digest, reapply=True))
-    again = operations.plan_rollback(lake, target, choice)
-    plan.execute(again.digest)
+    repeated = operations.plan_rollback(lake, target, choice)
+    plan.execute(repeated.digest)
     assert entries(lake, target).items() <= entries(lake).items()
 
 

@@ -1,4 +1,4 @@
-"""Rows that differ between two versions of a table: compared by content, within limits, and shown if permitted."""
+"""Rows that differ between two versions of a table are compared by content within limits, and shown if permitted."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def lake(lakes: Lakes) -> Lakehouse:
     return lakes.local()
 
 
-def put(lake: Lakehouse, rows: dict[str, Any], mode: Any = "replace_table", **given: Any) -> int:
-    staged = stage_arrow(lake, pa.table(rows), "ns", "t", mode=mode, **given)
+def publish(lake: Lakehouse, rows: dict[str, Any], mode: Any = "replace_table", **options: Any) -> int:
+    staged = stage_arrow(lake, pa.table(rows), "ns", "t", mode=mode, **options)
     publish_once(lake, [staged], publication_id(staged.metadata_location))
     return lake.latest_version()
 
@@ -43,11 +43,11 @@ def numbers(changes: RowChanges) -> tuple[int | None, int | None, int | None]:
 
 
 def test_rows_are_compared_by_content_and_not_by_file(lake: Lakehouse) -> None:
-    first = put(lake, {"n": [1, 2, 2, 3], "text": ["a", "b", "b", None]})
-    again = put(lake, {"n": [3, 2, 1, 2], "text": [None, "b", "a", "b"]})
-    assert numbers(count(lake, first, again)) == (0, 0, 0), "the same rows in another file"
-    other = put(lake, {"n": [2, 3, 9], "text": ["b", None, "c"]})
-    changes = count(lake, again, other)
+    first = publish(lake, {"n": [1, 2, 2, 3], "text": ["a", "b", "b", None]})
+    last_version = publish(lake, {"n": [3, 2, 1, 2], "text": [None, "b", "a", "b"]})
+    assert numbers(count(lake, first, last_version)) == (0, 0, 0), "the same rows in another file"
+    other = publish(lake, {"n": [2, 3, 9], "text": ["b", None, "c"]})
+    changes = count(lake, last_version, other)
     assert numbers(changes) == (2, 1, None), "one copy of a row that was there twice, and row 1"
     assert changes.ranges == (ColumnRange(column="n", before=("1", "2"), after=("9", "9")),)
     assert changes.samples == ()
@@ -73,8 +73,8 @@ def test_rows_with_a_key_are_paired(lake: Lakehouse) -> None:
 
 
 def test_text_ranges_require_samples(lake: Lakehouse) -> None:
-    first = put(lake, {"name": [f"person {number}" for number in range(30)], "day": [date(2026, 1, 1)] * 30})
-    last = put(lake, {"name": ["nobody"], "day": [date(2026, 2, 1)]})
+    first = publish(lake, {"name": [f"person {number}" for number in range(30)], "day": [date(2026, 1, 1)] * 30})
+    last = publish(lake, {"name": ["nobody"], "day": [date(2026, 2, 1)]})
     changes = count(lake, first, last)
     assert [one.column for one in changes.ranges] == ["day"]
     assert "person" not in str(changes)
@@ -86,14 +86,14 @@ def test_text_ranges_require_samples(lake: Lakehouse) -> None:
 
 
 def test_only_differing_files_are_read(lake: Lakehouse) -> None:
-    first = put(lake, {"n": list(range(10_000))})
-    last = put(lake, {"n": [1]}, mode="append")
+    first = publish(lake, {"n": list(range(10_000))})
+    last = publish(lake, {"n": [1]}, mode="append")
     assert numbers(count(lake, first, last, rows_left=1)) == (0, 1, None)
     assert numbers(count(lake, last, first, rows_left=1)) == (1, 0, None)
 
 
 def test_exceeded_limits_are_noted(lake: Lakehouse) -> None:
-    first, last = put(lake, {"n": [1]}), put(lake, {"n": [2]})
+    first, last = publish(lake, {"n": [1]}), publish(lake, {"n": [2]})
     for limits in ({"bytes_left": 1}, {"rows_left": 1}, {"ends_s": 0.0}):
         changes = count(lake, first, last, **limits)
         assert numbers(changes) == (None, None, None)
@@ -103,12 +103,12 @@ def test_exceeded_limits_are_noted(lake: Lakehouse) -> None:
 
 
 def test_added_columns_and_wider_types_do_not_count(lake: Lakehouse) -> None:
-    first = put(lake, {"n": pa.array([1, 2], pa.int32()), "old": ["x", "y"]}, mode="append")
+    first = publish(lake, {"n": pa.array([1, 2], pa.int32()), "old": ["x", "y"]}, mode="append")
     with catalog_at(lake) as catalog, catalog.load_table("ns.t").update_schema() as update:
         update.add_column("new", LongType())
         update.rename_column("old", "now")
         update.update_column("n", LongType())
-    last = put(lake, {"n": [3], "now": ["z"], "new": [5]}, mode="append")
+    last = publish(lake, {"n": [3], "now": ["z"], "new": [5]}, mode="append")
     assert numbers(count(lake, first, last)) == (0, 1, None)
     assert numbers(count(lake, last, first)) == (1, 0, None)
     table = catalog_at(lake).load_table("ns.t")
@@ -117,7 +117,7 @@ def test_added_columns_and_wider_types_do_not_count(lake: Lakehouse) -> None:
 
 
 def test_unreadable_file_is_noted(lake: Lakehouse) -> None:
-    first, last = put(lake, {"n": [1]}), put(lake, {"n": [2]})
+    first, last = publish(lake, {"n": [1]}), publish(lake, {"n": [2]})
     for info in lake.storage.list("tables/"):
         if info.path.endswith(".parquet"):
             lake.storage.delete(info.path)

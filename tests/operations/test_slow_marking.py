@@ -1,4 +1,4 @@
-"""Reading may take longer than the time to live of a transaction. Only written files age, not files that are read."""
+"""Reading may take longer than the time to live of a transaction, because only written files age."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TTL_MS = 60_000
 
 
 class SlowStorage(AgingStorage):
-    """Takes a while to read a file, and to create one, by its clock."""
+    """Advances its clock at each read and create."""
 
     def __init__(self, inner: Storage, time_ms: int):
         super().__init__(inner, time_ms)
@@ -50,7 +50,7 @@ def clock(lakes: Lakes) -> SlowStorage:
 
 @pytest.fixture
 def lake(clock: SlowStorage, lakes: Lakes) -> Lakehouse:
-    """A lakehouse with versions that can expire, and an orphan; to read any five files takes longer than its TTL."""
+    """A lakehouse with versions that can expire and an orphan. Reading five files takes longer than its TTL."""
     lake = Lakehouse.create(clock.root, storage=clock, txn_ttl_millis=TTL_MS)
     grow(Aging(lake, clock), 4)
     clock.create(new_node_path(), b"left")
@@ -76,7 +76,7 @@ def test_slow_orphan_removal_completes(lake: Lakehouse) -> None:
 
 
 def test_slow_marking_includes_concurrent_commits(lake: Lakehouse, clock: SlowStorage) -> None:
-    """Again more slowly than a transaction may live."""
+    """Marking them takes longer than the time to live as well."""
     other = Lakehouse(clock.inner)
     plan = operations.plan_orphan_removal(lake)
 
@@ -119,7 +119,7 @@ def test_slow_trim_and_table_compaction_complete(lake: Lakehouse, clock: SlowSto
 
 
 def test_slow_data_file_compaction_completes(clock: SlowStorage) -> None:
-    """Finding them may take longer than the time to live of a transaction; rewriting them may not."""
+    """Finding them may take longer than the time to live, but rewriting them may not."""
     small = Lakehouse.create("memory://small-files/", storage=clock, txn_ttl_millis=TTL_MS)
     clock.read_ms = 0
     for _ in range(6):
@@ -133,7 +133,7 @@ def test_slow_data_file_compaction_completes(clock: SlowStorage) -> None:
 
 
 def test_slow_repair_completes(lake: Lakehouse, clock: SlowStorage) -> None:
-    """Verify alone takes longer than a transaction may live; what repair does is a commit after it."""
+    """The verification takes longer than the time to live, and the repair is a commit after it."""
     before = lake.latest_version()
     operations.plan_export(lake, "kept").execute()
     version = ForeignLake(clock).rollback(before, keeps_unknown=True)
@@ -155,7 +155,7 @@ def test_slow_reconcile_completes(lake: Lakehouse, clock: SlowStorage) -> None:
 
 
 class _Tree:
-    """A change that only needs nodes, with a draft of a chosen duration."""
+    """A change of nodes whose draft takes a chosen time."""
 
     def __init__(self, work: Callable[[], None]):
         self._work = work
@@ -169,7 +169,7 @@ class _Tree:
 
 
 def test_files_of_an_attempt_age(lake: Lakehouse, clock: SlowStorage) -> None:
-    """They would be removed as orphans, were the root to land after that."""
+    """They could be removed as orphans before the root is created."""
     clock.create_ms = 2 * TTL_MS
     version = lake.latest_version()
     before = listed(clock)
@@ -193,7 +193,7 @@ def test_files_written_before_the_commit_age_from_their_write(lake: Lakehouse, c
 
 
 def test_transaction_ages_from_its_start(lake: Lakehouse, clock: SlowStorage) -> None:
-    """Its base may be old, and so may what it staged be."""
+    """Its base and its staged definitions may be older."""
     txn = lake.transaction()
     txn.create_namespace("late")
     clock.time_ms += TTL_MS + 1
@@ -213,7 +213,7 @@ def test_saved_transaction_keeps_its_age(lake: Lakehouse, clock: SlowStorage) ->
 
 
 def test_operation_marks_again_after_an_orphan_removal(lake: Lakehouse, clock: SlowStorage) -> None:
-    """What it looked at is older than the bar; its files are not."""
+    """Files that it read are older than the removal's limit, but not its own files."""
     base = lake.snapshot()
     clock.time_ms += 100 * TTL_MS
     operations.plan_orphan_removal(lake).execute()

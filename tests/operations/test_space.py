@@ -1,4 +1,4 @@
-"""After many overwrites and maintenance, little more than the kept files remains on disk."""
+"""After many overwrites and maintenance, few files other than the kept ones remain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = 10_000
 
 
 def rows(seed: int) -> pa.Table:
-    """Return rows that no codec makes small."""
+    """Return incompressible rows."""
     values = np.random.default_rng(seed).integers(0, 1 << 62, ROWS)
     return pa.table({"id": pa.array(range(ROWS), pa.int64()), "value": pa.array(values, pa.int64())})
 
@@ -50,7 +50,7 @@ def bytes_under(folder: Path) -> int:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """The folder of an Iceberg table that another catalog keeps."""
+    """The folder of an Iceberg table in another catalog."""
     storage = LocalStorage(f"file://{tmp_path}/outside/", fsync=False)
     lake = lake_with_tables(storage)
     overwrite_all(lake, 7)
@@ -79,7 +79,7 @@ def test_space_after_many_overwrites_is_bounded(lakes: Lakes, tmp_path: Path, ou
         overwrite_all(lake, seed)
         storage.time_ms += 60_000
     shutil.copytree(folder, tmp_path / "before")
-    kept = {name: catalog_at(lake).load_table(f"ns.{name}").scan().to_arrow() for name in [*TABLES, "external"]}
+    tables = {name: catalog_at(lake).load_table(f"ns.{name}").scan().to_arrow() for name in [*TABLES, "external"]}
 
     trimmed = operations.plan_trim_tables(lake).execute()
     storage.time_ms += LONG_MS
@@ -98,7 +98,7 @@ def test_space_after_many_overwrites_is_bounded(lakes: Lakes, tmp_path: Path, ou
     assert bytes_under(folder) < bytes_under(tmp_path / "before") / (n_overwrites / 2)
     assert contents_of(outside) == untouched
     assert {path: storage.read(path) for path in stray} == stray
-    for name, before in kept.items():
+    for name, before in tables.items():
         assert catalog_at(lake).load_table(f"ns.{name}").scan().to_arrow() == before
     assert operations.verify(lake).is_clean
     lakes.watch(lake)

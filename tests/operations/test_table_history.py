@@ -1,4 +1,4 @@
-"""The history of a table: which versions changed it, and how."""
+"""The history of a table lists the versions that changed it."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def lake(lakes: Lakes) -> Lakehouse:
 
 
 def test_history_lists_versions_that_changed_the_table(lake: Lakehouse) -> None:
-    found = table_history(lake, "sales", "orders")
-    shown = [(one.info.version, one.since, one.change.kind, one.rows_changed) for one in found.versions]
-    assert shown == [(6, 5, "changed", 0), (5, 4, "changed", 1), (3, 2, "changed", 3), (2, 1, "added", 0)]
-    assert [one.change.after.rows for one in found.versions if one.change.after is not None] == [4, 4, 3, 0]
-    assert found.versions[0].columns == ("added name string", "id was int, is long")
-    assert found.looked_back_to == 0
+    history = table_history(lake, "sales", "orders")
+    entries = [(entry.info.version, entry.since, entry.change.kind, entry.rows_changed) for entry in history.versions]
+    assert entries == [(6, 5, "changed", 0), (5, 4, "changed", 1), (3, 2, "changed", 3), (2, 1, "added", 0)]
+    assert [entry.change.after.rows for entry in history.versions if entry.change.after is not None] == [4, 4, 3, 0]
+    assert history.versions[0].columns == ("added name string", "id was int, is long")
+    assert history.looked_back_to == 0
     assert table_history(lake, "sales", "other").versions[0].info.version == 4
 
 
 def test_history_is_bounded(lake: Lakehouse) -> None:
-    assert [one.info.version for one in table_history(lake, "sales", "orders", most=2).versions] == [6, 5]
-    found = table_history(lake, "sales", "orders", look_back=2)
-    assert ([one.info.version for one in found.versions], found.looked_back_to) == ([6, 5], 4)
+    assert [entry.info.version for entry in table_history(lake, "sales", "orders", most=2).versions] == [6, 5]
+    history = table_history(lake, "sales", "orders", look_back=2)
+    assert ([entry.info.version for entry in history.versions], history.looked_back_to) == ([6, 5], 4)
     assert table_history(lake, "sales", "nothing").versions == ()
 
 
@@ -60,8 +60,12 @@ def test_history_contains_drop_and_rollback(lake: Lakehouse) -> None:
 
 def test_changes_of_expired_versions_count_for_the_next_one(lake: Lakehouse) -> None:
     expire(lake, "4-5")
-    found = table_history(lake, "sales", "orders").versions
-    assert [(one.info.version, one.since, one.rows_changed) for one in found] == [(6, 3, 1), (3, 2, 3), (2, 1, 0)]
+    history = table_history(lake, "sales", "orders").versions
+    assert [(entry.info.version, entry.since, entry.rows_changed) for entry in history] == [
+        (6, 3, 1),
+        (3, 2, 3),
+        (2, 1, 0),
+    ]
 
 
 def test_damaged_old_version_does_not_hide_newer_ones(lake: Lakehouse) -> None:

@@ -120,10 +120,10 @@ def test_no_transaction_creates_a_second_name(lake: Lakehouse, change: Callable[
 
 def test_concurrent_transactions_create_one_name_per_table_id(lake: Lakehouse) -> None:
     create(lake, "ns", "t")
-    one, other = lake.transaction(), lake.transaction()
-    for txn, name in ((one, "a"), (other, "b")):
+    first, other = lake.transaction(), lake.transaction()
+    for txn, name in ((first, "a"), (other, "b")):
         txn.create_table("ns", name, replace(table(), id="0" * 8), id_of=IdOf.STAGED_TABLE)
-    one.commit()
+    first.commit()
     with pytest.raises(CommitConflictError):
         other.commit()
     assert names_of(lake, "0" * 8) == ["ns.a"]

@@ -1,4 +1,4 @@
-"""Operations on a lakehouse with a table root: which files there are deleted, and which never are."""
+"""Operations on a lakehouse with a table root: deleted files, and files that are never deleted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def root(table_roots: TableRoots) -> str:
 
 @pytest.fixture
 def aging(table_roots: TableRoots, root: str) -> Aging:
-    """A lakehouse with a table under its table root, some files of which no version needs any more."""
+    """A lakehouse with a table under its table root, and some unneeded files of that table."""
     aging = table_roots.lake(root)
     append_rows(aging.lake)
     overwrite_rows(aging.lake, "ns.t")
@@ -105,7 +105,7 @@ def test_plans_name_table_root_files_by_uri(aging: Aging, root: str) -> None:
 def test_slow_clock_of_the_table_root_does_not_age_files(
     aging: Aging, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files there have times of that clock. By the lakehouse's clock a new one looks as old as the clocks differ."""
+    """Files there have times of that clock, so a new file seems old by the lakehouse's clock."""
     put_orphans(aging, root)
     storage = aging.lake.external_storages.storage_of(FileAddress(root, ""))
     now_ms = aging.clock.time_ms
@@ -138,10 +138,10 @@ def test_foreign_files_under_the_table_root_are_kept(aging: Aging, table_roots: 
 
 
 def needed_files_of(lake: Lakehouse, root: str) -> set[str]:
-    """Return all that a lakehouse has in the folder of its one table, with its own file."""
+    """Return the needed files in the folder of the lakehouse's only table, including the owner file."""
     table_id = lake.snapshot().table("ns", "t").id
-    found = {path for path in paths_under(root) if path.startswith(f"tables/{table_id}/")}
-    return found | {TableUser(lake.snapshot().definition.id, lake.root).path}
+    paths = {path for path in paths_under(root) if path.startswith(f"tables/{table_id}/")}
+    return paths | {TableUser(lake.snapshot().definition.id, lake.root).path}
 
 
 def test_copy_does_not_delete_files_of_its_original(aging: Aging, table_roots: TableRoots, root: str) -> None:
@@ -159,7 +159,7 @@ def test_copy_does_not_delete_files_of_its_original(aging: Aging, table_roots: T
     shown = str(operations.plan_orphan_removal(copy.lake).table().title)
     assert f"files under the table root {root} are kept" in shown
     assert f"the lakehouse at {aging.lake.root!r} with the same id" in shown
-    assert [one.code for one in operations.verify(copy.lake).findings if one.path == root] == ["table-root-kept"]
+    assert [entry.code for entry in operations.verify(copy.lake).findings if entry.path == root] == ["table-root-kept"]
 
 
 def test_original_does_not_delete_files_of_a_copy(aging: Aging, table_roots: TableRoots, root: str) -> None:
@@ -175,10 +175,10 @@ def test_original_does_not_delete_files_of_a_copy(aging: Aging, table_roots: Tab
     assert paths_under(root) == before
     assert rows(copy.lake) == expected
     delete_all_files(copy.lake)
-    taken = operations.plan_relocation(aging.lake, root)
-    assert (taken.table_root, taken.tables, taken.is_empty) == (root, (), False)
+    relocation = operations.plan_relocation(aging.lake, root)
+    assert (relocation.table_root, relocation.tables, relocation.is_empty) == (root, (), False)
     version = aging.lake.latest_version()
-    assert taken.execute(taken.digest).version == version, "nothing in the lakehouse changes"
+    assert relocation.execute(relocation.digest).version == version, "nothing in the lakehouse changes"
     assert operations.plan_relocation(aging.lake, root).is_empty
     clean_up(aging)
     assert paths_under(root) == needed_paths(aging.lake, root)
@@ -189,7 +189,7 @@ def test_moved_lakehouse_claims_its_table_root(aging: Aging, table_roots: TableR
     delete_all_files(aging.lake)
     append_rows(moved.lake)
     expected = rows(moved.lake)
-    assert [one.fix for one in operations.verify(moved.lake).findings] == ["relocate"]
+    assert [finding.fix for finding in operations.verify(moved.lake).findings] == ["relocate"]
     operations.plan_relocation(moved.lake, root).execute()
     assert [user.root for user in users_of(open_storage(root), moved.lake.snapshot().definition.id)] == [
         moved.lake.root
@@ -218,7 +218,7 @@ def test_definition_alone_does_not_allow_deletion(table_roots: TableRoots, root:
 
 
 def test_unclaimed_table_root_is_kept(table_roots: TableRoots, root: str) -> None:
-    """The same for lakehouses from before table roots recorded their users."""
+    """This includes lakehouses of older releases, which did not record users of table roots."""
     aging = table_roots.aging(table_roots.lakes.storage())
     with aging.lake.transaction() as txn:
         txn.alter_definition(replace(txn.definition, table_root=root))
@@ -245,8 +245,8 @@ def test_plan_file_with_arbitrary_locations_is_harmless(aging: Aging, table_root
 
 
 @pytest.mark.parametrize("linked", ["", "tables"])
-def test_table_root_that_is_another_name_of_the_root(table_roots: TableRoots, tmp_path: Path, linked: str) -> None:
-    """The same files are listed twice then, and each listing shows only a part of what is needed by its own names."""
+def test_cleanup_with_link_to_root_as_table_root(table_roots: TableRoots, tmp_path: Path, linked: str) -> None:
+    """The same files are listed twice, and each listing contains only some of the needed names."""
     folder, link = tmp_path / "lake", tmp_path / "link"
     aging = table_roots.aging(open_storage(f"file://{folder}/", {"fsync": "false"}))
     append_rows(aging.lake, "ns.older")
@@ -268,10 +268,12 @@ def test_table_root_that_is_another_name_of_the_root(table_roots: TableRoots, tm
     aging.clean_up()
     assert len(rows(aging.lake)) == len(expected) + 3
     assert catalog_at(aging.lake).load_table("ns.older").scan().to_arrow().num_rows == 3
-    assert [one for one in operations.verify(aging.lake, deep=True).findings if one.severity == "error"] == []
+    assert [
+        finding for finding in operations.verify(aging.lake, deep=True).findings if finding.severity == "error"
+    ] == []
 
 
-def test_table_root_that_is_the_root_of_another_lakehouse(table_roots: TableRoots) -> None:
+def test_cleanup_with_root_of_another_lakehouse_as_table_root(table_roots: TableRoots) -> None:
     host = table_roots.aging(table_roots.lakes.storage("host"))
     append_rows(host.lake)
     guest = table_roots.lake(host.lake.root, "guest")
@@ -296,10 +298,10 @@ def test_deletion_stops_once_a_copy_writes_to_the_table_root(aging: Aging, root:
     before = paths_under(root)
     lake, storage = aging.lake, open_storage(root)
     mark = Mark(survey_versions(lake), with_tables=True)
-    with lease(lake.storage, "orphans") as held:
+    with lease(lake.storage, "orphans") as lease_guard:
         add_user(storage, lake.snapshot().definition.id, "memory://copy/")
         with pytest.raises(MaintenanceBlockedError):
-            delete_unreached(lake.storage, {f"{root}tables/{NEW_ID}/data/stray.parquet": 5}, mark, held)
+            delete_unreached(lake.storage, {f"{root}tables/{NEW_ID}/data/stray.parquet": 5}, mark, lease_guard)
     assert paths_under(root) >= before
 
 
@@ -315,7 +317,7 @@ def test_damaged_table_file_keeps_its_folder(aging: Aging, root: str) -> None:
 
 
 def test_exports_and_restores_keep_table_root_files(aging: Aging, table_roots: TableRoots, root: str) -> None:
-    """A full export within the lakehouse made its tables unreadable: they were looked for below the own root."""
+    """A full export within the lakehouse must not resolve table files below the lakehouse root."""
     lake = aging.lake
     expected = rows(lake)
     plan = operations.plan_export(lake, "here", "full")
@@ -345,12 +347,12 @@ def test_interrupted_export_keeps_its_table_root_copies(aging: Aging, root: str)
     lake = aging.lake
     before = paths_under(root)
 
-    def die(what: str, done: int, total: int) -> None:
+    def interrupt(what: str, done: int, total: int) -> None:
         if what == "copied" and done > total // 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        operations.plan_export(lake, "here", "full").execute(progress=die)
+        operations.plan_export(lake, "here", "full").execute(progress=interrupt)
     copies = paths_under(root) - before
     assert copies
     aging.later()
@@ -385,13 +387,13 @@ def test_table_root_is_moved(aging: Aging, table_roots: TableRoots, root: str) -
     assert (plan.tables, plan.table_root) == (("ns.t",), target)
     assert lake.latest_version() == version
     plan.execute(plan.digest)
-    again = Lakehouse.open(lake.root)
-    assert again.snapshot().definition.table_root == target
-    assert operations.plan_relocation(again, target).is_empty
-    assert rows(again) == expected
-    assert root not in catalog_at(again).load_table("ns.t").metadata.model_dump_json()
-    assert [catalog_at(again, number).load_table("ns.t").scan().to_arrow().num_rows for number in (2, 3)] == older
-    append_rows(again)
+    reopened = Lakehouse.open(lake.root)
+    assert reopened.snapshot().definition.table_root == target
+    assert operations.plan_relocation(reopened, target).is_empty
+    assert rows(reopened) == expected
+    assert root not in catalog_at(reopened).load_table("ns.t").metadata.model_dump_json()
+    assert [catalog_at(reopened, number).load_table("ns.t").scan().to_arrow().num_rows for number in (2, 3)] == older
+    append_rows(reopened)
     assert len(rows(opened_before)) == len(expected) + 3, "an open lakehouse notices the move"
     assert operations.verify(lake, deep=True).findings == ()
     kept = {path for path in paths_under(target) if path.endswith(".parquet")}
@@ -443,10 +445,10 @@ def test_commands_delete_under_and_claim_a_table_root(tmp_path: Path) -> None:
     command = ["--root", str(root), "--storage-option", "fsync=false"]
 
     def run(*arguments: str) -> dict[str, Any]:
-        done = CliRunner().invoke(trinitylake, [*command, *arguments, "--json"])
-        assert done.exit_code == 0, done.output
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        result = CliRunner().invoke(trinitylake, [*command, *arguments, "--json"])
+        assert result.exit_code == 0, result.output
+        document: dict[str, Any] = json.loads(result.stdout)
+        return document
 
     run("init", "--table-root", table_root)
     append_rows(Lakehouse.open(str(root)))

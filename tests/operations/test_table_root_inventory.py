@@ -1,4 +1,4 @@
-"""Orphans under a table root, found by an inventory of it, of the lakehouse, or of both."""
+"""Orphans under a table root, found by an inventory of the table root, of the lakehouse, or of both."""
 
 from __future__ import annotations
 
@@ -79,18 +79,18 @@ def test_inventory_of_both_roots_gives_the_same_plan_as_a_listing(aging: Aging, 
 def test_root_missing_in_the_inventory_is_listed(
     aging: Aging, root: str, tmp_path: Path, of_lake: bool, of_tables: bool
 ) -> None:
-    """A root of which it has files is not listed, so that what came later waits for the next inventory."""
-    storage_at(aging, root).delete(owner_path(NEW_ID))  # or its whole folder would be listed
+    """A root with files in the inventory is not listed, so newer files wait for the next inventory."""
+    storage_at(aging, root).delete(owner_path(NEW_ID))  # otherwise the whole folder would be listed
     location = inventory(tmp_path / "inventory", aging, root, of_lake=of_lake, of_tables=of_tables)
     table_id = aging.lake.snapshot().table("ns", "t").id
-    node, late = new_node_path(), f"tables/{table_id}/data/late.parquet"
+    node, late_file = new_node_path(), f"tables/{table_id}/data/late.parquet"
     aging.lake.storage.create(node, b"late")
-    storage_at(aging, root).create(late, b"late")
+    storage_at(aging, root).create(late_file, b"late")
     aging.later()
-    found = set(operations.plan_orphan_removal(aging.lake, inventory=location).paths)
-    assert f"{root}tables/{table_id}/data/stray.parquet" in found
-    assert (node in found, f"{root}{late}" in found) == (not of_lake, not of_tables)
-    assert found <= set(operations.plan_orphan_removal(aging.lake).paths)
+    orphans = set(operations.plan_orphan_removal(aging.lake, inventory=location).paths)
+    assert f"{root}tables/{table_id}/data/stray.parquet" in orphans
+    assert (node in orphans, f"{root}{late_file}" in orphans) == (not of_lake, not of_tables)
+    assert orphans <= set(operations.plan_orphan_removal(aging.lake).paths)
 
 
 def test_table_root_owner_file_is_kept_with_newer_files(aging: Aging, root: str, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_table_root_owner_file_is_kept_with_newer_files(aging: Aging, root: str,
 
 
 def test_inventory_of_another_root_only(table_roots: TableRoots, tmp_path: Path) -> None:
-    """A catalog in Redis has no inventory, its tables on S3 have one."""
+    """A catalog in Redis has no inventory, but its tables on S3 have one."""
     root = table_roots.root("apart")
     aging = table_roots.lake(root, "lake")
     append_rows(aging.lake)
@@ -120,9 +120,9 @@ def test_inventory_of_another_root_only(table_roots: TableRoots, tmp_path: Path)
     other = write_inventory(tmp_path / "other", "bucket", ["a"])
     with pytest.raises(InvalidInputError, match=f"covers 's3://bucket/', which does not contain .*{root}"):
         operations.plan_orphan_removal(aging.lake, inventory=other)
-    nothing = write_inventory(tmp_path / "nothing", root, ["a/x", f"tables/{NEW_ID}/data/stray.parquet"])
+    without_lake = write_inventory(tmp_path / "nothing", root, ["a/x", f"tables/{NEW_ID}/data/stray.parquet"])
     with pytest.raises(InvalidInputError):
-        operations.plan_orphan_removal(aging.lake, inventory=nothing)
+        operations.plan_orphan_removal(aging.lake, inventory=without_lake)
 
 
 def test_inventory_does_not_delete_files_of_a_copy(aging: Aging, root: str, tmp_path: Path) -> None:

@@ -107,11 +107,11 @@ def test_relocation_to_files_with_other_sizes_is_rejected(lake: Lakehouse, tmp_p
     moved = tmp_path / "moved"
     (tmp_path / "data").rename(moved)
     (data,) = list(moved.rglob("*.parquet"))
-    whole = data.read_bytes()
-    data.write_bytes(whole[:-1])
+    content = data.read_bytes()
+    data.write_bytes(content[:-1])
     with pytest.raises(CorruptFileError):
         operations.plan_relocation(lake, f"file://{moved}/")
-    data.write_bytes(whole)
+    data.write_bytes(content)
     operations.plan_relocation(lake, f"file://{moved}/").execute()
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow()["i"].to_pylist() == [1, 2, 3]
 
@@ -153,14 +153,14 @@ def test_target_has_each_file_that_an_export_needs(
     operations.plan_export(lake, "first", "full", target=target).execute()
     folder = Path(catalog_at(Lakehouse.open(target)).load_table("ns.t").location().removeprefix("file://"))
     path = sorted(folder.rglob(file))[-1]
-    whole = path.read_bytes()
+    content = path.read_bytes()
     path.unlink()
     if damage == "cut":
-        path.write_bytes(whole[:-1])
+        path.write_bytes(content[:-1])
     catalog_at(lake).load_table("ns.t" if is_changed else "ns.other").append(pa.table({"i": [4]}))
     report = operations.plan_export(lake, "second", "full", target=target).execute()
     assert report.is_complete
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
     exported = catalog_at(Lakehouse.open(target))
     expected = ([1, 2, 3, 4], [7]) if is_changed else ([1, 2, 3], [4, 7])
     for name, rows in zip(("ns.t", "ns.other"), expected, strict=True):

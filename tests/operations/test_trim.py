@@ -1,4 +1,4 @@
-"""Trimming drops Iceberg snapshots that no kept version needs from the latest metadata, and changes no reader."""
+"""Trim removes unneeded Iceberg snapshots from the latest metadata without changing what readers see."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ HOUR_MS = 3_600_000
 
 
 def keeping(versions: int) -> RetentionPolicy:
-    """Return a policy that keeps the newest versions, however young the others are."""
+    """Return a policy that keeps only the newest versions, regardless of the age of the others."""
     return RetentionPolicy(maximum_age_ms=0, minimum_versions=versions, protected_ms=0)
 
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
-    """A lakehouse an hour after its last commit, as a retention policy sees it."""
+    """A lakehouse whose last commit was an hour ago."""
     lakehouse = lakes.memory()
     return Lakehouse(ClockStorage(lakehouse.storage, lakehouse.storage.now_ms() + HOUR_MS))
 
@@ -57,7 +57,7 @@ def rows(*ids: int) -> pa.Table:
 
 
 def overwrite(lake: Lakehouse, name: str, times: int, first: int = 0) -> None:
-    """Create a table when it is missing and replace its rows so many times: each is one version."""
+    """Replace the rows of a table, which is created if missing, a number of times with one version each."""
     catalog = catalog_at(lake)
     catalog.create_namespace_if_not_exists("ns")
     table = catalog.create_table_if_not_exists(f"ns.{name}", ROWS.schema)
@@ -102,7 +102,7 @@ def test_trim_keeps_needed_snapshots_and_all_versions_readable(lake: Lakehouse) 
     plan = operations.plan_trim_tables(lake, keeping(2))
     assert lake.latest_version() == latest
     assert [(trim.namespace, trim.table) for trim in plan.tables] == [("ns", "t"), ("ns", "u")]
-    # An overwrite is two snapshots, a delete and an append, but for the first one.
+    # Each overwrite except the first is two snapshots, a delete and an append.
     assert [(len(trim.dropped), len(trim.kept)) for trim in plan.tables] == [(10, 1), (9, 2)]
     assert set(plan.tables[1].kept) == current_of_kept
     report = plan.execute()
@@ -256,7 +256,7 @@ def overwrite_real(lake: Lakehouse, times: int) -> None:
 
 def replace_rows(table: Table, number: int) -> None:
     if table.current_snapshot() is None:
-        table.append(rows(number))  # pyiceberg warns where there is nothing to overwrite
+        table.append(rows(number))  # pyiceberg warns if there are no rows to overwrite
     else:
         table.overwrite(rows(number))
 
@@ -275,7 +275,7 @@ def test_trim_of_two_tables_in_one_folder_keeps_both(lake: Lakehouse) -> None:
     middle = lake.snapshot()
     overwrite(lake, "t", 3, first=10)
     keys = middle.keys
-    with lake.transaction() as txn:  # as a program that does not check the ids of tables
+    with lake.transaction() as txn:  # like a program that does not check table ids
         txn.restore_entry(keys.table_key("ns", "copy"), middle.entry(keys.table_key("ns", "t")), mirrors=True)
     assert lake.snapshot().table("ns", "copy").id == lake.snapshot().table("ns", "t").id
     later(lake)
@@ -306,7 +306,7 @@ def test_trim_plans_are_shown_and_approved_by_digest(lake: Lakehouse) -> None:
 
 
 class Racing(StorageWrapper):
-    """Lets others act just before our root is created, each time one of them."""
+    """Runs one of several actions before each root is created."""
 
     def __init__(self, inner: Any, *actions: Callable[[], None]):
         super().__init__(inner)
@@ -318,8 +318,8 @@ class Racing(StorageWrapper):
         super().create(path, data)
 
 
-def raced(lake: Lakehouse, plan: TrimPlan, *actions: Callable[[], None]) -> TrimPlan:
-    """Return the plan on a storage where others are faster."""
+def with_conflicts(lake: Lakehouse, plan: TrimPlan, *actions: Callable[[], None]) -> TrimPlan:
+    """Return the plan with a storage that causes conflicts."""
     return replace(plan, operation=replace(plan.operation, lake=Lakehouse(Racing(lake.storage, *actions))))
 
 
@@ -329,17 +329,17 @@ def test_trim_plans_again_if_a_table_changes(lake: Lakehouse) -> None:
     plan = operations.plan_trim_tables(lake, keeping(1))
     dropped = {trim.table: set(trim.dropped) for trim in plan.tables}
     all_before = snapshot_ids(lake, "t")
-    report = raced(lake, plan, lambda: overwrite(lake, "t", 2, first=50)).execute()
+    report = with_conflicts(lake, plan, lambda: overwrite(lake, "t", 2, first=50)).execute()
     assert (report.attempts, report.tables) == (2, ("ns.t", "ns.u"))
     assert read(lake, "t") == [51]
-    # The snapshot that was current in the plan is not approved, though nothing needs it any more.
+    # The snapshot that was current in the plan is not approved for removal, although it is no longer needed.
     assert snapshot_ids(lake, "t") & all_before == all_before - dropped["t"]
     assert len(snapshot_ids(lake, "t")) == 5
     of_table = {path for path in metadata_files(lake) if lake.snapshot().table("ns", "u").id in path}
     assert len(of_table) == 1 + 3 + 1, "files of the lost attempt were deleted"
 
 
-def test_trim_skips_a_table_dropped_or_replaced_meanwhile(lake: Lakehouse) -> None:
+def test_trim_skips_a_table_dropped_or_replaced_concurrently(lake: Lakehouse) -> None:
     for name in ("t", "u", "v"):
         overwrite(lake, name, 2)
     plan = operations.plan_trim_tables(lake, keeping(1))
@@ -350,7 +350,7 @@ def test_trim_skips_a_table_dropped_or_replaced_meanwhile(lake: Lakehouse) -> No
         catalog.drop_table("ns.u")
         overwrite(lake, "u", 2)
 
-    report = raced(lake, plan, replace_two).execute()
+    report = with_conflicts(lake, plan, replace_two).execute()
     assert (report.tables, report.left) == (("ns.v",), ("ns.t", "ns.u"))
     assert len(snapshot_ids(lake, "u")) == 3
 
@@ -358,7 +358,7 @@ def test_trim_skips_a_table_dropped_or_replaced_meanwhile(lake: Lakehouse) -> No
 def test_trim_ignores_unrelated_commits(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
     plan = operations.plan_trim_tables(lake, keeping(1))
-    report = raced(lake, plan, lambda: print(create(lake, "others"))).execute()
+    report = with_conflicts(lake, plan, lambda: print(create(lake, "others"))).execute()
     assert (report.attempts, report.version) == (1, lake.latest_version())
     assert lake.snapshot().has_namespace("others")
 
@@ -369,7 +369,9 @@ def test_trim_respects_a_new_export(lake: Lakehouse) -> None:
     needed = load(lake, "t", version).metadata.current_snapshot_id
     plan = operations.plan_trim_tables(lake, keeping(1))
     assert needed in plan.tables[0].dropped
-    report = raced(lake, plan, lambda: print(operations.plan_export(lake, "x", version=version).execute())).execute()
+    report = with_conflicts(
+        lake, plan, lambda: print(operations.plan_export(lake, "x", version=version).execute())
+    ).execute()
     assert report.attempts == 2
     assert needed in snapshot_ids(lake, "t")
 
@@ -380,7 +382,7 @@ def test_trim_attempts_are_bounded(lake: Lakehouse) -> None:
     appends = [lambda: load(lake, "t").append(rows(7))] * (MAX_ATTEMPTS + 1)
     n_files = len(metadata_files(lake))
     with pytest.raises(CommitConflictError):
-        raced(lake, plan, *appends).execute()
+        with_conflicts(lake, plan, *appends).execute()
     assert read(lake, "t") == [1, *[7] * MAX_ATTEMPTS]
     assert len(metadata_files(lake)) == n_files + MAX_ATTEMPTS, "nothing of the trim is left"
 
@@ -389,8 +391,8 @@ def test_trim_with_unknown_outcome_deletes_nothing(lake: Lakehouse) -> None:
     overwrite(lake, "t", 2)
     plan = operations.plan_trim_tables(lake, keeping(1))
 
-    class Unknown(StorageWrapper):
-        """Creates a root, and loses the response."""
+    class LostResponse(StorageWrapper):
+        """Creates a root and loses the response."""
 
         lost = ""
 
@@ -408,7 +410,7 @@ def test_trim_with_unknown_outcome_deletes_nothing(lake: Lakehouse) -> None:
             return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     with pytest.raises(errors.CommitOutcomeUnknownError):
-        replace(plan, operation=replace(plan.operation, lake=Lakehouse(Unknown(lake.storage)))).execute()
+        replace(plan, operation=replace(plan.operation, lake=Lakehouse(LostResponse(lake.storage)))).execute()
     assert read(lake, "t") == [1]
     assert len(snapshot_ids(lake, "t")) == 1, "it was committed"
 
@@ -426,7 +428,7 @@ def test_trim_plan_reads_each_metadata_file_once(lake: Lakehouse, lakes: Lakes) 
     metered = MeteredLakehouse(lake)
     plan = operations.plan_trim_tables(metered.lake, keeping(2))
     versions = lake.latest_version() + 1
-    # hint, roots, the lakehouse definition; definitions and metadata: 2 of the latest version, 1 of the one before
+    # hint, roots, lakehouse definition; then definitions and metadata: 2 of the latest, 1 of the previous version
     assert metered.cost().requests["read"] <= versions + 2 * 3 + 8
     assert set(metered.cost().requests) <= {"read", "list", "stat"}
     assert plan.snapshots_dropped > 0

@@ -1,4 +1,4 @@
-"""Undone versions: those that a later rollback replaced, for the lakehouse and for single tables."""
+"""Versions undone by a later rollback, for the lakehouse and for single tables."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def marks(lake: Lakehouse, *chosen: ObjectName) -> dict[int, int]:
     return {version: rollback for version, rollback in sorted(by.items()) if rollback is not None}
 
 
-def of_table(lake: Lakehouse, table: str) -> dict[int, int]:
-    """Return the versions that changed a table and are undone, by the table's history."""
+def undone_in_table_history(lake: Lakehouse, table: str) -> dict[int, int]:
+    """Return the undone versions in a table's history."""
     versions = table_history(lake, "ns", table).versions
     return {version.info.version: version.undone_by for version in reversed(versions) if version.undone_by is not None}
 
@@ -53,7 +53,11 @@ def test_versions_after_a_rollback_target_are_undone(lake: Lakehouse) -> None:
     alter(lake, "ns", "b")
     assert marks(lake) == {}
     operations.rollback(lake, 1)
-    assert (marks(lake), of_table(lake, "a"), of_table(lake, "b")) == ({2: 4, 3: 4}, {2: 4}, {3: 4})
+    assert (marks(lake), undone_in_table_history(lake, "a"), undone_in_table_history(lake, "b")) == (
+        {2: 4, 3: 4},
+        {2: 4},
+        {3: 4},
+    )
     alter(lake, "ns", "a")
     assert (marks(lake), undone(lake).text(2), undone(lake).text(5)) == ({2: 4, 3: 4}, "undone by 4", "")
     assert find_undone(lake.files, []) == Undone()
@@ -63,9 +67,9 @@ def test_undone_rollback_undoes_nothing(lake: Lakehouse) -> None:
     alter(lake, "ns", "a")
     operations.rollback(lake, 1)
     operations.rollback(lake, 2)
-    assert (marks(lake), of_table(lake, "a")) == ({3: 4}, {3: 4})
+    assert (marks(lake), undone_in_table_history(lake, "a")) == ({3: 4}, {3: 4})
     operations.rollback(lake, 3)
-    assert (marks(lake), of_table(lake, "a")) == ({2: 3, 4: 5}, {2: 3, 4: 5})
+    assert (marks(lake), undone_in_table_history(lake, "a")) == ({2: 3, 4: 5}, {2: 3, 4: 5})
 
 
 def test_rollback_of_a_table_undoes_only_this_table(lake: Lakehouse) -> None:
@@ -74,10 +78,10 @@ def test_rollback_of_a_table_undoes_only_this_table(lake: Lakehouse) -> None:
     operations.rollback(lake, 1, tables=["ns.a"])
     assert (marks(lake, A), marks(lake, B), marks(lake)) == ({2: 4, 3: 4}, {}, {2: 4, 3: 4})
     assert marks(lake, ObjectName("ns")) == {2: 4, 3: 4}, "a return of the namespace would bring the table back"
-    assert (of_table(lake, "a"), of_table(lake, "b")) == ({2: 4}, {})
+    assert (undone_in_table_history(lake, "a"), undone_in_table_history(lake, "b")) == ({2: 4}, {})
     assert undone(lake).text(2) == "ns.a undone by 4"
     operations.rollback(lake, 1)
-    assert (undone(lake).text(3), of_table(lake, "b")) == ("undone by 5", {3: 5})
+    assert (undone(lake).text(3), undone_in_table_history(lake, "b")) == ("undone by 5", {3: 5})
     alter(lake, "ns", "a")
     operations.rollback(lake, 5, tables=["ns.a"])
     assert (undone(lake).text(3), undone(lake).text(6)) == ("undone by 5", "ns.a undone by 7")
@@ -86,7 +90,7 @@ def test_rollback_of_a_table_undoes_only_this_table(lake: Lakehouse) -> None:
 def test_table_removed_or_restored_by_a_rollback_is_marked(lake: Lakehouse) -> None:
     drop(lake, "ns", "a")
     operations.rollback(lake, 1, tables=["ns.a"])
-    assert (marks(lake, A), of_table(lake, "a")) == ({2: 3}, {2: 3})
+    assert (marks(lake, A), undone_in_table_history(lake, "a")) == ({2: 3}, {2: 3})
     with lake.transaction() as txn:
         txn.create_namespace("more")
     create(lake, "new", "t")
@@ -113,7 +117,7 @@ def test_false_rollback_record_marks_nothing(lake: Lakehouse) -> None:
     alter(lake, "ns", "a")
     forged_to(lake, 1)
     forged_to(lake, 99_999)
-    assert (marks(lake), of_table(lake, "a")) == ({}, {})
+    assert (marks(lake), undone_in_table_history(lake, "a")) == ({}, {})
 
 
 @pytest.mark.parametrize("keeps_unknown", [False, True])
@@ -132,7 +136,7 @@ def test_record_counts_if_the_target_was_purged(lake: Lakehouse) -> None:
     alter(lake, "ns", "b")
     operations.rollback(lake, 3, tables=["ns.b"])
     seal(lake, 1)
-    assert (marks(lake, A), of_table(lake, "a")) == ({2: 3}, {2: 3})
+    assert (marks(lake, A), undone_in_table_history(lake, "a")) == ({2: 3}, {2: 3})
     seal(lake, 3)
     assert marks(lake, A)[2] in (3, 5)
     assert marks(lake, B)[4] == 5
@@ -173,19 +177,19 @@ def test_marks_match_the_model(lakes: Lakes, seed: int) -> None:
         rng.choice(actions)(lake, rng)
         info = next(lake.history())
         if info.version < len(lineages):
-            continue  # there was nothing to roll back
-        lineages.append(_grown(lake, info, lineages))
+            continue  # the rollback changed nothing
+        lineages.append(_extended(lake, info, lineages))
     for name in "ab":
         expected = {version for version in range(len(lineages)) if version not in lineages[-1][name]}
         assert set(marks(lake, ObjectName("ns", name))) == expected
 
 
-def _grown(lake: Lakehouse, info: Any, lineages: list[dict[str, list[int]]]) -> dict[str, list[int]]:
-    """Return the lineages of the tables at a new version: at a rollback they continue with its target."""
+def _extended(lake: Lakehouse, info: Any, lineages: list[dict[str, list[int]]]) -> dict[str, list[int]]:
+    """Return the lineages of the tables at a new version. After a rollback they continue from its target."""
     to = info.properties.get("to_version")
-    changed = {change.table for change in lake.diff(info.version - 1, info.version)}
+    changed_tables = {change.table for change in lake.diff(info.version - 1, info.version)}
     grown = {}
     for name, lineage in lineages[-1].items():
-        is_taken_back = to is not None and (info.rollback_from is not None or name in changed)
-        grown[name] = [*(lineages[int(to)][name] if is_taken_back else lineage), info.version]
+        is_rollback = to is not None and (info.rollback_from is not None or name in changed_tables)
+        grown[name] = [*(lineages[int(to)][name] if is_rollback else lineage), info.version]
     return grown

@@ -1,4 +1,4 @@
-"""Operations on a storage with unordered listings find, delete and report the same as on any other."""
+"""Operations give the same results on a storage with unordered listings."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_cleanup_with_unordered_listings(aging: Aging) -> None:
 def test_latest_version_and_roots_with_unordered_listings(aging: Aging) -> None:
     latest = aging.lake.latest_version()
     aging.lake.storage.delete(HINT_PATH)
-    again = Lakehouse(aging.lake.storage)
-    assert again.latest_version() == latest
-    assert [info.version for info in again.history()] == list(range(latest, -1, -1))
-    assert operations.repair_hint(again)
-    assert operations.inspect_hint(again).hinted == latest
+    reopened = Lakehouse(aging.lake.storage)
+    assert reopened.latest_version() == latest
+    assert [info.version for info in reopened.history()] == list(range(latest, -1, -1))
+    assert operations.repair_hint(reopened)
+    assert operations.inspect_hint(reopened).hinted == latest
 
 
 def test_lease_with_unordered_listings(aging: Aging) -> None:

@@ -75,8 +75,8 @@ def findings(lake: Lakehouse) -> list[Finding]:
     return list(operations.verify(Lakehouse(lake.storage)).findings)
 
 
-def paths(found: list[Finding]) -> set[str | None]:
-    return {finding.path for finding in found if finding.severity == "error"}
+def paths(findings_in: list[Finding]) -> set[str | None]:
+    return {finding.path for finding in findings_in if finding.severity == "error"}
 
 
 def table_file(lake: Lakehouse, kind: FileKind) -> str:
@@ -121,7 +121,7 @@ def empty(lake: Lakehouse, path: str) -> None:
     truncate(lake.storage, path, 0)
 
 
-def no_arrow(lake: Lakehouse, path: str) -> None:
+def replace_by_text(lake: Lakehouse, path: str) -> None:
     lake.storage.write(path, b"\xff\x00 neither Arrow, protobuf, JSON nor Avro \xff" * 20)
 
 
@@ -131,10 +131,10 @@ def flip_end(lake: Lakehouse, path: str) -> None:
 
 # Undetectable damage: the latest root is missing, or data files are damaged, which
 # a shallow verify does not read.
-UNKNOWABLE = {("root", delete), ("data", flip_end), ("data", no_arrow)}
+UNKNOWABLE = {("root", delete), ("data", flip_end), ("data", replace_by_text)}
 
 
-@pytest.mark.parametrize("damage", [delete, cut, empty, no_arrow, flip_end])
+@pytest.mark.parametrize("damage", [delete, cut, empty, replace_by_text, flip_end])
 @pytest.mark.parametrize("place", PLACES)
 def test_every_damaged_file_is_found(damaged: Lakehouse, place: str, damage: Callable[[Lakehouse, str], None]) -> None:
     path = PLACES[place](damaged)
@@ -142,7 +142,7 @@ def test_every_damaged_file_is_found(damaged: Lakehouse, place: str, damage: Cal
     damage(damaged, path)
     item = findings(damaged)
     if (place, damage) in UNKNOWABLE and not (
-        damage is no_arrow and damaged.storage.stat(path).size_bytes != size_bytes
+        damage is replace_by_text and damaged.storage.stat(path).size_bytes != size_bytes
     ):
         assert path not in paths(item)
         return
@@ -357,15 +357,15 @@ def test_committed_fixture_is_clean(tmp_path: Path) -> None:
 
 
 def test_version_from_the_future_is_a_warning_until_next_commit(lake: Lakehouse) -> None:
-    late = Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + 3_600_000))
-    create(late, "early")
+    later_lake = Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + 3_600_000))
+    create(later_lake, "early")
     version = lake.latest_version()
     report = operations.verify(lake)
     assert [(finding.severity, finding.code, finding.version) for finding in report.findings] == [
         ("warning", "time-in-future", version)
     ]
     assert report.is_clean
-    assert operations.verify(late).findings == ()
+    assert operations.verify(later_lake).findings == ()
     create(lake, "next")
     report = operations.verify(lake)
     assert [(finding.severity, finding.code, finding.version) for finding in report.findings] == [

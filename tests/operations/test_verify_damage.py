@@ -13,15 +13,15 @@ from tests.clock import ClockStorage
 from tests.lakes import check_lake
 from tests.operations.aging import LONG_MS
 from tests.operations.changes import node_bytes, node_columns, small_sizes
-from tests.operations.generated import (
-    Place,
+from tests.operations.generated_lakes import (
+    ReachedNode,
     definitions_of,
     generated,
     memory_lake,
     nodes_of,
     random_step,
 )
-from tests.operations.test_folding_file_systems import Elsewhere
+from tests.operations.test_folding_file_systems import RemoteExecutor
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import NamespaceDef, TableDef
@@ -48,12 +48,12 @@ def assert_found(storage: MemoryStorage, path: str, *codes: str) -> None:
     assert any(finding.path == path and finding.code in codes for finding in error), (path, codes, error)
 
 
-def inner_nodes(lake: Lakehouse) -> list[Place]:
-    return [place for place in nodes_of(lake) if not place.node.is_leaf]
+def inner_nodes(lake: Lakehouse) -> list[ReachedNode]:
+    return [node for node in nodes_of(lake) if not node.node.is_leaf]
 
 
-def below_roots(lake: Lakehouse) -> list[Place]:
-    return [place for place in nodes_of(lake) if place.visited.depth]
+def below_roots(lake: Lakehouse) -> list[ReachedNode]:
+    return [node for node in nodes_of(lake) if node.visited.depth]
 
 
 def rewritten(storage: MemoryStorage, path: str, change: Callable[[Columns, int], None]) -> None:
@@ -68,10 +68,10 @@ def test_truncated_file_is_found(seed: int, data: st.DataObject) -> None:
     """An exception is a definition truncated between two fields, which is a valid smaller definition."""
     with memory_lake(generated(seed)) as storage:
         lake = Lakehouse(storage)
-        path = data.draw(st.sampled_from([*definitions_of(lake), *(place.path for place in nodes_of(lake))]))
-        whole = storage.read(path)
-        size_bytes = data.draw(st.integers(0, len(whole) - 1))
-        storage.write(path, whole[:size_bytes])
+        path = data.draw(st.sampled_from([*definitions_of(lake), *(node.path for node in nodes_of(lake))]))
+        data_before = storage.read(path)
+        size_bytes = data.draw(st.integers(0, len(data_before) - 1))
+        storage.write(path, data_before[:size_bytes])
         error = errors(storage)
         if path.endswith(".arrow"):
             assert path in {finding.path for finding in error}
@@ -80,7 +80,7 @@ def test_truncated_file_is_found(seed: int, data: st.DataObject) -> None:
             assert {finding.code for finding in error} <= {"definition-unreadable", "definition-changed", *TREE}
         else:
             assert {finding.path for finding in error} <= {path}
-            assert error or is_definition(path, whole[:size_bytes])
+            assert error or is_definition(path, data_before[:size_bytes])
 
 
 def is_definition(path: str, data: bytes) -> bool:
@@ -97,7 +97,7 @@ def test_missing_file_is_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
         lake = Lakehouse(storage)
         latest = root_path(lake.latest_version())  # without it the version before is the latest
-        nodes = [place.path for place in nodes_of(lake) if place.path != latest]
+        nodes = [node.path for node in nodes_of(lake) if node.path != latest]
         tables = [info.path for info in storage.list("tables/") if info.path.endswith((".parquet", ".avro"))]
         path = data.draw(st.sampled_from([*definitions_of(lake), *nodes, *tables]))
         storage.delete(path)
@@ -109,18 +109,18 @@ def test_missing_file_is_found(seed: int, data: st.DataObject) -> None:
 def test_wrong_key_count_is_found_or_equivalent(seed: int, data: st.DataObject, off_by: int) -> None:
     """A full leaf with one key fewer has another message, so that it maps the same keys to the same definitions."""
     with memory_lake(generated(seed)) as storage:
-        place = data.draw(st.sampled_from(nodes_of(Lakehouse(storage))))
-        before = place.node
+        node = data.draw(st.sampled_from(nodes_of(Lakehouse(storage))))
+        before = node.node
 
         def change(columns: Columns, _first: int) -> None:
             row = columns["key"].index("n_keys")
             columns["pvalue"][row] = str(len(before.keys) + off_by)
 
-        rewritten(storage, place.path, change)
+        rewritten(storage, node.path, change)
         try:
-            after = decode_node(storage.read(place.path), place.path)
+            after = decode_node(storage.read(node.path), node.path)
         except CorruptFileError:
-            assert_found(storage, place.path, "node-corrupt", "root-corrupt")
+            assert_found(storage, node.path, "node-corrupt", "root-corrupt")
             return
         entries = [
             dict(zip(node.keys, node.values, strict=True)) | node.buffer for node in (before, after) if node.is_leaf
@@ -131,32 +131,30 @@ def test_wrong_key_count_is_found_or_equivalent(seed: int, data: st.DataObject, 
 @given(SEEDS, st.data())
 def test_unsorted_keys_are_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
-        place = data.draw(
-            st.sampled_from([place for place in nodes_of(Lakehouse(storage)) if len(place.node.keys) > 1])
-        )
+        node = data.draw(st.sampled_from([node for node in nodes_of(Lakehouse(storage)) if len(node.node.keys) > 1]))
 
         def change(columns: Columns, first: int) -> None:
             keys = columns["key"]
             keys[first + 1], keys[first + 2] = keys[first + 2], keys[first + 1]
 
-        rewritten(storage, place.path, change)
-        assert_found(storage, place.path, "node-corrupt", "root-corrupt")
+        rewritten(storage, node.path, change)
+        assert_found(storage, node.path, "node-corrupt", "root-corrupt")
 
 
 @given(SEEDS, st.data())
 def test_swapped_children_are_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
-        place = data.draw(st.sampled_from(inner_nodes(Lakehouse(storage))))
-        left = data.draw(st.integers(0, len(place.node.children) - 2))
+        node = data.draw(st.sampled_from(inner_nodes(Lakehouse(storage))))
+        left = data.draw(st.integers(0, len(node.node.children) - 2))
 
         def change(columns: Columns, first: int) -> None:
             children = columns["pnode"]
-            one, other = first + left, first + left + 1
-            children[one], children[other] = children[other], children[one]
+            first_row, other = first + left, first + left + 1
+            children[first_row], children[other] = children[other], children[first_row]
 
-        rewritten(storage, place.path, change)
+        rewritten(storage, node.path, change)
         item = [finding for finding in errors(storage) if finding.code == "tree-invariant"]
-        swapped = {place.path, place.node.children[left], place.node.children[left + 1]}
+        swapped = {node.path, node.node.children[left], node.node.children[left + 1]}
         assert item
         assert {finding.path for finding in item} & swapped, item
 
@@ -164,33 +162,33 @@ def test_swapped_children_are_found(seed: int, data: st.DataObject) -> None:
 @given(SEEDS, st.data())
 def test_key_outside_range_of_parent_is_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
-        places = [place for place in below_roots(Lakehouse(storage)) if place.node.keys]
-        place = data.draw(st.sampled_from(places))
-        is_too_low = place.visited.lower is not None
+        nodes = [node for node in below_roots(Lakehouse(storage)) if node.node.keys]
+        node = data.draw(st.sampled_from(nodes))
+        is_too_low = node.visited.lower is not None
 
         def change(columns: Columns, first: int) -> None:
-            row = first + 1 if is_too_low else first + len(place.node.keys)
+            row = first + 1 if is_too_low else first + len(node.node.keys)
             columns["key"][row] = "!" if is_too_low else "~"
 
-        rewritten(storage, place.path, change)
+        rewritten(storage, node.path, change)
         item = [finding for finding in errors(storage) if finding.code in ("tree-invariant", "node-corrupt")]
-        assert place.path in {finding.path for finding in item}, item
+        assert node.path in {finding.path for finding in item}, item
 
 
 @given(SEEDS, st.data())
 def test_missing_definition_is_found(seed: int, data: st.DataObject) -> None:
     with memory_lake(generated(seed)) as storage:
         lake = Lakehouse(storage)
-        place = data.draw(st.sampled_from([place for place in nodes_of(lake) if place.node.keys]))
-        row = data.draw(st.integers(0, len(place.node.keys) - 1))
-        key = place.node.keys[row]
-        effective = lake.snapshot(place.version).entry(key)
-        assume(effective == place.node.values[row])  # otherwise a newer message hides the value
+        node = data.draw(st.sampled_from([node for node in nodes_of(lake) if node.node.keys]))
+        row = data.draw(st.integers(0, len(node.node.keys) - 1))
+        key = node.node.keys[row]
+        effective = lake.snapshot(node.version).entry(key)
+        assume(effective == node.node.values[row])  # otherwise a newer message hides the value
 
         def change(columns: Columns, first: int) -> None:
             columns["pvalue"][first + 1 + row] = "no/where.binpb"
 
-        rewritten(storage, place.path, change)
+        rewritten(storage, node.path, change)
         assert_found(storage, "no/where.binpb", "definition-unreadable")
 
 
@@ -259,9 +257,9 @@ def test_all_executors_report_the_same_findings(seed: int, is_incremental: bool,
         return {**result, "cost": None, "findings": sorted(result["findings"], key=str)}
 
     with memory_lake(generated(seed)) as storage:
-        places = inner_nodes(Lakehouse(storage))
+        nodes = inner_nodes(Lakehouse(storage))
         if data.draw(st.booleans()):
-            rewritten(storage, data.draw(st.sampled_from(places)).path, _lead_to_one_child)
+            rewritten(storage, data.draw(st.sampled_from(nodes)).path, _lead_to_one_child)
         for path in data.draw(st.lists(st.sampled_from(sorted(generated(seed))), max_size=3, unique=True)):
             if data.draw(st.booleans()):
                 storage.delete(path)
@@ -271,9 +269,9 @@ def test_all_executors_report_the_same_findings(seed: int, is_incremental: bool,
             expected = report(LOCAL)
         except TrinityLakeError as error:
             with pytest.raises(type(error)):
-                report(Elsewhere())
+                report(RemoteExecutor())
         else:
-            assert report(Elsewhere()) == expected
+            assert report(RemoteExecutor()) == expected
 
 
 def _lead_to_one_child(columns: Columns, first: int) -> None:

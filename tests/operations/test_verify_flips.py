@@ -16,7 +16,7 @@ from tests.faults import FaultyStorage, fail
 from tests.lakes import entries, table
 from tests.operations.aging import Aging, grow
 from tests.operations.changes import append_rows, create
-from tests.operations.generated import generated, memory_lake, nodes_of, random_step
+from tests.operations.generated_lakes import generated, memory_lake, nodes_of, random_step
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import FileMissingError, StoragePermissionError, VersionExpiredError
 from trinitylake_ops.format.file_names import HINT_PATH, new_node_path
@@ -95,11 +95,11 @@ def superseded_definitions() -> set[str]:
     files = files_of_all_kinds()
     with memory_lake(files) as storage:
         lake = Lakehouse(storage)
-        shown: set[str] = set()
+        reachable: set[str] = set()
         for version in (*range(lake.latest_version() + 1), *EXPORTS):
             with contextlib.suppress(VersionExpiredError):
-                shown.update(entries(lake, version).values())
-    return {path for path in files if re.fullmatch(KINDS["table definition"], path)} - shown
+                reachable.update(entries(lake, version).values())
+    return {path for path in files if re.fullmatch(KINDS["table definition"], path)} - reachable
 
 
 def of_kind(kind: str, files: dict[str, bytes]) -> list[str]:
@@ -145,8 +145,8 @@ def deletions(kind: str, count: int, seed: int) -> None:
 def swaps(kind: str, count: int, seed: int) -> None:
     files, rng = files_of_all_kinds(), random.Random(f"{kind}{seed}")
     for _ in range(count):
-        one, other = rng.sample(of_kind(kind, files), 2)
-        check_found(kind, one, files[other])
+        first, other = rng.sample(of_kind(kind, files), 2)
+        check_found(kind, first, files[other])
 
 
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -264,32 +264,32 @@ def test_flipped_bit_in_pointer_is_reported_for_its_node(kind: str) -> None:
         latest = lake.snapshot()
         if kind == "node":
             location, node = latest.location, latest.root
-            lost, changed = damaged(list(node.children))
+            original, changed = damaged(list(node.children))
             change = {"children": changed}
         else:
             key = latest.keys.table_key("last", "t3")
             location = holder_of(latest.files.nodes, latest.root, latest.location, key)
             node = decode_node(storage.read(location), location)
-            held = dict(zip(node.keys, node.values, strict=True))
-            lost, changed = damaged([node.buffer.get(key) or held[key]])
-            assert key in node.buffer or key in held
+            by_key = dict(zip(node.keys, node.values, strict=True))
+            original, changed = damaged([node.buffer.get(key) or by_key[key]])
+            assert key in node.buffer or key in by_key
             if key in node.buffer:
                 change = {"buffer": {**node.buffer, key: changed[0]}}
             else:
-                change = {"values": [*({**held, key: changed[0]}).values()]}
+                change = {"values": [*({**by_key, key: changed[0]}).values()]}
         data = encode_node(replace(node, **change), lake.snapshot().definition.order)
         storage.write(location, data)
         findings = deep(storage).findings
         assert (location, "pointer-damaged") in {(finding.path, finding.code) for finding in findings}
-        assert not {changed[-1], lost} & {finding.path for finding in findings if finding.severity == "error"}
+        assert not {changed[-1], original} & {finding.path for finding in findings if finding.severity == "error"}
         plan = operations.plan_repair(Lakehouse(storage))
         assert "pointer-damaged" in {row.code for row in plan.remaining}
 
 
 def damaged(pointers: list[str]) -> tuple[str, list[str]]:
     """Return the last of these pointers, and all of them with another digit in its UUID."""
-    lost = pointers[-1]
-    return lost, [*pointers[:-1], misspelt(lost)]
+    original = pointers[-1]
+    return original, [*pointers[:-1], misspelt(original)]
 
 
 def misspelt(path: str) -> str:
@@ -313,16 +313,16 @@ def test_readers_report_damaged_pointer() -> None:
 def test_deep_verify_reports_files_without_checksum() -> None:
     with memory_lake(generated(1)) as storage:
         lake = Lakehouse(storage)
-        whole = deep(storage)
-        assert f"{whole.checked_files} files compared with their checksums" in str(whole.table().title)
-        nodes = [place.path for place in nodes_of(lake)][:2]
+        report_before = deep(storage)
+        assert f"{report_before.checked_files} files compared with their checksums" in str(report_before.table().title)
+        nodes = [node.path for node in nodes_of(lake)][:2]
         for path in nodes:
             storage.write(path, encode_node(decode_node(storage.read(path), path), lake.snapshot().definition.order))
         report = deep(storage)
-        assert report.findings == whole.findings
+        assert report.findings == report_before.findings
         assert report.without_checksum["node"] == len(nodes)
         assert "2 nodes without a checksum" in str(report.table().title).replace(", ", " ").replace("  ", " ")
         assert report.to_dict()["without_checksum"]["node"] == len(nodes)
-        assert report.checked_files == whole.checked_files - len(nodes)
+        assert report.checked_files == report_before.checked_files - len(nodes)
         shallow = operations.verify(Lakehouse(storage))
         assert (shallow.checked_files, shallow.without_checksum) == (0, {})

@@ -11,7 +11,7 @@ import pytest
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, seal, table
 from tests.operations.changes import append_rows, create, drop, node_bytes, node_columns, overwrite_rows, small_sizes
-from tests.operations.test_folding_file_systems import Elsewhere
+from tests.operations.test_folding_file_systems import RemoteExecutor
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CorruptFileError, StoragePermissionError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
@@ -34,13 +34,13 @@ ORDER = 4
 @pytest.fixture
 def lake() -> Iterator[Lakehouse]:
     """A lakehouse with a tree of several levels and a managed table."""
-    made = Lakehouse.create(ROOT, storage=MemoryStorage(ROOT), order=ORDER, **small_sizes(ORDER))
-    with made.transaction(message="m" * 3_400) as txn:
+    lake = Lakehouse.create(ROOT, storage=MemoryStorage(ROOT), order=ORDER, **small_sizes(ORDER))
+    with lake.transaction(message="m" * 3_400) as txn:
         txn.create_namespace("big")
         for number in range(12):
             txn.create_table("big", f"t{number}", table())
-    append_rows(made)
-    yield made
+    append_rows(lake)
+    yield lake
     drop_memory_root(ROOT)
 
 
@@ -147,7 +147,7 @@ def test_root_with_definition_of_wrong_kind_is_found(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed",
+    "fields",
     [
         {"order": 0},
         {"order": 2**32 - 1},
@@ -158,10 +158,10 @@ def test_root_with_definition_of_wrong_kind_is_found(lake: Lakehouse) -> None:
     ],
     ids="-".join,
 )
-def test_invalid_settings_are_found(lake: Lakehouse, changed: dict[str, int]) -> None:
+def test_invalid_settings_are_found(lake: Lakehouse, fields: dict[str, int]) -> None:
     """One flipped bit can allow keys of gigabytes."""
     path = lake.snapshot().definition_location
-    lake.storage.write(path, replace(lake.snapshot().definition, **changed).to_bytes())
+    lake.storage.write(path, replace(lake.snapshot().definition, **fields).to_bytes())
     report = verified(lake.storage)
     assert errors(lake.storage) == [("definition-unreadable", path, 0)]
     assert {finding.fix for finding in report.findings} == {None}
@@ -199,7 +199,7 @@ def test_repeated_data_file_is_reported_once(lakes: Lakes, times: int) -> None:
         (finding,) = operations.verify(lake, incremental=incremental).findings
         assert (finding.code, finding.severity) == ("table-file-repeated", "warning")
         assert (finding.path, finding.version) == (path, lake.latest_version() - 1)
-    (finding,) = operations.verify(lake, executor=Elsewhere()).findings
+    (finding,) = operations.verify(lake, executor=RemoteExecutor()).findings
     assert finding.path == path
     overwrite_rows(lake, "ns.t")
     append_rows(lake)
@@ -316,14 +316,14 @@ def test_history_and_reports_show_valid_parts_of_foreign_metadata(lake: Lakehous
 def test_partly_read_version_does_not_affect_later_ones(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects of a version that could only be read in part are not used as the state before the next version."""
     monkeypatch.setattr(verify_objects, "BATCH_CHANGES", 1)
-    known, hostile, _ = (create(lake, name) for name in "xyz")
+    readable, hostile, _ = (create(lake, name) for name in "xyz")
     last = decode_node(lake.storage.read(root_path(hostile)), root_path(hostile)).children[-1]
     empty, outer, twice = (new_node_path() for _ in range(3))
     times = {"created_at_millis": "1"}
     lake.storage.create(empty, encode_node(NodeFile([], [], [], {}, times), ORDER))
     lake.storage.create(outer, encode_node(NodeFile(["~"], ["x"], [last, empty], {}, times), ORDER))
     lake.storage.create(twice, encode_node(NodeFile(["~~"], ["x"], [outer, last], {}, times), ORDER))
-    rewrite_root(lake, known, lambda root: root.children.__setitem__(-1, outer))
+    rewrite_root(lake, readable, lambda root: root.children.__setitem__(-1, outer))
     for version in range(hostile):
         rewrite_root(lake, version, lambda root: root.children.__setitem__(slice(0, 1), [new_node_path()]))
     rewrite_root(lake, hostile, lambda root: root.children.__setitem__(-1, twice))

@@ -10,7 +10,7 @@ import pytest
 from tests.faults import FaultyStorage
 from tests.lakes import Lakes
 from tests.operations.changes import append_rows
-from tests.operations.test_folding_file_systems import Elsewhere
+from tests.operations.test_folding_file_systems import RemoteExecutor
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import FileExistsAlreadyError
 from trinitylake_ops.format.file_names import owner_path
@@ -34,7 +34,7 @@ def owner_of(lake: Lakehouse, table: str = "t") -> str:
 
 
 def findings_of(lake: Lakehouse, *, deep: bool) -> list[tuple[str, str, str | None]]:
-    reports = [operations.verify(lake, deep=deep, executor=executor) for executor in (LOCAL, Elsewhere())]
+    reports = [operations.verify(lake, deep=deep, executor=executor) for executor in (LOCAL, RemoteExecutor())]
     assert reports[0].findings == reports[1].findings
     return [(finding.severity, finding.code, finding.path) for finding in reports[0].findings]
 
@@ -70,11 +70,13 @@ def test_repair_does_not_claim_folder_of_another_lakehouse(lake: Lakehouse) -> N
 @pytest.mark.parametrize("deep", [False, True])
 def test_damaged_owner_file_is_reported(lake: Lakehouse, deep: bool) -> None:
     path = owner_of(lake)
-    whole = lake.storage.read(path)
-    lake.storage.write(path, whole[:-1])
+    content = lake.storage.read(path)
+    lake.storage.write(path, content[:-1])
     assert findings_of(lake, deep=deep) == [("error", "owner-damaged", path)]
-    assert [(left.code, left.path) for left in operations.plan_repair(lake).remaining] == [("owner-damaged", path)]
-    lake.storage.write(path, whole.replace(b"lakehouse_id", b"lakehouse_ix"))
+    assert [(finding.code, finding.path) for finding in operations.plan_repair(lake).remaining] == [
+        ("owner-damaged", path)
+    ]
+    lake.storage.write(path, content.replace(b"lakehouse_id", b"lakehouse_ix"))
     assert findings_of(lake, deep=deep) == ([("error", "owner-damaged", path)] if deep else []), "the size is the same"
 
 

@@ -19,7 +19,7 @@ from tests.faults import DeathError, FaultyStorage, fail
 from tests.lakes import seal, table
 from tests.operations.aging import Aging
 from tests.operations.changes import append_rows, create, flip
-from tests.operations.generated import generated, memory_lake
+from tests.operations.generated_lakes import generated, memory_lake
 from tests.operations.test_verify_damage import SEEDS
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError, StoragePermissionError
@@ -136,8 +136,8 @@ def test_any_bit_flipped_after_verification_is_found(seed: int, data: st.DataObj
         report = verified(storage, deep=True)
         assert ("file-changed", path) in {(finding.code, finding.path) for finding in report.findings}
         assert not report.is_clean
-        again = verified(storage, deep=True, incremental=True)
-        assert ("file-changed", path) in {(f.code, f.path) for f in again.findings}
+        repeated = verified(storage, deep=True, incremental=True)
+        assert ("file-changed", path) in {(f.code, f.path) for f in repeated.findings}
         assert not verified(storage, deep=True).is_clean, "the record still has the old checksum"
         flip_bit(memory, path, bit)
         assert verified(storage, deep=True).findings == ()
@@ -261,7 +261,7 @@ def test_limits_end_verify_early_and_report_unchecked_parts() -> None:
             assert report.is_clean
             assert report.stopped == f"the budget of {max_requests} requests is spent"
             assert "orphans" in report.unchecked
-            assert any(what.startswith("versions ") for what in report.unchecked)
+            assert any(part.startswith("versions ") for part in report.unchecked)
             assert str(report).startswith("Incomplete")
             assert report.cost.total_requests <= max_requests + 5, "the first requests locate the latest version"
         report = verified(storage, budget=Budget(max_seconds=1e-9))
@@ -277,15 +277,15 @@ def test_limited_incremental_runs_finish(max_requests: int) -> None:
     """Each run continues where the last one ended, and only files that locate the latest version are read twice."""
     with memory_lake(generated(3)) as storage:
         total = verified(storage).cost.total_requests
-        seen: set[str] = set()
+        read_before: set[str] = set()
         n_runs = 0
         while True:
             n_runs += 1
             report, read = reads(storage, incremental=True, budget=Budget(max_requests=max_requests))
             assert report.is_clean
             read = {path for path in read if path in immutable(storage, ".arrow", ".binpb", ".avro")}
-            assert seen & read == set()
-            seen |= {path for path in read if not path.startswith("tables/")}
+            assert read_before & read == set()
+            read_before |= {path for path in read if not path.startswith("tables/")}
             if report.is_complete:
                 break
             assert n_runs < 3 * total
@@ -335,13 +335,13 @@ def test_run_killed_at_any_request_can_be_repeated() -> None:
         verified(counted, incremental=True)
         assert {"create", "delete"} <= {request.kind for request in counted.log}
         for request in counted.log:
-            with memory_lake(files) as again:
+            with memory_lake(files) as repeated:
                 death = fail(request.number, DeathError, "after")  # type: ignore[arg-type]
                 with pytest.raises(DeathError):
-                    verified(FaultyStorage(again, [death], concurrency=1), incremental=True)
-                assert records(again), request
-                assert verified(again, incremental=True).findings == (), request
-                assert len(records(again)) == 1
+                    verified(FaultyStorage(repeated, [death], concurrency=1), incremental=True)
+                assert records(repeated), request
+                assert verified(repeated, incremental=True).findings == (), request
+                assert len(records(repeated)) == 1
 
 
 def test_record_follows_the_format() -> None:
@@ -438,13 +438,13 @@ def test_only_superseded_record_is_an_orphan(aging: Aging) -> None:
     (first,) = records(aging.clock)
     data = aging.clock.read(first)
     aging.later()
-    kept = verified(aging.clock, incremental=True).record_path
+    record_path = verified(aging.clock, incremental=True).record_path
     aging.clock.create(first, data)
     aging.clock.written_ms[first] -= 1
     aging.later()
     assert operations.plan_orphan_removal(aging.lake).paths == [first]
     aging.remove_orphans()
-    assert records(aging.clock) == [kept]
+    assert records(aging.clock) == [record_path]
     assert verified(aging.clock, incremental=True).findings == ()
 
 

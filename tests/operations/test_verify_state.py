@@ -90,7 +90,7 @@ def test_interrupted_purge_is_a_warning(aging: Aging, part: str) -> None:
     assert (result["lease-stale"].fix, result["lease-stale"].path) == ("purge", lease_path(1))
     if has_begun:
         assert result["purge-unfinished"].fix == "purge"
-        assert any("purge" in what for what in report.unchecked), "orphans are unknown before"
+        assert any("purge" in part for part in report.unchecked), "orphans are unknown before"
     aging.purge()
     aging.later()
     aging.remove_orphans()
@@ -252,14 +252,14 @@ def test_definitions_purged_during_verify_are_not_damaged(lakes: Lakes) -> None:
 
 
 class DroppedMeanwhile(AgingStorage):
-    """Drop the export, remove its files and, with ``again``, export again, before a read."""
+    """Drop the export, remove its files and, with ``is_exported_again``, export again, before a read."""
 
-    def __init__(self, aging: Aging, at: int, *, again: bool):
+    def __init__(self, aging: Aging, at: int, *, is_exported_again: bool):
         super().__init__(aging.clock.inner, aging.clock.time_ms)
         self.written_ms = aging.clock.written_ms
         self._aging = aging
         self._at = at
-        self._again = again
+        self._again = is_exported_again
         self.n_reads = 0
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
@@ -274,15 +274,15 @@ class DroppedMeanwhile(AgingStorage):
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_exports_dropped_during_verify_are_not_damaged(lakes: Lakes, again: bool) -> None:
+@pytest.mark.parametrize("is_exported_again", [False, True])
+def test_exports_dropped_during_verify_are_not_damaged(lakes: Lakes, is_exported_again: bool) -> None:
     at = 1
     while True:
         aging = Aging.on(lakes.storage(f"{at}"))
         grow(aging, 3)
         append_rows(aging.lake)
         operations.plan_export(aging.lake, "full", level="full").execute()
-        storage = DroppedMeanwhile(aging, at, again=again)
+        storage = DroppedMeanwhile(aging, at, is_exported_again=is_exported_again)
         report = verified(storage)
         assert report.is_clean, report
         if storage.n_reads < at:
@@ -297,7 +297,7 @@ def test_orphans_are_unknown_with_damage(damaged: Aging) -> None:
     report = verified(damaged.clock)
     assert codes(report)["node-missing"].fix == "repair --to-last-good"
     assert report.orphan_files is None
-    assert any(what.startswith("orphans") for what in report.unchecked)
+    assert any(part.startswith("orphans") for part in report.unchecked)
     assert "orphans" in str(report).splitlines()[0].partition("; not checked: ")[2]
 
 
@@ -343,7 +343,7 @@ def test_report_records_roots(damaged: Aging) -> None:
     damaged.clock.write(path, encode_node(replace(root, system=system), 4))
     report = verified(damaged.clock)
     assert {finding.path for finding in report.findings if finding.severity == "error"} == {path}
-    assert any(what.startswith("orphans") for what in report.unchecked)
+    assert any(part.startswith("orphans") for part in report.unchecked)
     assert Snapshot.of(damaged.lake.files, 2).root.system.get(LAKEHOUSE_DEF) is None
 
 

@@ -115,11 +115,11 @@ def owner_of(lake: Lakehouse, path: str) -> tuple[str, str]:
 
 def unsealed(storage: Storage, path: str) -> bytes:
     """Write a data file like another program, with page checksums only, and return its bytes."""
-    written = pa.BufferOutputStream()
+    buffer = pa.BufferOutputStream()
     table = pq.read_table(pa.BufferReader(storage.read(path)))
     schema = {key: value for key, value in (table.schema.metadata or {}).items() if b"seal" not in key}
-    pq.write_table(table.replace_schema_metadata(schema), written, write_page_checksum=True, compression="zstd")
-    data = written.getvalue().to_pybytes()
+    pq.write_table(table.replace_schema_metadata(schema), buffer, write_page_checksum=True, compression="zstd")
+    data = buffer.getvalue().to_pybytes()
     storage.write(path, data)
     return data
 

@@ -13,7 +13,7 @@ Need = tuple[str, str]
 
 @dataclass(frozen=True)
 class Token:
-    """A token by the entry of the operator's file. ``lakehouses`` is None for every lakehouse."""
+    """A token, as described by its entry in the operator's file. ``lakehouses`` is None for every lakehouse."""
 
     name: str
     scope: str = "none"

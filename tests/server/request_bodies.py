@@ -17,7 +17,7 @@ TABLE = f"{TABLES}/t"
 COMMIT = "/v1/main/transactions/commit"
 
 
-def created(name: str = "t", **fields: Any) -> dict[str, Any]:
+def create_body(name: str = "t", **fields: Any) -> dict[str, Any]:
     return {"name": name, "schema": SCHEMA, **fields}
 
 

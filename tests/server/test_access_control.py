@@ -29,7 +29,7 @@ from pyiceberg.exceptions import ForbiddenError, OAuthError, UnauthorizedError
 
 from tests.lakes import Lakes, allowing
 from tests.server.live_server import LiveServer, Reply, serving, settings_for
-from tests.server.request_bodies import TABLE, TABLES, commit_of, created, properties
+from tests.server.request_bodies import TABLE, TABLES, commit_of, create_body, properties
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.iceberg import catalog_at
@@ -72,7 +72,7 @@ def guarded(lake: Lakehouse, tokens: Path) -> Iterator[LiveServer]:
     for name in ("ns", "own", "other"):
         catalog.create_namespace(name)
     with serving(settings_for(lake, tokens=tokens)) as served:
-        assert request(served, OPERATOR, "POST", TABLES, created()).status == 200
+        assert request(served, OPERATOR, "POST", TABLES, create_body()).status == 200
         yield served
 
 
@@ -100,15 +100,15 @@ def test_requests_without_valid_token_are_rejected(guarded: LiveServer) -> None:
 
 def test_oauth_client_credentials_are_rejected_with_oauth_error(guarded: LiveServer, lake: Lakehouse) -> None:
     """Clients without a token request one as in OAuth, so the error is an OAuth error."""
-    asked = b"grant_type=client_credentials&client_id=etl&client_secret=verysecret42"
+    body = b"grant_type=client_credentials&client_id=etl&client_secret=verysecret42"
     with serving(settings_for(lake)) as open_to_all:
         for served in (guarded, open_to_all):
-            response = served.request("POST", "/v1/oauth/tokens", asked)
+            response = served.request("POST", "/v1/oauth/tokens", body)
             assert (response.status, response.document["error"]) == (400, "unsupported_grant_type")
             assert "verysecret42" not in response.body.decode()
-            given = {"credential": "etl:verysecret42", "oauth2-server-uri": f"{served.url}/v1/oauth/tokens"}
+            client_properties = {"credential": "etl:verysecret42", "oauth2-server-uri": f"{served.url}/v1/oauth/tokens"}
             with pytest.raises(OAuthError, match="unsupported_grant_type"):
-                served.catalog(**given)
+                served.catalog(**client_properties)
     assert guarded.request("GET", "/v1/oauth/tokens").error == UNAUTHORIZED
 
 
@@ -118,8 +118,8 @@ def test_missing_token_is_not_reported_as_invalid(guarded: LiveServer) -> None:
 
 
 WRITES = [
-    ("POST", TABLES, created("u")),
-    ("POST", TABLES, created("v", **{"stage-create": True})),
+    ("POST", TABLES, create_body("u")),
+    ("POST", TABLES, create_body("v", **{"stage-create": True})),
     ("POST", TABLE, commit_of(properties(a="1"))),
     ("POST", "/v1/main/transactions/commit", {"table-changes": [commit_of(properties(a="1"))]}),
     ("POST", "/v1/main/namespaces", {"namespace": ["new"]}),
@@ -154,10 +154,10 @@ def test_writer_can_write_but_not_register(guarded: LiveServer, lake: Lakehouse)
 def test_scopes_apply_by_namespace(guarded: LiveServer, lake: Lakehouse) -> None:
     assert request(guarded, MIXED, "GET", "/v1/main/namespaces").document["namespaces"] == [["ns"], ["own"]]
     assert request(guarded, MIXED, "GET", TABLE).status == 200
-    assert request(guarded, MIXED, "POST", "/v1/main/namespaces/own/tables", created("mine")).status == 200
+    assert request(guarded, MIXED, "POST", "/v1/main/namespaces/own/tables", create_body("mine")).status == 200
     before = lake.latest_version()
     refused = [
-        ("POST", TABLES, created("u")),
+        ("POST", TABLES, create_body("u")),
         ("GET", "/v1/main/namespaces/other", None),
         ("GET", "/v1/main/namespaces/never-there", None),
         ("GET", "/v1/main/namespaces/other/tables/t", None),
@@ -303,17 +303,17 @@ def test_metrics_and_status_page_require_access_to_everything(lake: Lakehouse, t
     restricted = entry(MIXED, "mixed", scope="read", namespaces={"secret": "none"})
     path.write_text(yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read"), restricted]}))
     with serving(settings_for(lake, tokens=path)) as served:
-        for place in ("/metrics", "/"):
-            assert request(served, READER, "GET", place).status == 200
-            assert request(served, MIXED, "GET", place).error == FORBIDDEN
+        for target in ("/metrics", "/"):
+            assert request(served, READER, "GET", target).status == 200
+            assert request(served, MIXED, "GET", target).error == FORBIDDEN
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "CONNECT"])
 def test_read_only_paths_reject_other_methods(
     served: LiveServer, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for place in ("/healthz", "/readyz", "/metrics", "/v1/config"):
-        assert served.request(method, place, None).status in (404, 405)
+    for path in ("/healthz", "/readyz", "/metrics", "/v1/config"):
+        assert served.request(method, path, None).status in (404, 405)
     assert "Exception in ASGI" not in caplog.text
 
 
@@ -450,8 +450,8 @@ def test_change_that_times_out_is_completed(lake: Lakehouse, monkeypatch: pytest
             return begin(*arguments, **keywords)
 
         monkeypatch.setattr(server_lake, "transaction", slowly)
-        late = served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]})
-        assert late.error == (504, "CommitStateUnknownException")
+        timed_out = served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]})
+        assert timed_out.error == (504, "CommitStateUnknownException")
         waiting = served.request("POST", "/v1/main/namespaces", {"namespace": ["other"]})
         assert waiting.error == (
             503,
@@ -473,8 +473,8 @@ def test_too_many_requests_get_retry_after(lake: Lakehouse) -> None:
 
 def test_tables_are_registered_below_allowed_roots_only(lakes: Lakes, tmp_path: Path) -> None:
     lake, other = lakes.local(), lakes.local("other")
-    for one in (lake, other):
-        catalog_at(one).create_namespace("ns")
+    for lakehouse in (lake, other):
+        catalog_at(lakehouse).create_namespace("ns")
     external_table = catalog_at(other).create_table("ns.t", catalog_schema())
     body = {"name": "r", "metadata-location": external_table.metadata_location}
     path = "/v1/main/namespaces/ns/register"
@@ -483,9 +483,9 @@ def test_tables_are_registered_below_allowed_roots_only(lakes: Lakes, tmp_path: 
     with serving(settings_for(lake)) as served:
         before = lake.latest_version()
         assert served.request("POST", path, body).error == FORBIDDEN
-        for place in (f"file://{secret}", "file:///etc/passwd", "s3://bucket/t.metadata.json", "relative.json", ""):
-            refused = served.request("POST", path, {**body, "metadata-location": place})
-            assert refused.status in (400, 403, 503), place
+        for location in (f"file://{secret}", "file:///etc/passwd", "s3://bucket/t.metadata.json", "relative.json", ""):
+            refused = served.request("POST", path, {**body, "metadata-location": location})
+            assert refused.status in (400, 403, 503), location
             assert b"verysecret42" not in refused.body
         assert lake.latest_version() == before
     allowed = allowing(lake, Path(other.root.removeprefix("file://").rstrip("/")))

@@ -84,13 +84,13 @@ class PlantedLakehouse:
             table, label = self.table(namespace), self.view(namespace)
             if not catalog.table_exists((namespace, table)) and not catalog.view_exists((namespace, table)):
                 columns = pa.table({"id": pa.array([1, 2], pa.int64()), f"col{namespace}": ["a", "b"]})
-                made = catalog.create_table((namespace, table), columns.schema)
-                made.append(columns)
-                made.append(columns)
+                table_in_namespace = catalog.create_table((namespace, table), columns.schema)
+                table_in_namespace.append(columns)
+                table_in_namespace.append(columns)
             if not catalog.view_exists((namespace, label)) and not catalog.table_exists((namespace, label)):
                 first = ViewVersion.model_validate(version(f"SELECT id FROM {table}"))
-                made_view = new_view(SCHEMA_OF_VIEW, first, {}, "file:///")
-                catalog.put_view((namespace, label), lambda _, made=made_view: made, is_new=True)
+                new = new_view(SCHEMA_OF_VIEW, first, {}, "file:///")
+                catalog.put_view((namespace, label), lambda _, view=new: view, is_new=True)
 
 
 def build_lakehouse(name: str, label: str, folder: Path, lakes: Lakes) -> PlantedLakehouse:
@@ -113,16 +113,16 @@ def build_lakehouse(name: str, label: str, folder: Path, lakes: Lakes) -> Plante
         )
         operations.plan_export(lake, export, **target).execute()
         planted.exports.append(export)
-        clone, place = planted.plant(f"cln{label}{kind}zq9"), f"plc{label}{kind}zq9"
-        operations.plan_clone(lake, f"file://{folder}/{planted.plant(place, root_of=clone)}/", clone).execute()
+        clone, folder_name = planted.plant(f"cln{label}{kind}zq9"), f"plc{label}{kind}zq9"
+        operations.plan_clone(lake, f"file://{folder}/{planted.plant(folder_name, root_of=clone)}/", clone).execute()
         planted.clones.append(clone)
         if kind:
-            shutil.rmtree(folder / place)
+            shutil.rmtree(folder / folder_name)
     middle = lake.snapshot().created_at_ms
-    names = [f"export-{one}" for one in planted.exports] + [f"clone-{one}" for one in planted.clones]
-    absent = [one.replace("zq9", "mis") for one in names]
-    known = ["main", "", "v1", f"v{lake.latest_version()}", f"at-{middle}", f"at-{middle + 10**9}", *names]
-    planted.forms = ["main"] * len(known) + known + [*absent, "v99999", "at-1999-01-01", "at-x", "parent@1", "."]
+    names = [f"export-{name}" for name in planted.exports] + [f"clone-{name}" for name in planted.clones]
+    absent = [name.replace("zq9", "mis") for name in names]
+    existing = ["main", "", "v1", f"v{lake.latest_version()}", f"at-{middle}", f"at-{middle + 10**9}", *names]
+    planted.forms = ["main"] * len(existing) + existing + [*absent, "v99999", "at-1999-01-01", "at-x", "parent@1", "."]
     for namespace in planted.namespaces:
         table = catalog_at(lake).load_table((namespace, planted.table(namespace)))
         planted.locations.append(table.metadata_location)
@@ -210,7 +210,7 @@ class Requests:
     def _absent(self, planted: PlantedLakehouse, lakehouse: str) -> list[tuple[str, str]]:
         pairs = [
             *planted.missing.items(),
-            *((one, one.replace("zq9", "mis")) for one in (*planted.exports, *planted.clones)),
+            *((text, text.replace("zq9", "mis")) for text in (*planted.exports, *planted.clones)),
         ]
         return [*pairs, *([] if self._is_alone else [(f"{lakehouse}.", f"{lakehouse[:-1]}y.")])]
 
@@ -221,10 +221,10 @@ class Requests:
         namespace = pick([*planted.namespaces * 3, *planted.missing.values(), pick(_FREE)])
         if operation.name == "dropNamespace":
             namespace = pick([_FREE[0], _FREE[0], namespace])
-        own = namespace if namespace in planted.namespaces else planted.namespaces[0]
+        owner = namespace if namespace in planted.namespaces else planted.namespaces[0]
         # The name of a new object must not contain the secret text of another namespace.
-        names = [planted.view(own) if "iew" in operation.name else planted.table(own), *_FREE]
-        target_name = pick([*_FREE, planted.table(own) if namespace == own else _FREE[0]])
+        names = [planted.view(owner) if "iew" in operation.name else planted.table(owner), *_FREE]
+        target_name = pick([*_FREE, planted.table(owner) if namespace == owner else _FREE[0]])
         draft = _Draft(token, operation, planted, namespace, pick(names[:1] * 4 + names[1:]))
         if operation.body is not None:
             draft.body = self._body(draft, target_name)
@@ -251,12 +251,12 @@ class Requests:
             elif random_.random() < 0.5:
                 draft.query = f"?pageSize=2&pageToken={random_.choice(['', 'bnNw', 'enp6'])}"
         elif name == "createNamespace":
-            hidden = [one for one in draft.planted.namespaces if not draft.token.may(WRITE, one)]
-            created = random_.choice([*_FREE, *hidden])
-            draft.body, draft.needs = {"namespace": [created], "properties": {"a": "1"}}, [(WRITE, created)]
+            hidden = [namespace for namespace in draft.planted.namespaces if not draft.token.may(WRITE, namespace)]
+            new_name = random_.choice([*_FREE, *hidden])
+            draft.body, draft.needs = {"namespace": [new_name], "properties": {"a": "1"}}, [(WRITE, new_name)]
         elif name in ("renameTable", "renameView"):
             other = random_.choice(draft.planted.namespaces)
-            if all(draft.token.may(WRITE, one) for one in (draft.namespace, other)):
+            if all(draft.token.may(WRITE, namespace) for namespace in (draft.namespace, other)):
                 other = draft.namespace  # a renamed object would take its texts into the other namespace
             draft.body["destination"]["namespace"] = [other]
             draft.needs.append((WRITE, other))
@@ -307,7 +307,7 @@ def random_tokens(random_: random.Random, worlds: Sequence[PlantedLakehouse]) ->
             for namespace, missing in planted.missing.items():
                 if random_.random() < 0.6:
                     scopes[namespace] = scopes[missing] = random_.choice(_SCOPES)
-        visible = random_.choice([None, None, None, *([{one.name} for one in worlds]), set()])
+        visible = random_.choice([None, None, None, *([{world.name} for world in worlds]), set()])
         lakehouses = None if visible is None else frozenset(visible)
         tokens[f"token-{number}"] = Token(f"t{number}", random_.choice(_SCOPES), scopes, lakehouses)
     return tokens
@@ -345,7 +345,7 @@ def check(
     """Check a response against the oracle. Return whether the request had to be denied."""
     allowed = token.allows(request.lakehouse, request.needs)
     if request.needs_all:
-        allowed = token.reads_all and (request.operation == "page" or all(token.sees(one.name) for one in worlds))
+        allowed = token.reads_all and (request.operation == "page" or all(token.sees(world.name) for world in worlds))
     if reply.status >= 500:
         results.add_failure("failed", request, token, reply)
     if not allowed and reply.status not in (400, 403, 404):
@@ -405,7 +405,7 @@ def run(lakes: Lakes, folder: Path, n_requests: int, seed: int) -> Results:
         for is_alone, url in addresses:
             servers_of_side = [replace(worlds[0], name=ONLY)] if is_alone else worlds
             if is_alone:
-                servers_of_side[0].secrets = [replace(one, lakehouse=ONLY) for one in servers_of_side[0].secrets]
+                servers_of_side[0].secrets = [replace(secret, lakehouse=ONLY) for secret in servers_of_side[0].secrets]
             split = urlsplit(url)
             connection = stack.enter_context(closing(HTTPConnection(split.hostname or "", split.port, timeout=60)))
             requests = Requests(random_, servers_of_side, is_alone=is_alone)
@@ -446,8 +446,8 @@ def _same_warehouse(request: GeneratedRequest, twin: GeneratedRequest) -> bool:
 def _form(target: str) -> str:
     parts = target.split("/")
     prefix = parts[2] if len(parts) > 3 else ""
-    _, dot, rest = prefix.partition(".")
-    form = rest if dot else prefix
+    _, dot, suffix = prefix.partition(".")
+    form = suffix if dot else prefix
     kind = next((kind for kind in ("main", "export-", "clone-", "at-", "v") if form.startswith(kind)), "other")
     return ("qualified " if dot else "") + kind
 
@@ -455,11 +455,11 @@ def _form(target: str) -> str:
 def check_findings(results: Results) -> None:
     assert results.failures == [], "\n".join(results.failures[:10])
     routes = {(route.method, route.template) for route in ROUTES}
-    names = {one.name for one in OPERATIONS}
-    assert {(one.method, one.path) for one in OPERATIONS} == routes
+    names = {operation.name for operation in OPERATIONS}
+    assert {(operation.method, operation.path) for operation in OPERATIONS} == routes
     assert names | set(_OTHERS) <= results.denied.keys(), "an operation was never denied"
     # Local disks have no credentials and signatures. Two operations are always rejected, and one registers a table.
-    without_success = {one.name for one in OPERATIONS if not one.responses} | {
+    without_success = {operation.name for operation in OPERATIONS if not operation.responses} | {
         "loadCredentials",
         "signRequest",
         "registerTable",

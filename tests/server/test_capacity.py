@@ -35,7 +35,7 @@ from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType, NestedField
 
 from tests.server.live_server import LiveServer, serving, settings_for
-from tests.server.request_bodies import COMMIT, TABLE, TABLES, commit_of, created, properties
+from tests.server.request_bodies import COMMIT, TABLE, TABLES, commit_of, create_body, properties
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import TransientError
 from trinitylake_ops.iceberg import catalog_at, metadata
@@ -75,7 +75,7 @@ def status_of(client: socket.socket) -> int:
 def make_tables(served: LiveServer) -> None:
     assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
     for name in ("t", "u"):
-        assert served.request("POST", TABLES, created(name)).status == 200
+        assert served.request("POST", TABLES, create_body(name)).status == 200
 
 
 class Gate(threading.Event):
@@ -112,7 +112,7 @@ def test_queued_commits_occupy_no_thread(lake: Lakehouse, gate: Gate) -> None:
         clients.append(send_request(served, COMMIT, transaction_body))
         wait_until(lambda: len(queue) == N_WAITING)
         assert served.request("GET", TABLE).status == 200
-        assert served.request("POST", TABLES, created("v")).status == 200
+        assert served.request("POST", TABLES, create_body("v")).status == 200
         assert served.request("POST", f"{TABLES}/v", commit_of(properties(a="1"), name="v")).status == 200
         assert served.request("GET", "/readyz").status == 200
         before = lake.latest_version()
@@ -192,7 +192,7 @@ def test_principal_without_write_access_is_not_queued(lake: Lakehouse, gate: Gat
     with serving(settings_for(lake, tokens=tokens(tmp_path, writer="write", reader="read"))) as served:
         as_writer = {"Authorization": "Bearer writer"}
         assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}, as_writer).status == 200
-        assert served.request("POST", TABLES, created("t"), as_writer).status == 200
+        assert served.request("POST", TABLES, create_body("t"), as_writer).status == 200
         application = served.application
         assert application is not None
         writing = send_request(served, TABLE, commit_of(properties(a="1")), "writer")
@@ -296,18 +296,18 @@ def test_commits_run_in_order_of_arrival() -> None:
         first_pair = queue.enter("a", [t, u, t])
         after = queue.enter("b", [u])
         other = queue.enter("b", [v])
-        assert [place.ready.done() for place in (first, first_pair, after, other)] == [True, False, False, True]
+        assert [entry.ready.done() for entry in (first, first_pair, after, other)] == [True, False, False, True]
         queue.enter("a", [v])
         with pytest.raises(RejectedError):
             queue.enter("a", [("", "ns", "w")])
         queue.leave(first)
-        assert [place.ready.done() for place in (first_pair, after)] == [True, False]
+        assert [entry.ready.done() for entry in (first_pair, after)] == [True, False]
         rejected_entry = queue.enter("c", [u])
         queue.leave(rejected_entry)
         queue.leave(first_pair)
         assert after.ready.done()
-        for place in (after, other):
-            queue.leave(place)
+        for entry in (after, other):
+            queue.leave(entry)
         assert len(queue) == 1
 
     asyncio.run(run())

@@ -11,7 +11,7 @@ import pytest
 
 from tests.clock import TickingClock
 from tests.server.live_server import LiveServer
-from tests.server.request_bodies import COMMIT, TABLE, TABLES, commit_of, created, new_key, properties
+from tests.server.request_bodies import COMMIT, TABLE, TABLES, commit_of, create_body, new_key, properties
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.storage import process_clock
@@ -35,7 +35,7 @@ def server_lake(served: LiveServer) -> Lakehouse:
     server_lake = served.application.warehouses.served[0].lake
     assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
     for name in ("t", "u"):
-        assert served.request("POST", TABLES, created(name)).status == 200
+        assert served.request("POST", TABLES, create_body(name)).status == 200
     assert served.request("POST", TABLE, commit_of(properties(a="0"))).status == 200
     return server_lake
 
@@ -162,5 +162,5 @@ def test_concurrent_changes_of_one_table_are_queued(served: LiveServer, server_l
         assert set(threads.map(change, range(36))) == {200}
     assert server_lake.latest_version() == before + 36
     metrics = served.request("GET", "/metrics").body.decode()
-    lost = [queue for queue in metrics.splitlines() if queue.startswith("trinitylake_lost_attempts_total")]
-    assert [queue.rpartition(" ")[2] for queue in lost] in ([], ["0.0"])
+    conflicts = [queue for queue in metrics.splitlines() if queue.startswith("trinitylake_lost_attempts_total")]
+    assert [queue.rpartition(" ")[2] for queue in conflicts] in ([], ["0.0"])

@@ -21,7 +21,7 @@ from pyiceberg.table.metadata import TableMetadataUtil, TableMetadataV2
 from tests.faults import FaultyStorage, fail, lose_response
 from tests.lakes import Lakes
 from tests.server.live_server import LiveServer, serving, settings_for
-from tests.server.request_bodies import COMMIT, TABLE, TABLES, WIDER, commit_of, created, new_key, properties
+from tests.server.request_bodies import COMMIT, TABLE, TABLES, WIDER, commit_of, create_body, new_key, properties
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import AmbiguousWriteError, StorageFullError, TransientError
 from trinitylake_ops.iceberg import catalog_at
@@ -39,7 +39,7 @@ FORBIDDEN = (403, "ForbiddenException")
 
 
 @pytest.fixture
-def rest(served: LiveServer, lake: Lakehouse) -> RestCatalog:
+def client(served: LiveServer, lake: Lakehouse) -> RestCatalog:
     """A pyiceberg client of a server whose namespace ``ns`` has the tables ``t`` and ``u``."""
     catalog = served.catalog()
     catalog.create_namespace("ns")
@@ -52,7 +52,7 @@ def main_is(snapshot_id: int | None) -> dict[str, Any]:
     return {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": snapshot_id}
 
 
-def test_requirements_are_checked(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_requirements_are_checked(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     uuid = served.request("GET", TABLE).document["metadata"]["table-uuid"]
     satisfied = (
         {"type": "assert-table-uuid", "uuid": uuid},
@@ -76,7 +76,7 @@ def test_requirements_are_checked(served: LiveServer, rest: RestCatalog, lake: L
     assert lake.latest_version() == before
 
 
-def test_transaction_commits_one_version_or_nothing(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_transaction_commits_one_version_or_nothing(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     before = lake.latest_version()
     calls = [commit_of(properties(a="1")), commit_of(properties(a="1"), name="u")]
     assert served.request("POST", COMMIT, {"table-changes": calls}).status == 204
@@ -91,7 +91,7 @@ def test_transaction_commits_one_version_or_nothing(served: LiveServer, rest: Re
 
 
 def test_changes_that_other_engines_cannot_read_are_rejected(
-    served: LiveServer, rest: RestCatalog, lake: Lakehouse
+    served: LiveServer, client: RestCatalog, lake: Lakehouse
 ) -> None:
     before = lake.latest_version()
     fields = [{"id": 1, "name": "id", "type": "long", "required": False}]
@@ -114,7 +114,7 @@ def test_changes_that_other_engines_cannot_read_are_rejected(
     assert lake.latest_version() == before
 
 
-def test_commit_records_principal_and_client(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_commit_records_principal_and_client(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     response = served.request("POST", TABLE, commit_of(properties(a="1")))
     (latest,) = lake.history(1)
     assert dict(latest.properties) == {"principal": "anonymous", "request": response.headers["x-request-id"]}
@@ -142,7 +142,7 @@ def server_lake(served: LiveServer) -> Lakehouse:
 
 
 def test_conflicting_commit_is_retried_if_requirements_are_satisfied(
-    served: LiveServer, rest: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+    served: LiveServer, client: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     external_catalog = catalog_at(lake)
 
@@ -164,7 +164,7 @@ def test_conflicting_commit_is_retried_if_requirements_are_satisfied(
 
 
 def test_other_conflicting_changes_are_retried(
-    served: LiveServer, rest: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+    served: LiveServer, client: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def alter(**values: str) -> None:
         with lake.transaction() as txn:
@@ -177,7 +177,7 @@ def test_other_conflicting_changes_are_retried(
 
 
 def test_commit_fails_after_too_many_conflicts(
-    served: LiveServer, rest: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+    served: LiveServer, client: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trinitylake_ops.server.calls.MOST_ATTEMPTS", 3)
     count = iter(range(100))
@@ -190,7 +190,7 @@ def test_commit_fails_after_too_many_conflicts(
     assert served.request("POST", TABLE, commit_of(properties(a="1"))).error == CONFLICT
 
 
-def test_concurrent_clients_lose_no_append(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_concurrent_clients_lose_no_append(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     """Two clients write to one table and one to another. Clients retry like pyiceberg, and each append exists once."""
     n_each, first_version = 4, lake.latest_version()
 
@@ -204,25 +204,25 @@ def test_concurrent_clients_lose_no_append(served: LiveServer, rest: RestCatalog
                 except CommitFailedException:
                     continue
 
-    works = [("ns.t", range(n_each)), ("ns.t", range(10, 10 + n_each)), ("ns.u", range(n_each))]
-    threads = [threading.Thread(target=append, args=work) for work in works]
+    appends = [("ns.t", range(n_each)), ("ns.t", range(10, 10 + n_each)), ("ns.u", range(n_each))]
+    threads = [threading.Thread(target=append, args=arguments) for arguments in appends]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(rest.load_table("ns.t").scan().to_arrow()["id"].to_pylist()) == [0, 1, 2, 3, 10, 11, 12, 13]
-    assert sorted(rest.load_table("ns.u").scan().to_arrow()["id"].to_pylist()) == [0, 1, 2, 3]
+    assert sorted(client.load_table("ns.t").scan().to_arrow()["id"].to_pylist()) == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert sorted(client.load_table("ns.u").scan().to_arrow()["id"].to_pylist()) == [0, 1, 2, 3]
     assert lake.latest_version() - first_version <= 3 * n_each
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_request_with_idempotency_key_is_applied_once(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_request_with_idempotency_key_is_applied_once(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     requests = (
         ("POST", TABLE, commit_of(properties(a="1"))),
         ("POST", COMMIT, {"table-changes": [commit_of(properties(b="1"))]}),
         ("POST", "/v1/main/namespaces", {"namespace": ["new"]}),
         ("POST", "/v1/main/namespaces/new/properties", {"updates": {"a": "1"}, "removals": ["b"]}),
-        ("POST", "/v1/main/namespaces/new/tables", created()),
+        ("POST", "/v1/main/namespaces/new/tables", create_body()),
         ("DELETE", "/v1/main/namespaces/new/tables/t", None),
         ("DELETE", "/v1/main/namespaces/new", None),
     )
@@ -241,7 +241,7 @@ def test_request_with_idempotency_key_is_applied_once(served: LiveServer, rest: 
     )
 
 
-def test_idempotency_key_is_known_to_another_server(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_idempotency_key_is_known_to_another_server(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     headers = {"Idempotency-Key": new_key()}
     body = {"source": {"namespace": ["ns"], "name": "t"}, "destination": {"namespace": ["ns"], "name": "v"}}
     with serving(settings_for(lake)) as replica:
@@ -252,7 +252,7 @@ def test_idempotency_key_is_known_to_another_server(served: LiveServer, rest: Re
         assert replica.request("POST", "/v1/main/tables/rename", body).error == (404, "NoSuchTableException")
 
 
-def test_invalid_idempotency_keys_are_rejected(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_invalid_idempotency_keys_are_rejected(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     before, body = lake.latest_version(), commit_of(properties(a="1"))
     version_4 = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
     for key in ("x", version_4, new_key().replace("-", ""), new_key(age_ms=36 * 60_000)):
@@ -266,7 +266,7 @@ def test_invalid_idempotency_keys_are_rejected(served: LiveServer, rest: RestCat
 
 
 def test_idempotency_key_of_fast_clock_is_searched_as_long_as_any(
-    served: LiveServer, rest: RestCatalog, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+    served: LiveServer, client: RestCatalog, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "CLOCK_MARGIN_MS", 0)
     key, body = {"Idempotency-Key": new_key(age_ms=-10 * 60_000)}, commit_of(properties(a="1"))
@@ -279,7 +279,7 @@ def test_idempotency_key_of_fast_clock_is_searched_as_long_as_any(
     assert lake.latest_version() == before
 
 
-def test_idempotency_key_belongs_to_one_body(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_idempotency_key_belongs_to_one_body(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     key = {"Idempotency-Key": new_key()}
     assert served.request("POST", TABLE, commit_of(properties(a="1")), key).status == 200
     before = lake.latest_version()
@@ -288,9 +288,9 @@ def test_idempotency_key_belongs_to_one_body(served: LiveServer, rest: RestCatal
     assert lake.latest_version() == before
 
 
-def appended(rest: RestCatalog, name: str) -> dict[str, Any]:
+def appended(client: RestCatalog, name: str) -> dict[str, Any]:
     """Return the body of an append whose files are written, as pyiceberg would send it."""
-    table = rest.load_table(name)
+    table = client.load_table(name)
     txn = table.transaction()
     txn.append(ROWS)
     body = commit_of(name=name.partition(".")[2])
@@ -299,8 +299,8 @@ def appended(rest: RestCatalog, name: str) -> dict[str, Any]:
     return body
 
 
-def test_repeated_append_is_applied_once(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
-    body = appended(rest, "ns.t")
+def test_repeated_append_is_applied_once(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+    body = appended(client, "ns.t")
     first = served.request("POST", TABLE, body)
     before = lake.latest_version()
     repeated = served.request("POST", TABLE, body)
@@ -308,12 +308,14 @@ def test_repeated_append_is_applied_once(served: LiveServer, rest: RestCatalog, 
     assert repeated.document == first.document
     assert served.request("POST", COMMIT, {"table-changes": [body, commit_of(name="u")]}).status == 204
     assert lake.latest_version() == before
-    assert rest.load_table("ns.t").scan().to_arrow().num_rows == 2
+    assert client.load_table("ns.t").scan().to_arrow().num_rows == 2
 
 
-def test_partly_applied_request_is_not_reported_as_done(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_partly_applied_request_is_not_reported_as_done(
+    served: LiveServer, client: RestCatalog, lake: Lakehouse
+) -> None:
     """The snapshots exist, but another requested change does not. A conflict would make the client delete the files."""
-    body = appended(rest, "ns.t")
+    body = appended(client, "ns.t")
     assert served.request("POST", TABLE, body).status == 200
     before = lake.latest_version()
 
@@ -329,15 +331,15 @@ def test_partly_applied_request_is_not_reported_as_done(served: LiveServer, rest
     for request_body in lacking:
         response = served.request("POST", TABLE, request_body)
         assert response.error == UNKNOWN, response.body
-    for change in (commit_of(properties(want="1"), name="u"), appended(rest, "ns.u")):
+    for change in (commit_of(properties(want="1"), name="u"), appended(client, "ns.u")):
         assert served.request("POST", COMMIT, {"table-changes": [body, change]}).error == UNKNOWN
     assert lake.latest_version() == before
 
 
-def test_repeated_transaction_is_applied_once(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_repeated_transaction_is_applied_once(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     changed = commit_of(properties(want="1"), name="u")
     changed["updates"].append({"action": "remove-properties", "removals": ["gone"]})
-    request_body = {"table-changes": [appended(rest, "ns.t"), changed]}
+    request_body = {"table-changes": [appended(client, "ns.t"), changed]}
     assert served.request("POST", COMMIT, request_body).status == 204
     before = lake.latest_version()
     assert served.request("POST", COMMIT, request_body).status == 204
@@ -353,9 +355,9 @@ def test_table_is_loaded_when_folder_cannot_be_created(served: LiveServer, lake:
     assert served.request("GET", TABLE).status == 200
 
 
-def test_files_outside_of_table_location_are_rejected(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_files_outside_of_table_location_are_rejected(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     before = lake.latest_version()
-    body = appended(rest, "ns.u")
+    body = appended(client, "ns.u")
     assert served.request("POST", TABLE, {**body, "identifier": commit_of()["identifier"]}).error == FORBIDDEN
     body["requirements"] = []
     assert served.request("POST", TABLE, {**body, "identifier": commit_of()["identifier"]}).error == FORBIDDEN
@@ -374,9 +376,9 @@ def test_files_outside_of_table_location_are_rejected(served: LiveServer, rest: 
     assert lake.latest_version() == before
 
 
-def test_hadoop_file_uris_are_accepted(served: LiveServer, rest: RestCatalog) -> None:
+def test_hadoop_file_uris_are_accepted(served: LiveServer, client: RestCatalog) -> None:
     """Iceberg's Java runtime writes ``file:/path`` with one slash. Such a name cannot escape either."""
-    body = appended(rest, "ns.u")
+    body = appended(client, "ns.u")
     snapshot = body["updates"][0]["snapshot"]
     manifest_list = snapshot["manifest-list"]
     for escaping in ("file:/etc/passwd", manifest_list.replace("/metadata/", "/../x/").replace("file:///", "file:/")):
@@ -384,24 +386,24 @@ def test_hadoop_file_uris_are_accepted(served: LiveServer, rest: RestCatalog) ->
         assert served.request("POST", f"{TABLES}/u", body).error == FORBIDDEN
     snapshot["manifest-list"] = manifest_list.replace("file:///", "file:/")
     assert served.request("POST", f"{TABLES}/u", body).status == 200
-    assert rest.load_table("ns.u").scan().to_arrow().num_rows == 2
+    assert client.load_table("ns.u").scan().to_arrow().num_rows == 2
 
 
-def test_data_files_of_other_tables_are_rejected(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
-    rest.load_table("ns.u").append(ROWS)
-    (task,) = rest.load_table("ns.u").scan().plan_files()
+def test_data_files_of_other_tables_are_rejected(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+    client.load_table("ns.u").append(ROWS)
+    (task,) = client.load_table("ns.u").scan().plan_files()
     before = lake.latest_version()
     with pytest.raises(ForbiddenError, match="copy data files to"):
-        rest.load_table("ns.t").add_files([task.file.file_path])
+        client.load_table("ns.t").add_files([task.file.file_path])
     assert lake.latest_version() == before
 
 
 def test_data_files_outside_the_lakehouse_are_rejected_without_advice_to_allow_a_root(
-    served: LiveServer, rest: RestCatalog, lake: Lakehouse, tmp_path: Path
+    served: LiveServer, client: RestCatalog, lake: Lakehouse, tmp_path: Path
 ) -> None:
     """An allowed root makes files readable, but never lets a commit add them. The error must not suggest it."""
     pq.write_table(ROWS, tmp_path / "a.parquet")
-    table, before = rest.load_table("ns.t"), lake.latest_version()
+    table, before = client.load_table("ns.t"), lake.latest_version()
     with pytest.raises(ForbiddenError, match="copy data files to") as raised:
         table.add_files([f"file://{tmp_path}/a.parquet"])
     assert "allow-root" not in str(raised.value)
@@ -409,12 +411,12 @@ def test_data_files_outside_the_lakehouse_are_rejected_without_advice_to_allow_a
     copied = f"{table.location()}/data/a.parquet"
     pq.write_table(ROWS, copied.removeprefix("file://"))
     table.add_files([copied])
-    assert rest.load_table("ns.t").scan().to_arrow().equals(ROWS)
+    assert client.load_table("ns.t").scan().to_arrow().equals(ROWS)
 
 
-def test_snapshot_removal_is_rejected_with_advice(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_snapshot_removal_is_rejected_with_advice(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     """The client sends what Iceberg's Java sends before it deletes files, unless ``gc.enabled`` stops it."""
-    table = rest.load_table("ns.t")
+    table = client.load_table("ns.t")
     table.append(ROWS)
     table.append(ROWS)
     before, first = lake.latest_version(), table.metadata.snapshots[0]
@@ -425,8 +427,8 @@ def test_snapshot_removal_is_rejected_with_advice(served: LiveServer, rest: Rest
     assert served.catalog().load_table("ns.t").snapshot_by_id(first.snapshot_id) == first
 
 
-def test_registered_table_cannot_be_written(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
-    rest.load_table("ns.u").append(ROWS)
+def test_registered_table_cannot_be_written(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+    client.load_table("ns.u").append(ROWS)
     with lake.transaction() as txn:
         txn.create_table("ns", "theirs", replace(txn.table("ns", "u"), id="", table_type="EXTERNAL"))
     before = lake.latest_version()
@@ -437,8 +439,8 @@ def test_registered_table_cannot_be_written(served: LiveServer, rest: RestCatalo
     assert lake.latest_version() == before
 
 
-def test_data_file_is_added_once(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
-    table = rest.load_table("ns.t")
+def test_data_file_is_added_once(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+    table = client.load_table("ns.t")
     table.append(ROWS)
     (task,) = table.scan().plan_files()
     txn = table.transaction()
@@ -449,18 +451,18 @@ def test_data_file_is_added_once(served: LiveServer, rest: RestCatalog, lake: La
     body["updates"] = [update.model_dump(mode="json") for update in txn._updates]
     before = lake.latest_version()
     assert served.request("POST", TABLE, body).status == 400
-    far = appended(rest, "ns.t")
+    far = appended(client, "ns.t")
     for update in far["updates"]:
         if update["action"] == "add-snapshot":
             update["snapshot"]["sequence-number"] = 2**62
     assert served.request("POST", TABLE, far).status == 400
     assert lake.latest_version() == before
-    assert served.request("POST", TABLE, appended(rest, "ns.t")).status == 200
+    assert served.request("POST", TABLE, appended(client, "ns.t")).status == 200
 
 
-def test_statistics_files_count_for_age_of_commit(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
-    rest.load_table("ns.t").append(ROWS)
-    table = rest.load_table("ns.t")
+def test_statistics_files_count_for_age_of_commit(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+    client.load_table("ns.t").append(ROWS)
+    table = client.load_table("ns.t")
     path = f"{table.location()}/metadata/old.stats"
     statistics = {
         "snapshot-id": table.metadata.current_snapshot_id, "statistics-path": path, "file-size-in-bytes": 4,
@@ -478,7 +480,7 @@ def test_statistics_files_count_for_age_of_commit(served: LiveServer, rest: Rest
     assert served.request("POST", TABLE, commit_of(update)).status == 200
 
 
-def test_new_table_requires_schema(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_new_table_requires_schema(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     before = lake.latest_version()
     schema = {"action": "add-schema", "schema": WIDER}
     for updates in ([], [properties(a="1")], [schema], [schema, {"action": "set-current-schema", "schema-id": 5}]):
@@ -508,9 +510,9 @@ def staged_commit(served: LiveServer, location: str | None, name: str = "new") -
     return served.request("POST", f"{TABLES}/{name}", body)
 
 
-def test_staged_table_is_created_by_its_commit(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
+def test_staged_table_is_created_by_its_commit(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     before = lake.latest_version()
-    staged = served.request("POST", TABLES, created("new", **{"stage-create": True})).document
+    staged = served.request("POST", TABLES, create_body("new", **{"stage-create": True})).document
     assert "metadata-location" not in staged
     assert lake.latest_version() == before
     location = staged["metadata"]["location"]
@@ -518,16 +520,16 @@ def test_staged_table_is_created_by_its_commit(served: LiveServer, rest: RestCat
     assert committed_table.document["metadata"]["location"] == location
     assert committed_table.document["metadata"]["properties"]["gc.enabled"] == "false"
     assert staged_commit(served, location).error == CONFLICT
-    assert rest.load_table("ns.new").schema().column_names == ["id", "name"]
+    assert client.load_table("ns.new").schema().column_names == ["id", "name"]
     assert staged_commit(served, None, "other").status == 200
     assert lake.latest_version() == before + 2
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_new_table_cannot_use_location_of_another(served: LiveServer, rest: RestCatalog, lake: Lakehouse) -> None:
-    used_location = rest.load_table("ns.t").location()
-    dropped = rest.load_table("ns.u").location()
-    rest.drop_table("ns.u")
+def test_new_table_cannot_use_location_of_another(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+    used_location = client.load_table("ns.t").location()
+    dropped = client.load_table("ns.u").location()
+    client.drop_table("ns.u")
     before = lake.latest_version()
     fresh = f"{lake.root}tables/017f22e2-79b0-4cc3-98c4-dc0c0c07398f"
     for location in (
@@ -572,7 +574,7 @@ def test_commit_with_unknown_outcome_gets_500(lakes: Lakes) -> None:
     lake = lakes.local()
     with serving(settings_for(lake)) as served:
         served.catalog().create_namespace("ns")
-        assert served.request("POST", TABLES, created()).status == 200
+        assert served.request("POST", TABLES, create_body()).status == 200
     key, body = {"Idempotency-Key": new_key()}, commit_of(properties(a="1"))
     version = lake.latest_version()
     root = lake.files.roots.path(version + 1)
@@ -616,7 +618,7 @@ def test_metadata_is_encoded_and_parsed_once(
 ) -> None:
     """A commit parses the bytes that it writes and returns them, and the next request reuses the parsed metadata."""
     catalog_at(lake).create_namespace("ns")
-    assert served.request("POST", TABLES, created()).status == 200
+    assert served.request("POST", TABLES, create_body()).status == 200
     counts = counting_metadata(monkeypatch)
     loaded = served.request("GET", TABLE).document
     counts.clear()
@@ -649,7 +651,7 @@ def test_large_metadata_is_encoded_and_parsed_once(
 def test_compressed_metadata_is_returned_as_json(served: LiveServer, lake: Lakehouse) -> None:
     catalog_at(lake).create_namespace("ns")
     compressed = {"write.metadata.compression-codec": "gzip"}
-    assert served.request("POST", TABLES, created(properties=compressed)).status == 200
+    assert served.request("POST", TABLES, create_body(properties=compressed)).status == 200
     committed = served.request("POST", TABLE, commit_of(properties(a="1")))
     assert committed.document["metadata"]["properties"]["a"] == "1"
     assert committed.document["metadata-location"].endswith(".metadata.json")

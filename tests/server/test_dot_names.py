@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.server.live_server import LiveServer
-from tests.server.request_bodies import SCHEMA, TABLES, commit_of, created
+from tests.server.request_bodies import SCHEMA, TABLES, commit_of, create_body
 from tests.server.test_views import view
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
@@ -93,8 +93,8 @@ def test_server_rejects_dot_names(served: LiveServer, lake: Lakehouse, table: Ta
     )
     for path, body in (
         (NAMESPACES, {"namespace": [name]}),
-        (TABLES, created(name)),
-        (TABLES, created(name, **{"stage-create": True})),
+        (TABLES, create_body(name)),
+        (TABLES, create_body(name, **{"stage-create": True})),
         (f"{NAMESPACES}/ns/views", view(name)),
         ("/v1/main/tables/rename", identifiers),
         ("/v1/main/views/rename", of_view),
@@ -129,7 +129,7 @@ def test_similar_names_reach_their_object(served: LiveServer, lake: Lakehouse) -
         namespace = f"{NAMESPACES}/{quote(name, safe='')}"
         table = f"{namespace}/tables/{quote(name, safe='')}"
         assert served.request("POST", NAMESPACES, {"namespace": [name]}).status == 200, name
-        assert served.request("POST", f"{namespace}/tables", created(name)).status == 200, name
+        assert served.request("POST", f"{namespace}/tables", create_body(name)).status == 200, name
         assert served.request("GET", table).status == 200, name
         assert lake.snapshot().tables(name) == [name]
         assert served.request("DELETE", table).status == 204, name

@@ -213,13 +213,13 @@ def test_duckdb_and_pyiceberg_write_concurrently(served: LiveServer, lake: Lakeh
         for _ in range(5):
             table.append(ROWS)
 
-    def guarded(work: Any) -> None:
+    def guarded(function: Any) -> None:
         try:
-            work()
+            function()
         except BaseException as error:  # noqa: BLE001 - shown by the test's own thread
             failures.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in (by_duckdb, by_pyiceberg)]
+    threads = [threading.Thread(target=guarded, args=(function,)) for function in (by_duckdb, by_pyiceberg)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -237,7 +237,7 @@ def test_polars(served: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     pl.from_arrow(ROWS).write_iceberg(catalog.load_table("ns.t"), mode="append")  # type: ignore[union-attr]
     read = pl.scan_iceberg(catalog.load_table("ns.t")).filter(pl.col("id") > 1).collect()
     assert read["name"].to_list() == ["b", "c"]
-    then = served.catalog("v2").load_table("ns.t")
-    assert pl.scan_iceberg(then).collect().height == 0
+    older = served.catalog("v2").load_table("ns.t")
+    assert pl.scan_iceberg(older).collect().height == 0
     with pytest.raises(ForbiddenError, match="read-only"):
-        pl.from_arrow(ROWS).write_iceberg(then, mode="append")  # type: ignore[union-attr]
+        pl.from_arrow(ROWS).write_iceberg(older, mode="append")  # type: ignore[union-attr]

@@ -312,9 +312,9 @@ def furnish(catalog: TrinityLakeCatalog) -> None:
             catalog.create_namespace(name)
     for name in ("t", "u", "d"):
         if not catalog.table_exists(("ns", name)) and not catalog.view_exists(("ns", name)):
-            made = catalog.create_table(("ns", name), ROWS.schema)
+            table = catalog.create_table(("ns", name), ROWS.schema)
             if name == "d":
-                made.append(ROWS)
+                table.append(ROWS)
     if not catalog.view_exists(("ns", "v")) and not catalog.table_exists(("ns", "v")):
         first = ViewVersion.model_validate(version())
         made_view = new_view(SCHEMA_OF_VIEW, first, {}, "file:///")

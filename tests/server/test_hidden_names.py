@@ -49,8 +49,8 @@ def two_tables(lake: Lakehouse) -> Lakehouse:
     return lake
 
 
-def renamed(reply: Reply, one: str, other: str) -> tuple[int, bytes]:
-    return reply.status, reply.body.replace(one.encode(), other.encode())
+def renamed(reply: Reply, name: str, other: str) -> tuple[int, bytes]:
+    return reply.status, reply.body.replace(name.encode(), other.encode())
 
 
 def test_warehouse_errors_name_no_other_warehouse(two_tables: Lakehouse, tokens: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from tests.server.live_server import LiveServer, Reply, serving, settings_for
-from tests.server.request_bodies import TABLE, TABLES, created
+from tests.server.request_bodies import TABLE, TABLES, create_body
 from tests.server.test_access_control import FORBIDDEN, READER, UNAUTHORIZED, entry
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
@@ -92,8 +92,8 @@ def issuers_file(path: Path, url: str, **fields: Any) -> Path:
         "lake.etl": {"scope": "none", "namespaces": {"own": "write", "ns": "read"}},
         "lake.operate": "operate",
     }
-    said = {"name": "sso", "issuer": ISSUER, "audience": AUDIENCE, "keys": url, "grants": grants, **fields}
-    path.write_text(yaml.safe_dump({"issuers": [said]}))
+    issuer = {"name": "sso", "issuer": ISSUER, "audience": AUDIENCE, "keys": url, "grants": grants, **fields}
+    path.write_text(yaml.safe_dump({"issuers": [issuer]}))
     return path
 
 
@@ -110,8 +110,8 @@ def guarded(lake: Lakehouse, key_server: KeyServer, tmp_path: Path) -> Iterator[
 
 
 def token(key: Any = FIRST, kid: str | None = "1", algorithm: str = "RS256", **claims: Any) -> str:
-    said = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "scope": "openid lake.read", "exp": time.time() + 600}
-    content = {name: value for name, value in {**said, **claims}.items() if value is not None}
+    content = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "scope": "openid lake.read", "exp": time.time() + 600}
+    content = {name: value for name, value in {**content, **claims}.items() if value is not None}
     return jwt.encode(content, key, algorithm=algorithm, headers=None if kid is None else {"kid": kid})
 
 
@@ -130,19 +130,19 @@ def test_claims_determine_principal_and_scopes(guarded: LiveServer, lake: Lakeho
     assert request(guarded, token(), path=TABLES).status == 200
     assert request(guarded, token(CURVE, "c", "ES256")).status == 200
     assert request(guarded, READER, path=TABLES).status == 200  # tokens of the file are still accepted
-    assert request(guarded, token(), "POST", TABLES, created()).error == FORBIDDEN
+    assert request(guarded, token(), "POST", TABLES, create_body()).error == FORBIDDEN
     etl = token(scope=["lake.etl", "unknown"], sub="etl")
-    assert request(guarded, etl, "POST", "/v1/main/namespaces/own/tables", created()).status == 200
+    assert request(guarded, etl, "POST", "/v1/main/namespaces/own/tables", create_body()).status == 200
     (latest,) = lake.history(1)
     assert latest.properties["principal"] == "sso:etl"
-    assert request(guarded, etl, "POST", TABLES, created()).error == FORBIDDEN
+    assert request(guarded, etl, "POST", TABLES, create_body()).error == FORBIDDEN
     assert request(guarded, etl, "POST", "/v1/main/namespaces", {"namespace": ["new"]}).error == FORBIDDEN
-    both = token(scope="lake.etl lake.operate")
-    assert request(guarded, both, "POST", "/v1/main/namespaces", {"namespace": ["new"]}).status == 200
-    nothing = token(scope="openid")
-    assert request(guarded, nothing).error == FORBIDDEN
+    two_scopes = token(scope="lake.etl lake.operate")
+    assert request(guarded, two_scopes, "POST", "/v1/main/namespaces", {"namespace": ["new"]}).status == 200
+    without_scope = token(scope="openid")
+    assert request(guarded, without_scope).error == FORBIDDEN
     for path in (TABLES, "/v1/main/namespaces", "/v1/v99/namespaces"):
-        assert request(guarded, nothing, path=path).error == FORBIDDEN
+        assert request(guarded, without_scope, path=path).error == FORBIDDEN
 
 
 def test_invalid_tokens_are_rejected(
@@ -174,8 +174,8 @@ def test_invalid_tokens_are_rejected(
         "too long": token(scope="x" * 20_000),
     }
     with caplog.at_level(logging.INFO):
-        for what, bearer in refused.items():
-            assert request(guarded, bearer, "POST", TABLES, created()).error == UNAUTHORIZED, what
+        for reason, bearer in refused.items():
+            assert request(guarded, bearer, "POST", TABLES, create_body()).error == UNAUTHORIZED, reason
     assert lake.latest_version() == before
     for bearer in (good, *refused.values()):
         assert bearer not in caplog.text
@@ -237,15 +237,15 @@ def test_failing_key_server(guarded: LiveServer, key_server: KeyServer, monkeypa
 def test_waiting_for_keys_does_not_block_other_requests(guarded: LiveServer, key_server: KeyServer) -> None:
     """An issuer with slow keys gets one request for many tokens, and other requests are served meanwhile."""
     key_server.delay_s = 0.5
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(request(guarded, token()).status)) for _ in range(20)]
+    statuses: list[int] = []
+    threads = [threading.Thread(target=lambda: statuses.append(request(guarded, token()).status)) for _ in range(20)]
     for thread in threads:
         thread.start()
     assert request(guarded, READER).status == 200
-    assert found == []
+    assert statuses == []
     for thread in threads:
         thread.join()
-    assert (found, key_server.n_asked) == ([200] * 20, 1)
+    assert (statuses, key_server.n_asked) == ([200] * 20, 1)
 
 
 def test_redirect_of_key_server_is_not_followed(lake: Lakehouse, key_server: KeyServer, tmp_path: Path) -> None:
@@ -285,8 +285,8 @@ def test_invalid_issuers_are_rejected(fields: dict[str, Any], tmp_path: Path) ->
 
 def test_issuers_in_server_settings(tmp_path: Path, lake: Lakehouse) -> None:
     path = issuers_file(tmp_path / "issuers.yaml", "https://login.test/keys", lakehouses=["a"])
-    (found,) = read_issuers(path)
-    assert (found.lakehouses, found.principal, found.claim) == (frozenset({"a"}), "sub", "scope")
+    (issuer,) = read_issuers(path)
+    assert (issuer.lakehouses, issuer.principal, issuer.claim) == (frozenset({"a"}), "sub", "scope")
     lakehouses = {"": LakehouseSettings(lake.root, lake.storage_options)}
     with pytest.raises(InvalidInputError):
         ServerSettings(lakehouses, issuers=path, anonymous_writes=True).check()
@@ -301,5 +301,5 @@ def test_issuers_in_server_settings(tmp_path: Path, lake: Lakehouse) -> None:
 
 def test_readers_with_issuer_tokens_load_table(guarded: LiveServer) -> None:
     operator = token(scope="lake.operate")
-    assert request(guarded, operator, "POST", TABLES, created()).status == 200
+    assert request(guarded, operator, "POST", TABLES, create_body()).status == 200
     assert request(guarded, token(), path=TABLE).status == 200

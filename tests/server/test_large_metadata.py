@@ -14,7 +14,7 @@ from pyiceberg.exceptions import BadRequestError
 
 from tests.iceberg.hostile import change_metadata
 from tests.server.live_server import LiveServer, serving, settings_for
-from tests.server.request_bodies import TABLE, TABLES, commit_of, created, properties
+from tests.server.request_bodies import TABLE, TABLES, commit_of, create_body, properties
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import MetadataTooLargeError
 from trinitylake_ops.iceberg import catalog_at
@@ -107,7 +107,7 @@ def test_append_with_oversized_summary_is_rejected(limited: LiveServer, lake: La
 
 def test_table_with_oversized_metadata_is_not_created(limited: LiveServer, lake: Lakehouse) -> None:
     field = {"id": 1, "name": "id", "type": "long", "required": False, "doc": "x" * LIMIT_BYTES}
-    body = created("new", schema={"type": "struct", "schema-id": 0, "fields": [field]})
+    body = create_body("new", schema={"type": "struct", "schema-id": 0, "fields": [field]})
     assert refusal(limited.request("POST", TABLES, body)) == TOO_LARGE
     assert "new" not in [name for _, name in catalog_at(lake).list_tables("ns")]
 
@@ -118,8 +118,8 @@ def test_oversized_metadata_is_not_parsed(limited: LiveServer, lake: Lakehouse, 
     assert refusal(limited.request("GET", TABLE)) == TOO_LARGE
     assert refusal(limited.request("POST", f"{TABLE}/plan", {})) == TOO_LARGE
     assert refusal(limited.request("POST", TABLE, commit_of(properties(a="1")))) == TOO_LARGE
-    both = {"table-changes": [commit_of(properties(a="1"), name=name) for name in ("other", "t")]}
-    assert refusal(limited.request("POST", "/v1/main/transactions/commit", both)) == TOO_LARGE
+    two_changes = {"table-changes": [commit_of(properties(a="1"), name=name) for name in ("other", "t")]}
+    assert refusal(limited.request("POST", "/v1/main/transactions/commit", two_changes)) == TOO_LARGE
     assert limited.request("GET", f"{TABLES}/other").status == 200
     assert limited.request("HEAD", TABLE).status == 204
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow() == ROWS

@@ -74,8 +74,8 @@ def test_serve_command_runs_until_signal(table: Lakehouse) -> None:
         catalog = LiveServer(url).catalog()
         catalog.load_table("ns.t").append(ROWS)
         process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=60)
-        lines = [json.loads(line) for line in rest.splitlines()]
+        _, output = process.communicate(timeout=60)
+        lines = [json.loads(line) for line in output.splitlines()]
     assert process.returncode == 0
     assert [line["status"] for line in lines if line["message"].startswith("POST")] == [200]
     assert lines[-1]["message"] == "stopped"
@@ -138,25 +138,25 @@ def test_replicas_accept_commits_of_all_clients(table: Lakehouse) -> None:
     assert [client.finish()[0] for client in clients] == [0, 0]
     for child, _ in children:
         end(child)
-    found = catalog_at(table).load_table("ns.t").scan().to_arrow()["id"].to_pylist()
-    assert sorted(found) == [0, 1, 2, 3, 10, 11, 12, 13]
+    ids = catalog_at(table).load_table("ns.t").scan().to_arrow()["id"].to_pylist()
+    assert sorted(ids) == [0, 1, 2, 3, 10, 11, 12, 13]
     assert operations.verify(table, deep=True).findings == ()
 
 
 def test_request_with_lost_response_is_repeated(table: Lakehouse) -> None:
     """A request or its response is lost on the wire. Repeated, an append is applied once, with a key or without."""
     with serving(settings_for(table)) as served:
-        rest = served.catalog()
+        catalog = served.catalog()
         for fault in (drop_request(method="POST"), drop_answer(method="POST")):
             for headers in ({}, {"Idempotency-Key": new_key()}):
-                before = rest.load_table("ns.t").scan().to_arrow().num_rows
-                body = appended(rest, "ns.t")
+                before = catalog.load_table("ns.t").scan().to_arrow().num_rows
+                body = appended(catalog, "ns.t")
                 with FaultyProxy(served.url, [fault]) as proxy:
                     client = LiveServer(proxy.url)
                     with pytest.raises((ConnectionError, OSError)):
                         client.request("POST", TABLE, body, headers)
                     assert client.request("POST", TABLE, body, headers).status == 200
-                assert rest.load_table("ns.t").scan().to_arrow().num_rows == before + 2
+                assert catalog.load_table("ns.t").scan().to_arrow().num_rows == before + 2
     assert operations.verify(table, deep=True).findings == ()
 
 
@@ -164,9 +164,9 @@ def test_running_commit_completes_at_stop(table: Lakehouse) -> None:
     """SIGTERM arrives while the root is being written: the client gets its response, and the process exits normally."""
 
     def run(report: Any) -> None:
-        own = Lakehouse.open(table.root, table.storage_options)
-        root = own.files.roots.path(own.latest_version() + 1)
-        create = type(own.storage).create
+        local_lake = Lakehouse.open(table.root, table.storage_options)
+        root = local_lake.files.roots.path(local_lake.latest_version() + 1)
+        create = type(local_lake.storage).create
 
         def slowly(storage: Any, path: str, data: bytes) -> None:
             if path == root:
@@ -174,7 +174,7 @@ def test_running_commit_completes_at_stop(table: Lakehouse) -> None:
                 time.sleep(0.3)
             create(storage, path, data)
 
-        type(own.storage).create = slowly  # type: ignore[method-assign]
+        type(local_lake.storage).create = slowly  # type: ignore[method-assign]
         log_as_json(redact_assignments)
         report("ready")
         serve(settings_for(table, port=port))
@@ -219,9 +219,9 @@ def test_thousand_idle_clients_do_not_block_others(table: Lakehouse) -> None:
         port = int(url.rpartition(":")[2])
         idle = [clients.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(N_IDLE)]
         assert LiveServer(url).request("POST", TABLE, commit_of(properties(a="1"))).status == 200
-        for one in (idle[0], idle[-1]):
-            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert one.recv(100).startswith(b"HTTP/1.1 200")
+        for connection in (idle[0], idle[-1]):
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.soak
@@ -255,6 +255,6 @@ def test_stop_under_load_keeps_acknowledged_commits(table: Lakehouse) -> None:
         for client in clients:
             client.join()
     assert process.returncode == 0
-    found = {name for name in catalog_at(table).load_table("ns.t").properties if name[0] == "c" and "-" in name}
-    assert found >= set(acknowledged)
-    assert len(found) <= len(acknowledged) + 4  # commits whose response reached no client
+    applied = {name for name in catalog_at(table).load_table("ns.t").properties if name[0] == "c" and "-" in name}
+    assert applied >= set(acknowledged)
+    assert len(applied) <= len(acknowledged) + 4  # commits whose response reached no client

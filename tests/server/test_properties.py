@@ -18,7 +18,7 @@ from tests.iceberg.test_catalog import SCHEMA as ICEBERG_SCHEMA
 from tests.iceberg.test_catalog import rows
 from tests.lakes import Lakes
 from tests.server.live_server import LiveServer, serving, settings_for
-from tests.server.request_bodies import COMMIT, TABLE, TABLES, commit_of, created, properties
+from tests.server.request_bodies import COMMIT, TABLE, TABLES, commit_of, create_body, properties
 from tests.server.test_views import VIEW, VIEWS, version, view
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import InvalidDefinitionError
@@ -70,7 +70,7 @@ HELD = {"s3.endpoint": "http://example.org", "token": "x", "owner": "me"}
 @pytest.fixture
 def table(served: LiveServer) -> LiveServer:
     assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
-    assert served.request("POST", TABLES, created()).status == 200
+    assert served.request("POST", TABLES, create_body()).status == 200
     assert served.request("POST", VIEWS, view()).status == 200
     return served
 
@@ -97,7 +97,9 @@ def test_settings_of_object_store_are_not_allowed() -> None:
     assert spec.origin is not None
     classes = {
         node.name: {
-            one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+            statement.target.id
+            for statement in node.body
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
         }
         for file in (Path(spec.origin).parent / "_store").glob("*.pyi")
         for node in ast.parse(file.read_text()).body
@@ -124,8 +126,8 @@ def test_connection_settings_are_rejected_in_all_requests(table: LiveServer, lak
     requests = [
         (TABLE, change),
         (COMMIT, {"table-changes": [change]}),
-        (TABLES, created("u", properties=setting)),
-        (TABLES, created("u", properties=setting, **{"stage-create": True})),
+        (TABLES, create_body("u", properties=setting)),
+        (TABLES, create_body("u", properties=setting, **{"stage-create": True})),
         ("/v1/main/namespaces", {"namespace": ["new"], "properties": setting}),
         (f"{NS}/properties", {"updates": setting}),
         (VIEWS, view("w", properties=setting)),
@@ -159,7 +161,7 @@ def test_properties_are_bounded(table: LiveServer, lake: Lakehouse) -> None:
     requests: tuple[tuple[str, dict[str, Any]], ...] = (
         ("/v1/main/namespaces", {"namespace": ["other"], "properties": large}),
         ("/v1/main/namespaces/ns/properties", {"updates": large}),
-        (TABLES, created("u", properties=large)),
+        (TABLES, create_body("u", properties=large)),
         (TABLE, commit_of(properties(**large))),
     )
     for path, body in requests:
@@ -216,7 +218,7 @@ def test_stored_connection_settings_are_omitted_from_responses(
     table: LiveServer, lake: Lakehouse, lakes: Lakes
 ) -> None:
     change_metadata(lake, lambda content: content["properties"].update(HELD))
-    kept = lake.latest_version()
+    latest = lake.latest_version()
     with lake.transaction() as txn:
         definition = txn.namespace("ns")
         stored = definition.properties[f"{VIEW_PREFIX}v"].replace(
@@ -224,7 +226,7 @@ def test_stored_connection_settings_are_omitted_from_responses(
         )
         txn.alter_namespace("ns", {**HELD, f"{VIEW_PREFIX}v": stored})
     with serving(settings_for(lake)) as fresh:
-        for path in (TABLE, f"/v1/v{kept}/namespaces/ns/tables/t"):
+        for path in (TABLE, f"/v1/v{latest}/namespaces/ns/tables/t"):
             document = fresh.request(
                 "GET", path, headers={"X-Iceberg-Access-Delegation": "vended-credentials"}
             ).document
@@ -255,9 +257,9 @@ def test_registered_table_brings_no_connection_settings(lakes: Lakes) -> None:
         assert registered.status == 200, registered.body
         loaded = served.request("GET", f"{TABLES}/theirs")
         for reply in (registered, loaded):
-            found = reply.document["metadata"]["properties"]
-            assert not {"s3.endpoint", "token", "write.data.path"} & found.keys()
-            assert found["owner"] == "me"
+            shown = reply.document["metadata"]["properties"]
+            assert not {"s3.endpoint", "token", "write.data.path"} & shown.keys()
+            assert shown["owner"] == "me"
 
 
 def test_verify_reports_stored_connection_settings(lake: Lakehouse) -> None:

@@ -54,13 +54,13 @@ def on_s3(radosgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
 @contextlib.contextmanager
 def servers(lake: Lakehouse, number: int) -> Iterator[list[tuple[subprocess.Popen[str], str]]]:
     with contextlib.ExitStack() as running:
-        found = []
+        ids = []
         for _ in range(number):
             process, url, _begun = running.enter_context(command(lake.root, "--anonymous-writes"))
             assert process.stderr is not None
             threading.Thread(target=process.stderr.read, daemon=True).start()
-            found.append((process, url))
-        yield found
+            ids.append((process, url))
+        yield ids
 
 
 def append(urls: Sequence[str], number: int, access: dict[str, str]) -> None:
@@ -105,19 +105,19 @@ def clients(urls: Sequence[str], radosgw: S3Server, url_of_duckdb: str | None = 
         "s3.secret-access-key": radosgw.secret_access_key,
     }
 
-    def work(number: int) -> Any:
+    def run_client(number: int) -> Any:
         if number < N_OF_DUCKDB:
             return lambda _: append_by_duckdb([url_of_duckdb or urls[0]], number, radosgw)
         return lambda _: append(urls, number, access)
 
-    return [fork(work(number), time_limit_seconds=400) for number in range(N_CLIENTS)]
+    return [fork(run_client(number), time_limit_seconds=400) for number in range(N_CLIENTS)]
 
 
-def check_all_is_there_once(lake: Lakehouse, before: int) -> None:
+def check_rows_exist_once(lake: Lakehouse, before: int) -> None:
     catalog = catalog_at(lake)
     for number in range(N_CLIENTS):
-        found = catalog.load_table(f"ns.t{number}").scan().to_arrow()["id"].to_pylist()
-        assert sorted(found) == list(range(N_EACH)), number
+        ids = catalog.load_table(f"ns.t{number}").scan().to_arrow()["id"].to_pylist()
+        assert sorted(ids) == list(range(N_EACH)), number
     assert lake.latest_version() <= before + N_CLIENTS * N_EACH
     assert operations.verify(lake, deep=True).findings == ()
 
@@ -131,7 +131,7 @@ def test_sixteen_clients_lose_no_rows(on_s3: Lakehouse, radosgw: S3Server, numbe
         children = clients([url for _, url in running], radosgw)
         assert [child.finish()[0] for child in children] == [0] * N_CLIENTS
         seconds = time.monotonic() - begun_s
-    check_all_is_there_once(on_s3, before)
+    check_rows_exist_once(on_s3, before)
     n_versions = on_s3.latest_version() - before
     print(f"{number} servers: {N_CLIENTS * N_EACH} appends as {n_versions} versions in {seconds:.1f} s")
 
@@ -148,10 +148,10 @@ def test_replicas_end_during_commits(on_s3: Lakehouse, radosgw: S3Server) -> Non
             os.kill(running[ended][0].pid, how)
         assert running[2][0].wait(120) == 0
         assert [child.finish()[0] for child in children] == [0] * N_CLIENTS
-    check_all_is_there_once(on_s3, before)
+    check_rows_exist_once(on_s3, before)
 
 
-def losing(url: str) -> Child:
+def lossy_proxy(url: str) -> Child:
     """Fork a proxy that loses each fourth change or its response. It reports its address, and at SIGTERM its losses."""
     faults = [(drop_answer if at % 8 < 4 else drop_request)(at, method="POST") for at in range(2, 400, 4)]
 
@@ -161,7 +161,7 @@ def losing(url: str) -> Child:
         with FaultyProxy(url, faults) as proxy:
             report(proxy.url)
             is_over.wait()
-            report(str(sum(one.fault is not None for one in proxy.log)))
+            report(str(sum(request.fault is not None for request in proxy.log)))
 
     return fork(run, time_limit_seconds=400)
 
@@ -171,12 +171,12 @@ def test_responses_are_lost_during_commits(on_s3: Lakehouse, radosgw: S3Server) 
     """Requests and responses are lost before each of three replicas. Clients check and continue. DuckDB would fail."""
     before = on_s3.latest_version()
     with servers(on_s3, N_REPLICAS) as running:
-        proxies = [losing(url) for _, url in running]
+        proxies = [lossy_proxy(url) for _, url in running]
         children = clients([proxy.next_report() for proxy in proxies], radosgw, running[0][1])
         assert [child.finish()[0] for child in children] == [0] * N_CLIENTS
         for proxy in proxies:
             os.kill(proxy.pid, signal.SIGTERM)
         n_conflicts = [int(reports[0]) for status, reports in (proxy.finish() for proxy in proxies) if status == 0]
         assert len(n_conflicts) == N_REPLICAS and all(n_conflicts)
-    check_all_is_there_once(on_s3, before)
+    check_rows_exist_once(on_s3, before)
     print(f"lost by each proxy: {n_conflicts}")

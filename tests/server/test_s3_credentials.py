@@ -212,8 +212,13 @@ def test_clients_that_get_no_credentials(vending: LiveServer, s3_lake: Lakehouse
     assert s3_lake.latest_version() == before
 
 
-def sign(served: LiveServer, headers: Mapping[str, str], method: str, uri: str, **sent: str) -> Reply:
-    body = {"method": method, "uri": uri, "region": "us-east-1", "headers": {name: [v] for name, v in sent.items()}}
+def sign(served: LiveServer, headers: Mapping[str, str], method: str, uri: str, **extra_headers: str) -> Reply:
+    body = {
+        "method": method,
+        "uri": uri,
+        "region": "us-east-1",
+        "headers": {name: [v] for name, v in extra_headers.items()},
+    }
     return served.request("POST", f"{TABLE}/sign", body, headers=headers)
 
 
@@ -255,8 +260,8 @@ def test_signed_requests_are_limited_to_their_table(
     # radosgw accepts unsigned headers. The session that signs can still not access another table.
     stolen = sign(vending, AS_WRITER, "PUT", f"{at}{location.key_prefix}data/stolen")
     assert send("PUT", stolen, **{"x-amz-copy-source": f"/{location.bucket}/{foreign}"})[0] == 403
-    opened = sign(vending, AS_WRITER, "PUT", f"{at}{location.key_prefix}data/opened")
-    send("PUT", opened, b"x", **{"x-amz-acl": "public-read"})
+    unsigned = sign(vending, AS_WRITER, "PUT", f"{at}{location.key_prefix}data/opened")
+    send("PUT", unsigned, b"x", **{"x-amz-acl": "public-read"})
     with serving_files(s3_lake, tmp_path, NO_ROLE) as reads_only:
         assert send("GET", sign(reads_only, AS_READER, "GET", at + metadata))[0] == 200
         assert sign(reads_only, AS_WRITER, "PUT", new).error == FORBIDDEN

@@ -27,8 +27,8 @@ def snippets() -> list[tuple[str, str]]:
 
 def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
-    found = snippets()
-    (start,) = [text for kind, text in found if kind == "sh" and " init" in text]
+    all_snippets = snippets()
+    (start,) = [text for kind, text in all_snippets if kind == "sh" and " init" in text]
     _, init, serve = (shlex.split(line.replace("/data/lake", str(tmp_path / "lake"))) for line in start.splitlines())
     assert init[:1] == serve[:1] == ["trinitylake"]
     root = init[2]
@@ -36,20 +36,20 @@ def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     names: dict[str, object] = {}
     counts: list[object] = []
     with command(*serve[2:]) as (_, url, _begun), duckdb_with_iceberg() as connection:
-        for kind, text in found:
+        for kind, text in all_snippets:
             snippet = text.replace(_ADDRESS, url)
             if kind == "python":
                 exec(compile(snippet, str(PAGE), "exec"), names)
             elif kind == "sql":
-                statements = [one for one in snippet.split(";\n") if not one.startswith(("INSTALL", "LOAD")) and one]
-                counts = [connection.execute(one).fetchall() for one in statements]
+                statements = [sql for sql in snippet.split(";\n") if not sql.startswith(("INSTALL", "LOAD")) and sql]
+                counts = [connection.execute(sql).fetchall() for sql in statements]
             elif "curl" in text:
-                asked = subprocess.run(shlex.split(snippet), capture_output=True, text=True, check=True)
-                assert ENDPOINTS[0] in asked.stdout
+                process = subprocess.run(shlex.split(snippet), capture_output=True, text=True, check=True)
+                assert ENDPOINTS[0] in process.stdout
     assert counts[-1] == [(2,)]
     assert capsys.readouterr().out.count("9.5") >= 2
     lake = Lakehouse.open(root)
-    by_duckdb = next(one for one in lake.history() if one.message and ";" in one.message)
+    by_duckdb = next(info for info in lake.history() if info.message and ";" in info.message)
     assert {change.table for change in lake.diff(by_duckdb.version - 1, by_duckdb.version)} == {"orders", "refunds"}
 
 
@@ -59,7 +59,9 @@ def test_configuration_files_are_valid(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     assert list(read_lakehouses(tmp_path / "lakehouses")) == ["sales", "archive"]
     principals = Tokens(tmp_path / "tokens").principals()
-    etl, operator = (next(one for one in principals if one.name == name) for name in ("etl", "operator"))
+    etl, operator = (
+        next(principal for principal in principals if principal.name == name) for name in ("etl", "operator")
+    )
     assert (etl.may(Scope.WRITE, "sales"), etl.may(Scope.WRITE, "other"), etl.may(Scope.READ, "secret")) == (
         True,
         False,

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.server.live_server import LiveServer
-from tests.server.request_bodies import COMMIT, TABLE, TABLES, WIDER, commit_of, created, properties
+from tests.server.request_bodies import COMMIT, TABLE, TABLES, WIDER, commit_of, create_body, properties
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.server.routes import ROUTES
 
@@ -22,7 +22,7 @@ BAD = (400, "BadRequestException")
 def table(served: LiveServer) -> LiveServer:
     """A server whose namespace ``ns`` has the table ``t``."""
     assert served.request("POST", NAMESPACES, {"namespace": ["ns"], "properties": {"a": "1"}}).status == 200
-    assert served.request("POST", TABLES, created()).status == 200
+    assert served.request("POST", TABLES, create_body()).status == 200
     return served
 
 
@@ -50,7 +50,7 @@ def test_namespace_requests(served: LiveServer) -> None:
     assert served.request("GET", NS).document["properties"] == {"b": "2", "c": "3"}
     conflicting = served.request("POST", f"{NS}/properties", {"removals": ["b"], "updates": {"b": "3"}})
     assert conflicting.error == (422, "UnprocessableEntityException")
-    served.request("POST", TABLES, created())
+    served.request("POST", TABLES, create_body())
     assert served.request("DELETE", NS).error == (409, "NamespaceNotEmptyException")
     assert served.request("DELETE", TABLE).status == 204
     assert served.request("DELETE", NS).status == 204
@@ -65,8 +65,8 @@ def test_missing_namespace_gets_404(served: LiveServer) -> None:
         ("GET", f"{NAMESPACES}?parent=none", None),
         ("POST", f"{none}/properties", {"updates": {"a": "1"}}),
         ("GET", f"{none}/tables", None),
-        ("POST", f"{none}/tables", created()),
-        ("POST", f"{none}/tables", created(**{"stage-create": True})),
+        ("POST", f"{none}/tables", create_body()),
+        ("POST", f"{none}/tables", create_body(**{"stage-create": True})),
         ("GET", f"{none}/views", None),
     ):
         assert served.request(method, path, body).error == (404, NO_NAMESPACE), (method, path)
@@ -106,7 +106,7 @@ def test_lists_are_paginated(served: LiveServer, lake: Lakehouse) -> None:
 
 
 def test_table_is_created_loaded_and_dropped(table: LiveServer, lake: Lakehouse) -> None:
-    assert table.request("POST", TABLES, created()).error == (409, "AlreadyExistsException")
+    assert table.request("POST", TABLES, create_body()).error == (409, "AlreadyExistsException")
     assert table.request("GET", TABLES).document["identifiers"] == [{"namespace": ["ns"], "name": "t"}]
     loaded = table.request("GET", TABLE)
     assert loaded.document["metadata-location"].startswith(loaded.document["metadata"]["location"])
@@ -145,7 +145,7 @@ def test_tables_are_renamed(table: LiveServer) -> None:
 
     assert rename("t", "u").status == 204
     assert rename("t", "u").error == (404, NO_TABLE)
-    table.request("POST", TABLES, created())
+    table.request("POST", TABLES, create_body())
     assert rename("t", "u").error == (409, "AlreadyExistsException")
     assert rename("t", "v", "none").error == (404, NO_NAMESPACE)
     assert table.request("POST", "/v1/main/tables/rename", {"source": {}}).error == BAD
@@ -156,7 +156,7 @@ def test_names_may_contain_special_characters(served: LiveServer) -> None:
     assert served.request("POST", NAMESPACES, {"namespace": [name]}).status == 200
     path = f"{NAMESPACES}/{quote(name, safe='')}"
     assert served.request("GET", path).document["namespace"] == [name]
-    assert served.request("POST", f"{path}/tables", created(name)).status == 200
+    assert served.request("POST", f"{path}/tables", create_body(name)).status == 200
     assert served.request("HEAD", f"{path}/tables/{quote(name, safe='')}").status == 204
     assert served.request("GET", f"{NAMESPACES}/%ff").error == BAD
     assert served.request("GET", f"{NAMESPACES}/{'x' * 10_001}").error == BAD
@@ -235,11 +235,11 @@ def test_unwritable_partition_specs_and_sort_orders_are_rejected(table: LiveServ
     before = lake.latest_version()
     for field in NO_SPECS:
         spec = {"spec-id": 0, "fields": [field]}
-        assert table.request("POST", TABLES, created("u", **{"partition-spec": spec})).error == BAD, field
+        assert table.request("POST", TABLES, create_body("u", **{"partition-spec": spec})).error == BAD, field
         assert table.request("POST", TABLE, commit_of({"action": "add-spec", "spec": spec})).error == BAD, field
         if field["name"]:
             order = {"order-id": 1, "fields": [{**field, "direction": "asc", "null-order": "nulls-first"}]}
-            assert table.request("POST", TABLES, created("u", **{"write-order": order})).error == BAD, field
+            assert table.request("POST", TABLES, create_body("u", **{"write-order": order})).error == BAD, field
             added = {"action": "add-sort-order", "sort-order": order}
             assert table.request("POST", TABLE, commit_of(added)).error == BAD, field
     assert lake.latest_version() == before
@@ -255,7 +255,7 @@ def test_unwritable_partition_specs_and_sort_orders_are_rejected(table: LiveServ
 def test_invalid_tables_are_not_created(table: LiveServer, lake: Lakehouse) -> None:
     before = lake.latest_version()
     for fields in NO_TABLES:
-        assert table.request("POST", TABLES, created(**{"name": "u", **fields})).error == BAD, fields
+        assert table.request("POST", TABLES, create_body(**{"name": "u", **fields})).error == BAD, fields
     assert lake.latest_version() == before
 
 
@@ -295,7 +295,7 @@ def test_managed_properties_and_location_are_not_changed(table: LiveServer) -> N
 def test_location_of_new_table_is_chosen_by_lakehouse(table: LiveServer, lake: Lakehouse) -> None:
     """Sail sends a location for each new table, even a relative one."""
     for name, location in (("u", "file:///elsewhere/t"), ("v", "spark-warehouse/v")):
-        create_response = table.request("POST", TABLES, created(name, location=location)).document["metadata"]
+        create_response = table.request("POST", TABLES, create_body(name, location=location)).document["metadata"]
         assert create_response["location"].startswith(f"{lake.root}tables/")
 
 

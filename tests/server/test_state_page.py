@@ -12,7 +12,7 @@ import yaml
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes
 from tests.operations.changes import create
-from tests.operations.pages import parsed
+from tests.operations.html_pages import parse_page
 from tests.server.live_server import LiveServer, serving, settings_for
 from tests.server.test_access_control import FORBIDDEN, MIXED, READER, UNAUTHORIZED, entry
 from trinitylake_ops import Lakehouse
@@ -35,7 +35,7 @@ def test_page_is_self_contained(served: LiveServer, lake: Lakehouse) -> None:
     assert response.headers["content-security-policy"].startswith("default-src 'none'; style-src 'unsafe-inline'")
     assert (response.headers["x-content-type-options"], response.headers["cache-control"]) == ("nosniff", "no-store")
     page = response.body.decode()
-    assert parsed(page).headline.startswith("Version 1, ")
+    assert parse_page(page).headline.startswith("Version 1, ")
     assert "<script" not in page and "src=" not in page and "href=" not in page
     assert served.request("POST", "/", {}).status == 404
     assert served.request("GET", "/", headers={"Origin": "http://evil.example"}).status == 403

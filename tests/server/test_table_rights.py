@@ -13,7 +13,7 @@ import yaml
 
 from tests.lakes import Lakes
 from tests.server.live_server import LiveServer, Reply, serving, settings_for
-from tests.server.request_bodies import COMMIT, SCHEMA, commit_of, created, properties
+from tests.server.request_bodies import COMMIT, SCHEMA, commit_of, create_body, properties
 from tests.server.test_access_control import FORBIDDEN, entry
 from tests.server.test_s3_credentials import client_with, refused
 from tests.servers.radosgw import ROLE_ARN
@@ -59,9 +59,9 @@ def filled(lake: Lakehouse) -> int:
     return lake.latest_version()
 
 
-def of(version: int | str, rest: str = "", table: str = "open.t") -> str:
+def of(version: int | str, suffix: str = "", table: str = "open.t") -> str:
     namespace, _, name = table.partition(".")
-    return f"/v1/{version if isinstance(version, str) else f'v{version}'}/namespaces/{namespace}/tables/{name}{rest}"
+    return f"/v1/{version if isinstance(version, str) else f'v{version}'}/namespaces/{namespace}/tables/{name}{suffix}"
 
 
 def requests_of(version: int | str) -> list[tuple[str, str, Any]]:
@@ -157,8 +157,8 @@ def test_location_becomes_one_table(lake: Lakehouse) -> None:
     """A location that was staged once becomes a table of one name, in one commit or in several."""
     filled(lake)
     with serving(settings_for(lake)) as served:
-        staged = created("a", **{"stage-create": True})
-        place = served.request("POST", "/v1/main/namespaces/open/tables", staged).document["metadata"]["location"]
+        staged = create_body("a", **{"stage-create": True})
+        location = served.request("POST", "/v1/main/namespaces/open/tables", staged).document["metadata"]["location"]
 
         def creation(name: str) -> dict[str, Any]:
             updates: list[dict[str, Any]] = [
@@ -170,13 +170,13 @@ def test_location_becomes_one_table(lake: Lakehouse) -> None:
                 {"action": "set-default-spec", "spec-id": -1},
                 {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
                 {"action": "set-default-sort-order", "sort-order-id": -1},
-                {"action": "set-location", "location": place},
+                {"action": "set-location", "location": location},
             ]
             body = commit_of(*updates, requirements=({"type": "assert-create"},))
             return body | {"identifier": {"namespace": ["open"], "name": name}}
 
-        both = served.request("POST", COMMIT, {"table-changes": [creation("a"), creation("b")]})
-        assert both.error == (409, "AlreadyExistsException"), both.body
+        two_creations = served.request("POST", COMMIT, {"table-changes": [creation("a"), creation("b")]})
+        assert two_creations.error == (409, "AlreadyExistsException"), two_creations.body
         assert served.request("POST", of("main", table="open.a"), creation("a")).status == 200
         assert served.request("POST", of("main", table="open.b"), creation("b")).error == FORBIDDEN
     assert lake.snapshot().tables("open") == ["a", "t"]
@@ -192,13 +192,13 @@ def s3_lake(radosgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
 def session_of(served: LiveServer, warehouse: int | str, token: str) -> dict[str, str] | None:
     """Return the session that a client gets when it loads ``open.t``, or None. The credentials endpoint must agree."""
     loaded = served.request("GET", of(warehouse), headers={**bearer(token), **VENDED})
-    again = served.request("GET", of(warehouse, "/credentials"), headers=bearer(token))
+    endpoint_response = served.request("GET", of(warehouse, "/credentials"), headers=bearer(token))
     if "storage-credentials" not in loaded.document:
         assert loaded.status == 403 or not secrets_in(loaded.document["config"])
-        assert again.error in (FORBIDDEN, UNSUPPORTED)
+        assert endpoint_response.error in (FORBIDDEN, UNSUPPORTED)
         return None
     (session,) = loaded.document["storage-credentials"]
-    assert again.document["storage-credentials"] == [session]
+    assert endpoint_response.document["storage-credentials"] == [session]
     config: dict[str, str] = session["config"]
     return config
 
@@ -302,9 +302,9 @@ def secrets_in(config: Mapping[str, str]) -> set[str]:
 def files_of_table(lake: Lakehouse) -> set[str]:
     """Return the URIs of the manifest lists, manifests and data files of ``open.t``."""
     table = catalog_at(lake).load_table("open.t")
-    found = {table.metadata_location, *(snapshot.manifest_list for snapshot in table.metadata.snapshots)}
+    uris = {table.metadata_location, *(snapshot.manifest_list for snapshot in table.metadata.snapshots)}
     for snapshot in table.metadata.snapshots:
         for manifest in snapshot.manifests(table.io):
-            found.add(manifest.manifest_path)
-            found |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
-    return found
+            uris.add(manifest.manifest_path)
+            uris |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
+    return uris

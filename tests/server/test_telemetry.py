@@ -23,7 +23,7 @@ from tests.environments import run_without
 from tests.faults import FaultyStorage, fail
 from tests.request_budgets import budget
 from tests.server.live_server import LiveServer, command, serving, settings_for
-from tests.server.request_bodies import TABLE, TABLES, commit_of, created, properties
+from tests.server.request_bodies import TABLE, TABLES, commit_of, create_body, properties
 from tests.server.test_access_control import FORBIDDEN, MIXED, READER, entry
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import StorageError
@@ -48,14 +48,14 @@ def measured(served: LiveServer, **headers: str) -> dict[tuple[str, tuple[tuple[
     }
 
 
-def value_of(found: dict[Any, float], name: str, **labels: str) -> float:
-    return found.get((name, tuple(sorted(labels.items()))), 0.0)
+def value_of(samples: dict[Any, float], name: str, **labels: str) -> float:
+    return samples.get((name, tuple(sorted(labels.items()))), 0.0)
 
 
 @pytest.fixture
 def table(served: LiveServer) -> LiveServer:
     assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
-    assert served.request("POST", TABLES, created()).status == 200
+    assert served.request("POST", TABLES, create_body()).status == 200
     return served
 
 
@@ -111,8 +111,8 @@ def test_metrics_require_read_access(lake: Lakehouse, tmp_path: Path) -> None:
     with serving(settings_for(lake, tokens=tokens)) as served:
         assert served.request("GET", "/metrics").status == 401
         assert served.request("GET", "/metrics", headers={"Authorization": f"Bearer {MIXED}"}).error == FORBIDDEN
-        found = measured(served, Authorization=f"Bearer {READER}")
-        assert not any(token in str(found) for token in (READER, MIXED, "reader", "mixed"))
+        samples = measured(served, Authorization=f"Bearer {READER}")
+        assert not any(token in str(samples) for token in (READER, MIXED, "reader", "mixed"))
 
 
 def test_storage_failures_are_counted_by_kind(lake: Lakehouse) -> None:

@@ -11,7 +11,7 @@ from pyiceberg.types import LongType, NestedField
 from pyiceberg.view.metadata import SQLViewRepresentation, ViewRepresentation, ViewVersion
 
 from tests.server.live_server import LiveServer
-from tests.server.request_bodies import SCHEMA, TABLES, WIDER, created, new_key
+from tests.server.request_bodies import SCHEMA, TABLES, WIDER, create_body, new_key
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.iceberg import catalog_at
@@ -44,7 +44,7 @@ def view(name: str = "v", **fields: Any) -> dict[str, Any]:
 def views(served: LiveServer) -> LiveServer:
     """A server whose namespace ``ns`` has the table ``t`` and the view ``v``."""
     assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"], "properties": {"p": "1"}}).status == 200
-    assert served.request("POST", TABLES, created()).status == 200
+    assert served.request("POST", TABLES, create_body()).status == 200
     assert served.request("POST", VIEWS, view()).status == 200
     return served
 
@@ -71,7 +71,7 @@ def test_tables_and_views_share_namespace_of_names(views: LiveServer) -> None:
     exists = (409, "AlreadyExistsException")
     assert views.request("POST", VIEWS, view()).error == exists
     assert views.request("POST", VIEWS, view("t")).error == exists
-    assert views.request("POST", TABLES, created("v")).error == exists
+    assert views.request("POST", TABLES, create_body("v")).error == exists
     move = {"source": {"namespace": ["ns"], "name": "v"}, "destination": {"namespace": ["ns"], "name": "t"}}
     assert views.request("POST", RENAME, move).error == exists
     move_back = {"source": move["destination"], "destination": move["source"]}
@@ -164,12 +164,12 @@ def test_views_of_pyiceberg(views: LiveServer, lake: Lakehouse) -> None:
         schema_id=0, representations=[ViewRepresentation(representation)], default_namespace=("ns",)
     )
     schema = Schema(NestedField(1, "id", LongType(), required=False))
-    rest, own_catalog = views.catalog(), catalog_at(lake)
-    for catalog, name in ((rest, "ns.r"), (own_catalog, "ns.o")):
+    client, own_catalog = views.catalog(), catalog_at(lake)
+    for catalog, name in ((client, "ns.r"), (own_catalog, "ns.o")):
         catalog.create_view(name, schema, view_version)
         with pytest.raises(TableAlreadyExistsError if catalog is own_catalog else Exception):
             catalog.create_view(name, schema, view_version)
-    for catalog in (rest, own_catalog):
+    for catalog in (client, own_catalog):
         assert sorted(catalog.list_views("ns")) == [("ns", "o"), ("ns", "r"), ("ns", "v")]
         assert catalog.load_view("ns.r").current_version().representations[0].root.sql == "SELECT 1"
         assert catalog.view_exists("ns.v")
@@ -177,8 +177,8 @@ def test_views_of_pyiceberg(views: LiveServer, lake: Lakehouse) -> None:
         own_catalog.drop_namespace("ns")
     with pytest.raises(InvalidDefinitionError):
         own_catalog.create_view("ns.x", schema, view_version, location="file:///etc")
-    rest.drop_view("ns.r")
+    client.drop_view("ns.r")
     own_catalog.drop_view("ns.o")
     with pytest.raises(NoSuchViewError):
         own_catalog.load_view("ns.r")
-    assert rest.list_views("ns") == [("ns", "v")]
+    assert client.list_views("ns") == [("ns", "v")]

@@ -14,7 +14,7 @@ from tests.clock import ClockStorage
 from tests.lakes import Lakes, allowing
 from tests.operations.aging import LONG_MS
 from tests.server.live_server import LiveServer, attach, duckdb_with_iceberg, serving, settings_for
-from tests.server.request_bodies import TABLE, TABLES, commit_of, created, properties
+from tests.server.request_bodies import TABLE, TABLES, commit_of, create_body, properties
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.iceberg import catalog_at
@@ -70,8 +70,8 @@ def test_old_version_cannot_be_written(versions: Lakehouse, served: LiveServer) 
     with pytest.raises(ForbiddenError, match="connect to warehouse main to write"):
         served.catalog("v3").load_table("ns.t").append(ROWS)
     requests = (
-        ("POST", TABLES, created("u")),
-        ("POST", TABLES, created("u", **{"stage-create": True})),
+        ("POST", TABLES, create_body("u")),
+        ("POST", TABLES, create_body("u", **{"stage-create": True})),
         ("POST", TABLE, commit_of(properties(a="1"))),
         ("DELETE", TABLE, None),
         ("POST", "/v1/main/namespaces", {"namespace": ["new"]}),
@@ -196,8 +196,8 @@ def test_clients_receive_s3_location(lakes: Lakes) -> None:
     with serving(settings_for(lake), Warehouses({ONLY: lake})) as served:
         assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
         responses = [
-            served.request("POST", TABLES, created()),
-            served.request("POST", TABLES, created("u", **{"stage-create": True})),
+            served.request("POST", TABLES, create_body()),
+            served.request("POST", TABLES, create_body("u", **{"stage-create": True})),
             served.request("GET", TABLE),
         ]
     configurations = {
@@ -228,7 +228,7 @@ def test_clone_is_a_warehouse(lakes: Lakes, lake: Lakehouse, tmp_path: Path) -> 
         with duckdb_with_iceberg() as connection:  # the parent's files and the clone's own
             attach(connection, served, "clone-x", "x")
             assert connection.execute("SELECT count(*), sum(id) FROM x.ns.t").fetchall() == [(4, 6)]
-        refused = served.request("POST", TABLES.replace("/main/", "/clone-x/"), created("u"))
+        refused = served.request("POST", TABLES.replace("/main/", "/clone-x/"), create_body("u"))
         assert refused.error == (403, "ForbiddenException")
         assert "serve the clone's own root" in refused.document["error"]["message"]
         assert served.request("GET", "/v1/clone-none/namespaces").error == UNKNOWN

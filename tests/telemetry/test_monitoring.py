@@ -22,7 +22,7 @@ from scripts.draw_dashboard import PICTURE, Window, answered, draw, legend, prom
 from tests.lakes import Lakes, lakes
 from tests.operations.changes import create
 from tests.server.live_server import serving, settings_for
-from tests.server.request_bodies import TABLE, TABLES, commit_of, created, properties
+from tests.server.request_bodies import TABLE, TABLES, commit_of, create_body, properties
 from trinitylake_ops import operations
 from trinitylake_ops.telemetry.hub import INSTRUMENTS, Kind
 
@@ -112,7 +112,7 @@ def test_the_panels_have_data_of_a_server(lakes: Lakes, tmp_path: Path) -> None:
     lake = lakes.local()
     with serving(settings_for(lake)) as served:
         served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]})
-        served.request("POST", TABLES, created())
+        served.request("POST", TABLES, create_body())
         with prometheus(tmp_path, served.url.removeprefix("http://"), scrape_s=1) as url:
             begun = time.time()
             end_s = time.monotonic() + PATIENCE_SECONDS

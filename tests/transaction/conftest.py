@@ -1,4 +1,4 @@
-"""Lakehouses of these tests are checked when they end."""
+"""Checks the lakehouses of these tests after each test."""
 
 from tests.lakes import lake, lakes
 

@@ -1,4 +1,4 @@
-"""Letting transactions wait for each other, so that they are committed together."""
+"""Queue transactions so that they are committed as one group."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _MODULES = {str(Path(module.__file__)) for module in (commit_queue, group)}
 def commit_together(
     lake: Lakehouse, works: Sequence[Work], *, isolation: str | None = None, meanwhile: Callable[[], object] = int
 ) -> list[int | BaseException]:
-    """Begin transactions on one version, let them wait in the order given, then commit them.
+    """Begin transactions on one version, queue them in this order, then commit them.
 
-    ``meanwhile`` runs when all wait. Returns what became of each.
+    ``meanwhile`` runs when all of them are queued. Returns the version or the error of each.
     """
     transactions = [lake.transaction(isolation) for _ in works]
     for work, txn in zip(works, transactions, strict=True):
@@ -39,7 +39,7 @@ def commit_together(
 
 
 class Hooked(StorageWrapper):
-    """Calls ``before`` with the path of each create before it is sent, and ``after`` where it succeeded.
+    """Calls ``before`` with the path of each create before it is sent, and ``after`` if it succeeded.
 
     Calls ``before_read`` with the path of each read.
     """
@@ -64,20 +64,20 @@ class Hooked(StorageWrapper):
         self.after(path)
 
 
-def let_requests_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let files in memory be such as those of a service: a transaction writes its files before it waits."""
+def simulate_high_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat memory as high-latency storage, where a transaction writes its files before it is queued."""
     monkeypatch.setattr(MemoryStorage, "concurrency", 16)
 
 
-def filled(lakes: Lakes, storage: Storage) -> Lakehouse:
-    """Version 1: a namespace."""
+def create_filled(lakes: Lakes, storage: Storage) -> Lakehouse:
+    """Create a lakehouse whose version 1 has a namespace."""
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
     with lake.transaction() as txn:
         txn.create_namespace("ns")
     return lake
 
 
-def creating(lake: Lakehouse, *names: str) -> list[Transaction]:
+def create_in_transactions(lake: Lakehouse, *names: str) -> list[Transaction]:
     transactions = [lake.transaction() for _ in names]
     for name, txn in zip(names, transactions, strict=True):
         txn.create_table("ns", name, table())
@@ -88,7 +88,7 @@ def creates(name: str) -> Work:
     return lambda txn: txn.create_table("ns", name, table(made="yes"))
 
 
-def elsewhere(storage: Storage, work: Work) -> None:
+def commit_elsewhere(storage: Storage, work: Work) -> None:
     """Commit in another process."""
     with Lakehouse(storage).transaction() as txn:
         work(txn)
@@ -107,7 +107,7 @@ class Committing:
         sys.settrace(self._trace)
         try:
             self._outcomes.append(txn.commit())
-        except BaseException as error:  # noqa: BLE001 - what became of it is for the test to judge
+        except BaseException as error:  # noqa: BLE001 - the test checks the outcome
             self._outcomes.append(error)
         finally:
             sys.settrace(None)
@@ -118,7 +118,7 @@ class Committing:
 
     def outcome(self) -> int | BaseException:
         self._thread.join(LONGEST_WAIT_S)
-        assert self.is_done, "somebody waits for ever"
+        assert self.is_done, "the commit hangs"
         return self._outcomes[0]
 
     def version(self) -> int:
@@ -127,16 +127,16 @@ class Committing:
         return outcome
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what other threads bring about."""
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until other threads satisfy a condition."""
     deadline = time.monotonic() + LONGEST_WAIT_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.0005)
 
 
-class _Somebody:
-    """Leads the queue, and never ends by itself."""
+class _TestLeader:
+    """Leads the queue until the test ends it."""
 
     has_left = is_done = False
     is_taken = True
@@ -151,33 +151,33 @@ def commit_waiting(
     interrupted: int | None = None,
     at_line: int = 0,
 ) -> list[int | BaseException]:
-    """Let transactions wait in the order given, as if somebody else committed, then commit them.
+    """Queue transactions in this order behind another leader, then commit them.
 
-    The thread of the transaction ``interrupted`` is interrupted at its ``at_line``-th line in the modules of groups.
+    The thread of transaction number ``interrupted`` is interrupted at its ``at_line``-th line in the queue's modules.
     """
-    queue, somebody, committing = lake._queue, _Somebody(), list[Committing]()
+    queue, leader, committing = lake._queue, _TestLeader(), list[Committing]()
     assert queue._leader is None or queue._leader.is_done
-    queue._leader = somebody  # type: ignore[assignment]
+    queue._leader = leader  # type: ignore[assignment]
     for number, txn in enumerate(transactions):
-        one = Committing(txn, interrupting(at_line) if number == interrupted else None)
-        committing.append(one)
-        until(
-            lambda one=one, txn=txn: (  # type: ignore[misc]
-                one.is_done or txn.id in [waiting.submission.id for waiting in tuple(queue._waiting)]
+        commit = Committing(txn, interrupt_at(at_line) if number == interrupted else None)
+        committing.append(commit)
+        wait_until(
+            lambda commit=commit, txn=txn: (  # type: ignore[misc]
+                commit.is_done or txn.id in [waiting.submission.id for waiting in tuple(queue._waiting)]
             )
         )
     meanwhile()
-    somebody.is_done = True
-    queue._leave_queue(somebody)  # type: ignore[arg-type]
-    return [one.outcome() for one in committing]
+    leader.is_done = True
+    queue._leave_queue(leader)  # type: ignore[arg-type]
+    return [commit.outcome() for commit in committing]
 
 
 class Interrupted(BaseException):
     """Ctrl-C."""
 
 
-def interrupting(at_line: int, *functions: str) -> Callable[..., Any]:
-    """Return a trace function that raises at the n-th line of the modules of groups, or of some functions there."""
+def interrupt_at(at_line: int, *functions: str) -> Callable[..., Any]:
+    """Return a trace function that raises at the n-th line in the queue's modules, or in some of their functions."""
     remaining = itertools.count(at_line - 1, -1)
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -185,7 +185,7 @@ def interrupting(at_line: int, *functions: str) -> Callable[..., Any]:
             return None
         if functions and frame.f_code.co_name not in functions:
             return trace
-        # At the line of a with statement the lock would stay locked: Python cannot be interrupted there safely.
+        # Python cannot be interrupted safely at a with statement: the lock would stay locked.
         is_with = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
         if event == "line" and not is_with and next(remaining) == 0:
             raise Interrupted

@@ -1,4 +1,4 @@
-"""Files that a commit writes with the definitions that name them."""
+"""Files that a commit writes together with the definitions that refer to them."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ PATH = "tables/t/metadata/0.json"
 
 
 @pytest.fixture
-def place(lakes: Lakes) -> Storage:
+def storage(lakes: Lakes) -> Storage:
     return lakes.storage()
 
 
 @pytest.fixture
-def lake(lakes: Lakes, place: Storage) -> Lakehouse:
+def lake(lakes: Lakes, storage: Storage) -> Lakehouse:
     """A lakehouse with one table."""
-    lake = lakes.watch(Lakehouse.create(place.root, storage=place))
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         txn.create_table("ns", "t", table())
     return lake
 
 
-def test_added_files_take_no_extra_round_trip(lake: Lakehouse, place: Storage) -> None:
-    meter = MeteredStorage(place)
+def test_added_files_take_no_extra_round_trip(lake: Lakehouse, storage: Storage) -> None:
+    meter = MeteredStorage(storage)
     txn = Lakehouse(meter).transaction()
     txn.alter_table("ns", "t", table(a="1"))
     with meter.measure() as without:
@@ -54,21 +54,21 @@ def test_added_files_take_no_extra_round_trip(lake: Lakehouse, place: Storage) -
         txn.commit()
     assert with_file.counts.requests["create"] == without.counts.requests["create"] + 1
     assert with_file.counts.rounds == without.counts.rounds
-    assert place.read(PATH) == b"x"
+    assert storage.read(PATH) == b"x"
 
 
-def test_transaction_without_changes_writes_no_added_files(lake: Lakehouse, place: Storage) -> None:
+def test_transaction_without_changes_writes_no_added_files(lake: Lakehouse, storage: Storage) -> None:
     with lake.transaction() as txn:
         txn.add_file(PATH, b"x")
     with lake.transaction() as unchanged:
         unchanged.add_file(PATH, b"x")
         unchanged.create_table("ns", "u", table())
         unchanged.drop_table("ns", "u")
-    assert (lake.latest_version(), place.exists(PATH)) == (1, False)
+    assert (lake.latest_version(), storage.exists(PATH)) == (1, False)
 
 
-def test_rebase_writes_added_files_once(lake: Lakehouse, place: Storage) -> None:
-    meter = MeteredStorage(place)
+def test_rebase_writes_added_files_once(lake: Lakehouse, storage: Storage) -> None:
+    meter = MeteredStorage(storage)
     txn = Lakehouse(meter).transaction()
     txn.alter_table("ns", "t", table(a="1"))
     txn.add_file(PATH, b"x")
@@ -77,10 +77,10 @@ def test_rebase_writes_added_files_once(lake: Lakehouse, place: Storage) -> None
     with meter.measure() as measured:
         assert txn.commit() == 3
     assert measured.counts.requests["create"] == budget("commit after a conflict").requests["create"] + 1, "the file"
-    assert place.read(PATH) == b"x"
+    assert storage.read(PATH) == b"x"
 
 
-def test_conflict_deletes_added_files(lake: Lakehouse, place: Storage) -> None:
+def test_conflict_deletes_added_files(lake: Lakehouse, storage: Storage) -> None:
     txn = lake.transaction()
     txn.alter_table("ns", "t", table(a="1"))
     txn.add_file(PATH, b"x")
@@ -88,34 +88,34 @@ def test_conflict_deletes_added_files(lake: Lakehouse, place: Storage) -> None:
         other.alter_table("ns", "t", table(a="2"))
     with pytest.raises(CommitConflictError):
         txn.commit()
-    assert not place.exists(PATH)
+    assert not storage.exists(PATH)
 
 
-def test_failure_deletes_added_files(lake: Lakehouse, place: Storage) -> None:
-    before = {info.path for info in place.list()}
-    faulty = FaultyStorage(place, [fail(1, StorageFullError, kind="create", path_part=PATH)])
+def test_failure_deletes_added_files(lake: Lakehouse, storage: Storage) -> None:
+    before = {info.path for info in storage.list()}
+    faulty = FaultyStorage(storage, [fail(1, StorageFullError, kind="create", path_part=PATH)])
     txn = Lakehouse(faulty).transaction()
     txn.alter_table("ns", "t", table(a="1"))
     txn.add_file(PATH, b"x")
     with pytest.raises(StorageFullError):
         txn.commit()
-    assert {info.path for info in place.list()} == before
+    assert {info.path for info in storage.list()} == before
 
 
-def test_unknown_outcome_keeps_added_files(lake: Lakehouse, place: Storage) -> None:
+def test_unknown_outcome_keeps_added_files(lake: Lakehouse, storage: Storage) -> None:
     root = root_path(2)
-    lost = fail(1, AmbiguousWriteError, "after", kind="create", path_part=root)
+    ambiguous = fail(1, AmbiguousWriteError, "after", kind="create", path_part=root)
     unreadable = fail(2, TransientError, kind="read", path_part=root, times=100)
-    txn = Lakehouse(FaultyStorage(place, [lost, unreadable])).transaction()
+    txn = Lakehouse(FaultyStorage(storage, [ambiguous, unreadable])).transaction()
     txn.alter_table("ns", "t", table(a="1"))
     txn.add_file(PATH, b"x")
     with pytest.raises(CommitOutcomeUnknownError):
         txn.commit()
-    assert (lake.latest_version(), place.read(PATH)) == (2, b"x")
+    assert (lake.latest_version(), storage.read(PATH)) == (2, b"x")
 
 
-def test_added_files_do_not_replace_existing_files(lake: Lakehouse, place: Storage) -> None:
-    place.create(PATH, b"theirs")
+def test_added_files_do_not_replace_existing_files(lake: Lakehouse, storage: Storage) -> None:
+    storage.create(PATH, b"theirs")
     txn = lake.transaction()
     txn.alter_table("ns", "t", table(a="1"))
     txn.add_file(PATH, b"ours")

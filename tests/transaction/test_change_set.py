@@ -1,4 +1,4 @@
-"""The changes of a transaction as a value: what was saved is what is resumed, and users see no part of committing."""
+"""The changes of a transaction as a value: saving and resuming preserves them, and commit internals are not public."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _TABLES = st.tuples(_NAMES, _NAMES).map(lambda names: _KEYS.table_key(*names))
 
 
 def _writes() -> st.SearchStrategy[dict[str, Entry | None]]:
-    standing: st.SearchStrategy[Entry | None] = st.one_of(st.none(), _NAMES.map(lambda name: f"{name}.binpb"))
-    namespaces = st.one_of(standing, _PROPERTIES.map(lambda some: NamespaceDef(id=_ID, properties=some)))
-    tables = st.one_of(standing, _PROPERTIES.map(lambda some: TableDef(id=_ID, properties=some)))
+    unchanged: st.SearchStrategy[Entry | None] = st.one_of(st.none(), _NAMES.map(lambda name: f"{name}.binpb"))
+    namespaces = st.one_of(unchanged, _PROPERTIES.map(lambda properties: NamespaceDef(id=_ID, properties=properties)))
+    tables = st.one_of(unchanged, _PROPERTIES.map(lambda properties: TableDef(id=_ID, properties=properties)))
     return st.builds(
-        lambda one, other: {**one, **other},
+        lambda namespaces, tables: {**namespaces, **tables},
         st.dictionaries(_NAMES.map(_KEYS.namespace_key), namespaces, max_size=3),
         st.dictionaries(_TABLES, tables, max_size=3),
     )
@@ -38,7 +38,7 @@ def _writes() -> st.SearchStrategy[dict[str, Entry | None]]:
 _CHANGES = st.builds(
     ChangeSet,
     writes=_writes(),
-    definition=st.one_of(st.none(), _PROPERTIES.map(lambda some: LakehouseDef(id=_ID, properties=some))),
+    definition=st.one_of(st.none(), _PROPERTIES.map(lambda properties: LakehouseDef(id=_ID, properties=properties))),
     relied_namespaces=_NAMESPACES,
     replaced_namespaces=_NAMESPACES,
     read_keys=st.sets(_TABLES, max_size=3),
@@ -74,8 +74,8 @@ def test_commit_without_other_commits_keeps_base_entries(lake: Lakehouse) -> Non
 
 
 def test_transaction_does_not_expose_commit_internals() -> None:
-    seen = {name for name in dir(Transaction) if not name.startswith("_")}
-    assert seen == {
+    public_names = {name for name in dir(Transaction) if not name.startswith("_")}
+    assert public_names == {
         "add_file", "added_file", "alter_definition", "alter_namespace", "alter_table", "begun_at_ms", "commit",
         "create_namespace", "create_table", "backdate", "reset_age", "definition", "drop_namespace", "drop_table",
         "entry", "expect", "has_namespace", "has_table", "keys", "namespace", "namespace_at", "namespaces",

@@ -1,4 +1,4 @@
-"""Times of versions when clocks are wrong: commits go on, and time travel finds what a linear scan finds."""
+"""Times of versions with wrong clocks: commits continue, and time travel finds the same version as a linear scan."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def lake(clock: AgingStorage) -> Lakehouse:
     return lake
 
 
-def ahead(lake: Lakehouse, by_ms: int) -> Lakehouse:
+def lake_ahead(lake: Lakehouse, by_ms: int) -> Lakehouse:
     return Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + by_ms))
 
 
@@ -79,7 +79,7 @@ def test_next_commit_resets_clock(lake: Lakehouse, clock: AgingStorage, time_ms:
 
 
 def test_version_time_follows_previous_version_within_margin(lake: Lakehouse, clock: AgingStorage) -> None:
-    version = commit(ahead(lake, CLOCK_MARGIN_MS), "n")
+    version = commit(lake_ahead(lake, CLOCK_MARGIN_MS), "n")
     newest_ms = lake.snapshot(version).created_at_ms
     assert newest_ms == clock.time_ms + CLOCK_MARGIN_MS
     snapshot = lake.snapshot(commit(lake, "next"))
@@ -91,7 +91,7 @@ def test_version_time_follows_previous_version_within_margin(lake: Lakehouse, cl
 def test_versions_of_other_programs_may_be_ahead_or_drop_clock_reset(
     lake: Lakehouse, clock: AgingStorage, keeps_unknown: bool
 ) -> None:
-    commit(ahead(lake, YEAR_MS), "far")
+    commit(lake_ahead(lake, YEAR_MS), "far")
     reset = commit(lake, "right")
     clock.time_ms += HOUR_MS
     foreign = ForeignLake(clock).commit_table("right", "foreign", keeps_unknown=keeps_unknown)
@@ -104,7 +104,7 @@ def test_versions_of_other_programs_may_be_ahead_or_drop_clock_reset(
 
 
 def test_sealed_roots_keep_clock_reset(lake: Lakehouse, clock: AgingStorage) -> None:
-    commit(ahead(lake, YEAR_MS), "far")
+    commit(lake_ahead(lake, YEAR_MS), "far")
     reset = commit(lake, "right")
     clock.time_ms += HOUR_MS
     latest = commit(lake, "later")
@@ -127,7 +127,7 @@ def test_clock_reset_row_needs_confirmation_of_its_version(lake: Lakehouse, cloc
 def test_clone_of_version_in_future_starts_at_storage_time(lakes: Lakes) -> None:
     lake = lakes.memory()
     commit(lake, "n")
-    commit(ahead(lake, YEAR_MS), "far")
+    commit(lake_ahead(lake, YEAR_MS), "far")
     target = f"{lake.root.rstrip('/')}-clone/"
     operations.plan_clone(lake, target).execute()
     clone = Lakehouse.open(target)
@@ -153,7 +153,7 @@ def test_clock_reset_adds_no_requests(lakes: Lakes) -> None:
     try:
         for lake in (plain, healed):
             commit(lake, "n")
-        commit(ahead(healed, YEAR_MS), "far")
+        commit(lake_ahead(healed, YEAR_MS), "far")
         commit(plain, "far")
         assert costs(healed) == costs(plain)
     finally:
@@ -172,7 +172,7 @@ def test_versions_in_future_expire_by_their_age(lake: Lakehouse, clock: AgingSto
         return {verdict.version for verdict in operations.plan_expiration(lake, policy).verdicts if verdict.expires}
 
     clock.time_ms += age_ms // 10
-    assert not expiring() & set(far)  # the latest, and a time that is still to come
+    assert not expiring() & set(far)  # the latest, and a time in the future
     commit(lake, "right")
     assert not expiring() & set(far)
     clock.time_ms += age_ms
@@ -182,7 +182,7 @@ def test_versions_in_future_expire_by_their_age(lake: Lakehouse, clock: AgingSto
 
 
 def test_slow_clock_expires_no_version_early(lake: Lakehouse, clock: AgingStorage) -> None:
-    """Transactions of the full time to live may be based on the version before the one that set the clock back."""
+    """Transactions with the full time to live may be based on the version before the clock reset."""
     created_ms = clock.time_ms
     clock.time_ms -= 10 * HOUR_MS
     assert lake.snapshot(commit(lake, "behind")).created_at_ms == clock.time_ms
@@ -190,7 +190,7 @@ def test_slow_clock_expires_no_version_early(lake: Lakehouse, clock: AgingStorag
     clock.time_ms = created_ms + protected_ms(lake.snapshot().definition)
 
     def verdict() -> bool:
-        return next(one.expires for one in operations.plan_expiration(lake, policy).verdicts if one.version == 2)
+        return next(item.expires for item in operations.plan_expiration(lake, policy).verdicts if item.version == 2)
 
     assert not verdict()
     clock.time_ms += 1
@@ -199,7 +199,7 @@ def test_slow_clock_expires_no_version_early(lake: Lakehouse, clock: AgingStorag
 
 def test_orphan_removal_with_wrong_clock_blocks_no_new_transactions(lake: Lakehouse, clock: AgingStorage) -> None:
     def findings() -> set[str]:
-        return {one.code for one in operations.verify(lake).findings if one.severity != "past"}
+        return {finding.code for finding in operations.verify(lake).findings if finding.severity != "past"}
 
     right_ms = clock.time_ms
     clock.write(new_node_path(uuid.UUID(int=1)), b"")
@@ -241,7 +241,7 @@ def test_lease_in_future_names_file_to_delete(lake: Lakehouse, clock: AgingStora
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a random history: its time, where its root says the clock was set back, and who wrote it."""
+    """A version of a random history: its time, the clock reset in its root, and its writer."""
 
     created_at_ms: int
     reset: int | None
@@ -255,7 +255,7 @@ _WRITERS = st.sampled_from(["ours", "ours", "ours", "carries", "forgets"])
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Version]:
-    """Histories of our writers, whose clocks go back and forth, and of other programs with any times."""
+    """Return histories by this package, whose clocks go back and forth, and by other programs with arbitrary times."""
     versions: list[Version] = []
     newest_ms, reset = -1, None
     for number, (writer, time_ms) in enumerate(draw(st.lists(st.tuples(_WRITERS, _TIMES), min_size=1, max_size=30))):
@@ -282,8 +282,8 @@ def roots_of(versions: list[Version]) -> Roots:
     return Roots(storage)
 
 
-def scanned(versions: list[Version], timestamp_ms: int) -> int | None:
-    """Return the version of a time by reading all, from the newest reset that is not after the time."""
+def version_by_scan(versions: list[Version], timestamp_ms: int) -> int | None:
+    """Return the version at a time by a scan that starts at the newest reset not after the time."""
     resets = sorted({0, *(version.reset for version in versions if version.reset is not None)})
     first, last = 0, len(versions) - 1
     for first in reversed(resets):
@@ -307,7 +307,7 @@ def test_time_travel_equals_linear_scan(versions: list[Version], timestamp_ms: i
         answer: int | None = find_version_at(roots, timestamp_ms, len(versions) - 1, probed)
     except VersionNotFoundError:
         answer = None
-    assert answer == scanned(versions, timestamp_ms)
+    assert answer == version_by_scan(versions, timestamp_ms)
 
 
 @given(
@@ -315,7 +315,7 @@ def test_time_travel_equals_linear_scan(versions: list[Version], timestamp_ms: i
     hours=st.integers(0, 400),
 )
 def test_commits_since_a_time_are_found_despite_slow_clocks(steps: list[tuple[int, int]], hours: int) -> None:
-    """Each step is a commit so many hours after the one before, by a clock so many hours behind."""
+    """A step is a commit: the hours since the previous one, and by how many hours its clock is slow."""
     drop_memory_root("memory://random-times/")
     versions: list[Version] = []
     true_ms: list[int] = []

@@ -1,4 +1,4 @@
-"""A cold lookup reads the settings and the first nodes in one round, and a wrong guess changes no answer."""
+"""A cold lookup reads the settings and the first nodes in one round trip, and a wrong guess does not change results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = "memory://read-ahead/"
 N_TABLES = 400
 
 
-def filled(**settings: int) -> MemoryStorage:
+def filled_lake(**settings: int) -> MemoryStorage:
     """A lakehouse whose tree has several levels below its root."""
     drop_memory_root(ROOT)
     storage = MemoryStorage(ROOT)
@@ -38,17 +38,17 @@ def filled(**settings: int) -> MemoryStorage:
 
 @pytest.fixture
 def storage() -> Iterator[MemoryStorage]:
-    yield filled()
+    yield filled_lake()
     drop_memory_root(ROOT)
 
 
 def cold(storage: Storage) -> Lakehouse:
-    """A lakehouse that knows nothing, as in a process that has just begun."""
+    """A lakehouse with empty caches, as in a new process."""
     return Lakehouse(storage)
 
 
 def test_cold_lookup_takes_one_round_trip_per_level(storage: MemoryStorage) -> None:
-    """The hint; the root; the settings with the first node; each further node; the definition."""
+    """These read the hint, the root, the settings with the first node, each further node, and the definition."""
     meter = MeteredStorage(storage)
     n_levels = cold(storage).snapshot().tree_shape().height
     assert n_levels >= 2
@@ -70,9 +70,9 @@ def test_cached_files_are_not_read_ahead(storage: MemoryStorage) -> None:
     meter = MeteredStorage(storage)
     lake = cold(meter)
     lake.snapshot().table("ns", "t7")
-    with meter.measure() as again:
+    with meter.measure() as warm:
         lake.snapshot().table("ns", "t7")
-    assert again.counts.requests == budget("look a table up, warm").requests
+    assert warm.counts.requests == budget("look a table up, warm").requests
 
 
 READS: dict[str, Callable[[Lakehouse], object]] = {
@@ -88,7 +88,7 @@ READS: dict[str, Callable[[Lakehouse], object]] = {
 @pytest.mark.parametrize("sizes", [(3, 5), (100, 5), (3, 100), (300, 200)])
 @pytest.mark.parametrize("what", READS)
 def test_other_name_sizes_give_same_results(sizes: tuple[int, int], what: str) -> None:
-    storage = filled(namespace_name_max_size_bytes=sizes[0], table_name_max_size_bytes=sizes[1])
+    storage = filled_lake(namespace_name_max_size_bytes=sizes[0], table_name_max_size_bytes=sizes[1])
     lake = cold(storage)
     lake.snapshot().definition  # noqa: B018 - read: nothing is guessed
     assert READS[what](cold(storage)) == READS[what](lake)
@@ -97,7 +97,7 @@ def test_other_name_sizes_give_same_results(sizes: tuple[int, int], what: str) -
 
 def test_read_ahead_ignores_names_beyond_default_sizes() -> None:
     long = "t" * 150
-    storage = filled(table_name_max_size_bytes=200)
+    storage = filled_lake(table_name_max_size_bytes=200)
     with pytest.raises(TableNotFoundError):
         cold(storage).snapshot().table("ns", long)
     assert not cold(storage).snapshot().has_table("ns", long)
@@ -114,7 +114,7 @@ def test_read_ahead_raises_same_errors_as_sequential_reads(storage: MemoryStorag
 
 
 class Failing(StorageWrapper):
-    """Reads of one path fail, or give garbage, each the first time or every time."""
+    """Reads of one path fail or return garbage for a number of times."""
 
     def __init__(self, inner: Storage, path: str, *, is_garbage: bool, times: int):
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""The commit protocol under failures: who won, what is left, what is never deleted."""
+"""The commit protocol under failures: the outcome, the remaining files, and the files that are never deleted."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 ROOT_2 = root_path(2)
 ROOTS = frozenset(map(root_path, range(10)))
-LONG = "m" * 3500  # leaves little room in the root, so that messages are flushed into new nodes
+LONG = "m" * 3500  # leaves little space in the root, so that messages are flushed to new nodes
 
 
 @pytest.fixture
-def filled(lake: Lakehouse) -> Lakehouse:
-    """A tree of several levels at version 1."""
+def filled_lake(lake: Lakehouse) -> Lakehouse:
+    """A lakehouse whose tree has several levels at version 1."""
     with lake.transaction(message=LONG) as txn:
         txn.create_namespace("ns")
         for number in range(30):
@@ -67,17 +67,17 @@ def assert_committed_once(lake: Lakehouse, version: int) -> None:
     check_lake(lake)
 
 
-# Lost answers
+# Lost responses
 
 
-def test_lost_response_of_root_is_resolved_by_read_back(filled: Lakehouse) -> None:
-    assert commit_over(filled, lose_response(1, kind="create", path_part=ROOT_2)) == 2
-    assert_committed_once(filled, 2)
+def test_lost_response_of_root_is_resolved_by_read_back(filled_lake: Lakehouse) -> None:
+    assert commit_over(filled_lake, lose_response(1, kind="create", path_part=ROOT_2)) == 2
+    assert_committed_once(filled_lake, 2)
 
 
-def test_lost_root_is_resent_with_same_bytes(filled: Lakehouse) -> None:
+def test_lost_root_is_resent_with_same_bytes(filled_lake: Lakehouse) -> None:
     faults = [fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2, times=3)]
-    storage = FaultyStorage(filled.storage, faults)
+    storage = FaultyStorage(filled_lake.storage, faults)
     sent = _SentBytes(storage)
     with Lakehouse(sent).transaction() as txn:
         txn.create_namespace("new")
@@ -97,16 +97,16 @@ class _SentBytes(StorageWrapper):
         self.inner.create(path, data)
 
 
-def test_lost_response_after_other_commit_is_rebased(filled: Lakehouse) -> None:
-    """The request did not arrive, and before it is sent again another commit takes the name."""
-    storage = _Intruder(filled.storage)
+def test_lost_response_after_other_commit_is_rebased(filled_lake: Lakehouse) -> None:
+    """The request did not arrive, and another commit creates the root before the retry."""
+    storage = _Intruder(filled_lake.storage)
     txn = Lakehouse(storage).transaction()
     txn.create_namespace("new")
     for number in range(30):
         txn.create_table("new", f"t{number}", table())
     assert txn.commit() == 3
-    assert filled.snapshot(2).has_namespace("intruder")
-    assert_committed_once(filled, 3)
+    assert filled_lake.snapshot(2).has_namespace("intruder")
+    assert_committed_once(filled_lake, 3)
 
 
 class _Intruder(StorageWrapper):
@@ -128,41 +128,41 @@ class _Intruder(StorageWrapper):
 @pytest.mark.parametrize("error", [StoragePermissionError, TransientError])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_unreadable_root_leaves_outcome_unknown_and_files_in_place(
-    filled: Lakehouse, error: type[TransientError], moment: str
+    filled_lake: Lakehouse, error: type[TransientError], moment: str
 ) -> None:
-    before = listed(filled.storage)
+    before = listed(filled_lake.storage)
     lost = Fault(1, "after" if moment == "after" else "before", AmbiguousWriteError, "create", ROOT_2)
-    # The first read of version 2 is the look for the latest version; the second is the read-back.
+    # The first read of version 2 searches for the latest version, and the second one is the read-back.
     with pytest.raises(CommitOutcomeUnknownError) as caught:
-        commit_over(filled, lost, fail(2, error, kind="read", path_part=ROOT_2, times=99))
+        commit_over(filled_lake, lost, fail(2, error, kind="read", path_part=ROOT_2, times=99))
     assert (caught.value.version, caught.value.path) == (2, ROOT_2)
-    written = listed(filled.storage) - before
-    assert any("-node-" in path for path in written), "a tree of several nodes was written"
+    new_paths = listed(filled_lake.storage) - before
+    assert any("-node-" in path for path in new_paths), "a tree of several nodes was written"
     if moment == "after":
-        root = decode_node(filled.storage.read(ROOT_2), ROOT_2)
+        root = decode_node(filled_lake.storage.read(ROOT_2), ROOT_2)
         assert root.system[COMMIT_ID] == caught.value.commit_id
-        assert_committed_once(filled, 2)
+        assert_committed_once(filled_lake, 2)
     else:
-        assert filled.latest_version() == 1
-        assert len([path for path in written if "-table-" in path]) == 30, "nothing was deleted"
+        assert filled_lake.latest_version() == 1
+        assert len([path for path in new_paths if "-table-" in path]) == 30, "nothing was deleted"
 
 
-def test_unreadable_root_with_garbage_leaves_outcome_unknown(filled: Lakehouse) -> None:
-    storage = FaultyStorage(filled.storage)
+def test_unreadable_root_with_garbage_leaves_outcome_unknown(filled_lake: Lakehouse) -> None:
+    storage = FaultyStorage(filled_lake.storage)
     txn = Lakehouse(storage).transaction()
     txn.create_namespace("new")
-    filled.storage.create(ROOT_2, b"no arrow")
+    filled_lake.storage.create(ROOT_2, b"no arrow")
     with pytest.raises(CommitOutcomeUnknownError):
         txn.commit()
-    filled.storage.delete(ROOT_2)
+    filled_lake.storage.delete(ROOT_2)
 
 
 @pytest.mark.parametrize(
     "later", [fail(2, StoragePermissionError, kind="create", path_part=ROOT_2), None], ids=["refused", "expired"]
 )
-def test_rejection_after_lost_response_leaves_outcome_unknown(filled: Lakehouse, later: Fault | None) -> None:
-    """The first request may still arrive: its files must be there then."""
-    clock = ClockStorage(filled.storage, filled.snapshot().created_at_ms + 10)
+def test_rejection_after_lost_response_leaves_outcome_unknown(filled_lake: Lakehouse, later: Fault | None) -> None:
+    """The first request may still arrive and needs its files."""
+    clock = ClockStorage(filled_lake.storage, filled_lake.snapshot().created_at_ms + 10)
     plan = [fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2), *([later] if later else [])]
     faulty = FaultyStorage(clock, plan)
     delayed = _SentBytes(faulty)
@@ -175,9 +175,9 @@ def test_rejection_after_lost_response_leaves_outcome_unknown(filled: Lakehouse,
         delayed.create = _advancing(delayed, clock)  # type: ignore[method-assign]
     with pytest.raises(CommitOutcomeUnknownError) as caught:
         txn.commit()
-    filled.storage.create(ROOT_2, delayed.roots[0])
+    filled_lake.storage.create(ROOT_2, delayed.roots[0])
     assert decode_node(delayed.roots[0], ROOT_2).system[COMMIT_ID] == caught.value.commit_id
-    assert_committed_once(filled, 2)
+    assert_committed_once(filled_lake, 2)
 
 
 def _advancing(sent: _SentBytes, clock: ClockStorage):  # type: ignore[no-untyped-def]
@@ -191,9 +191,9 @@ def _advancing(sent: _SentBytes, clock: ClockStorage):  # type: ignore[no-untype
     return create
 
 
-def test_root_without_any_response_leaves_outcome_unknown(filled: Lakehouse) -> None:
+def test_root_without_any_response_leaves_outcome_unknown(filled_lake: Lakehouse) -> None:
     with pytest.raises(CommitOutcomeUnknownError):
-        commit_over(filled, fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2, times=99))
+        commit_over(filled_lake, fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2, times=99))
 
 
 # Failures without effect
@@ -201,51 +201,53 @@ def test_root_without_any_response_leaves_outcome_unknown(filled: Lakehouse) -> 
 
 @pytest.mark.parametrize("error", [StorageFullError, StoragePermissionError, TransientError])
 @pytest.mark.parametrize("path_part", ["-table-", "-namespace-", "-node-", ROOT_2])
-def test_failed_commit_leaves_no_files(filled: Lakehouse, error: type[StorageFullError], path_part: str) -> None:
-    before = listed(filled.storage)
+def test_failed_commit_leaves_no_files(filled_lake: Lakehouse, error: type[StorageFullError], path_part: str) -> None:
+    before = listed(filled_lake.storage)
     with pytest.raises(error):
-        commit_over(filled, fail(1, error, kind="create", path_part=path_part, times=99))
-    assert listed(filled.storage) == before
-    assert filled.latest_version() == 1
+        commit_over(filled_lake, fail(1, error, kind="create", path_part=path_part, times=99))
+    assert listed(filled_lake.storage) == before
+    assert filled_lake.latest_version() == 1
 
 
-def test_undeletable_files_are_logged_and_error_is_kept(filled: Lakehouse, caplog: pytest.LogCaptureFixture) -> None:
+def test_undeletable_files_are_logged_and_error_is_kept(
+    filled_lake: Lakehouse, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(StorageFullError), caplog.at_level(logging.WARNING):
         commit_over(
-            filled,
+            filled_lake,
             fail(1, StorageFullError, kind="create", path_part=ROOT_2),
             fail(1, StoragePermissionError, kind="delete", times=999),
         )
     assert "could not be deleted" in caplog.text
-    assert filled.latest_version() == 1
-    check_lake(filled)
+    assert filled_lake.latest_version() == 1
+    check_lake(filled_lake)
 
 
 @pytest.mark.parametrize("error", [StoragePermissionError, TransientError, StorageFullError])
 def test_unwritable_hint_is_logged_and_commit_succeeds(
-    filled: Lakehouse, caplog: pytest.LogCaptureFixture, error: type[TransientError]
+    filled_lake: Lakehouse, caplog: pytest.LogCaptureFixture, error: type[TransientError]
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert commit_over(filled, fail(1, error, kind="write", path_part=HINT_PATH)) == 2
+        assert commit_over(filled_lake, fail(1, error, kind="write", path_part=HINT_PATH)) == 2
     assert "its hint could not be written" in caplog.text
-    assert filled.storage.read(HINT_PATH) == b"1"
-    assert_committed_once(filled, 2)
+    assert filled_lake.storage.read(HINT_PATH) == b"1"
+    assert_committed_once(filled_lake, 2)
 
 
 @pytest.mark.parametrize("path_part", ["-table-", "-node-", ROOT_2, HINT_PATH])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_interrupted_commit_keeps_files_of_versions(filled: Lakehouse, path_part: str, moment: str) -> None:
-    """Ctrl-C at any request: the commit is there whole, or not at all."""
+def test_interrupted_commit_keeps_files_of_versions(filled_lake: Lakehouse, path_part: str, moment: str) -> None:
+    """Ctrl-C at any request: the commit happens completely or not at all."""
     with pytest.raises(KeyboardInterrupt):
-        txn = Lakehouse(_Interrupted(filled.storage, path_part, moment)).transaction(message=LONG)
+        txn = Lakehouse(_Interrupted(filled_lake.storage, path_part, moment)).transaction(message=LONG)
         txn.create_namespace("new")
         for number in range(30):
             txn.create_table("new", f"t{number}", table())
         txn.commit()
-    check_lake(filled)
+    check_lake(filled_lake)
     is_committed = path_part == HINT_PATH or (path_part == ROOT_2 and moment == "after")
-    assert filled.latest_version() == (2 if is_committed else 1)
-    assert filled.snapshot().has_namespace("new") == is_committed
+    assert filled_lake.latest_version() == (2 if is_committed else 1)
+    assert filled_lake.snapshot().has_namespace("new") == is_committed
 
 
 class _Interrupted(StorageWrapper):
@@ -255,12 +257,12 @@ class _Interrupted(StorageWrapper):
         self._moment = moment
 
     def create(self, path: str, data: bytes) -> None:
-        self._put(self.inner.create, path, data)
+        self._run_or_interrupt(self.inner.create, path, data)
 
     def write(self, path: str, data: bytes) -> None:
-        self._put(self.inner.write, path, data)
+        self._run_or_interrupt(self.inner.write, path, data)
 
-    def _put(self, put, path: str, data: bytes) -> None:  # type: ignore[no-untyped-def]
+    def _run_or_interrupt(self, put, path: str, data: bytes) -> None:  # type: ignore[no-untyped-def]
         is_hit = self._path_part in path
         if not is_hit or self._moment == "after":
             put(path, data)
@@ -271,9 +273,9 @@ class _Interrupted(StorageWrapper):
 # Time to live
 
 
-def test_expired_transaction_fails(filled: Lakehouse) -> None:
-    filled.alter_definition(txn_ttl_millis=1_000)
-    clock = ClockStorage(filled.storage, filled.snapshot().created_at_ms + 10)
+def test_expired_transaction_fails(filled_lake: Lakehouse) -> None:
+    filled_lake.alter_definition(txn_ttl_millis=1_000)
+    clock = ClockStorage(filled_lake.storage, filled_lake.snapshot().created_at_ms + 10)
     lake = Lakehouse(clock)
     in_time, late = lake.transaction(), lake.transaction()
     in_time.create_namespace("in-time")
@@ -283,23 +285,23 @@ def test_expired_transaction_fails(filled: Lakehouse) -> None:
     clock.time_ms += 1
     with pytest.raises(TransactionExpiredError, match="txn_ttl_millis"):
         late.commit()
-    assert not filled.snapshot().has_namespace("late")
-    assert left_over_paths(filled) == set()
+    assert not filled_lake.snapshot().has_namespace("late")
+    assert left_over_paths(filled_lake) == set()
 
 
-def test_latest_time_to_live_applies(filled: Lakehouse) -> None:
-    clock = ClockStorage(filled.storage, filled.snapshot().created_at_ms + 10)
+def test_latest_time_to_live_applies(filled_lake: Lakehouse) -> None:
+    clock = ClockStorage(filled_lake.storage, filled_lake.snapshot().created_at_ms + 10)
     txn = Lakehouse(clock).transaction()
     txn.create_namespace("new")
-    filled.alter_definition(txn_ttl_millis=1_000)
+    filled_lake.alter_definition(txn_ttl_millis=1_000)
     clock.time_ms += 1_001
     with pytest.raises(TransactionExpiredError):
         txn.commit()
-    assert left_over_paths(filled) == set()
+    assert left_over_paths(filled_lake) == set()
 
 
-class _Asleep(ClockStorage):
-    """Lets something happen, and its clock pass the time to live, just before it sends a root."""
+class _SleepingStorage(ClockStorage):
+    """Runs an action and advances its clock by the time to live just before it creates a root."""
 
     meanwhile: Callable[[], object] | None = None
     sleeps_ms = 10**9
@@ -313,15 +315,15 @@ class _Asleep(ClockStorage):
 
 
 def test_suspended_transaction_expires_regardless_of_its_base(lake: Lakehouse) -> None:
-    """The nodes of its base may be purged: who is too old does not look at them."""
+    """The nodes of its base may be purged, so an expired transaction does not read them."""
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         for number in range(40):
             txn.create_table("ns", f"t{number:02}", table())
-    clock = _Asleep(lake.storage, lake.snapshot().created_at_ms + 10)
+    clock = _SleepingStorage(lake.storage, lake.snapshot().created_at_ms + 10)
     txn = Lakehouse(clock).transaction()
     txn.alter_table("ns", "t00", table(slow="true"))
-    clock.meanwhile = lambda: _purge_the_first_versions(lake)
+    clock.meanwhile = lambda: _purge_first_versions(lake)
     with pytest.raises(TransactionExpiredError, match="txn_ttl_millis"):
         txn.commit()
     assert not lake.snapshot().table("ns", "t00").properties.get("slow")
@@ -329,22 +331,22 @@ def test_suspended_transaction_expires_regardless_of_its_base(lake: Lakehouse) -
 
 @pytest.mark.parametrize("is_asleep_in_commit", [False, True])
 def test_transaction_with_purged_base_expires(lake: Lakehouse, is_asleep_in_commit: bool) -> None:
-    """Though it is young enough, when the time to live was shorter in between; its group goes on without it."""
+    """The time to live was shorter in between, so it fails although it is young enough. Its group continues."""
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         for number in range(40):
             txn.create_table("ns", f"t{number:02}", table())
-    clock = _Asleep(lake.storage, lake.snapshot().created_at_ms + 10)
+    clock = _SleepingStorage(lake.storage, lake.snapshot().created_at_ms + 10)
     clock.sleeps_ms = 0
     sleepy = Lakehouse(clock)
     txn = sleepy.transaction()
     txn.alter_table("ns", "t00", table(slow="true"))
     if is_asleep_in_commit:
-        clock.meanwhile = lambda: _purge_the_first_versions(lake)
+        clock.meanwhile = lambda: _purge_first_versions(lake)
         with pytest.raises(TransactionExpiredError):
             txn.commit()
     else:
-        _purge_the_first_versions(lake)
+        _purge_first_versions(lake)
         young = sleepy.transaction()
         young.alter_table("ns", "t01", table(slow="false"))
         outcomes = commit_waiting(sleepy, [txn, young])
@@ -354,12 +356,12 @@ def test_transaction_with_purged_base_expires(lake: Lakehouse, is_asleep_in_comm
 
 
 def test_transaction_with_purged_namespace_expires(lake: Lakehouse) -> None:
-    """Whether the namespace is still the same one cannot be seen any more."""
+    """It is no longer possible to check whether the namespace is the same."""
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         txn.create_table("ns", "t", table())
     old = lake.snapshot()
-    clock = _Asleep(lake.storage, old.created_at_ms + 10)
+    clock = _SleepingStorage(lake.storage, old.created_at_ms + 10)
     clock.sleeps_ms = 0
     txn = Lakehouse(clock, cache="off").transaction()
     txn.alter_table("ns", "t", table(slow="true"))
@@ -376,8 +378,8 @@ def test_transaction_with_purged_namespace_expires(lake: Lakehouse) -> None:
     assert lake.snapshot().table("ns", "t").properties == table().properties
 
 
-def _purge_the_first_versions(lake: Lakehouse) -> None:
-    """Change all, then do to versions 0 and 1 what a purge does."""
+def _purge_first_versions(lake: Lakehouse) -> None:
+    """Change all objects, then purge versions 0 and 1."""
     first = lake.snapshot(1)
     operations.compact(lake)
     with lake.transaction() as other:
@@ -459,15 +461,15 @@ def test_failed_create_leaves_no_files(lakes: Lakes) -> None:
     assert listed(storage) == set()
 
 
-def test_settings_rejected_at_commit_leave_no_files(filled: Lakehouse) -> None:
-    before = objects(filled.snapshot())
-    with pytest.raises(InvalidDefinitionError), filled.transaction() as txn:
+def test_settings_rejected_at_commit_leave_no_files(filled_lake: Lakehouse) -> None:
+    before = objects(filled_lake.snapshot())
+    with pytest.raises(InvalidDefinitionError), filled_lake.transaction() as txn:
         txn.create_namespace("new")
         txn.alter_definition(replace(txn.definition, order=99))
-    assert objects(filled.snapshot()) == before
+    assert objects(filled_lake.snapshot()) == before
 
 
-class _Overwriting(StorageWrapper):
+class _OverwritingStorage(StorageWrapper):
     """A server that ignores the condition of a create."""
 
     def create(self, path: str, data: bytes) -> None:
@@ -477,13 +479,13 @@ class _Overwriting(StorageWrapper):
 def test_create_rejects_storage_that_overwrites(lakes: Lakes) -> None:
     storage = lakes.storage("overwriting")
     with pytest.raises(StorageError):
-        Lakehouse.create(storage.root, storage=_Overwriting(storage))
+        Lakehouse.create(storage.root, storage=_OverwritingStorage(storage))
     assert listed(storage) == set()
 
 
 @pytest.mark.parametrize("error", [ThrottledError, TransientError])
 def test_each_create_is_retried_after_failure_without_effect(lakes: Lakes, error: type[StorageError]) -> None:
-    """A new lakehouse and its first commit create at most eight files, one of them twice to check the storage."""
+    """A new lakehouse and its first commit create at most eight files, of which one twice as a check of the storage."""
     for number in range(1, 9):
         faulty = FaultyStorage(lakes.storage(f"throttled-{number}"), [fail(number, error, kind="create")])
         lake = Lakehouse.create(faulty.root, storage=RetryStorage(faulty, base_delay_seconds=0))

@@ -1,4 +1,4 @@
-"""Commits where the clock, the names or the environment are not as they should be."""
+"""Commits with a wrong clock, invalid names or an unusual environment."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_isolation_of_wrong_type_is_rejected(lakes: Lakes) -> None:
 
 
 class ClockThatBreaks(ClockStorage):
-    """Leaves all times behind when a create loses."""
+    """Advances beyond the largest time after a conflict."""
 
     def create(self, path: str, data: bytes) -> None:
         try:

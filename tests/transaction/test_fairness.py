@@ -1,4 +1,4 @@
-"""Requests of writers that lose all the time, and how others answer them (docs/internals/protocol.md, C)."""
+"""Slot requests of writers that conflict repeatedly, and how other writers respond (docs/internals/protocol.md, C)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
 class StoppedClock(ManualClock):
-    """A clock on which pauses take no time."""
+    """A clock that pauses do not advance."""
 
     def advance(self, seconds: float) -> None:
         del seconds
@@ -45,7 +45,7 @@ class StoppedClock(ManualClock):
 
 @pytest.fixture
 def pauses() -> Iterator[list[float]]:
-    """The pauses of writers that wait for others, in seconds. They take no time."""
+    """Record the pauses of waiting writers in seconds, and skip them."""
     clock = StoppedClock()
     with process_clock.using(clock):
         yield clock.pauses_s
@@ -65,12 +65,14 @@ def _change(lake: Lakehouse, times: int = 1) -> None:
             txn.alter_table("ns", "t", table(n=f"{lake.root} {txn.id} {number}"))
 
 
-def _asked(storage: Storage) -> set[str]:
+def _slot_requests(storage: Storage) -> set[str]:
     return {path for path in listed(storage) if path.startswith(SLOT_REQUEST_PREFIX)}
 
 
-def _losing(times: int, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Let others be first so many times, and only then this process."""
+def _commit_after_conflicts(
+    times: int, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    """Commit after losing the race a number of times."""
     publish, remaining = commit.publish_root, iter(range(times))
 
     def publish_root(root: KnownRoot, roots: Roots, *arguments: Any) -> Created | Lost:
@@ -88,21 +90,25 @@ def _losing(times: int, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[],
 
 def test_writer_requests_slot_after_repeated_conflicts(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = _lake(lakes)
-    seen: list[set[str]] = []
-    _losing(CONFLICTS_BEFORE_REQUEST, monkeypatch, lambda: seen.append(_asked(lake.storage)))
+    slot_requests: list[set[str]] = []
+    _commit_after_conflicts(
+        CONFLICTS_BEFORE_REQUEST, monkeypatch, lambda: slot_requests.append(_slot_requests(lake.storage))
+    )
     _change(lake)
-    ((path,),) = seen
+    ((path,),) = slot_requests
     assert parse_slot_request_path(path) is not None
-    assert _asked(lake.storage) == set()
+    assert _slot_requests(lake.storage) == set()
     assert left_over_paths(lake) == set()
 
 
 def test_writer_requests_no_slot_after_few_conflicts(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = _lake(lakes)
-    seen: list[set[str]] = []
-    _losing(CONFLICTS_BEFORE_REQUEST - 1, monkeypatch, lambda: seen.append(_asked(lake.storage)))
+    slot_requests: list[set[str]] = []
+    _commit_after_conflicts(
+        CONFLICTS_BEFORE_REQUEST - 1, monkeypatch, lambda: slot_requests.append(_slot_requests(lake.storage))
+    )
     _change(lake)
-    assert seen == [set()]
+    assert slot_requests == [set()]
 
 
 def test_writer_without_permission_for_slot_requests_commits(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,14 +119,14 @@ def test_writer_without_permission_for_slot_requests_commits(lakes: Lakes, monke
     storage = FaultyStorage(_lake(lakes).storage, plan)
     lake = Lakehouse(storage)
     version = lake.latest_version()
-    _losing(CONFLICTS_BEFORE_REQUEST + 3, monkeypatch)
+    _commit_after_conflicts(CONFLICTS_BEFORE_REQUEST + 3, monkeypatch)
     _change(lake, 2 * COMMITS_BETWEEN_POLLS)
     assert lake.latest_version() == version + CONFLICTS_BEFORE_REQUEST + 3 + 2 * COMMITS_BETWEEN_POLLS
     assert sum(request.path.startswith(SLOT_REQUEST_PREFIX) for request in storage.log) > 4
 
 
 def test_other_writers_wait_while_slot_is_requested(lakes: Lakes, pauses: list[float]) -> None:
-    """Before each commit, and longer and longer: where there are many of them, all must wait at once."""
+    """They wait before each commit and increasingly long, because all of many writers must wait at the same time."""
     lake = Lakehouse(_lake(lakes).storage)
     clock = AgingStorage(lake.storage, lake.storage.now_ms())
     lake = Lakehouse(clock)
@@ -165,7 +171,7 @@ def test_waiting_transaction_starts_on_latest_version(
 
 
 def test_waiting_transaction_without_changes_returns_version_with_them(lakes: Lakes, manual_clock: ManualClock) -> None:
-    """Not the one that it began on, though it lost no race."""
+    """It does not return its base, although it had no conflict."""
     lake = Lakehouse(AgingStorage(_lake(lakes).storage, 1_700_000_000_000))
     turn = new_slot_request_path(5_000)
     lake.storage.write(turn, b"")
@@ -242,7 +248,7 @@ def test_files_that_are_no_slot_requests_are_kept(lakes: Lakes, pauses: list[flo
     own_fairness.poll(late)
     own_fairness.yield_to_others(late, 1_000)
     assert pauses == []
-    assert _asked(storage) == set(names[1:])
+    assert _slot_requests(storage) == set(names[1:])
 
 
 @pytest.mark.parametrize(
@@ -273,7 +279,7 @@ def test_polling_slot_requests_takes_one_list_every_eight_commits(lakes: Lakes) 
 
 
 class SharedClock(ManualClock):
-    """One clock of a waiting writer and of the storage."""
+    """The shared clock of a waiting writer and the storage."""
 
     def __init__(self, storage: Storage):
         super().__init__()
@@ -287,7 +293,7 @@ class SharedClock(ManualClock):
         if int(before_s) < int(self.now_s()):
             self.each_second()
 
-    def waited_s(self, own_fairness: Fairness) -> float:
+    def measure_wait_s(self, own_fairness: Fairness) -> float:
         """Return how long a commit waits for other writers."""
         begin_s = self.now_s()
         with process_clock.using(self):
@@ -299,27 +305,27 @@ class SharedClock(ManualClock):
 def test_killed_writer_delays_others_by_less_than_five_seconds_in_total(lakes: Lakes, attempt_ms: int) -> None:
     clock = SharedClock(_lake(lakes).storage)
     clock.storage.write(new_slot_request_path(attempt_ms), b"")
-    own_fairness, waited_s = Fairness(), []
+    own_fairness, waits_s = Fairness(), []
     own_fairness.poll(clock.storage)
     for _ in range(100):
-        waited_s.append(clock.waited_s(own_fairness))
+        waits_s.append(clock.measure_wait_s(own_fairness))
         clock.advance(0.01)
-    assert sum(waited_s) < 5
-    assert _asked(clock.storage) == set()
+    assert sum(waits_s) < 5
+    assert _slot_requests(clock.storage) == set()
 
 
 def test_active_writer_is_waited_for_with_growing_limit(lakes: Lakes) -> None:
-    """Longer and longer, so that all who are in its way wait at once; but no commit waits for ever."""
+    """The wait grows so that all conflicting writers wait at the same time, but it is limited for each commit."""
     clock = SharedClock(_lake(lakes).storage)
     path = new_slot_request_path(2_000)
     clock.storage.write(path, b"")
     clock.each_second = lambda: clock.storage.write(path, b"")
     own_fairness = Fairness()
     own_fairness.poll(clock.storage)
-    waited_s = [clock.waited_s(own_fairness) for _ in range(4)]
-    assert waited_s == pytest.approx(sorted(waited_s))
-    assert waited_s[0] >= 4
-    assert waited_s[-1] == pytest.approx(LONGEST_WAIT_S)
+    waits_s = [clock.measure_wait_s(own_fairness) for _ in range(4)]
+    assert waits_s == pytest.approx(sorted(waits_s))
+    assert waits_s[0] >= 4
+    assert waits_s[-1] == pytest.approx(LONGEST_WAIT_S)
 
 
 def test_writer_with_long_attempts_requests_slot_after_first_conflict(lakes: Lakes) -> None:
@@ -327,12 +333,12 @@ def test_writer_with_long_attempts_requests_slot_after_first_conflict(lakes: Lak
     for attempt_s in (LONG_ATTEMPT_S / 2, LONG_ATTEMPT_S):
         turn = SlotRequest(storage)
         turn.note_conflicts(1, attempt_s)
-        assert bool(_asked(storage)) == (attempt_s == LONG_ATTEMPT_S)
+        assert bool(_slot_requests(storage)) == (attempt_s == LONG_ATTEMPT_S)
         turn.withdraw()
 
 
 class _NoThreads(background.InlineRunner):
-    """Keeps what would run in a thread of its own, for the test to run."""
+    """Collects the work of background threads, so that the test can run it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -344,7 +350,7 @@ class _NoThreads(background.InlineRunner):
 
 @pytest.fixture
 def renewals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[background.Work]]:
-    """The renewals of slot requests that writers start, without pauses; the test runs them."""
+    """The renewals that writers start, without pauses. The test runs them."""
     runner = _NoThreads()
     monkeypatch.setattr(fairness, "RENEWAL_S", 0)
     with background.using(runner):
@@ -352,7 +358,7 @@ def renewals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[background.Work]]
 
 
 def test_slot_request_is_renewed_for_limited_time(lakes: Lakes, renewals: list[background.Work]) -> None:
-    """Not for ever: who hangs is not waited for."""
+    """Other writers do not wait for a writer that hangs."""
     storage = FaultyStorage(_lake(lakes).storage)
     with process_clock.using(TickingClock(1.0)):
         SlotRequest(storage).note_conflicts(CONFLICTS_BEFORE_REQUEST, 10)
@@ -367,25 +373,25 @@ def test_withdrawn_slot_request_is_not_renewed(lakes: Lakes, renewals: list[back
     turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, 10)
     turn.withdraw()
     renewals[0]()
-    assert _asked(lake.storage) == set()
+    assert _slot_requests(lake.storage) == set()
 
 
 def test_interrupted_writer_stops_renewal(
     lakes: Lakes, monkeypatch: pytest.MonkeyPatch, renewals: list[background.Work]
 ) -> None:
-    """Its process may go on for hours; the request that it leaves lapses."""
+    """Its process may continue for hours, but its slot request lapses."""
     lake = _lake(lakes)
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    _losing(CONFLICTS_BEFORE_REQUEST, monkeypatch, interrupt)
+    _commit_after_conflicts(CONFLICTS_BEFORE_REQUEST, monkeypatch, interrupt)
     with pytest.raises(KeyboardInterrupt):
         _change(lake)
-    (path,) = _asked(lake.storage)
+    (path,) = _slot_requests(lake.storage)
     lake.storage.delete(path)
     renewals[0]()
-    assert _asked(lake.storage) == set()
+    assert _slot_requests(lake.storage) == set()
 
 
 def test_failed_renewal_keeps_slot_request(lakes: Lakes, renewals: list[background.Work]) -> None:
@@ -394,7 +400,7 @@ def test_failed_renewal_keeps_slot_request(lakes: Lakes, renewals: list[backgrou
     with process_clock.using(TickingClock(1.0)):
         SlotRequest(storage).note_conflicts(CONFLICTS_BEFORE_REQUEST, 1)
         renewals[0]()
-    assert len(_asked(storage)) == 1
+    assert len(_slot_requests(storage)) == 1
 
 
 def test_slot_request_is_renewed_and_replaced_when_attempts_get_longer(lakes: Lakes) -> None:
@@ -405,18 +411,18 @@ def test_slot_request_is_renewed_and_replaced_when_attempts_get_longer(lakes: La
     assert storage.log == ()
     for seconds in (0.1, 0.15, 0.05):
         turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, seconds)
-        assert [parse_slot_request_path(path) for path in _asked(lake.storage)] == [100]
+        assert [parse_slot_request_path(path) for path in _slot_requests(lake.storage)] == [100]
     turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, 0.3)
-    assert [parse_slot_request_path(path) for path in _asked(lake.storage)] == [300]
+    assert [parse_slot_request_path(path) for path in _slot_requests(lake.storage)] == [300]
     assert [request.kind for request in storage.log] == ["write"] * 3 + ["delete", "write"]
     turn.withdraw()
     turn.withdraw()
-    assert _asked(lake.storage) == set()
+    assert _slot_requests(lake.storage) == set()
     assert len(storage.log) == 6
 
 
 def test_commits_succeed_without_pacing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it, writers that conflict all the time still commit each change once."""
+    """Writers that conflict all the time still commit each change once."""
     monkeypatch.setattr(fairness, "WriterPacing", lambda *_: Pacing())
     storage = FaultyStorage(_lake(lakes).storage)
     version, writers = Lakehouse(storage).latest_version(), [Lakehouse(storage) for _ in range(3)]
@@ -439,7 +445,7 @@ def test_commits_succeed_without_pacing(lakes: Lakes, monkeypatch: pytest.Monkey
 
 
 def test_background_work_cannot_fail_a_commit(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the interpreter ends and its threads can start no others."""
+    """No thread can be started, for example during interpreter shutdown."""
 
     def broken(*arguments: object) -> None:
         raise RuntimeError("cannot schedule new futures after shutdown")

@@ -60,7 +60,7 @@ def test_opening_a_version_takes_same_requests_at_any_age(lakes: Lakes) -> None:
     [
         (b"36", 6),
         (b"30", 10),
-        (b"1", 15),  # those next to a hint are looked for first
+        (b"1", 15),  # roots after the hint are searched first
         (b"0", 14),
         (None, 14),
         (b"", 14),
@@ -148,8 +148,8 @@ def test_largest_possible_version_is_found() -> None:
     drop_memory_root(storage.root)
 
 
-class _SleepsBeforeTheRoot(StorageWrapper):
-    """Lets much happen between finding the latest version and reading it."""
+class _RunsActionBeforeRootRead(StorageWrapper):
+    """Runs an action between finding the latest version and reading it."""
 
     def __init__(self, inner: Storage, path: str, meanwhile: Callable[[], object]):
         super().__init__(inner)
@@ -173,7 +173,7 @@ def test_reader_retries_when_root_is_purged(lake: Lakehouse) -> None:
             txn.create_namespace("c")
         seal(lake, 2)
 
-    storage = _SleepsBeforeTheRoot(lake.storage, root_path(2), purge_it)
+    storage = _RunsActionBeforeRootRead(lake.storage, root_path(2), purge_it)
     assert Lakehouse(storage).snapshot().namespaces() == ["a", "b", "c"]
 
 

@@ -1,4 +1,4 @@
-"""Another program carries system rows on that it does not know: of another version they are not believed."""
+"""Other programs copy unknown system rows to new versions, where these rows are ignored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clock(lakes: Lakes) -> AgingStorage:
 
 @pytest.fixture
 def lake(clock: AgingStorage) -> Lakehouse:
-    """Five versions, a minute apart, the last four by runs of ours."""
+    """A lakehouse with five versions, a minute apart. The last four have run ids."""
     lake = Lakehouse.create(clock.root, storage=clock)
     with lake.transaction(run_id="ours", message="first") as txn:
         txn.create_namespace("ns")
@@ -40,21 +40,21 @@ def lake(clock: AgingStorage) -> Lakehouse:
     return lake
 
 
-def shown(lake: Lakehouse, version: int) -> VersionInfo:
+def version_info(lake: Lakehouse, version: int) -> VersionInfo:
     return next(info for info in Lakehouse(lake.storage).history() if info.version == version)
 
 
-def is_silent(info: VersionInfo) -> bool:
-    said = (info.commit_id, info.operation, info.message, info.run_id, info.user, info.members, info.properties)
-    return not any(said)
+def has_no_commit_info(info: VersionInfo) -> bool:
+    value = (info.commit_id, info.operation, info.message, info.run_id, info.user, info.members, info.properties)
+    return not any(value)
 
 
 def without_versions(storage: Storage, latest: int) -> None:
-    """Let all roots say what we once said: their stamps name no version."""
+    """Remove the version from the stamps of all roots, as in older releases."""
     for version in range(latest + 1):
         path = root_path(version)
         node = decode_node(storage.read(path), path)
-        info = {name: said for name, said in decode_commit_info(node.system).items() if name != "version"}
+        info = {name: value for name, value in decode_commit_info(node.system).items() if name != "version"}
         system = {**node.system, COMMIT_INFO: encode_commit_info(info)}
         storage.write(path, encode_node(replace(node, system=system), 128))
 
@@ -66,24 +66,24 @@ def test_commit_info_contains_stamped_version(lake: Lakehouse) -> None:
 
 def test_history_does_not_attribute_foreign_version(lake: Lakehouse) -> None:
     version = ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
-    assert is_silent(shown(lake, version))
-    assert shown(lake, version - 1).run_id == "ours"
+    assert has_no_commit_info(version_info(lake, version))
+    assert version_info(lake, version - 1).run_id == "ours"
     assert COMMIT_ID not in Lakehouse(lake.storage).snapshot().root.system
 
 
 @pytest.mark.parametrize("target", [1, 3])
 def test_rollback_of_another_program_cannot_share_names(lake: Lakehouse, target: int) -> None:
     version = ForeignLake(lake.storage).rollback(target, keeps_unknown=True)
-    assert is_silent(shown(lake, version))
-    assert shown(lake, version).rollback_from == version - 1
+    assert has_no_commit_info(version_info(lake, version))
+    assert version_info(lake, version).rollback_from == version - 1
 
 
 def test_history_ignores_copied_rollback_row(lake: Lakehouse) -> None:
     foreign = ForeignLake(lake.storage)
     rollback = foreign.rollback(2, keeps_unknown=True)
     version = foreign.commit_table("ns", "foreign", keeps_unknown=True)
-    assert shown(lake, rollback).rollback_from == rollback - 1
-    assert shown(lake, version).rollback_from is None
+    assert version_info(lake, rollback).rollback_from == rollback - 1
+    assert version_info(lake, version).rollback_from is None
 
 
 @pytest.mark.parametrize("keeps_unknown", [False, True])
@@ -136,11 +136,11 @@ def test_sealed_root_keeps_stamped_version(lake: Lakehouse) -> None:
         txn.create_namespace("more")
     for sealed in (version - 1, version):
         seal(lake, sealed)
-    assert shown(lake, version - 1).commit_id is not None
-    assert is_silent(shown(lake, version))
-    # Nor where another program puts the sealed root of one version in the place of another.
+    assert version_info(lake, version - 1).commit_id is not None
+    assert has_no_commit_info(version_info(lake, version))
+    # The same holds if another program replaces a sealed root with that of another version.
     lake.storage.write(root_path(version), lake.storage.read(root_path(version - 1)))
-    assert is_silent(shown(lake, version))
+    assert has_no_commit_info(version_info(lake, version))
 
 
 def test_root_of_export_keeps_system_rows_of_source(lake: Lakehouse) -> None:
@@ -163,25 +163,25 @@ def test_stamps_without_version_are_accepted_once(lake: Lakehouse, limit: int | 
     assert [info.run_id for info in fresh.history()] == ["ours"] * latest + [None]
     ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
     newest, before = list(Lakehouse(lake.storage).history(limit))[:2]
-    assert is_silent(newest)
+    assert has_no_commit_info(newest)
     assert before.run_id == "ours"
 
 
 def test_stamp_of_older_own_release_is_accepted(lake: Lakehouse) -> None:
-    """It writes a stamp of its own, without a version."""
+    """The older release writes a stamp without a version."""
     latest = lake.latest_version()
     path = root_path(latest)
     node = decode_node(lake.storage.read(path), path)
-    info = {name: said for name, said in decode_commit_info(node.system).items() if name != "version"}
+    info = {name: value for name, value in decode_commit_info(node.system).items() if name != "version"}
     system = {**node.system, COMMIT_INFO: encode_commit_info(info)}
     lake.storage.write(path, encode_node(replace(node, system=system), 128))
-    assert shown(lake, latest).run_id == "ours"
+    assert version_info(lake, latest).run_id == "ours"
 
 
 @pytest.mark.parametrize("version", ["4", 4.0, True, None, [4], 10**30])
 def test_invalid_hint_content_is_ignored(lake: Lakehouse, version: object) -> None:
     path = root_path(4)
     node = decode_node(lake.storage.read(path), path)
-    said = encode_commit_info({**decode_commit_info(node.system), "version": version})
-    lake.storage.write(path, encode_node(replace(node, system={**node.system, COMMIT_INFO: said}), 128))
-    assert is_silent(shown(lake, 4))
+    value = encode_commit_info({**decode_commit_info(node.system), "version": version})
+    lake.storage.write(path, encode_node(replace(node, system={**node.system, COMMIT_INFO: value}), 128))
+    assert has_no_commit_info(version_info(lake, 4))

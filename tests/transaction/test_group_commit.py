@@ -1,4 +1,4 @@
-"""Transactions of one process that wait at the same moment go into one root."""
+"""Transactions of one process that wait at the same time share one root."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.request_budgets import budget
 from tests.transaction.groups import (
     Hooked,
     Interrupted,
+    commit_elsewhere,
     commit_together,
     commit_waiting,
     creates,
-    elsewhere,
-    let_requests_take_long,
+    simulate_high_latency,
 )
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
@@ -42,21 +42,21 @@ from trinitylake_ops.versions.commit_info import acting_for_run
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
-def alters(name: str, **properties: str) -> Any:
+def alter(name: str, **properties: str) -> Any:
     return lambda txn: txn.alter_table("ns", name, table(**properties))
 
 
 @pytest.fixture(params=[False, True], ids=["together", "ahead"], autouse=True)
 def writes_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether those who wait have written their files, as where a request takes long."""
+    """Whether queued transactions have written their files, as on high-latency storage."""
     if request.param:
-        let_requests_take_long(monkeypatch)
+        simulate_high_latency(monkeypatch)
     return bool(request.param)
 
 
 @pytest.fixture
-def filled(lakes: Lakes) -> Lakehouse:
-    """Version 1: a namespace of three tables."""
+def filled_lake(lakes: Lakes) -> Lakehouse:
+    """A lakehouse whose version 1 has a namespace with three tables."""
     lake = lakes.memory(order=4)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -65,94 +65,94 @@ def filled(lakes: Lakes) -> Lakehouse:
     return lake
 
 
-def test_waiting_transactions_share_one_version(filled: Lakehouse) -> None:
-    works = [creates("d"), alters("a", x="1"), lambda txn: txn.drop_table("ns", "b")]
-    assert commit_together(filled, works) == [2, 2, 2]
-    assert filled.snapshot().tables("ns") == ["a", "c", "d"]
-    assert filled.snapshot().table("ns", "a").properties == {"x": "1"}
-    info = next(filled.history())
+def test_waiting_transactions_share_one_version(filled_lake: Lakehouse) -> None:
+    works = [creates("d"), alter("a", x="1"), lambda txn: txn.drop_table("ns", "b")]
+    assert commit_together(filled_lake, works) == [2, 2, 2]
+    assert filled_lake.snapshot().tables("ns") == ["a", "c", "d"]
+    assert filled_lake.snapshot().table("ns", "a").properties == {"x": "1"}
+    info = next(filled_lake.history())
     assert (info.operation, info.message) == ("group", "3 transactions")
     assert info.counts == {"set": 2, "deleted": 1}
-    assert [(one.operation, one.message) for one in info.transactions] == [
+    assert [(member.operation, member.message) for member in info.transactions] == [
         ("create-table", "ns.d"), ("alter-table", "ns.a"), ("drop-table", "ns.b"),
     ]  # fmt: skip
-    assert [one.id for one in info.transactions] == list(info.members)
-    assert left_over_paths(filled) == set()
+    assert [member.id for member in info.transactions] == list(info.members)
+    assert left_over_paths(filled_lake) == set()
 
 
-def test_commit_info_of_each_member_is_kept(filled: Lakehouse) -> None:
+def test_commit_info_of_each_member_is_kept(filled_lake: Lakehouse) -> None:
     with acting_for_run("run-a", "Ada"):
-        first = filled.transaction(message="first", properties={"k": "v"})
-    second = filled.transaction(operation="publish", run_id="run-b")
+        first = filled_lake.transaction(message="first", properties={"k": "v"})
+    second = filled_lake.transaction(operation="publish", run_id="run-b")
     creates("d")(first)
     creates("e")(second)
-    with acting_for_run("run-c", "Grace"):  # who commits for all is not who made them
-        assert commit_waiting(filled, [first, second]) == [2, 2]
-    batch = next(filled.history())
+    with acting_for_run("run-c", "Grace"):  # the committing thread is not the author of the others
+        assert commit_waiting(filled_lake, [first, second]) == [2, 2]
+    batch = next(filled_lake.history())
     assert (batch.run_id, batch.approved_by) == (None, None)
-    one, other = batch.transactions
-    assert (one.id, one.message, one.properties) == (first.id, "first", {"k": "v"})
-    assert (one.run_id, one.approved_by) == ("run-a", "Ada")
-    assert (other.id, other.operation, other.run_id, other.approved_by, other.counts) == (
+    first_info, second_info = batch.transactions
+    assert (first_info.id, first_info.message, first_info.properties) == (first.id, "first", {"k": "v"})
+    assert (first_info.run_id, first_info.approved_by) == ("run-a", "Ada")
+    assert (second_info.id, second_info.operation, second_info.run_id, second_info.approved_by, second_info.counts) == (
         second.id, "publish", "run-b", None, {"set": 1, "deleted": 0},
     )  # fmt: skip
 
 
-def test_conflicting_group_member_fails_alone(filled: Lakehouse) -> None:
-    """All began on version 1; another process commits version 2 before they do."""
+def test_conflicting_group_member_fails_alone(filled_lake: Lakehouse) -> None:
+    """All members begin on version 1, and another process commits version 2 first."""
 
-    def intrude() -> None:
-        with Lakehouse(filled.storage).transaction() as other:
+    def commit_elsewhere_first() -> None:
+        with Lakehouse(filled_lake.storage).transaction() as other:
             other.alter_table("ns", "a", table(other="yes"))
 
-    works = [alters("b", x="1"), alters("a", x="1"), creates("d")]
-    first, second, third = commit_together(filled, works, meanwhile=intrude)
+    works = [alter("b", x="1"), alter("a", x="1"), creates("d")]
+    first, second, third = commit_together(filled_lake, works, meanwhile=commit_elsewhere_first)
     assert (first, third) == (3, 3)
     assert isinstance(second, CommitConflictError)
     assert (second.base_version, second.latest_version) == (1, 2)
     assert "table ns.a: we wrote it, a concurrent commit changed it" in second.conflicts
-    assert filled.snapshot().table("ns", "a").properties == {"other": "yes"}
-    assert left_over_paths(filled) == set()
+    assert filled_lake.snapshot().table("ns", "a").properties == {"other": "yes"}
+    assert left_over_paths(filled_lake) == set()
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("work", "conflicting_work"),
     [
         (creates("d"), creates("d")),
-        (alters("a", x="1"), alters("a", x="2")),
-        (lambda txn: txn.drop_table("ns", "a"), alters("a", x="2")),
+        (alter("a", x="1"), alter("a", x="2")),
+        (lambda txn: txn.drop_table("ns", "a"), alter("a", x="2")),
         (creates("d"), lambda txn: txn.drop_namespace("ns", cascade=True)),
         (lambda txn: txn.drop_namespace("ns", cascade=True), creates("d")),
     ],
 )
-def test_first_of_two_conflicting_members_succeeds(filled: Lakehouse, one: Any, other: Any) -> None:
-    first, second = commit_together(filled, [one, other])
+def test_first_of_two_conflicting_members_succeeds(filled_lake: Lakehouse, work: Any, conflicting_work: Any) -> None:
+    first, second = commit_together(filled_lake, [work, conflicting_work])
     assert first == 2
     assert isinstance(second, CommitConflictError)
     assert (second.base_version, second.latest_version) == (1, 2)
-    assert filled.latest_version() == 2
-    assert left_over_paths(filled) == set()
+    assert filled_lake.latest_version() == 2
+    assert left_over_paths(filled_lake) == set()
 
 
-def test_serializable_member_shares_no_version_with_its_reads(filled: Lakehouse) -> None:
-    """Write skew: each reads what the other writes."""
+def test_serializable_member_shares_no_version_with_its_reads(filled_lake: Lakehouse) -> None:
+    """Write skew: each member reads the table that the other one writes."""
 
-    def skewed(read: str, written: str, value: str) -> Any:
+    def read_and_write(read: str, written: str, value: str) -> Any:
         def work(txn: Transaction) -> None:
             txn.table("ns", read)
-            alters(written, x=value)(txn)
+            alter(written, x=value)(txn)
 
         return work
 
-    works = [skewed("a", "b", "1"), skewed("b", "a", "1")]
-    first, second = commit_together(filled, works, isolation="serializable")
+    works = [read_and_write("a", "b", "1"), read_and_write("b", "a", "1")]
+    first, second = commit_together(filled_lake, works, isolation="serializable")
     assert first == 2
     assert isinstance(second, CommitConflictError)
-    works = [skewed("a", "b", "2"), skewed("b", "a", "2")]
-    assert commit_together(filled, works, isolation="snapshot") == [3, 3]
+    works = [read_and_write("a", "b", "2"), read_and_write("b", "a", "2")]
+    assert commit_together(filled_lake, works, isolation="snapshot") == [3, 3]
 
 
-def test_exclusive_transactions_bypass_queue(filled: Lakehouse) -> None:
+def test_exclusive_transactions_bypass_queue(filled_lake: Lakehouse) -> None:
     def settings(txn: Transaction) -> None:
         txn.alter_definition(replace(txn.definition, properties={"x": "1"}))
 
@@ -160,11 +160,11 @@ def test_exclusive_transactions_bypass_queue(filled: Lakehouse) -> None:
         txn.require(lambda base: None)
         creates("e")(txn)
 
-    assert commit_together(filled, [creates("d"), settings, checked, creates("f")]) == [4, 2, 3, 4]
-    assert filled.snapshot().definition.properties == {"x": "1"}
+    assert commit_together(filled_lake, [creates("d"), settings, checked, creates("f")]) == [4, 2, 3, 4]
+    assert filled_lake.snapshot().definition.properties == {"x": "1"}
 
 
-def test_transactions_with_shared_preconditions_share_version(filled: Lakehouse) -> None:
+def test_transactions_with_shared_preconditions_share_version(filled_lake: Lakehouse) -> None:
     def checked(name: str) -> Any:
         def work(txn: Transaction) -> None:
             txn.require(lambda base: None, alone=False)
@@ -172,18 +172,18 @@ def test_transactions_with_shared_preconditions_share_version(filled: Lakehouse)
 
         return work
 
-    assert commit_together(filled, [checked("d"), creates("e"), checked("f")]) == [2, 2, 2]
+    assert commit_together(filled_lake, [checked("d"), creates("e"), checked("f")]) == [2, 2, 2]
 
 
-def test_retried_transaction_waits_for_first_submission(filled: Lakehouse) -> None:
-    twice = [filled.transaction(transaction_id="0f6f8e1a-5d0e-4b66-9d0f-0d6a4e2f4a11") for _ in range(2)]
+def test_retried_transaction_waits_for_first_submission(filled_lake: Lakehouse) -> None:
+    twice = [filled_lake.transaction(transaction_id="0f6f8e1a-5d0e-4b66-9d0f-0d6a4e2f4a11") for _ in range(2)]
     for name, txn in zip("de", twice, strict=True):
         creates(name)(txn)
-    assert commit_waiting(filled, twice) == [2, 3]
+    assert commit_waiting(filled_lake, twice) == [2, 3]
 
 
 def test_exclusive_transactions_commit_one_after_another(lakes: Lakes) -> None:
-    """Each loses one attempt at most: where it comes just after another, and began before that."""
+    """Each one has at most one conflict, with a transaction that committed after it began."""
     lake = lakes.memory(order=4)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -196,30 +196,30 @@ def test_exclusive_transactions_commit_one_after_another(lakes: Lakes) -> None:
     assert max(info.cost["attempts"] for info in lake.history() if info.cost) <= 2
 
 
-def test_member_without_changes_is_settled_at_once(filled: Lakehouse) -> None:
-    assert commit_together(filled, [creates("d"), lambda txn: None, creates("e")]) == [2, 1, 2]
-    assert len(next(filled.history()).members) == 2
-    assert commit_together(filled, [lambda txn: None, lambda txn: None]) == [2, 2]
+def test_member_without_changes_is_settled_at_once(filled_lake: Lakehouse) -> None:
+    assert commit_together(filled_lake, [creates("d"), lambda txn: None, creates("e")]) == [2, 1, 2]
+    assert len(next(filled_lake.history()).members) == 2
+    assert commit_together(filled_lake, [lambda txn: None, lambda txn: None]) == [2, 2]
 
 
-def test_group_members_fit_into_commit_info_of_root(filled: Lakehouse) -> None:
-    transactions = [filled.transaction(message="m" * 1_000) for _ in range(8)]
+def test_group_members_fit_into_commit_info_of_root(filled_lake: Lakehouse) -> None:
+    transactions = [filled_lake.transaction(message="m" * 1_000) for _ in range(8)]
     for number, txn in enumerate(transactions):
         creates(f"t{number}")(txn)
-    versions = commit_waiting(filled, transactions)
-    assert sorted(set(versions)) == list(range(2, filled.latest_version() + 1))  # type: ignore[type-var]
+    versions = commit_waiting(filled_lake, transactions)
+    assert sorted(set(versions)) == list(range(2, filled_lake.latest_version() + 1))  # type: ignore[type-var]
     assert 2 < len(set(versions)) < 8
     assert [txn.committed_version for txn in transactions] == versions
 
 
-def test_large_transactions_bypass_queue(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_transactions_bypass_queue(filled_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "MAX_GROUP_CHANGES", 2)
 
     def many(txn: Transaction) -> None:
         for number in range(3):
             creates(f"many{number}")(txn)
 
-    assert commit_together(filled, [creates("d"), many, creates("e"), creates("f")]) == [3, 2, 3, 4]
+    assert commit_together(filled_lake, [creates("d"), many, creates("e"), creates("f")]) == [3, 2, 3, 4]
 
 
 def test_expired_group_member_fails_alone(lakes: Lakes) -> None:
@@ -283,7 +283,7 @@ def test_all_group_members_get_unknown_outcome(lakes: Lakes) -> None:
 
 
 def test_attempts_are_counted_per_member(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process always wins the race for the next version."""
+    """Another process wins every race for the next version."""
     numbers = iter(range(100))
     storage = Hooked(lakes.storage())
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
@@ -292,7 +292,7 @@ def test_attempts_are_counted_per_member(lakes: Lakes, monkeypatch: pytest.Monke
 
     def before(path: str) -> None:
         if parse_root_path(path) is not None:
-            elsewhere(storage.inner, creates(f"other{next(numbers)}"))
+            commit_elsewhere(storage.inner, creates(f"other{next(numbers)}"))
 
     storage.before = before
     patient, hasty = lake.transaction(), lake.transaction()
@@ -311,13 +311,13 @@ def test_attempts_are_counted_per_member(lakes: Lakes, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("interrupted", "every"),
     [
-        pytest.param(0, 2, id="leader"),  # a test run takes every second of its many lines
+        pytest.param(0, 2, id="leader"),  # a normal run tests every second line
         pytest.param(0, 1, id="leader, all", marks=pytest.mark.soak),
         pytest.param(1, 1, id="follower"),
     ],
 )
 def test_interrupts_at_every_line_leave_no_member_waiting(lakes: Lakes, interrupted: int, every: int) -> None:
-    """Whatever was interrupted, the others get an answer that is true, and the queue goes on."""
+    """Wherever a member is interrupted, the others get the true outcome, and the queue continues."""
     lake = lakes.memory(order=4)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -346,7 +346,7 @@ def test_interrupts_at_every_line_leave_no_member_waiting(lakes: Lakes, interrup
 
 
 class _StoppedDiscard(StorageWrapper):
-    """Refuses the first creates of nodes; the delete that follows is interrupted, and takes effect at the end."""
+    """Rejects the first creates of nodes. The following delete is interrupted, and takes effect at the end."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -366,7 +366,7 @@ class _StoppedDiscard(StorageWrapper):
         self.inner.delete(path)
 
 
-def _two_and_a_stopped_discard(lakes: Lakes) -> tuple[_StoppedDiscard, Lakehouse, list[Transaction]]:
+def _begin_two_with_stopped_discard(lakes: Lakes) -> tuple[_StoppedDiscard, Lakehouse, list[Transaction]]:
     storage = _StoppedDiscard(lakes.storage())
     storage.concurrency = storage.delete_batch_size = 1
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage, order=4))
@@ -381,13 +381,13 @@ def _two_and_a_stopped_discard(lakes: Lakes) -> tuple[_StoppedDiscard, Lakehouse
 
 
 def test_discarded_files_are_not_reused(lakes: Lakes) -> None:
-    """The leader is interrupted while it discards; the delete, which was sent, may take effect at any time."""
-    storage, lake, transactions = _two_and_a_stopped_discard(lakes)
+    """The leader is interrupted while it discards files. The delete that it sent may take effect at any time."""
+    storage, lake, transactions = _begin_two_with_stopped_discard(lakes)
 
-    def refuse() -> None:
+    def reject() -> None:
         storage.is_refusing = True
 
-    leader, follower = commit_waiting(lake, transactions, refuse)
+    leader, follower = commit_waiting(lake, transactions, reject)
     assert (type(leader), follower) == (Interrupted, 2)
     assert storage.late
     for path in storage.late:
@@ -395,63 +395,63 @@ def test_discarded_files_are_not_reused(lakes: Lakes) -> None:
     assert Lakehouse(storage.inner).snapshot().table("ns", "t1").id == transactions[1].table("ns", "t1").id
 
 
-def test_untyped_error_fails_only_its_member(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    transactions = [filled.transaction() for _ in range(3)]
+def test_untyped_error_fails_only_its_member(filled_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    transactions = [filled_lake.transaction() for _ in range(3)]
     for number, txn in enumerate(transactions):
         creates(f"t{number}")(txn)
     writes_on = Submission.writes_on
     monkeypatch.setattr(
         Submission, "writes_on", lambda self, base: 1 / 0 if self.id == transactions[1].id else writes_on(self, base)
     )
-    first, second, third = commit_waiting(filled, transactions)
+    first, second, third = commit_waiting(filled_lake, transactions)
     assert (first, third) == (2, 2)
     assert isinstance(second, ZeroDivisionError)
 
 
-def test_transaction_does_not_overtake_conflicting_one(filled: Lakehouse) -> None:
-    """The second stays behind the first, so the third, which touches the second, does too."""
-    both = lambda txn: (alters("a", x="2")(txn), alters("b", x="2")(txn))  # noqa: E731
-    first, second, third = commit_together(filled, [alters("a", x="1"), both, alters("b", x="3")])
+def test_transaction_does_not_overtake_conflicting_one(filled_lake: Lakehouse) -> None:
+    """The second waits for the first one, and so does the third one, which overlaps with the second."""
+    both = lambda txn: (alter("a", x="2")(txn), alter("b", x="2")(txn))  # noqa: E731
+    first, second, third = commit_together(filled_lake, [alter("a", x="1"), both, alter("b", x="3")])
     assert first == 2
     assert isinstance(second, CommitConflictError)
     assert third == 3
 
 
-def test_precondition_may_commit(filled: Lakehouse) -> None:
-    """It runs while its own transaction is being committed."""
+def test_precondition_may_commit(filled_lake: Lakehouse) -> None:
+    """The precondition runs while its own transaction is being committed."""
 
     def commit_another(base: Any) -> None:
-        if base.version > 1 and not filled.snapshot().has_table("ns", "nested"):
-            with filled.transaction() as other:
+        if base.version > 1 and not filled_lake.snapshot().has_table("ns", "nested"):
+            with filled_lake.transaction() as other:
                 other.create_table("ns", "nested", table())
 
-    txn = filled.transaction()
+    txn = filled_lake.transaction()
     txn.require(commit_another)
     creates("d")(txn)
-    with Lakehouse(filled.storage).transaction() as other:
+    with Lakehouse(filled_lake.storage).transaction() as other:
         other.create_table("ns", "e", table())
     assert txn.commit() == 4
-    assert filled.snapshot().tables("ns") == ["a", "b", "c", "d", "e", "nested"]
+    assert filled_lake.snapshot().tables("ns") == ["a", "b", "c", "d", "e", "nested"]
 
 
 @pytest.mark.local_only("opens a folder")
 def test_lakehouses_with_same_root_and_options_share_queue(lakes: Lakes) -> None:
     root = lakes.local().root
-    one, other = Lakehouse.open(root), Lakehouse.open(root)
-    assert one._queue is other._queue
-    assert Lakehouse(one.storage)._queue is not one._queue
+    lake, other = Lakehouse.open(root), Lakehouse.open(root)
+    assert lake._queue is other._queue
+    assert Lakehouse(lake.storage)._queue is not lake._queue
 
 
 def test_discarded_files_get_new_names_after_failed_attempt(lakes: Lakes) -> None:
-    """A transaction that has given a name to a file cannot be committed with another one."""
-    storage, lake, transactions = _two_and_a_stopped_discard(lakes)
+    """A transaction cannot be committed with another name for a file that it named."""
+    storage, lake, transactions = _begin_two_with_stopped_discard(lakes)
     for number, txn in enumerate(transactions):
         txn.add_file(f"tables/t{number}/metadata/0.json", b"x")
 
-    def refuse() -> None:
+    def reject() -> None:
         storage.is_refusing = True
 
-    leader, follower = commit_waiting(lake, transactions, refuse)
+    leader, follower = commit_waiting(lake, transactions, reject)
     assert (type(leader), type(follower)) == (Interrupted, CommitConflictError)
     assert "interrupted" in str(follower)
     assert lake.latest_version() == 1

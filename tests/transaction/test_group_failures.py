@@ -1,4 +1,4 @@
-"""What goes wrong for one transaction of a group is its own: others go on, its files are deleted, its error is true."""
+"""A failure of one transaction in a group: the others continue, its files are deleted, and its error is correct."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.transaction.groups import (
     Committing,
     Hooked,
     Interrupted,
+    commit_elsewhere,
     commit_waiting,
+    create_filled,
+    create_in_transactions,
     creates,
-    creating,
-    elsewhere,
-    filled,
-    interrupting,
-    let_requests_take_long,
-    until,
+    interrupt_at,
+    simulate_high_latency,
+    wait_until,
 )
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
@@ -54,35 +54,35 @@ ADDED = "tables/x/metadata/0.json"
 
 
 @pytest.fixture(autouse=True)
-def requests_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_requests_take_long(monkeypatch)
+def high_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate_high_latency(monkeypatch)
 
 
-def first_at_roots(storage: Hooked, works: list[Callable[[Transaction], object]]) -> None:
-    """Let another process be first at so many roots."""
+def win_races(storage: Hooked, works: list[Callable[[Transaction], object]]) -> None:
+    """Let another process win the race for a number of roots."""
 
     def before(path: str) -> None:
         if works and parse_root_path(path) is not None:
-            elsewhere(storage.inner, works.pop(0))
+            commit_elsewhere(storage.inner, works.pop(0))
 
     storage.before = before
 
 
 def _ignore(_: object) -> None:
-    """Take a value that nobody needs."""
+    """Discard a value."""
 
 
-def aged(lake: Lakehouse, name: str) -> Transaction:
-    """Return a transaction that has to look whether its files were removed as orphans."""
-    (txn,) = creating(lake, name)
+def old_transaction(lake: Lakehouse, name: str) -> Transaction:
+    """Return a transaction that must check whether its files were removed as orphans."""
+    (txn,) = create_in_transactions(lake, name)
     txn.backdate(lake.storage.now_ms() - YOUNG_MS - 1_000)
     return txn
 
 
 def test_later_member_has_its_own_attempts(lakes: Lakes) -> None:
     storage = Hooked(lakes.storage())
-    lake = filled(lakes, storage)
-    hasty, patient = creating(lake, "hasty", "patient")
+    lake = create_filled(lakes, storage)
+    hasty, patient = create_in_transactions(lake, "hasty", "patient")
     others, n_sent = list[Committing](), 0
 
     def before(path: str) -> None:
@@ -90,10 +90,10 @@ def test_later_member_has_its_own_attempts(lakes: Lakes) -> None:
         if parse_root_path(path) is None or n_sent == 2:
             return
         n_sent += 1
-        elsewhere(storage.inner, creates(f"other{n_sent}"))
+        commit_elsewhere(storage.inner, creates(f"other{n_sent}"))
         if n_sent == 1:
             others.append(Committing(patient))
-            until(lambda: len(lake._queue._waiting) == 2)
+            wait_until(lambda: len(lake._queue._waiting) == 2)
 
     storage.before = before
     with pytest.raises(CommitAttemptsExhaustedError):
@@ -105,9 +105,9 @@ def test_later_member_has_its_own_attempts(lakes: Lakes) -> None:
 
 def test_unreadable_barrier_fails_old_transactions_only(lakes: Lakes) -> None:
     storage = FaultyStorage(lakes.storage(), [fail(1, StoragePermissionError, path_part=ORPHAN_BARRIER_PATH)])
-    lake = filled(lakes, storage)
-    (young,) = creating(lake, "young")
-    version, refused = commit_waiting(lake, [young, aged(lake, "old")])
+    lake = create_filled(lakes, storage)
+    (young,) = create_in_transactions(lake, "young")
+    version, refused = commit_waiting(lake, [young, old_transaction(lake, "old")])
     assert version == 2
     assert isinstance(refused, StoragePermissionError)
     assert lake.snapshot().tables("ns") == ["young"]
@@ -119,10 +119,10 @@ def unreadable(path: str) -> None:
 
 
 def test_outcome_is_known_when_no_root_was_sent(lakes: Lakes) -> None:
-    """What is asked just before the root is sent fails, and so does all else that is read."""
+    """The request just before the root fails, and so do all reads."""
     storage, roots = Hooked(lakes.storage()), list[str]()
-    lake = filled(lakes, storage)
-    txn = aged(lake, "old")
+    lake = create_filled(lakes, storage)
+    txn = old_transaction(lake, "old")
     storage.before_read = unreadable
     storage.before = lambda path: roots.append(path) if parse_root_path(path) is not None else None
     with pytest.raises(TransientError):
@@ -134,7 +134,7 @@ def test_outcome_is_known_when_no_root_was_sent(lakes: Lakes) -> None:
 
 
 class _LateRunner(background.ThreadRunner):
-    """Keeps background work for the test to run."""
+    """Collects background work, so that the test can run it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,31 +145,31 @@ class _LateRunner(background.ThreadRunner):
 
 
 def test_failed_transaction_leaves_no_slot_request(lakes: Lakes) -> None:
-    """It asks beside. That may come after its end."""
+    """It requests a slot in the background, possibly after its own end."""
     storage = Hooked(lakes.storage())
-    lake = filled(lakes, storage)
-    elsewhere(storage.inner, creates("contested"))
+    lake = create_filled(lakes, storage)
+    commit_elsewhere(storage.inner, creates("contested"))
     txn = lake.transaction()
     txn.alter_table("ns", "contested", table(ours="1"))
-    late = _LateRunner()
+    runner = _LateRunner()
     works = [creates(f"other{number}") for number in range(CONFLICTS_BEFORE_REQUEST - 1)]
-    first_at_roots(storage, [*works, lambda other: other.alter_table("ns", "contested", table(theirs="1"))])
-    with background.using(late), pytest.raises(CommitConflictError):
+    win_races(storage, [*works, lambda other: other.alter_table("ns", "contested", table(theirs="1"))])
+    with background.using(runner), pytest.raises(CommitConflictError):
         txn.commit()
-    assert late.kept
-    for work in late.kept:
+    assert runner.kept
+    for work in runner.kept:
         work()
     assert not [path for path in listed(storage.inner) if path.startswith(SLOT_REQUEST_PREFIX)]
 
 
 def test_interrupted_member_blocks_no_other_and_leaves_no_files(lakes: Lakes) -> None:
-    """It is interrupted at each line where it begins to write its files, or has written them."""
+    """It is interrupted at each line where it starts or finishes writing its files."""
     storage = lakes.storage()
-    lake = filled(lakes, storage)
+    lake = create_filled(lakes, storage)
     for at_line in range(1, 100):
-        (txn,) = creating(lake, f"interrupted{at_line}")
+        (txn,) = create_in_transactions(lake, f"interrupted{at_line}")
         txn.add_file(ADDED, b"x")
-        outcome = Committing(txn, interrupting(at_line, "_write_ahead", "_note_arrival")).outcome()
+        outcome = Committing(txn, interrupt_at(at_line, "_write_ahead", "_note_arrival")).outcome()
         background.drain()
         assert not lake._queue._arriving
         if lake.snapshot().tables("ns"):
@@ -180,8 +180,8 @@ def test_interrupted_member_blocks_no_other_and_leaves_no_files(lakes: Lakes) ->
     assert at_line > 5, "the lines were met"
 
 
-class Woken(threading.Event):
-    """An interrupt ends its wait."""
+class InterruptedEvent(threading.Event):
+    """Its wait is interrupted."""
 
     def wait(self, timeout: float | None = None) -> bool:
         raise Interrupted
@@ -189,17 +189,17 @@ class Woken(threading.Event):
 
 def test_interrupted_waiting_transaction_deletes_its_files(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Hooked(lakes.storage())
-    lake = filled(lakes, storage)
-    leader, waiting = creating(lake, "leader", "waiting")
+    lake = create_filled(lakes, storage)
+    leader, waiting = create_in_transactions(lake, "leader", "waiting")
     waiting.add_file(ADDED, b"x")
     is_waiting = threading.Event()
     storage.before = lambda path: None if parse_root_path(path) is None else _ignore(is_waiting.wait(LONGEST_WAIT_S))
     first = Committing(leader)
-    until(lambda: lake._queue._leader is not None and lake._queue._leader.is_taken)
+    wait_until(lambda: lake._queue._leader is not None and lake._queue._leader.is_taken)
     member_of = Member.of
 
     def interrupted(submission: Submission, most: int) -> Member:
-        return replace(member_of(submission, most), wakes=Woken())
+        return replace(member_of(submission, most), wakes=InterruptedEvent())
 
     monkeypatch.setattr(Member, "of", interrupted)
     assert isinstance(Committing(waiting).outcome(), Interrupted)
@@ -211,14 +211,14 @@ def test_interrupted_waiting_transaction_deletes_its_files(lakes: Lakes, monkeyp
 
 
 def test_unreadable_latest_version_after_slot_does_not_fail_commit(lakes: Lakes, manual_clock: ManualClock) -> None:
-    """Another process asked for a turn, and has had it. Which version it made cannot be read."""
+    """Another process requested a slot and used it, but its version cannot be read."""
     storage = Hooked(lakes.storage())
-    lake = filled(lakes, storage)
+    lake = create_filled(lakes, storage)
     request = new_slot_request_path(100)
     storage.inner.write(request, b"")
     fairness = lake._queue._fairness
     fairness.poll(storage.inner)
-    (txn,) = creating(lake, "a")
+    (txn,) = create_in_transactions(lake, "a")
 
     def withdraw_request() -> None:
         storage.inner.delete(request)
@@ -231,37 +231,37 @@ def test_unreadable_latest_version_after_slot_does_not_fail_commit(lakes: Lakes,
 
 
 def test_versions_of_own_process_do_not_count_as_contention(lakes: Lakes) -> None:
-    """Several threads commit. One loss to another process makes them look beside for some versions, not for ever."""
+    """Several threads commit. One conflict with another process makes them probe for some versions only."""
     storage = Hooked(lakes.storage())
-    lake = filled(lakes, storage)
-    first_at_roots(storage, [creates("elsewhere")])
+    lake = create_filled(lakes, storage)
+    win_races(storage, [creates("elsewhere")])
     txn = lake.transaction()
     creates("lost-once")(txn)
     txn.commit()
     fairness = lake._queue._fairness
     assert fairness.is_crowded
     for number in range(COMMITS_BETWEEN_POLLS // 2):
-        slow, fast = creating(lake, f"slow{number}", f"fast{number}")
+        slow, fast = create_in_transactions(lake, f"slow{number}", f"fast{number}")
         looks, is_other_done = iter(range(2)), threading.Event()
 
         def before_read(path: str, looks: Iterator[int] = looks, done: threading.Event = is_other_done) -> None:
-            """Let the look of the slow one see what the fast one made."""
+            """Make the probe of the slow transaction find the version of the fast one."""
             if parse_root_path(path) is not None and next(looks, None) is not None:
                 done.wait(LONGEST_WAIT_S)
 
         storage.before_read = before_read
-        one = Committing(slow)
-        until(lambda: len(lake._queue._arriving) == 1)
+        slow_commit = Committing(slow)
+        wait_until(lambda: len(lake._queue._arriving) == 1)
         fast.commit()
         is_other_done.set()
-        one.version()
+        slow_commit.version()
     assert not fairness.is_crowded
 
 
 def test_undecodable_latest_version_leaves_no_files(lakes: Lakes) -> None:
     storage = lakes.storage()
-    lake = filled(lakes, storage)
-    (txn,) = creating(lake, "a")
+    lake = create_filled(lakes, storage)
+    (txn,) = create_in_transactions(lake, "a")
     txn.add_file(ADDED, b"x")
     lake.files.roots.keep(KnownRoot(2, root_path(2), b"garbage"))
     with pytest.raises(CorruptFileError):

@@ -1,4 +1,4 @@
-"""Creating, opening, time travel, history, diff, settings."""
+"""Create and open lakehouses, time travel, history, diff and settings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
 def add_root(lake: Lakehouse, version: int, **system: str | None) -> None:
-    """Write a root as another program might: the rows of its predecessor with other system rows."""
+    """Write a root like another program, with the rows of its predecessor and other system rows."""
     before = decode_node(lake.storage.read(root_path(version - 1)), root_path(version - 1))
     kept = {name: before.system[name] for name in ("lakehouse_def", "created_at_millis")}
     changed = {**kept, "previous_root": root_path(version - 1), **system}
@@ -169,7 +169,7 @@ def test_pointer_to_invalid_location_is_corrupt(lakes: Lakes) -> None:
 
 @pytest.fixture
 def timed(lakes: Lakes) -> Lakehouse:
-    """Versions 0 to 5, created at 1,000,000 ms and each 1,000 ms later; version v has v namespaces."""
+    """Versions 0 to 5, created every 1,000 ms from 1,000,000 ms. Version v has v namespaces."""
     storage = ClockStorage(lakes.storage("timed"), 1_000_000)
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage, order=4))
     for number in range(5):
@@ -290,7 +290,7 @@ def test_expired_versions_cannot_be_opened(timed: Lakehouse, state: ExpirationSt
             timed.snapshot(version)
     assert [timed.snapshot(version).version for version in (0, 3, 5, 6)] == [0, 3, 5, 6]
     states = {info.version: info.state for info in timed.history()}
-    assert [version for version, shown in states.items() if shown == "expired"] == [4, 2, 1]
+    assert [version for version, state in states.items() if state == "expired"] == [4, 2, 1]
 
 
 def test_sealed_version_raises_version_expired(timed: Lakehouse) -> None:
@@ -302,12 +302,12 @@ def test_sealed_version_raises_version_expired(timed: Lakehouse) -> None:
 
 
 def test_version_purged_during_read_raises_version_expired(lake: Lakehouse) -> None:
-    """Its nodes and definitions vanish one by one after its root was sealed."""
+    """Its nodes and definitions are deleted one by one after its root was sealed."""
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         for number in range(40):
             txn.create_table("ns", f"t{number:02}", table())
-    readers = [Lakehouse(lake.storage).snapshot(1) for _ in range(4)]  # each with caches of its own
+    readers = [Lakehouse(lake.storage).snapshot(1) for _ in range(4)]  # each with separate caches
     based_on_it = [Lakehouse(lake.storage, cache="off").transaction() for _ in range(4)]
     with lake.transaction() as txn:
         txn.drop_namespace("ns", cascade=True)
@@ -390,8 +390,8 @@ def test_history_contains_run_and_approver(lake: Lakehouse) -> None:
             txn.create_namespace("ns")
         lake.alter_definition(properties={"a": "c"})
     lake.alter_definition(properties={"a": "d"})
-    found = [(info.run_id, info.approved_by) for info in lake.history(4)]
-    assert found == [(None, None), ("run-1", "Ada"), ("run-2", None), ("run-1", "Ada")]
+    runs = [(info.run_id, info.approved_by) for info in lake.history(4)]
+    assert runs == [(None, None), ("run-1", "Ada"), ("run-2", None), ("run-1", "Ada")]
     with acting_for_run("run-3", "ü" * 5000):
         lake.alter_definition(properties={"a": "e"})
     assert next(iter(lake.history(1))).approved_by == "ü" * LONGEST_USER_CHARS

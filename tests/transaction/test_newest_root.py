@@ -1,4 +1,4 @@
-"""The newest root that a process knows: the latest version is found from it in one round, and never taken on trust."""
+"""The newest root known to a process: the latest version is found from it in one round trip, and always verified."""
 
 from __future__ import annotations
 
@@ -49,33 +49,33 @@ def commit(lake: Lakehouse, namespace: str) -> int:
     return txn.committed_version
 
 
-def elsewhere(namespace: str) -> int:
+def commit_elsewhere(namespace: str) -> int:
     """Commit in another process."""
     return commit(Lakehouse(MemoryStorage(ROOT)), namespace)
 
 
-def lose(lake: Lakehouse) -> None:
-    """Let another process be first once."""
+def win_race(lake: Lakehouse) -> None:
+    """Let another process win one race."""
     txn = lake.transaction()
     txn.create_namespace("lost-once")
-    elsewhere("first")
+    commit_elsewhere("first")
     txn.commit()
 
 
 def test_failed_speculative_probe_costs_at_most_one_attempt(lake: Lakehouse, meter: MeteredStorage) -> None:
-    faulty = NotReadOnce(meter, {root_path(4), root_path(5)})
-    own = Lakehouse(faulty)
-    lose(own)
-    txn = own.transaction()
+    faulty = FailingOnce(meter, {root_path(4), root_path(5)})
+    writer = Lakehouse(faulty)
+    win_race(writer)
+    txn = writer.transaction()
     txn.create_namespace("b")
-    elsewhere("of-another")
+    commit_elsewhere("of-another")
     faulty.is_armed = True
     assert txn.commit() == 5
     assert not faulty.paths
 
 
 def test_speculative_probes_end_without_contention(lake: Lakehouse, meter: MeteredStorage) -> None:
-    lose(lake)
+    win_race(lake)
     reads = []
     for number in range(COMMITS_BETWEEN_POLLS + 1):
         txn = lake.transaction()
@@ -88,10 +88,10 @@ def test_speculative_probes_end_without_contention(lake: Lakehouse, meter: Meter
 
 
 def test_partly_failed_probe_identifies_root(lake: Lakehouse, meter: MeteredStorage) -> None:
-    """The successor and the hint cannot be read: the outcome is told all the same, and the rest found later."""
-    faulty = NotReadOnce(meter, {root_path(3), HINT_PATH})
-    own = Lakehouse(faulty)
-    txn = own.transaction()
+    """The successor and the hint cannot be read. The outcome is known, and newer roots are found later."""
+    faulty = FailingOnce(meter, {root_path(3), HINT_PATH})
+    writer = Lakehouse(faulty)
+    txn = writer.transaction()
     txn.create_namespace("b")
     commit(lake, "of-another")
     faulty.is_armed = True
@@ -100,8 +100,8 @@ def test_partly_failed_probe_identifies_root(lake: Lakehouse, meter: MeteredStor
     assert lake.snapshot().namespaces() == ["a", "b", "of-another"]
 
 
-class NotReadOnce(StorageWrapper):
-    """Reads of some paths fail, each once."""
+class FailingOnce(StorageWrapper):
+    """Fails the first read of some paths."""
 
     def __init__(self, inner: Storage, paths: set[str]):
         super().__init__(inner)
@@ -138,7 +138,7 @@ def test_commits_of_other_programs_are_found(lake: Lakehouse, meter: MeteredStor
 
 @pytest.mark.parametrize("n_versions", [1, 2, 3, 5])
 def test_replaced_lakehouse_is_detected(lake: Lakehouse, meter: MeteredStorage, n_versions: int) -> None:
-    """Also where it has as many versions: a commit on the old one's nodes would damage it."""
+    """It can have the same number of versions, and a commit on the former nodes would damage it."""
     commit(lake, "b")
     for info in list(meter.list()):
         meter.delete(info.path)
@@ -166,8 +166,8 @@ def test_committed_root_is_the_root_that_is_read(lake: Lakehouse, meter: Metered
         for number in range(20):
             txn.create_table("b", f"t{number}", table())
         txn.drop_namespace("a")
-    kept, read = lake.snapshot().root, Lakehouse(meter).snapshot().root
-    assert (kept, kept.file_size_bytes, kept.is_flat) == (read, read.file_size_bytes, read.is_flat)
+    kept_root, read = lake.snapshot().root, Lakehouse(meter).snapshot().root
+    assert (kept_root, kept_root.file_size_bytes, kept_root.is_flat) == (read, read.file_size_bytes, read.is_flat)
     assert lake.snapshot().tree_shape() == Lakehouse(meter).snapshot().tree_shape()
 
 
@@ -189,7 +189,7 @@ def test_uncached_lakehouse_keeps_no_root(lake: Lakehouse, meter: MeteredStorage
         assert begin.counts.bytes_read == len(b"1") + len(meter.inner.read(root_path(1)))
 
 
-# What ``open`` found
+# The version that ``open`` finds
 
 
 def test_transaction_right_after_open_reuses_opened_version(
@@ -227,7 +227,7 @@ def test_opened_version_is_not_reused_after_own_commit(
 def test_opened_version_is_not_returned_after_newer_read(
     lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock
 ) -> None:
-    """Another process is not counted: no read of one object goes back behind an earlier one."""
+    """Reads of one object never return an older version than before."""
     opened = Lakehouse.open(ROOT, storage=meter)
     ForeignLake(meter).commit_table("a", "t")
     assert opened.latest_version() == 2
@@ -237,17 +237,17 @@ def test_opened_version_is_not_returned_after_newer_read(
 def test_version_opened_during_own_commit_is_not_reused(
     lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Lakehouse] = []
+    opened_lakes: list[Lakehouse] = []
     create = meter.create
 
     def opening_before(path: str, data: bytes) -> None:
         if path == root_path(2):
-            found.append(Lakehouse.open(ROOT, storage=MemoryStorage(ROOT)))
+            opened_lakes.append(Lakehouse.open(ROOT, storage=MemoryStorage(ROOT)))
         create(path, data)
 
     monkeypatch.setattr(meter, "create", opening_before)
     commit(lake, "b")
-    assert found[0].snapshot().version == 2
+    assert opened_lakes[0].snapshot().version == 2
 
 
 def test_created_root_with_lost_response_invalidates_opened_version(

@@ -1,4 +1,4 @@
-"""No namespace has a table and a view of the same name, whichever transaction creates the second one."""
+"""A namespace never has a table and a view with the same name, whichever transaction creates the second one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.lakes import Lakes, left_over_paths, table
-from tests.operations.test_folding_file_systems import Elsewhere
+from tests.operations.test_folding_file_systems import RemoteExecutor
 from tests.request_budgets import budget
-from tests.transaction.groups import commit_together, creates, let_requests_take_long
+from tests.transaction.groups import commit_together, creates, simulate_high_latency
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import ObjectExistsError
 from trinitylake_ops.storage.meter import MeteredStorage
@@ -40,7 +40,7 @@ def names(reader: CatalogReader) -> tuple[list[str], list[str]]:
     return reader.tables("ns"), views_in(reader.namespace("ns").properties)
 
 
-def done(lake: Lakehouse, *works: Callable[[Transaction], object]) -> int:
+def commit_each(lake: Lakehouse, *works: Callable[[Transaction], object]) -> int:
     with lake.transaction() as txn:
         for work in works:
             work(txn)
@@ -52,7 +52,7 @@ def done(lake: Lakehouse, *works: Callable[[Transaction], object]) -> int:
 def lake(lakes: Lakes) -> Lakehouse:
     """Version 1: an empty namespace."""
     lake = lakes.memory()
-    done(lake, lambda txn: txn.create_namespace("ns"))
+    commit_each(lake, lambda txn: txn.create_namespace("ns"))
     return lake
 
 
@@ -60,10 +60,10 @@ def lake(lakes: Lakes) -> Lakehouse:
 def test_second_object_with_same_name_is_rejected(
     lake: Lakehouse, first: Callable[[Transaction], None], second: Callable[[Transaction], None]
 ) -> None:
-    done(lake, first)
+    commit_each(lake, first)
     before = names(lake.snapshot())
     with pytest.raises(ObjectExistsError):
-        done(lake, second)
+        commit_each(lake, second)
     assert names(lake.snapshot()) == before
     assert left_over_paths(lake) == set()
 
@@ -73,7 +73,7 @@ def test_table_and_view_of_same_name_in_one_transaction_fail(
     lake: Lakehouse, first: Callable[[Transaction], None], second: Callable[[Transaction], None]
 ) -> None:
     with pytest.raises(ObjectExistsError):
-        done(lake, first, second)
+        commit_each(lake, first, second)
     assert names(lake.snapshot()) == ([], [])
 
 
@@ -84,7 +84,7 @@ def test_transaction_that_conflicts_with_concurrent_commit_fails(
     txn = lake.transaction()
     second(txn)
     other = Lakehouse(lake.storage)
-    done(other, first)
+    commit_each(other, first)
     with pytest.raises(ObjectExistsError):
         txn.commit()
     assert names(lake.snapshot()) == names(other.snapshot())
@@ -99,11 +99,11 @@ def test_waiting_transactions_commit_in_order(
     works: tuple[Callable[[Transaction], None], Callable[[Transaction], None]],
     is_slow: bool,
 ) -> None:
-    """Also where the files are written before the wait. Only the transaction with the taken name fails."""
+    """Only the transaction with the taken name fails, even if it wrote its files before it was queued."""
     if is_slow:
-        let_requests_take_long(monkeypatch)
+        simulate_high_latency(monkeypatch)
     lake = lakes.memory()
-    done(lake, lambda txn: txn.create_namespace("ns"), lambda txn: txn.create_namespace("other"))
+    commit_each(lake, lambda txn: txn.create_namespace("ns"), lambda txn: txn.create_namespace("other"))
     outcomes = commit_together(lake, [*works, lambda txn: txn.create_table("other", "t", table())])
     assert isinstance(outcomes[1], ObjectExistsError)
     assert [type(outcome) for outcome in (outcomes[0], outcomes[2])] == [int, int]
@@ -114,9 +114,9 @@ def test_waiting_transactions_commit_in_order(
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_group_member_with_taken_name_fails_alone(lakes: Lakes, monkeypatch: pytest.MonkeyPatch, is_slow: bool) -> None:
     if is_slow:
-        let_requests_take_long(monkeypatch)
+        simulate_high_latency(monkeypatch)
     lake = lakes.memory()
-    done(lake, lambda txn: txn.create_namespace("ns", {VIEW: "{}"}))
+    commit_each(lake, lambda txn: txn.create_namespace("ns", {VIEW: "{}"}))
     outcomes = commit_together(lake, [creates("a"), add_table, creates("b")])
     assert isinstance(outcomes[1], ObjectExistsError)
     assert names(lake.snapshot()) == (["a", "b"], ["v"])
@@ -124,25 +124,25 @@ def test_group_member_with_taken_name_fails_alone(lakes: Lakes, monkeypatch: pyt
 
 
 def test_name_can_be_reused_after_drop_in_same_transaction(lake: Lakehouse) -> None:
-    done(lake, add_view)
-    done(lake, drop_view, add_table)
+    commit_each(lake, add_view)
+    commit_each(lake, drop_view, add_table)
     assert names(lake.snapshot()) == (["v"], [])
-    done(lake, lambda txn: txn.drop_table("ns", "v"), add_view)
+    commit_each(lake, lambda txn: txn.drop_table("ns", "v"), add_view)
     assert names(lake.snapshot()) == ([], ["v"])
 
 
 def test_names_of_restored_entry_are_checked(lake: Lakehouse) -> None:
-    """As a rollback of one table, or of one namespace, writes it."""
-    with_table = lake.snapshot(done(lake, add_table))
-    done(lake, lambda txn: txn.drop_table("ns", "v"))
-    with_view = lake.snapshot(done(lake, add_view))
+    """A rollback of one table or of one namespace writes such entries."""
+    with_table = lake.snapshot(commit_each(lake, add_table))
+    commit_each(lake, lambda txn: txn.drop_table("ns", "v"))
+    with_view = lake.snapshot(commit_each(lake, add_view))
     table_key, namespace_key = lake.snapshot().keys.table_key("ns", "v"), lake.snapshot().keys.namespace_key("ns")
     with pytest.raises(ObjectExistsError):
-        done(lake, lambda txn: txn.restore_entry(table_key, with_table.entry(table_key)))
-    done(lake, drop_view, add_table)
+        commit_each(lake, lambda txn: txn.restore_entry(table_key, with_table.entry(table_key)))
+    commit_each(lake, drop_view, add_table)
     with pytest.raises(ObjectExistsError):
-        done(lake, lambda txn: txn.restore_entry(namespace_key, with_view.entry(namespace_key)))
-    done(
+        commit_each(lake, lambda txn: txn.restore_entry(namespace_key, with_view.entry(namespace_key)))
+    commit_each(
         lake,
         lambda txn: txn.restore_entry(table_key, None),
         lambda txn: txn.restore_entry(namespace_key, with_view.entry(namespace_key)),
@@ -156,7 +156,7 @@ def test_names_of_staged_and_saved_changes_are_checked(lake: Lakehouse) -> None:
     saved = lake.transaction()
     add_table(saved)
     transaction_id = saved.save()
-    done(lake, add_view)
+    commit_each(lake, add_view)
     with pytest.raises(ObjectExistsError):
         txn.commit()
     with pytest.raises(ObjectExistsError):
@@ -165,13 +165,13 @@ def test_names_of_staged_and_saved_changes_are_checked(lake: Lakehouse) -> None:
 
 
 def test_existing_shared_names_can_be_altered_and_dropped(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier version of this program, or another one, may have created both."""
+    """Another program or an older release may have created both."""
     with monkeypatch.context() as earlier:
         earlier.setattr("trinitylake_ops.transaction.change_set.VIEW_PREFIX", "none.")
-        done(lake, add_view, add_table)
-    done(lake, lambda txn: txn.alter_table("ns", "v", table(n="2")))
-    done(lake, lambda txn: txn.alter_namespace("ns", {**txn.namespace("ns").properties, "a": "b"}))
-    done(lake, lambda txn: txn.drop_table("ns", "v"))
+        commit_each(lake, add_view, add_table)
+    commit_each(lake, lambda txn: txn.alter_table("ns", "v", table(n="2")))
+    commit_each(lake, lambda txn: txn.alter_namespace("ns", {**txn.namespace("ns").properties, "a": "b"}))
+    commit_each(lake, lambda txn: txn.drop_table("ns", "v"))
     assert names(lake.snapshot()) == ([], ["v"])
 
 
@@ -179,23 +179,23 @@ def test_existing_shared_names_can_be_altered_and_dropped(lake: Lakehouse, monke
 def test_verify_reports_shared_name(
     lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, works: tuple[Callable[[Transaction], None], ...]
 ) -> None:
-    done(lake, lambda txn: txn.create_table("ns", "t", table()))
+    commit_each(lake, lambda txn: txn.create_table("ns", "t", table()))
     assert operations.verify(lake).findings == ()
     with monkeypatch.context() as earlier:
         earlier.setattr("trinitylake_ops.transaction.change_set.VIEW_PREFIX", "none.")
         for work in works:
-            done(lake, work)
-    done(lake, lambda txn: txn.alter_table("ns", "v", table(n="2")))
+            commit_each(lake, work)
+    commit_each(lake, lambda txn: txn.alter_table("ns", "v", table(n="2")))
     for incremental in (False, True, True):
         (finding,) = operations.verify(lake, incremental=incremental).findings
         assert (finding.code, finding.severity, finding.version) == ("name-shared", "warning", 4)
-    (finding,) = operations.verify(lake, executor=Elsewhere()).findings
+    (finding,) = operations.verify(lake, executor=RemoteExecutor()).findings
     assert (finding.code, finding.version) == ("name-shared", 4)
 
 
 def test_view_with_name_no_table_can_have_is_ignored(lake: Lakehouse) -> None:
-    done(lake, lambda txn: txn.alter_namespace("ns", {VIEW_PREFIX: "", f"{VIEW_PREFIX}a b": ""}))
-    done(lake, add_table)
+    commit_each(lake, lambda txn: txn.alter_namespace("ns", {VIEW_PREFIX: "", f"{VIEW_PREFIX}a b": ""}))
+    commit_each(lake, add_table)
     assert lake.snapshot().tables("ns") == ["v"]
 
 

@@ -1,4 +1,4 @@
-"""What a concurrent commit may and may not have done."""
+"""Concurrent commits that are compatible, and those that conflict."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Work = Callable[[Transaction], Any]
 
 
 @pytest.fixture
-def filled(lake: Lakehouse) -> Lakehouse:
-    """Namespaces ``ns`` (tables t00 to t19), ``empty`` and ``one`` (table ``t``), at version 1."""
+def filled_lake(lake: Lakehouse) -> Lakehouse:
+    """A lakehouse with the namespaces ``ns`` (tables t00 to t19), ``empty`` and ``one`` (table ``t``) at version 1."""
     with lake.transaction() as txn:
         for name in ("ns", "empty", "one"):
             txn.create_namespace(name)
@@ -188,7 +188,7 @@ SERIALIZABLE_ONLY: dict[str, tuple[Work, Work, str]] = {
 
 
 def race(lake: Lakehouse, ours: Work, theirs: Work, isolation: str) -> Transaction:
-    """Let our transaction begin and work, theirs commit, then ours commit."""
+    """Begin our transaction, commit theirs, then commit ours."""
     txn = lake.transaction(isolation=isolation)
     ours(txn)
     with lake.transaction() as other:
@@ -199,13 +199,13 @@ def race(lake: Lakehouse, ours: Work, theirs: Work, isolation: str) -> Transacti
 
 
 @pytest.mark.parametrize(("ours", "theirs"), COMPATIBLE.values(), ids=COMPATIBLE.keys())
-def test_compatible_commits_are_serialized(filled: Lakehouse, ours: Work, theirs: Work) -> None:
-    assert race(filled, ours, theirs, "snapshot").committed_version == 3
-    both = objects(filled.snapshot(3)).keys()
-    assert both == (objects(filled.snapshot(2)).keys() | both) - _dropped(filled, 2, 3)
-    for change in filled.diff(1, 2):
-        assert change not in filled.diff(2, 3), "our commit leaves theirs alone"
-    assert left_over_paths(filled) == set(), "the files of the first attempt are gone"
+def test_compatible_commits_are_serialized(filled_lake: Lakehouse, ours: Work, theirs: Work) -> None:
+    assert race(filled_lake, ours, theirs, "snapshot").committed_version == 3
+    final_objects = objects(filled_lake.snapshot(3)).keys()
+    assert final_objects == (objects(filled_lake.snapshot(2)).keys() | final_objects) - _dropped(filled_lake, 2, 3)
+    for change in filled_lake.diff(1, 2):
+        assert change not in filled_lake.diff(2, 3), "our commit leaves theirs alone"
+    assert left_over_paths(filled_lake) == set(), "the files of the first attempt are gone"
 
 
 def _dropped(lake: Lakehouse, before: int, after: int) -> set[tuple[str, ...]]:
@@ -216,80 +216,84 @@ def _dropped(lake: Lakehouse, before: int, after: int) -> set[tuple[str, ...]]:
 @pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
 @pytest.mark.parametrize(("ours", "theirs", "line"), CONFLICTING.values(), ids=CONFLICTING.keys())
 def test_conflicts_name_object_and_both_sides(
-    filled: Lakehouse, ours: Work, theirs: Work, line: str, isolation: str
+    filled_lake: Lakehouse, ours: Work, theirs: Work, line: str, isolation: str
 ) -> None:
     with pytest.raises(CommitConflictError) as caught:
-        race(filled, ours, theirs, isolation)
+        race(filled_lake, ours, theirs, isolation)
     assert any(line in conflict for conflict in caught.value.conflicts)
     assert line in str(caught.value)
     assert (caught.value.base_version, caught.value.latest_version) == (1, 2)
-    assert filled.latest_version() == 2
-    assert left_over_paths(filled) == set()
+    assert filled_lake.latest_version() == 2
+    assert left_over_paths(filled_lake) == set()
 
 
 @pytest.mark.parametrize(("ours", "theirs", "line"), SERIALIZABLE_ONLY.values(), ids=SERIALIZABLE_ONLY.keys())
-def test_changed_reads_conflict_only_when_serializable(filled: Lakehouse, ours: Work, theirs: Work, line: str) -> None:
+def test_changed_reads_conflict_only_when_serializable(
+    filled_lake: Lakehouse, ours: Work, theirs: Work, line: str
+) -> None:
     with pytest.raises(CommitConflictError) as caught:
-        race(filled, ours, theirs, "serializable")
+        race(filled_lake, ours, theirs, "serializable")
     assert line in str(caught.value)
-    assert filled.latest_version() == 2
+    assert filled_lake.latest_version() == 2
 
 
 @pytest.mark.parametrize(("ours", "theirs", "line"), SERIALIZABLE_ONLY.values(), ids=SERIALIZABLE_ONLY.keys())
-def test_snapshot_isolation_allows_changed_reads(filled: Lakehouse, ours: Work, theirs: Work, line: str) -> None:
+def test_snapshot_isolation_allows_changed_reads(filled_lake: Lakehouse, ours: Work, theirs: Work, line: str) -> None:
     assert line
-    assert race(filled, ours, theirs, "snapshot").committed_version == 3
+    assert race(filled_lake, ours, theirs, "snapshot").committed_version == 3
 
 
-def test_serializable_transactions_with_disjoint_reads_commit(filled: Lakehouse) -> None:
+def test_serializable_transactions_with_disjoint_reads_commit(filled_lake: Lakehouse) -> None:
     def ours(txn: Transaction) -> None:
         txn.tables("one")
         txn.alter_table("one", "t", table(a="b"))
 
-    assert race(filled, ours, lambda txn: txn.create_table("ns", "x", table()), "serializable").committed_version == 3
+    assert (
+        race(filled_lake, ours, lambda txn: txn.create_table("ns", "x", table()), "serializable").committed_version == 3
+    )
 
 
-def test_transaction_is_rebased_until_it_commits(filled: Lakehouse) -> None:
-    mine = filled.transaction()
+def test_transaction_is_rebased_until_it_commits(filled_lake: Lakehouse) -> None:
+    mine = filled_lake.transaction()
     mine.create_table("ns", "mine", table())
-    mine.require(lambda latest: _intrude(filled, latest))
+    mine.require(lambda latest: _intrude(filled_lake, latest))
     assert mine.commit() == 6
-    assert {"mine", "theirs-1", "theirs-2", "theirs-3", "theirs-4"} <= set(filled.snapshot().tables("ns"))
-    assert left_over_paths(filled) == set()
+    assert {"mine", "theirs-1", "theirs-2", "theirs-3", "theirs-4"} <= set(filled_lake.snapshot().tables("ns"))
+    assert left_over_paths(filled_lake) == set()
 
 
 def _intrude(lake: Lakehouse, latest: Snapshot) -> None:
-    """Commit something at each look of another transaction, until version 5."""
+    """Commit a change at each attempt of another transaction, until version 5."""
     if latest.version < 5:
         with lake.transaction() as other:
             other.create_table("ns", f"theirs-{latest.version}", table())
 
 
-def test_preconditions_are_checked_on_every_rebase(filled: Lakehouse) -> None:
+def test_preconditions_are_checked_on_every_rebase(filled_lake: Lakehouse) -> None:
     def namespace_is_empty(latest: Snapshot) -> None:
         if latest.tables("empty"):
             raise NamespaceNotEmptyError("it is not empty any more")
 
-    txn = filled.transaction()
+    txn = filled_lake.transaction()
     txn.require(namespace_is_empty)
     txn.create_namespace("x")
-    with filled.transaction() as other:
+    with filled_lake.transaction() as other:
         other.create_table("empty", "t", table())
     with pytest.raises(NamespaceNotEmptyError):
         txn.commit()
-    assert left_over_paths(filled) == set()
+    assert left_over_paths(filled_lake) == set()
     with pytest.raises(NamespaceNotEmptyError):
-        filled.transaction().require(namespace_is_empty)
+        filled_lake.transaction().require(namespace_is_empty)
 
 
-def test_read_settings_conflict_when_serializable(filled: Lakehouse) -> None:
-    """What one did because of a setting does not hold once another has changed it."""
+def test_read_settings_conflict_when_serializable(filled_lake: Lakehouse) -> None:
+    """A transaction that depends on a setting conflicts with a change of it."""
     outcomes: list[int | type[CommitConflictError]] = []
     for isolation in ("serializable", "snapshot"):
-        txn = filled.transaction(isolation)
+        txn = filled_lake.transaction(isolation)
         assert txn.definition.properties.get("frozen") != isolation
         txn.create_namespace(f"by-{isolation}")
-        other = filled.transaction()
+        other = filled_lake.transaction()
         other.alter_definition(replace(other.definition, properties={"frozen": isolation}))
         other.commit()
         try:
@@ -297,13 +301,13 @@ def test_read_settings_conflict_when_serializable(filled: Lakehouse) -> None:
         except CommitConflictError as error:
             assert "settings of the lakehouse: we read them" in str(error)
             outcomes.append(CommitConflictError)
-    assert outcomes == [CommitConflictError, filled.latest_version()]
+    assert outcomes == [CommitConflictError, filled_lake.latest_version()]
 
 
-def test_transaction_without_changes_never_conflicts(filled: Lakehouse) -> None:
-    txn = filled.transaction("serializable")
+def test_transaction_without_changes_never_conflicts(filled_lake: Lakehouse) -> None:
+    txn = filled_lake.transaction("serializable")
     before = txn.base.version
     txn.namespaces()
-    with filled.transaction() as other:
+    with filled_lake.transaction() as other:
         other.create_namespace("more")
     assert txn.commit() == before

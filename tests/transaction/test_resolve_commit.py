@@ -1,4 +1,4 @@
-"""What became of a commit that got no answer: committed, lost or undecided, and fenced."""
+"""The outcome of a commit without a response: committed, lost or undecided, and fencing it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ROOT_1 = root_path(1)
 UNKNOWN_ID = "7c52cec4-43e3-4f73-91a3-87cfd94da1f0"
 
 
-class Unanswered(StorageWrapper):
-    """Loses the answer to the create of version 1, or the request, and cannot read that name afterwards."""
+class UnansweredStorage(StorageWrapper):
+    """Loses the response or the request of the create of version 1, and cannot read that file afterwards."""
 
     def __init__(self, inner: Storage, *, arrives: bool):
         super().__init__(inner)
@@ -44,8 +44,8 @@ class Unanswered(StorageWrapper):
         return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-class HeldBack(StorageWrapper):
-    """Keeps the create of version 1 on its way until ``land``, and cannot read that name meanwhile."""
+class DelayedStorage(StorageWrapper):
+    """Delays the create of version 1 until ``land``, and cannot read that file until then."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -68,7 +68,7 @@ class HeldBack(StorageWrapper):
 
 
 def unknown_commit(storage: Storage) -> CommitOutcomeUnknownError:
-    """Try to commit version 1, whose outcome stays open."""
+    """Try to commit version 1 with an unknown outcome."""
     txn = Lakehouse(storage).transaction(message="m" * 2000)
     txn.create_namespace("new")
     for number in range(12):
@@ -87,7 +87,7 @@ def resolve(lake: Lakehouse, error: CommitOutcomeUnknownError, *, fence: bool = 
 
 @pytest.mark.parametrize("fence", [False, True])
 def test_resolve_commit_reports_committed(lake: Lakehouse, fence: bool) -> None:
-    error = unknown_commit(Unanswered(lake.storage, arrives=True))
+    error = unknown_commit(UnansweredStorage(lake.storage, arrives=True))
     assert resolve(lake, error, fence=fence) == "committed"
     assert lake.latest_version() == 1
     assert lake.snapshot().tables("new")
@@ -98,7 +98,7 @@ def test_resolve_commit_reports_committed(lake: Lakehouse, fence: bool) -> None:
 
 @pytest.mark.parametrize("fence", [False, True])
 def test_resolve_commit_reports_lost(lake: Lakehouse, fence: bool) -> None:
-    error = unknown_commit(Unanswered(lake.storage, arrives=False))
+    error = unknown_commit(UnansweredStorage(lake.storage, arrives=False))
     with lake.transaction() as txn:
         txn.create_namespace("other")
     assert resolve(lake, error, fence=fence) == "lost"
@@ -106,18 +106,18 @@ def test_resolve_commit_reports_lost(lake: Lakehouse, fence: bool) -> None:
 
 
 def test_request_in_flight_is_undecided(lake: Lakehouse) -> None:
-    held = HeldBack(lake.storage)
-    error = unknown_commit(held)
+    delayed = DelayedStorage(lake.storage)
+    error = unknown_commit(delayed)
     assert resolve(lake, error) == "undecided"
     assert lake.latest_version() == 0
-    held.land()
+    delayed.land()
     assert resolve(lake, error) == "committed"
     assert len(objects(lake.snapshot(1))) == 13, "none of its files was deleted"
 
 
 def test_fence_prevents_undecided_commit(lake: Lakehouse) -> None:
-    held = HeldBack(lake.storage)
-    error = unknown_commit(held)
+    delayed = DelayedStorage(lake.storage)
+    error = unknown_commit(delayed)
     assert resolve(lake, error, fence=True) == "lost"
     fence = lake.snapshot(1)
     assert objects(fence) == objects(lake.snapshot(0))
@@ -125,7 +125,7 @@ def test_fence_prevents_undecided_commit(lake: Lakehouse) -> None:
     assert (info.version, info.operation) == (1, "fence")
     assert error.commit_id in str(info.message)
     with pytest.raises(FileExistsAlreadyError):
-        held.land()
+        delayed.land()
     assert resolve(lake, error) == resolve(lake, error, fence=True) == "lost"
     assert lake.latest_version() == 1, "a second fence is not needed"
     lake.close()
@@ -146,14 +146,14 @@ def test_fence_keeps_all_content(lake: Lakehouse) -> None:
 
 
 def test_late_fence_reports_committed(lake: Lakehouse) -> None:
-    """The request lands between the look and the fence."""
-    held = HeldBack(lake.storage)
-    error = unknown_commit(held)
+    """The request arrives between the check and the fence."""
+    delayed = DelayedStorage(lake.storage)
+    error = unknown_commit(delayed)
 
     class CommitsFirst(StorageWrapper):
         def create(self, path: str, data: bytes) -> None:
             if path == ROOT_1:
-                held.land()
+                delayed.land()
             self.inner.create(path, data)
 
     assert resolve(Lakehouse(CommitsFirst(lake.storage)), error, fence=True) == "committed"
@@ -162,9 +162,9 @@ def test_late_fence_reports_committed(lake: Lakehouse) -> None:
 
 
 def test_fence_with_lost_response_can_be_retried(lake: Lakehouse) -> None:
-    error = unknown_commit(HeldBack(lake.storage))
+    error = unknown_commit(DelayedStorage(lake.storage))
     with pytest.raises(CommitOutcomeUnknownError):
-        resolve(Lakehouse(Unanswered(lake.storage, arrives=True)), error, fence=True)
+        resolve(Lakehouse(UnansweredStorage(lake.storage, arrives=True)), error, fence=True)
     assert resolve(lake, error, fence=True) == "lost"
     assert lake.latest_version() == 1
 

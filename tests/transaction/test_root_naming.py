@@ -1,4 +1,4 @@
-"""Lakehouses whose roots have another naming than ours: found, read, changed, and never mixed."""
+"""Lakehouses with another root naming are found, read and changed, and namings are never mixed."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def storage() -> Iterator[MemoryStorage]:
 
 @pytest.fixture(params=ROOT_NAMINGS, ids=str)
 def naming(request: pytest.FixtureRequest) -> RootNaming:
-    found: RootNaming = request.param
-    return found
+    naming: RootNaming = request.param
+    return naming
 
 
 @pytest.fixture
 def other(original: Lakehouse, storage: MemoryStorage, naming: RootNaming, lakes: Lakes) -> MemoryStorage:
-    """The lakehouse in each of the namings; its invariants are checked at the end."""
+    """The lakehouse in each naming. Its invariants are checked after the test."""
     copy_renamed(original, storage, naming)
     lakes.watch(Lakehouse(storage))
     return storage
@@ -112,7 +112,7 @@ def test_correct_hint_takes_two_round_trips_with_known_naming(other: MemoryStora
     assert budget("open").cost_of(opening.counts) == budget("open")
     with meter.measure() as begin:
         assert lake.snapshot().definition.properties
-    settings = 1  # read in a round trip of their own
+    settings = 1  # read in a separate round trip
     assert begin.counts.requests == {"read": budget("begin, warm").requests["read"] + settings}
     assert begin.counts.rounds == budget("begin, warm").rounds + settings
     fresh = Lakehouse(meter)
@@ -122,9 +122,9 @@ def test_correct_hint_takes_two_round_trips_with_known_naming(other: MemoryStora
         assert budget("begin, cold").cost_of(first.counts) == budget("begin, cold")
     else:
         assert first.counts.rounds == budget("begin, cold").rounds + 1, "the naming is detected"
-    with meter.measure() as again:
+    with meter.measure() as warm:
         assert fresh.latest_version() == LATEST
-    assert budget("begin, warm").cost_of(again.counts) == budget("begin, warm")
+    assert budget("begin, warm").cost_of(warm.counts) == budget("begin, warm")
 
 
 @pytest.mark.parametrize("hint", [None, b"0", b"2", b"6", b"9", b"77"])
@@ -152,7 +152,7 @@ def test_all_operations_keep_naming(other: MemoryStorage, naming: RootNaming, or
     assert [objects(lake.snapshot(v)) for v in range(LATEST + 1)] == [
         objects(original.snapshot(v)) for v in range(LATEST + 1)
     ]
-    assert list(lake.history()) == list(original.history()), "what the roots of one name is parsed in any naming"
+    assert list(lake.history()) == list(original.history()), "names of previous roots are parsed in any naming"
     assert lake.diff(LATEST - 1, LATEST) == original.diff(LATEST - 1, LATEST)
     for version in range(LATEST + 1):
         assert lake.snapshot(timestamp=original.snapshot(version).created_at).version == version
@@ -205,10 +205,10 @@ def test_create_rejects_any_existing_root_file(storage: MemoryStorage, naming: R
     Lakehouse.create(storage.root)
 
 
-# Mixtures
+# Mixed namings
 
 
-def assert_refused(storage: MemoryStorage, own: RootNaming, stray_path: str) -> None:
+def assert_rejected(storage: MemoryStorage, own: RootNaming, stray_path: str) -> None:
     with pytest.raises(CorruptFileError) as caught:
         Lakehouse.open(storage.root)
     named = re.findall(r"'(_[^']*)'", caught.value.message)
@@ -226,18 +226,18 @@ def test_open_rejects_mixed_namings_at_version_0_or_hint(
     Lakehouse.open(storage.root)
     for version in (0, LATEST):
         storage.write(stray.path(version), storage.read(own.path(version)))
-        assert_refused(storage, own, stray.path(version))
+        assert_rejected(storage, own, stray.path(version))
         storage.delete(stray.path(version))
-    # A hint that points to nothing or nowhere hides no mixture of the oldest versions.
+    # A hint to a missing or invalid version does not hide mixed namings of the oldest versions.
     storage.write(stray.path(0), storage.read(own.path(0)))
     for hint in (b"77", b"garbage"):
         storage.write(HINT_PATH, hint)
-        assert_refused(storage, own, stray.path(0))
-    # Nor does the clean-up of version 0: then the roots are listed.
+        assert_rejected(storage, own, stray.path(0))
+    # If version 0 was purged, the roots are listed.
     storage.delete(own.path(0))
     storage.delete(stray.path(0))
     storage.write(stray.path(1), storage.read(own.path(1)))
-    assert_refused(storage, own, stray.path(1))
+    assert_rejected(storage, own, stray.path(1))
 
 
 @pytest.mark.parametrize(("own", "stray"), list(permutations(ROOT_NAMINGS, 2)), ids=str)
@@ -259,19 +259,19 @@ def test_mixed_namings_at_other_versions_fail_listing_and_verify(
 
 def test_versions_beyond_largest_are_rejected(original: Lakehouse, storage: MemoryStorage) -> None:
     naming = RootNaming(64, ".ipc")
-    beyond = "_" + f"{MAX_VERSION + 1:064b}"[::-1] + ".ipc"
-    storage.write(beyond, b"root")
+    path_beyond_largest = "_" + f"{MAX_VERSION + 1:064b}"[::-1] + ".ipc"
+    storage.write(path_beyond_largest, b"root")
     for hint in (str(MAX_VERSION + 1).encode(), b"0"):
         storage.write(HINT_PATH, hint)
         with pytest.raises(VersionNotFoundError, match=f"version {MAX_VERSION + 1}; versions beyond {MAX_VERSION}"):
             Lakehouse.open(storage.root)
     storage.delete(HINT_PATH)
-    storage.delete(beyond)
+    storage.delete(path_beyond_largest)
     copy_renamed(original, storage, naming)
-    storage.write(beyond, storage.read(naming.path(3)))
+    storage.write(path_beyond_largest, storage.read(naming.path(3)))
     lake = Lakehouse.open(storage.root)
     (finding,) = operations.verify(lake).findings
-    assert (finding.code, finding.path, finding.version) == ("root-beyond-gap", beyond, MAX_VERSION + 1)
+    assert (finding.code, finding.path, finding.version) == ("root-beyond-gap", path_beyond_largest, MAX_VERSION + 1)
     with pytest.raises(VersionNotFoundError):
         operations.plan_rollback(lake, 1)
 
@@ -287,7 +287,7 @@ def test_gap_is_found_in_every_naming(other: MemoryStorage, naming: RootNaming, 
 
 
 def test_lakehouse_replaced_by_one_with_another_naming_is_found(original: Lakehouse, storage: MemoryStorage) -> None:
-    """As after a restore from a copy; whoever had it open goes on."""
+    """For example after a restore from a copy. Open lakehouses continue to work."""
     copy_renamed(original, storage, OTHERS[0])
     lake = Lakehouse.open(storage.root)
     for path in listed(storage):
@@ -300,7 +300,7 @@ def test_lakehouse_replaced_by_one_with_another_naming_is_found(original: Lakeho
 
 
 def test_long_names_never_exceed_root_size_limit(storage: MemoryStorage, lakes: Lakes) -> None:
-    """System rows of roots named with 64 digits take more room: messages are flushed sooner."""
+    """With 64-digit root names, system rows take more space, so messages are flushed earlier."""
     sizes: dict[str, Any] = {"order": 4, "namespace_name_max_size_bytes": 8, "table_name_max_size_bytes": 8}
     naming = RootNaming(64, ".arrow")
     extra_bytes = 2 * (len(naming.path(0)) - len(ROOT_NAMING.path(0)))

@@ -1,4 +1,4 @@
-"""Transactions that one process saves and another resumes, and definitions that other processes stage for them."""
+"""Transactions that one process saves and another one resumes, and definitions that other processes stage for them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
 @pytest.fixture
-def filled(lakes: Lakes) -> Lakehouse:
-    """Version 1: a namespace of two tables."""
+def filled_lake(lakes: Lakes) -> Lakehouse:
+    """A lakehouse whose version 1 has a namespace with two tables."""
     lake = lakes.local(order=4)
     with lake.transaction() as txn:
         txn.create_namespace("ns", {"a": "b"})
@@ -45,13 +45,13 @@ def filled(lakes: Lakes) -> Lakehouse:
     return lake
 
 
-def elsewhere(lake: Lakehouse) -> Lakehouse:
-    """The lakehouse as another process opens it."""
+def reopened(lake: Lakehouse) -> Lakehouse:
+    """Return the lakehouse as another process would open it."""
     return Lakehouse(lake.storage)
 
 
-def everything(lake: Lakehouse) -> str:
-    """Save a transaction that does all a transaction can do."""
+def save_all_changes(lake: Lakehouse) -> str:
+    """Save a transaction with every kind of change."""
     txn = lake.transaction("serializable", "all of it", {"k": "v"}, operation="publish", run_id="run-1")
     txn.create_namespace("new", {"x": "y"})
     txn.create_table("new", "made", table(n="1"))
@@ -63,121 +63,121 @@ def everything(lake: Lakehouse) -> str:
 
 
 @pytest.mark.forks
-def test_saved_transaction_is_resumed_in_another_process(filled: Lakehouse) -> None:
-    transaction_id = everything(filled)
-    assert filled.latest_version() == 1, "nothing is committed by saving"
+def test_saved_transaction_is_resumed_in_another_process(filled_lake: Lakehouse) -> None:
+    transaction_id = save_all_changes(filled_lake)
+    assert filled_lake.latest_version() == 1, "nothing is committed by saving"
 
     def commit(report: object) -> None:
-        txn = elsewhere(filled).resume_transaction(transaction_id)
+        txn = reopened(filled_lake).resume_transaction(transaction_id)
         assert txn.table("new", "made").properties == {"n": "1"}
         assert txn.namespaces() == ["new", "ns"]
         txn.create_table("new", "added", table())
         assert txn.commit() == 2
 
     assert fork(commit).finish() == (0, [])
-    snapshot = filled.snapshot()
+    snapshot = filled_lake.snapshot()
     assert (snapshot.tables("new"), snapshot.tables("ns")) == (["added", "made"], ["t"])
     assert snapshot.namespace("ns").properties == {"c": "d"}
     assert snapshot.definition.properties == {"p": "q"}
-    info = next(filled.history())
+    info = next(filled_lake.history())
     assert (info.operation, info.message, info.run_id) == ("publish", "all of it", "run-1")
     assert (info.members, info.properties) == ((transaction_id,), {"k": "v"})
-    assert left_over_paths(filled) == set(), "its file is gone, too"
+    assert left_over_paths(filled_lake) == set(), "its file is gone, too"
 
 
-def test_reads_before_save_conflict_after_resume(filled: Lakehouse) -> None:
-    txn = filled.transaction("serializable")
+def test_reads_before_save_conflict_after_resume(filled_lake: Lakehouse) -> None:
+    txn = filled_lake.transaction("serializable")
     assert txn.tables("ns") == ["t", "u"]
     txn.create_namespace("other")
     transaction_id = txn.save()
-    with elsewhere(filled).transaction() as intruder:
+    with reopened(filled_lake).transaction() as intruder:
         intruder.create_table("ns", "v", table())
     with pytest.raises(CommitConflictError, match=r"ns\.v") as caught:
-        filled.resume_transaction(transaction_id).commit()
+        filled_lake.resume_transaction(transaction_id).commit()
     assert (caught.value.base_version, caught.value.latest_version) == (1, 2)
 
 
-def test_saved_transaction_ends_in_its_process(filled: Lakehouse) -> None:
-    with filled.transaction() as txn:
+def test_saved_transaction_ends_in_its_process(filled_lake: Lakehouse) -> None:
+    with filled_lake.transaction() as txn:
         txn.create_table("ns", "v", table())
         txn.save()
-    assert filled.latest_version() == 1
+    assert filled_lake.latest_version() == 1
     with pytest.raises(ConflictError):
         txn.commit()
 
 
-def test_saved_transaction_can_be_saved_again_and_dropped(filled: Lakehouse) -> None:
-    first = filled.resume_transaction(everything(filled))
+def test_saved_transaction_can_be_saved_again_and_dropped(filled_lake: Lakehouse) -> None:
+    first = filled_lake.resume_transaction(save_all_changes(filled_lake))
     first.drop_table("ns", "t")
-    second = filled.resume_transaction(first.save())
+    second = filled_lake.resume_transaction(first.save())
     assert second.tables("ns") == []
     second.rollback()
     with pytest.raises(TransactionNotFoundError):
-        filled.resume_transaction(second.id)
-    assert filled.latest_version() == 1
-    assert left_over_paths(filled) == set()
+        filled_lake.resume_transaction(second.id)
+    assert filled_lake.latest_version() == 1
+    assert left_over_paths(filled_lake) == set()
 
 
-def test_transaction_resumed_twice_is_committed_once(filled: Lakehouse) -> None:
-    transaction_id = everything(filled)
-    one, other = (elsewhere(filled).resume_transaction(transaction_id) for _ in range(2))
-    assert one.commit() == 2
-    with elsewhere(filled).transaction() as intruder:
+def test_transaction_resumed_twice_is_committed_once(filled_lake: Lakehouse) -> None:
+    transaction_id = save_all_changes(filled_lake)
+    first, second = (reopened(filled_lake).resume_transaction(transaction_id) for _ in range(2))
+    assert first.commit() == 2
+    with reopened(filled_lake).transaction() as intruder:
         intruder.alter_table("new", "made", table(n="changed since"))
-    assert other.commit() == 2, "its own version"
-    assert filled.latest_version() == 3
-    assert filled.snapshot().table("new", "made").properties == {"n": "changed since"}
-    assert left_over_paths(filled) == set()
+    assert second.commit() == 2, "its own version"
+    assert filled_lake.latest_version() == 3
+    assert filled_lake.snapshot().table("new", "made").properties == {"n": "changed since"}
+    assert left_over_paths(filled_lake) == set()
 
 
 @pytest.mark.parametrize("undo", ["drop", "rollback"])
-def test_transaction_resumed_twice_after_undo_is_committed_once(filled: Lakehouse, undo: str) -> None:
-    """No key differs any more when the second one is rebased: only the versions between tell."""
-    txn = filled.transaction()
+def test_transaction_resumed_twice_after_undo_is_committed_once(filled_lake: Lakehouse, undo: str) -> None:
+    """No key differs when the second one is rebased. Only the intermediate versions show that it was committed."""
+    txn = filled_lake.transaction()
     txn.create_table("ns", "made", table())
     transaction_id = txn.save()
-    one, other = (elsewhere(filled).resume_transaction(transaction_id) for _ in range(2))
-    assert one.commit() == 2
+    first, second = (reopened(filled_lake).resume_transaction(transaction_id) for _ in range(2))
+    assert first.commit() == 2
     if undo == "drop":
-        with elsewhere(filled).transaction() as intruder:
+        with reopened(filled_lake).transaction() as intruder:
             intruder.drop_table("ns", "made")
     else:
-        operations.rollback(elsewhere(filled), 1)
-    assert other.commit() == 2, "its own version"
-    assert filled.latest_version() == 3
-    assert filled.snapshot().tables("ns") == ["t", "u"], "what was undone stays undone"
+        operations.rollback(reopened(filled_lake), 1)
+    assert second.commit() == 2, "its own version"
+    assert filled_lake.latest_version() == 3
+    assert filled_lake.snapshot().tables("ns") == ["t", "u"], "what was undone stays undone"
 
 
-def test_changed_copy_of_committed_transaction_conflicts(filled: Lakehouse) -> None:
-    transaction_id = everything(filled)
-    one, other = (elsewhere(filled).resume_transaction(transaction_id) for _ in range(2))
-    other.create_table("new", "extra", table())
-    assert one.commit() == 2
+def test_changed_copy_of_committed_transaction_conflicts(filled_lake: Lakehouse) -> None:
+    transaction_id = save_all_changes(filled_lake)
+    first, second = (reopened(filled_lake).resume_transaction(transaction_id) for _ in range(2))
+    second.create_table("new", "extra", table())
+    assert first.commit() == 2
     with pytest.raises(CommitConflictError):
-        other.commit()
-    assert filled.snapshot().tables("new") == ["made"]
+        second.commit()
+    assert filled_lake.snapshot().tables("new") == ["made"]
 
 
-def test_transaction_resumed_twice_fails_when_version_was_purged(filled: Lakehouse) -> None:
-    """What the version held cannot be compared any more; that it was committed is still told."""
-    txn = filled.transaction()
+def test_transaction_resumed_twice_fails_when_version_was_purged(filled_lake: Lakehouse) -> None:
+    """The version's content is gone and cannot be compared, but its commit is still known."""
+    txn = filled_lake.transaction()
     txn.create_table("ns", "new", table())
     transaction_id = txn.save()
-    first, second = filled.resume_transaction(transaction_id), filled.resume_transaction(transaction_id)
+    first, second = filled_lake.resume_transaction(transaction_id), filled_lake.resume_transaction(transaction_id)
     version = first.commit()
-    operations.compact(filled)
-    with filled.transaction() as other:
+    operations.compact(filled_lake)
+    with filled_lake.transaction() as other:
         other.create_namespace("later")
-    seal(filled, version)
+    seal(filled_lake, version)
     with pytest.raises(TransactionExpiredError, match=f"as version {version}; that version was purged"):
         second.commit()
 
 
-def test_exception_in_block_keeps_saved_transaction(filled: Lakehouse) -> None:
-    transaction_id = everything(filled)
-    with pytest.raises(ZeroDivisionError), filled.resume_transaction(transaction_id):
+def test_exception_in_block_keeps_saved_transaction(filled_lake: Lakehouse) -> None:
+    transaction_id = save_all_changes(filled_lake)
+    with pytest.raises(ZeroDivisionError), filled_lake.resume_transaction(transaction_id):
         _ = 1 / 0
-    assert filled.resume_transaction(transaction_id).commit() == 2
+    assert filled_lake.resume_transaction(transaction_id).commit() == 2
 
 
 def test_deleted_root_leaves_outcome_unknown(lakes: Lakes) -> None:
@@ -198,15 +198,15 @@ def test_deleted_root_leaves_outcome_unknown(lakes: Lakes) -> None:
 
 
 @pytest.mark.local_only("damages each byte of a file in turn: what is read, no storage changes")
-def test_damaged_saved_transactions_are_rejected(filled: Lakehouse) -> None:
-    transaction_id = everything(filled)
+def test_damaged_saved_transactions_are_rejected(filled_lake: Lakehouse) -> None:
+    transaction_id = save_all_changes(filled_lake)
     path = saved_transaction_path(transaction_id)
-    saved = filled.storage.read(path)
-    for place in range(len(saved)):
-        filled.storage.write(path, saved[:place] + bytes([saved[place] ^ 1]) + saved[place + 1 :])
+    saved = filled_lake.storage.read(path)
+    for position in range(len(saved)):
+        filled_lake.storage.write(path, saved[:position] + bytes([saved[position] ^ 1]) + saved[position + 1 :])
         with pytest.raises(CorruptFileError):
-            filled.resume_transaction(transaction_id)
-    filled.storage.delete(path)
+            filled_lake.resume_transaction(transaction_id)
+    filled_lake.storage.delete(path)
 
 
 def test_saved_transaction_with_unknown_outcome_is_committed_once(lakes: Lakes) -> None:
@@ -242,30 +242,30 @@ def test_saved_transaction_keeps_its_age(lakes: Lakes) -> None:
 
 
 @pytest.mark.parametrize("transaction_id", ["", "x", "../../etc/passwd", None, 5, "0" * 5_000])
-def test_unknown_transaction_ids_are_rejected(filled: Lakehouse, transaction_id: str) -> None:
+def test_unknown_transaction_ids_are_rejected(filled_lake: Lakehouse, transaction_id: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        filled.resume_transaction(transaction_id)
+        filled_lake.resume_transaction(transaction_id)
     assert len(str(caught.value)) < 200
 
 
-def test_invalid_saved_transaction_files_are_rejected(filled: Lakehouse) -> None:
-    transaction_id = everything(filled)
-    saved = filled.storage.read(saved_transaction_path(transaction_id))
+def test_invalid_saved_transaction_files_are_rejected(filled_lake: Lakehouse) -> None:
+    transaction_id = save_all_changes(filled_lake)
+    saved = filled_lake.storage.read(saved_transaction_path(transaction_id))
     unknown = str(uuid.uuid4())
     with pytest.raises(TransactionNotFoundError):
-        filled.resume_transaction(unknown)
-    filled.storage.write(saved_transaction_path(unknown), saved)
+        filled_lake.resume_transaction(unknown)
+    filled_lake.storage.write(saved_transaction_path(unknown), saved)
     with pytest.raises(CorruptFileError):
-        filled.resume_transaction(unknown)
-    filled.storage.write(saved_transaction_path(unknown), b"\xff garbage")
+        filled_lake.resume_transaction(unknown)
+    filled_lake.storage.write(saved_transaction_path(unknown), b"\xff garbage")
     with pytest.raises(CorruptFileError):
-        filled.resume_transaction(unknown)
-    assert filled.resume_transaction(transaction_id).commit() == 2
-    filled.storage.delete(saved_transaction_path(unknown))
+        filled_lake.resume_transaction(unknown)
+    assert filled_lake.resume_transaction(transaction_id).commit() == 2
+    filled_lake.storage.delete(saved_transaction_path(unknown))
 
 
-def test_transaction_with_preconditions_cannot_be_saved(filled: Lakehouse) -> None:
-    txn = filled.transaction()
+def test_transaction_with_preconditions_cannot_be_saved(filled_lake: Lakehouse) -> None:
+    txn = filled_lake.transaction()
     txn.require(lambda base: None)
     with pytest.raises(InvalidInputError):
         txn.save()
@@ -273,12 +273,12 @@ def test_transaction_with_preconditions_cannot_be_saved(filled: Lakehouse) -> No
 
 
 @pytest.mark.forks
-def test_other_processes_stage_definitions(filled: Lakehouse) -> None:
-    txn = filled.transaction()
+def test_other_processes_stage_definitions(filled_lake: Lakehouse) -> None:
+    txn = filled_lake.transaction()
     current = txn.table("ns", "t")
 
     def stage(report: object) -> None:
-        lake = elsewhere(filled)
+        lake = reopened(filled_lake)
         staged = [
             lake.stage_definition("ns", "t", replace(current, properties={"by": "executor"})),
             lake.stage_definition("ns", "fresh", table(by="executor")),
@@ -287,15 +287,15 @@ def test_other_processes_stage_definitions(filled: Lakehouse) -> None:
 
     code, (line,) = fork(stage).finish()
     assert code == 0
-    assert filled.latest_version() == 1
+    assert filled_lake.latest_version() == 1
     staged: list[StagedDefinition] = pickle.loads(bytes.fromhex(line))
-    resumed = elsewhere(filled).resume_transaction(txn.save())
+    resumed = reopened(filled_lake).resume_transaction(txn.save())
     resumed.put_staged(staged)
     assert resumed.table("ns", "fresh").properties == {"by": "executor"}
     assert resumed.commit() == 2
-    assert filled.snapshot().table("ns", "t").id == current.id
-    assert filled.snapshot().table("ns", "fresh").properties == {"by": "executor"}
-    assert left_over_paths(filled) == set()
+    assert filled_lake.snapshot().table("ns", "t").id == current.id
+    assert filled_lake.snapshot().table("ns", "fresh").properties == {"by": "executor"}
+    assert left_over_paths(filled_lake) == set()
 
 
 def test_invalid_staged_definitions_are_rejected(lakes: Lakes) -> None:
@@ -326,16 +326,22 @@ def test_paths_of_staged_definitions_are_recognized(
     assert lake.snapshot().tables(namespace) == [name]
 
 
-def test_staged_files_of_other_tables_are_rejected(filled: Lakehouse) -> None:
-    """A definition that is published under another name would make two tables of one id."""
-    published = filled.snapshot().entry(filled.snapshot().keys.table_key("ns", "t"))
-    for location in (published, filled.snapshot().definition_location, filled.snapshot().location, "_ops/x", "../x"):
+def test_staged_files_of_other_tables_are_rejected(filled_lake: Lakehouse) -> None:
+    """A definition published under another name would create two tables with one id."""
+    published = filled_lake.snapshot().entry(filled_lake.snapshot().keys.table_key("ns", "t"))
+    for location in (
+        published,
+        filled_lake.snapshot().definition_location,
+        filled_lake.snapshot().location,
+        "_ops/x",
+        "../x",
+    ):
         with pytest.raises(InvalidInputError):
-            filled.transaction().put_staged([StagedDefinition("ns", "new", str(location))])
+            filled_lake.transaction().put_staged([StagedDefinition("ns", "new", str(location))])
 
 
 def test_transaction_with_lost_save_response_is_committed_once(lakes: Lakes) -> None:
-    """Its file landed, and another process resumes it, while its own one goes on."""
+    """The file exists, and another process resumes it while the first one continues."""
     storage = FaultyStorage(lakes.storage(), [lose_response(1, kind="write", path_part="_ops/")])
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
     txn = lake.transaction()
@@ -353,8 +359,8 @@ def test_changed_settings_are_reported(lakes: Lakes) -> None:
     txn = lake.transaction()
     txn.create_namespace("ns")
     transaction_id = txn.save()
-    one, other, same = (lake.resume_transaction(transaction_id) for _ in range(3))
-    assert one.commit() == 1
+    first, other, same = (lake.resume_transaction(transaction_id) for _ in range(3))
+    assert first.commit() == 1
     other.alter_definition(replace(lake.snapshot().definition, properties={"k": "v"}))
     with pytest.raises(CommitConflictError):
         other.commit()
@@ -362,7 +368,7 @@ def test_changed_settings_are_reported(lakes: Lakes) -> None:
 
 
 def test_transaction_cannot_change_after_failed_save(lakes: Lakes) -> None:
-    """What was sent may still land, and would lack the change."""
+    """The request may still succeed, and its file would lack the change."""
     storage = FaultyStorage(lakes.storage(), [lose_response(1, kind="write", path_part="_ops/")])
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
     txn = lake.transaction()
@@ -392,18 +398,21 @@ def test_names_with_common_prefix_are_distinguished(
         lake.transaction().put_staged([StagedDefinition(*taken_for, location)])
 
 
-def test_invalid_staged_definition_files_are_rejected(filled: Lakehouse) -> None:
-    staged, other = filled.stage_definition("ns", "new", table()), filled.stage_definition("ns", "new", table())
-    txn = filled.transaction()
+def test_invalid_staged_definition_files_are_rejected(filled_lake: Lakehouse) -> None:
+    staged, other = (
+        filled_lake.stage_definition("ns", "new", table()),
+        filled_lake.stage_definition("ns", "new", table()),
+    )
+    txn = filled_lake.transaction()
     for wrong in ([staged, other], [staged, replace(staged, table="again")], ["x"], [replace(staged, location=None)]):
         with pytest.raises(InvalidInputError):
             txn.put_staged(wrong)  # type: ignore[arg-type]
-    for content in (b"", b"garbage", filled.storage.read(filled.snapshot().definition_location)[:0]):
-        filled.storage.write(other.location, content)
+    for content in (b"", b"garbage", filled_lake.storage.read(filled_lake.snapshot().definition_location)[:0]):
+        filled_lake.storage.write(other.location, content)
         with pytest.raises((CorruptFileError, InvalidDefinitionError)):
             txn.put_staged([other])
     with pytest.raises(InvalidDefinitionError):
-        filled.stage_definition("ns", "new", TableDef(id="../x"))
+        filled_lake.stage_definition("ns", "new", TableDef(id="../x"))
     txn.put_staged([staged])
     assert txn.commit() == 2
-    filled.storage.delete(other.location)
+    filled_lake.storage.delete(other.location)

@@ -1,4 +1,4 @@
-"""What lakehouses read again, and what they do not: nodes and definitions are cached, roots and the hint never."""
+"""Repeated reads: nodes and definitions are cached, roots and the hint never are."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ OPTIONS = {"fsync": "false"}
 
 
 @pytest.fixture
-def filled(lakes: Lakes) -> Lakehouse:
-    """A lakehouse in a folder, with a tree of several levels; nothing of it is in memory."""
+def filled_lake(lakes: Lakes) -> Lakehouse:
+    """A lakehouse in a folder, with a tree of several levels and empty caches."""
     limit_bytes = smallest_node_file_limit_bytes(LakehouseDef(id="", **SIZES))
     lake = lakes.local(node_file_max_size_bytes=limit_bytes, **SIZES)
     with lake.transaction() as txn:
@@ -56,12 +56,12 @@ def filled(lakes: Lakes) -> Lakehouse:
 
 
 @pytest.fixture
-def log(filled: Lakehouse) -> FaultyStorage:
-    return FaultyStorage(filled.storage)
+def log(filled_lake: Lakehouse) -> FaultyStorage:
+    return FaultyStorage(filled_lake.storage)
 
 
-def asked(log: FaultyStorage, work: Callable[[], object]) -> set[str]:
-    """Return the paths that were read, each once."""
+def read_paths(log: FaultyStorage, work: Callable[[], object]) -> set[str]:
+    """Return the set of paths that were read."""
     before = len(log.log)
     work()
     paths = [request.path for request in log.log[before:] if request.kind == "read"]
@@ -70,7 +70,7 @@ def asked(log: FaultyStorage, work: Callable[[], object]) -> set[str]:
     return set(paths)
 
 
-def heads(version: int) -> set[str]:
+def roots_and_hint(version: int) -> set[str]:
     return {HINT_PATH, root_path(version), root_path(version + 1)}
 
 
@@ -91,7 +91,7 @@ def immutable_paths(lake: Lakehouse) -> set[str]:
         new_lakehouse_def_path(),
         "0101/0000/1111/00110100-d1c778e6-cbf8-401a-80ad-b24ae11b2b6d.binpb",
     ],
-    ids=range(6),  # the names are new in each process
+    ids=range(6),  # names are unique to each process
 )
 def test_nodes_and_definitions_are_immutable(path: str) -> None:
     assert is_immutable_path(path)
@@ -108,7 +108,7 @@ def test_nodes_and_definitions_are_immutable(path: str) -> None:
         "_ops/lease-1.json",
         f"{table_prefix('id')}metadata/{new_node_path()}",
         f"tables/{new_lakehouse_def_path()}",
-        "1101/0111/0011/01111110-my-path-my-table-definition.binpb",  # a name that can be given again
+        "1101/0111/0011/01111110-my-path-my-table-definition.binpb",  # a name that can be reused
         "_lakehouse_def_1.binpb",
         new_node_path() + "/",
         new_node_path() + "\n",
@@ -123,20 +123,20 @@ def test_unrelated_names_are_allowed(path: str) -> None:
 # Within a process
 
 
-def test_second_snapshot_and_transaction_read_only_roots_and_hint(filled: Lakehouse, log: FaultyStorage) -> None:
+def test_second_snapshot_and_transaction_read_only_roots_and_hint(filled_lake: Lakehouse, log: FaultyStorage) -> None:
     lake = Lakehouse(log)
-    assert asked(log, lambda: objects(lake.snapshot())) == heads(1) | immutable_paths(filled)
-    assert asked(log, lambda: objects(lake.snapshot())) == heads(1)
+    assert read_paths(log, lambda: objects(lake.snapshot())) == roots_and_hint(1) | immutable_paths(filled_lake)
+    assert read_paths(log, lambda: objects(lake.snapshot())) == roots_and_hint(1)
 
     def change() -> None:
         with lake.transaction() as txn:
             txn.drop_table("ns", "t3")
             assert len(txn.tables("ns")) == N_TABLES - 1
 
-    assert asked(log, change) == heads(1)
+    assert read_paths(log, change) == roots_and_hint(1)
 
 
-def test_begin_does_not_read_root_of_own_commit(filled: Lakehouse, log: FaultyStorage) -> None:
+def test_begin_does_not_read_root_of_own_commit(filled_lake: Lakehouse, log: FaultyStorage) -> None:
     lake = Lakehouse(log, cache="shared")
     with lake.transaction() as txn:
         txn.alter_table("ns", "t1", table(changed="yes"))
@@ -145,64 +145,69 @@ def test_begin_does_not_read_root_of_own_commit(filled: Lakehouse, log: FaultySt
             txn.create_table("more", f"t{number}", table())
     created = {request.path for request in log.log if request.kind == "create"}
     assert sum("-node-" in path for path in created) > 2
-    other = Lakehouse(log, cache="shared")  # with decoded nodes and definitions of its own
-    assert asked(log, lambda: objects(other.snapshot())).isdisjoint(created - {root_path(2)})
+    other = Lakehouse(log, cache="shared")  # with separate decoded nodes and definitions
+    assert read_paths(log, lambda: objects(other.snapshot())).isdisjoint(created - {root_path(2)})
 
 
-def test_lakehouses_opened_by_root_share_cache(filled: Lakehouse) -> None:
-    first = Lakehouse.open(filled.root, OPTIONS)
+def test_lakehouses_opened_by_root_share_cache(filled_lake: Lakehouse) -> None:
+    first = Lakehouse.open(filled_lake.root, OPTIONS)
     expected = objects(first.snapshot())
-    lost = {path: filled.storage.read(path) for path in immutable_paths(filled)}
-    filled.storage.delete_many(list(lost))
-    second = Lakehouse.open(filled.root, OPTIONS)
-    assert objects(second.snapshot()) == expected  # read, though the files are gone
-    for apart in (Lakehouse.open(filled.root), Lakehouse.open(filled.root, OPTIONS, storage=filled.storage)):
-        with pytest.raises(FileMissingError):  # other options, and a storage of its own
-            objects(apart.snapshot())
-    filled.storage.create_many(lost)
+    files = {path: filled_lake.storage.read(path) for path in immutable_paths(filled_lake)}
+    filled_lake.storage.delete_many(list(files))
+    second = Lakehouse.open(filled_lake.root, OPTIONS)
+    assert objects(second.snapshot()) == expected  # readable although the files were deleted
+    for separate in (
+        Lakehouse.open(filled_lake.root),
+        Lakehouse.open(filled_lake.root, OPTIONS, storage=filled_lake.storage),
+    ):
+        with pytest.raises(FileMissingError):  # other options, and a separate storage
+            objects(separate.snapshot())
+    filled_lake.storage.create_many(files)
 
 
-def test_zero_cache_bytes_disable_cache(filled: Lakehouse, log: FaultyStorage) -> None:
-    one, other = (Lakehouse(log, {"cache_bytes": "0"}, cache="shared") for _ in range(2))
-    assert asked(log, lambda: objects(one.snapshot())) == asked(log, lambda: objects(other.snapshot()))
-    assert one.files.storage is log
+def test_zero_cache_bytes_disable_cache(filled_lake: Lakehouse, log: FaultyStorage) -> None:
+    lake, other = (Lakehouse(log, {"cache_bytes": "0"}, cache="shared") for _ in range(2))
+    assert read_paths(log, lambda: objects(lake.snapshot())) == read_paths(log, lambda: objects(other.snapshot()))
+    assert lake.files.storage is log
 
 
 @pytest.mark.parametrize(
     "option", [{"cache_bytes": "much"}, {"cache_folder": ""}, {"cache_folder_bytes": "-1"}, {"cache_folder": "."}]
 )
 def test_invalid_cache_options_are_rejected(
-    filled: Lakehouse, option: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    filled_lake: Lakehouse, option: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(filled.root.removeprefix("file://"))
+    monkeypatch.chdir(filled_lake.root.removeprefix("file://"))
     with pytest.raises(InvalidInputError, match=next(iter(option))):
-        Lakehouse.open(filled.root, {**OPTIONS, **option})
+        Lakehouse.open(filled_lake.root, {**OPTIONS, **option})
 
 
 # Between processes
 
 
-def test_second_process_with_shared_cache_folder_reads_only_roots_and_hint(filled: Lakehouse, tmp_path: Path) -> None:
+def test_second_process_with_shared_cache_folder_reads_only_roots_and_hint(
+    filled_lake: Lakehouse, tmp_path: Path
+) -> None:
     options = {"cache_folder": str(tmp_path / "kept")}
 
     def work(report: Callable[[str], None]) -> None:
         log = FaultyStorage(local_storage(tmp_path / "lake"))
-        for path in asked(log, lambda: objects(Lakehouse(log, options, cache="shared").snapshot())):
+        for path in read_paths(log, lambda: objects(Lakehouse(log, options, cache="shared").snapshot())):
             report(path)
 
     (first_status, first), (second_status, second) = fork(work).finish(), fork(work).finish()
     assert (first_status, second_status) == (0, 0)
-    assert set(first) == heads(1) | immutable_paths(filled)
-    assert set(second) == heads(1)
+    assert set(first) == roots_and_hint(1) | immutable_paths(filled_lake)
+    assert set(second) == roots_and_hint(1)
 
 
-# Past the cache
+# Bypassing the cache
 
 
 @pytest.fixture
-def warm(filled: Lakehouse, tmp_path: Path) -> Iterator[Lakehouse]:
-    """A lakehouse all of whose files are in memory, and on disk too."""
-    lake = Lakehouse.open(filled.root, {**OPTIONS, "cache_folder": str(tmp_path / "kept")})
+def warm(filled_lake: Lakehouse, tmp_path: Path) -> Iterator[Lakehouse]:
+    """A lakehouse whose files are all cached, in memory and on disk."""
+    lake = Lakehouse.open(filled_lake.root, {**OPTIONS, "cache_folder": str(tmp_path / "kept")})
     with lake.transaction() as txn:
         txn.drop_namespace("ns", cascade=True)
     for version in (1, 2):
@@ -218,7 +223,7 @@ def findings(lake: Lakehouse) -> set[tuple[str, str | None]]:
 
 
 def test_verify_reads_files_past_cache(warm: Lakehouse) -> None:
-    """A node that is only in the caches, and a definition that is right only there."""
+    """It finds a node that only the caches have, and a definition that is intact only there."""
     assert operations.verify(warm).is_clean
     node = warm.snapshot(1).root.children[0]
     definition = next(path for path in immutable_paths(warm) if "-table-" in path)
@@ -232,8 +237,8 @@ def test_verify_reads_files_past_cache(warm: Lakehouse) -> None:
 
 @pytest.mark.parametrize("part", ["-node-", "-table-", "-namespace-"])
 def test_rollback_detects_missing_file(warm: Lakehouse, part: str) -> None:
-    gone = [path for path in immutable_paths(warm) if part in path]
-    warm.storage.delete_many(gone)
+    deleted_paths = [path for path in immutable_paths(warm) if part in path]
+    warm.storage.delete_many(deleted_paths)
     with pytest.raises(FileMissingError):
         operations.plan_rollback(warm, 1)
 
@@ -250,7 +255,7 @@ def test_rollback_detects_shared_name_after_plan(warm: Lakehouse) -> None:
 
 
 class Flipping(StorageWrapper):
-    """Damages what it reads of immutable files, the first ``times`` times of each."""
+    """Damages the first ``times`` reads of each immutable file."""
 
     def __init__(self, inner: Storage, times: int):
         super().__init__(inner)
@@ -265,26 +270,26 @@ class Flipping(StorageWrapper):
         return data[:-1] if path.endswith(".arrow") else b"\xff" + data
 
 
-def test_damaged_response_is_read_again(filled: Lakehouse, tmp_path: Path) -> None:
-    flipping = Flipping(filled.storage, times=1)
+def test_damaged_response_is_read_again(filled_lake: Lakehouse, tmp_path: Path) -> None:
+    flipping = Flipping(filled_lake.storage, times=1)
     lake = Lakehouse(flipping, {"cache_folder": str(tmp_path / "kept")}, cache="shared")
-    assert objects(lake.snapshot()) == objects(filled.snapshot())
-    assert {path for path, n_reads in flipping.n_reads.items() if n_reads == 2} >= immutable_paths(filled)
+    assert objects(lake.snapshot()) == objects(filled_lake.snapshot())
+    assert {path for path, n_reads in flipping.n_reads.items() if n_reads == 2} >= immutable_paths(filled_lake)
 
 
 @pytest.mark.parametrize("with_folder", [False, True])
-def test_undecodable_root_is_not_kept(filled: Lakehouse, tmp_path: Path, with_folder: bool) -> None:
+def test_undecodable_root_is_not_kept(filled_lake: Lakehouse, tmp_path: Path, with_folder: bool) -> None:
     options = {"cache_folder": str(tmp_path / "kept")} if with_folder else {}
-    flipping = Flipping(filled.storage, times=2)
+    flipping = Flipping(filled_lake.storage, times=2)
     with pytest.raises(CorruptFileError):
         objects(Lakehouse(flipping, options, cache="shared").snapshot())
     flipping.times = 0
-    assert objects(Lakehouse(flipping, options, cache="shared").snapshot()) == objects(filled.snapshot())
+    assert objects(Lakehouse(flipping, options, cache="shared").snapshot()) == objects(filled_lake.snapshot())
 
 
-def test_damaged_file_is_not_read_again_without_cache(filled: Lakehouse) -> None:
-    """Only what was read ahead is read once more, by who needs it and tells of it."""
-    flipping = Flipping(filled.storage, times=99)
+def test_damaged_file_is_not_read_again_without_cache(filled_lake: Lakehouse) -> None:
+    """Only files that were read ahead are read again, by the reader that reports the damage."""
+    flipping = Flipping(filled_lake.storage, times=99)
     lake = Lakehouse(flipping, cache="off")
     with pytest.raises(CorruptFileError):
         objects(lake.snapshot())
@@ -293,19 +298,21 @@ def test_damaged_file_is_not_read_again_without_cache(filled: Lakehouse) -> None
     assert set(counts[:-1]) == {1}
 
 
-def test_meter_counts_requests_below_cache(filled: Lakehouse) -> None:
-    meter = MeteredStorage(filled.storage)
+def test_meter_counts_requests_below_cache(filled_lake: Lakehouse) -> None:
+    meter = MeteredStorage(filled_lake.storage)
     lake = Lakehouse(meter)
     with meter.measure() as measured:
         objects(lake.snapshot())
-    assert measured.counts.requests["read"] == budget("begin, warm").requests["read"] + len(immutable_paths(filled))
+    assert measured.counts.requests["read"] == budget("begin, warm").requests["read"] + len(
+        immutable_paths(filled_lake)
+    )
 
 
-def test_lakehouse_on_wrapped_storage_shares_caches(filled: Lakehouse) -> None:
-    lake = Lakehouse(filled.storage)
+def test_lakehouse_on_wrapped_storage_shares_caches(filled_lake: Lakehouse) -> None:
+    lake = Lakehouse(filled_lake.storage)
     before = lake.snapshot()
     known = (before.table("ns", "t7"), before.definition)
-    counted = MeteredStorage(filled.storage)
+    counted = MeteredStorage(filled_lake.storage)
     snapshot = lake.on(counted).snapshot()
     assert (snapshot.table("ns", "t7"), snapshot.definition) == known
     assert counted.snapshot().requests == budget("begin, warm").requests

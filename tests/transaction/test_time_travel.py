@@ -1,4 +1,4 @@
-"""The version of a time: few reads among many versions, and the right one where other programs wrote, too."""
+"""Finding the version at a time: few reads among many versions, also with versions of other programs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ pytestmark = [pytest.mark.local_only("looks at roots that no server holds"), pyt
 
 ORDER = 3
 ROOT = "memory://times/"
-Times = Sequence[tuple[int, bool]]  # of each version: when it was created, and whether we wrote it
+Times = Sequence[tuple[int, bool]]  # of each version: its creation time, and whether this package wrote it
 
 
 class Versions(StorageWrapper):
-    """Shows an empty lakehouse that has a version for each time."""
+    """Simulates an empty lakehouse with a version for each time."""
 
     def __init__(self, times: Times):
         super().__init__(MemoryStorage(ROOT))
         self.times = times
         Lakehouse.create(ROOT, storage=self.inner, order=ORDER)
         self._system = decode_node(self.inner.read(root_path(0)), root_path(0)).system
-        del self._system[COMMIT_INFO]  # it names version 0
+        del self._system[COMMIT_INFO]  # it refers to version 0
         self.inner.write(HINT_PATH, str(len(times) - 1).encode())
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
@@ -47,7 +47,7 @@ class Versions(StorageWrapper):
 
 
 def version_at(times: Times, time_ms: int) -> int | None:
-    """Return the newest version up to which none was created later."""
+    """Return the newest version up to which no version was created after the time."""
     for version, (created_at_ms, _) in enumerate(times):
         if created_at_ms > time_ms:
             return version - 1 if version else None
@@ -77,7 +77,7 @@ def test_time_travel_takes_at_most_twenty_reads_among_100_000_versions(version: 
 
 @st.composite
 def histories(draw: st.DrawFn) -> Times:
-    """Times as programs of all kinds leave them: ours are later than all before, others' may be anything."""
+    """Return times of versions: those of this package increase, and those of other programs are arbitrary."""
     times: list[tuple[int, bool]] = []
     for _ in range(draw(st.integers(1, 40))):
         if draw(st.booleans()):
@@ -93,14 +93,14 @@ def test_time_travel_finds_newest_version_without_later_predecessor(times: Times
 
 
 def test_time_travel_handles_foreign_version_between_ours() -> None:
-    """None of the probes of a bisection shows that version 2 is too young."""
+    """No probe of the bisection shows that version 2 is too young."""
     times = [(1, False), (2, False), (90, False), (4, False), (5, False), (6, False), (7, False), (8, False)]
     assert found_at(times, 5) == 1
     assert found_at(times, 90) == 7
 
 
 def test_own_version_is_later_than_versions_of_other_programs() -> None:
-    """Another program left a version that is far too young, and one that is older than it."""
+    """Another program wrote a version that is far too young, and then an older one."""
     lake = Lakehouse.create("memory://holes/")
     try:
         root = decode_node(lake.storage.read(root_path(0)), root_path(0))

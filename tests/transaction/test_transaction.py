@@ -1,4 +1,4 @@
-"""Transactions by themselves: reading own writes, typed errors, ending, sizes."""
+"""Single transactions: reading own writes, typed errors, ending, sizes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
 @pytest.fixture
-def filled(lake: Lakehouse) -> Lakehouse:
-    """Namespace ``ns`` with tables ``a`` and ``b``, and the empty namespace ``free``, at version 1."""
+def filled_lake(lake: Lakehouse) -> Lakehouse:
+    """A lakehouse with the tables ``ns.a`` and ``ns.b`` and the empty namespace ``free`` at version 1."""
     with lake.transaction() as txn:
         txn.create_namespace("ns", {"owner": "me"})
         txn.create_namespace("free")
@@ -46,8 +46,8 @@ def filled(lake: Lakehouse) -> Lakehouse:
 # Reading own writes
 
 
-def test_own_writes_are_visible_only_to_transaction(filled: Lakehouse) -> None:
-    txn = filled.transaction()
+def test_own_writes_are_visible_only_to_transaction(filled_lake: Lakehouse) -> None:
+    txn = filled_lake.transaction()
     created = txn.create_namespace("new", {"x": "y"})
     assert txn.namespace("new") == created
     assert txn.has_namespace("new")
@@ -61,7 +61,7 @@ def test_own_writes_are_visible_only_to_transaction(filled: Lakehouse) -> None:
     altered = txn.alter_table("new", "t", table(n="2"))
     assert altered.id == in_new.id
     assert txn.table("new", "t").properties == {"n": "2"}
-    assert txn.alter_namespace("ns", {"owner": "you"}).id == filled.snapshot().namespace("ns").id
+    assert txn.alter_namespace("ns", {"owner": "you"}).id == filled_lake.snapshot().namespace("ns").id
     assert txn.namespace("ns").properties == {"owner": "you"}
     txn.drop_table("ns", "a")
     assert not txn.has_table("ns", "a")
@@ -79,15 +79,15 @@ def test_own_writes_are_visible_only_to_transaction(filled: Lakehouse) -> None:
             read("ns")
     with pytest.raises(NamespaceNotFoundError):
         txn.table("ns", "b")
-    assert objects(filled.snapshot()).keys() == {("ns",), ("free",), ("ns", "a"), ("ns", "b")}
+    assert objects(filled_lake.snapshot()).keys() == {("ns",), ("free",), ("ns", "a"), ("ns", "b")}
     assert txn.commit() == 2
-    assert objects(filled.snapshot()).keys() == {("free",), ("new",), ("new", "t")}
-    assert filled.snapshot().table("new", "t") == altered
+    assert objects(filled_lake.snapshot()).keys() == {("free",), ("new",), ("new", "t")}
+    assert filled_lake.snapshot().table("new", "t") == altered
 
 
-def test_transaction_reads_its_base(filled: Lakehouse) -> None:
-    txn = filled.transaction()
-    with filled.transaction() as other:
+def test_transaction_reads_its_base(filled_lake: Lakehouse) -> None:
+    txn = filled_lake.transaction()
+    with filled_lake.transaction() as other:
         other.create_namespace("other")
         other.drop_table("ns", "a")
     assert not txn.has_namespace("other")
@@ -167,21 +167,21 @@ ERRORS: list[tuple[type[TrinityLakeError], Callable[[Transaction], Any]]] = [
 @pytest.mark.local_only("is refused before anything is asked of a storage")
 @pytest.mark.parametrize(("kind", "call"), ERRORS)
 def test_rejected_change_leaves_transaction_unchanged(
-    filled: Lakehouse, kind: type[TrinityLakeError], call: Callable[[Transaction], Any]
+    filled_lake: Lakehouse, kind: type[TrinityLakeError], call: Callable[[Transaction], Any]
 ) -> None:
-    before = objects(filled.snapshot())
-    with filled.transaction() as txn:
+    before = objects(filled_lake.snapshot())
+    with filled_lake.transaction() as txn:
         with pytest.raises(kind) as caught:
             call(txn)
         assert caught.type is kind
         assert len(str(caught.value).splitlines()) == 1
     assert txn.committed_version == 1, "nothing changed, so nothing was committed"
-    assert objects(filled.snapshot()) == before
-    assert left_over_paths(filled) == set()
+    assert objects(filled_lake.snapshot()) == before
+    assert left_over_paths(filled_lake) == set()
 
 
-def test_snapshots_raise_same_errors_as_transactions(filled: Lakehouse) -> None:
-    snapshot = filled.snapshot()
+def test_snapshots_raise_same_errors_as_transactions(filled_lake: Lakehouse) -> None:
+    snapshot = filled_lake.snapshot()
     with pytest.raises(NamespaceNotFoundError):
         snapshot.tables("none")
     with pytest.raises(TableNotFoundError):
@@ -220,17 +220,17 @@ def test_commit_info_without_room_is_rejected_without_files(lake: Lakehouse) -> 
 # Ending
 
 
-def test_exception_in_block_commits_and_writes_nothing(filled: Lakehouse) -> None:
-    before = listed(filled.storage)
-    with pytest.raises(ZeroDivisionError), filled.transaction() as txn:
+def test_exception_in_block_commits_and_writes_nothing(filled_lake: Lakehouse) -> None:
+    before = listed(filled_lake.storage)
+    with pytest.raises(ZeroDivisionError), filled_lake.transaction() as txn:
         txn.create_namespace("new")
         _ = 1 / 0
     assert txn.committed_version is None
-    assert listed(filled.storage) == before
+    assert listed(filled_lake.storage) == before
 
 
-def test_alter_definition_without_change_commits_nothing(filled: Lakehouse) -> None:
-    metered = MeteredStorage(filled.storage)
+def test_alter_definition_without_change_commits_nothing(filled_lake: Lakehouse) -> None:
+    metered = MeteredStorage(filled_lake.storage)
     with Lakehouse(metered).transaction() as txn:
         txn.create_namespace("new")
         txn.create_table("new", "t", table())
@@ -239,26 +239,26 @@ def test_alter_definition_without_change_commits_nothing(filled: Lakehouse) -> N
     assert set(metered.snapshot().requests) == {"read"}
 
 
-def test_transaction_ends_once(filled: Lakehouse) -> None:
-    txn = filled.transaction()
+def test_transaction_ends_once(filled_lake: Lakehouse) -> None:
+    txn = filled_lake.transaction()
     txn.create_namespace("new")
     txn.commit()
     for call in (txn.commit, lambda: txn.create_namespace("more"), lambda: txn.drop_table("ns", "a"), txn.__enter__):
         with pytest.raises(ConflictError):
             call()
-    dropped = filled.transaction()
+    dropped = filled_lake.transaction()
     dropped.create_namespace("never")
     dropped.rollback()
     with pytest.raises(ConflictError):
         dropped.commit()
-    assert not filled.snapshot().has_namespace("never")
+    assert not filled_lake.snapshot().has_namespace("never")
 
 
-def test_commit_inside_block_ends_transaction(filled: Lakehouse) -> None:
-    with filled.transaction() as txn:
+def test_commit_inside_block_ends_transaction(filled_lake: Lakehouse) -> None:
+    with filled_lake.transaction() as txn:
         txn.create_namespace("new")
         version = txn.commit()
-    assert (version, txn.committed_version, filled.latest_version()) == (2, 2, 2)
+    assert (version, txn.committed_version, filled_lake.latest_version()) == (2, 2, 2)
 
 
 # Sizes
@@ -301,8 +301,8 @@ def test_smallest_node_limit_fits_full_size_names(lakes: Lakes, order: int, char
     longest = {info.path: info.size_bytes for info in lake.storage.list() if info.path.endswith(".arrow")}
     assert max(longest.values()) <= limit_bytes
     paths = [path for path in listed(lake.storage) if "-table-" in path]
-    whole = len(new_table_path(namespace, names[0], 1_000))  # letters beyond ASCII take a byte each
-    assert {len(path.encode()) for path in paths} == {min(160, whole)}
+    path_length = len(new_table_path(namespace, names[0], 1_000))  # each non-ASCII letter takes one byte
+    assert {len(path.encode()) for path in paths} == {min(160, path_length)}
 
 
 def test_two_hundred_tables_are_created_and_dropped_in_transactions(lakes: Lakes) -> None:
@@ -389,13 +389,13 @@ def test_concurrent_threads_on_one_table_conflict_or_commit(lakes: Lakes) -> Non
     assert lake.snapshot().table("ns", "t").properties == {"n": str(len(won))}, "no increment is lost"
 
 
-def test_commit_fails_after_max_attempts(filled: Lakehouse) -> None:
-    txn = filled.transaction()
+def test_commit_fails_after_max_attempts(filled_lake: Lakehouse) -> None:
+    txn = filled_lake.transaction()
     txn.create_namespace("mine")
-    with Lakehouse(filled.storage).transaction() as other:
+    with Lakehouse(filled_lake.storage).transaction() as other:
         other.create_namespace("theirs")
     with pytest.raises(CommitAttemptsExhaustedError):
         txn.commit(max_attempts=1)
-    assert filled.snapshot().namespaces() == ["free", "ns", "theirs"]
-    assert left_over_paths(filled) == set()
-    check_lake(filled)
+    assert filled_lake.snapshot().namespaces() == ["free", "ns", "theirs"]
+    assert left_over_paths(filled_lake) == set()
+    check_lake(filled_lake)

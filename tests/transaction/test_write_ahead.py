@@ -1,4 +1,4 @@
-"""Where a request takes long, transactions write their files before they wait. A version takes all who are there."""
+"""On high-latency storage, transactions write their files before they are queued. A version includes all of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.transaction.groups import (
     LONGEST_WAIT_S,
     Committing,
     Hooked,
+    commit_elsewhere,
     commit_waiting,
+    create_filled,
+    create_in_transactions,
     creates,
-    creating,
-    elsewhere,
-    filled,
-    let_requests_take_long,
-    until,
+    simulate_high_latency,
+    wait_until,
 )
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
@@ -41,12 +41,12 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
 @pytest.fixture(autouse=True)
-def requests_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_requests_take_long(monkeypatch)
+def high_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate_high_latency(monkeypatch)
 
 
-def filled_again(storage: Storage) -> Lakehouse:
-    """Return a lakehouse that exists, with a namespace."""
+def open_with_namespace(storage: Storage) -> Lakehouse:
+    """Open an existing lakehouse with a namespace."""
     lake = Lakehouse(storage)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -59,31 +59,33 @@ def definitions(storage: Storage) -> int:
 
 def test_waiting_transaction_has_written_its_files(lakes: Lakes) -> None:
     storage = lakes.storage()
-    lake, found = filled(lakes, storage), list[int]()
-    transactions = creating(lake, "a", "b", "c")
-    assert commit_waiting(lake, transactions, lambda: found.append(definitions(storage))) == [2, 2, 2]
-    assert found == [3]
+    lake, observed = create_filled(lakes, storage), list[int]()
+    transactions = create_in_transactions(lake, "a", "b", "c")
+    assert commit_waiting(lake, transactions, lambda: observed.append(definitions(storage))) == [2, 2, 2]
+    assert observed == [3]
     assert left_over_paths(lake) == set()
 
 
 @pytest.mark.local_only("a disk")
 @pytest.mark.parametrize("fsync", [False, True])
 def test_waiting_local_transaction_has_written_its_files(lakes: Lakes, fsync: bool) -> None:
-    lake, found = lakes.local(fsync=fsync), list[int]()
+    lake, observed = lakes.local(fsync=fsync), list[int]()
     with lake.transaction() as txn:
         txn.create_namespace("ns")
     assert not lake.storage.is_remote
-    assert commit_waiting(lake, creating(lake, "a", "b"), lambda: found.append(definitions(lake.storage))) == [2, 2]
-    assert found == [2]
+    assert commit_waiting(
+        lake, create_in_transactions(lake, "a", "b"), lambda: observed.append(definitions(lake.storage))
+    ) == [2, 2]
+    assert observed == [2]
 
 
 @pytest.mark.local_only("a disk")
 @pytest.mark.parametrize("error", [StoragePermissionError, TransientError, AmbiguousWriteError])
 def test_local_leader_with_unwritable_files_fails_alone(lakes: Lakes, error: type[StorageError]) -> None:
-    """The first one leads before it has written its files, and another one joins while it writes them."""
+    """The first one leads before it has written its files, and another one joins during that time."""
     hooked = Hooked(lakes.local().storage)
-    lake = filled_again(hooked)
-    broken, other = creating(lake, "broken", "other")
+    lake = open_with_namespace(hooked)
+    broken, other = create_in_transactions(lake, "broken", "other")
     broken.add_file("tables/x/metadata/0.json", b"x")
     joined: list[Committing] = []
 
@@ -91,7 +93,7 @@ def test_local_leader_with_unwritable_files_fails_alone(lakes: Lakes, error: typ
         if path == "tables/x/metadata/0.json":
             if not joined:
                 joined.append(Committing(other))
-                until(lambda: other.id in [waiting.submission.id for waiting in tuple(lake._queue._waiting)])
+                wait_until(lambda: other.id in [waiting.submission.id for waiting in tuple(lake._queue._waiting)])
             raise error("the folder of this table is broken", path=path)
 
     hooked.before = before
@@ -104,9 +106,9 @@ def test_local_leader_with_unwritable_files_fails_alone(lakes: Lakes, error: typ
 
 def test_member_with_unwritable_files_fails_alone(lakes: Lakes) -> None:
     inner = lakes.storage()
-    filled(lakes, inner)
+    create_filled(lakes, inner)
     lake = Lakehouse(FaultyStorage(inner, [fail(1, StoragePermissionError, kind="create", path_part="-broken-")]))
-    transactions = creating(lake, "a", "broken")
+    transactions = create_in_transactions(lake, "a", "broken")
     transactions[1].add_file("tables/x/metadata/0.json", b"x")
     first, second = commit_waiting(lake, transactions)
     assert first == 2
@@ -120,10 +122,10 @@ def test_member_with_unwritable_files_fails_alone(lakes: Lakes) -> None:
 def test_leader_waits_for_members_that_write_files(
     lakes: Lakes, monkeypatch: pytest.MonkeyPatch, patience_s: float, versions: tuple[int, int]
 ) -> None:
-    """As long as it took for its own files, and no longer."""
+    """It waits as long as it took to write its own files."""
     storage = Hooked(lakes.storage())
-    lake = filled(lakes, storage)
-    first, second = creating(lake, "first", "second")
+    lake = create_filled(lakes, storage)
+    first, second = create_in_transactions(lake, "first", "second")
     write_ahead = Member.write_ahead
 
     def timed(self: Member, also: list[Callable[[], None]]) -> None:
@@ -135,7 +137,7 @@ def test_leader_waits_for_members_that_write_files(
 
     def before(path: str) -> None:
         if "-first-" in path:
-            until(lambda: len(lake._queue._arriving) == 2)
+            wait_until(lambda: len(lake._queue._arriving) == 2)
         elif "-second-" in path:
             is_first_ready.wait(LONGEST_WAIT_S)
         elif patience_s == 0:  # a root
@@ -144,23 +146,23 @@ def test_leader_waits_for_members_that_write_files(
     storage.before = before
     one, other = Committing(first), Committing(second)
     if patience_s:
-        until(lambda: len(lake._queue._waiting) == 1)
+        wait_until(lambda: len(lake._queue._waiting) == 1)
         is_first_ready.set()
     assert (one.version(), other.version()) == versions
 
 
 def test_new_members_join_after_conflict(lakes: Lakes) -> None:
-    """Another process has made version 2. The version after it is that of all who wait by then."""
+    """Another process committed version 2. The next version includes all waiting transactions."""
     storage = Hooked(lakes.storage())
-    lake = filled(lakes, storage)
-    first, second = creating(lake, "first", "second")
+    lake = create_filled(lakes, storage)
+    first, second = create_in_transactions(lake, "first", "second")
     others: list[Committing] = []
 
     def before(path: str) -> None:
         if parse_root_path(path) == 2 and not others:
-            elsewhere(storage.inner, creates("elsewhere"))
+            commit_elsewhere(storage.inner, creates("elsewhere"))
             others.append(Committing(second))
-            until(lambda: len(lake._queue._waiting) == 2)
+            wait_until(lambda: len(lake._queue._waiting) == 2)
 
     storage.before = before
     assert first.commit() == 3
@@ -170,11 +172,11 @@ def test_new_members_join_after_conflict(lakes: Lakes) -> None:
 
 
 def test_transaction_with_later_base_waits_for_next_group(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    lake = filled(lakes, lakes.storage())
-    (old,) = creating(lake, "old")
+    lake = create_filled(lakes, lakes.storage())
+    (old,) = create_in_transactions(lake, "old")
     with lake.transaction() as txn:
         txn.create_table("ns", "between", table())
-    (young,) = creating(lake, "young")
+    (young,) = create_in_transactions(lake, "young")
     queue, members = lake._queue, list[Member]()
     monkeypatch.setattr(queue, "commit", lambda submission, most: members.append(Member.of(submission, most)) or 0)
     for txn in (old, young):
@@ -189,13 +191,13 @@ def test_transaction_with_later_base_waits_for_next_group(lakes: Lakes, monkeypa
 
 
 def test_contended_transaction_probes_latest_version_while_writing_files(lakes: Lakes) -> None:
-    """Nobody sends a root that another process has, and one who is far behind catches up by the hint."""
+    """No process creates a root that exists, and a process that is far behind catches up by the hint."""
     storage = FaultyStorage(lakes.storage())
-    lake = filled(lakes, storage)
+    lake = create_filled(lakes, storage)
 
     def others(*names: str) -> None:
         for name in names:
-            elsewhere(storage.inner, creates(name))
+            commit_elsewhere(storage.inner, creates(name))
 
     def roots(txn: Transaction) -> list[int]:
         n_before = len(storage.log)
@@ -203,13 +205,13 @@ def test_contended_transaction_probes_latest_version_while_writing_files(lakes: 
         sent = [parse_root_path(request.path) for request in storage.log[n_before:] if request.kind == "create"]
         return [version for version in sent if version is not None]
 
-    (txn,) = creating(lake, "a")
+    (txn,) = create_in_transactions(lake, "a")
     others("b")
     assert roots(txn) == [2, 3], "nobody else was known to commit"
-    (txn,) = creating(lake, "c")
+    (txn,) = create_in_transactions(lake, "c")
     others("d")
     assert roots(txn) == [5]
-    (txn,) = creating(lake, "e")
+    (txn,) = create_in_transactions(lake, "e")
     others(*(f"many{number}" for number in range(6)))
     n_before = len(storage.log)
     assert roots(txn) == [12]
@@ -218,18 +220,18 @@ def test_contended_transaction_probes_latest_version_while_writing_files(lakes: 
 
 
 def test_group_skips_current_leader(lakes: Lakes) -> None:
-    """Its own leader has failed by itself, so another one leads, while the rest of the group meets another process."""
+    """The leader failed, so another one leads while the rest of the group conflicts with another process."""
     storage = Hooked(lakes.storage())
-    lake = filled(lakes, storage)
+    lake = create_filled(lakes, storage)
     with lake.transaction() as txn:
         txn.create_table("ns", "contested", table())
-    leader, member, next_leader = lake.transaction(), *creating(lake, "member", "next")
+    leader, member, next_leader = lake.transaction(), *create_in_transactions(lake, "member", "next")
     leader.alter_table("ns", "contested", table(ours="1"))
     others: list[Committing] = []
     is_met, is_decided = threading.Event(), threading.Event()
 
     def contest(**properties: str) -> None:
-        elsewhere(storage.inner, lambda txn: txn.alter_table("ns", "contested", table(**properties)))
+        commit_elsewhere(storage.inner, lambda txn: txn.alter_table("ns", "contested", table(**properties)))
 
     def before(path: str) -> None:
         version = parse_root_path(path)
@@ -238,7 +240,7 @@ def test_group_skips_current_leader(lakes: Lakes) -> None:
         elif version == 4 and not is_met.is_set():
             is_met.set()
             others.append(Committing(next_leader))
-            until(lambda: getattr(lake._queue._leader, "submission", leader).id == next_leader.id)
+            wait_until(lambda: getattr(lake._queue._leader, "submission", leader).id == next_leader.id)
             contest(theirs="2")
         elif version == 4:
             is_decided.wait(LONGEST_WAIT_S)
@@ -260,10 +262,10 @@ def test_group_skips_current_leader(lakes: Lakes) -> None:
 
 
 def test_process_does_not_conflict_with_itself(lakes: Lakes) -> None:
-    """One writes its files while another one of its process begins, commits, and ends."""
+    """One transaction writes its files while another one of its process begins, commits and ends."""
     storage = Hooked(lakes.storage())
-    lake = filled(lakes, storage)
-    slow, fast = creating(lake, "slow", "fast")
+    lake = create_filled(lakes, storage)
+    slow, fast = create_in_transactions(lake, "slow", "fast")
     roots, is_other_done = list[int | None](), threading.Event()
 
     def before(path: str) -> None:
@@ -274,7 +276,7 @@ def test_process_does_not_conflict_with_itself(lakes: Lakes) -> None:
 
     storage.before = before
     first = Committing(slow)
-    until(lambda: len(lake._queue._arriving) == 1)
+    wait_until(lambda: len(lake._queue._arriving) == 1)
     assert fast.commit() == 2
     is_other_done.set()
     assert first.version() == 3
@@ -284,21 +286,21 @@ def test_process_does_not_conflict_with_itself(lakes: Lakes) -> None:
 
 def test_one_of_several_concurrent_transactions_probes_other_commits(lakes: Lakes) -> None:
     storage = FaultyStorage(lakes.storage())
-    lake = filled(lakes, storage)
-    transactions = creating(lake, "a", "b", "c")
-    elsewhere(storage.inner, creates("elsewhere"))
+    lake = create_filled(lakes, storage)
+    transactions = create_in_transactions(lake, "a", "b", "c")
+    commit_elsewhere(storage.inner, creates("elsewhere"))
     lake._queue._fairness.note_other_commit()
     are_all_coming = threading.Barrier(len(transactions))
     write_ahead = Member.write_ahead
 
-    def together(self: Member, also: list[Callable[[], None]]) -> None:
+    def commit_all(self: Member, also: list[Callable[[], None]]) -> None:
         are_all_coming.wait(LONGEST_WAIT_S)
         write_ahead(self, also)
-        self.ahead_s = LONGEST_WAIT_S  # so long the first of them waits for the one that looks
+        self.ahead_s = LONGEST_WAIT_S  # the first one waits this long for the one that probes
 
     n_before = len(storage.log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Member, "write_ahead", together)
+        patch.setattr(Member, "write_ahead", commit_all)
         committing = [Committing(txn) for txn in transactions]
         versions = [one.version() for one in committing]
     assert sorted(set(versions))[0] == 3, "nobody sends the root that another process has"
@@ -308,12 +310,12 @@ def test_one_of_several_concurrent_transactions_probes_other_commits(lakes: Lake
 
 def test_known_naming_does_not_apply_to_replaced_lakehouse(lakes: Lakes) -> None:
     storage = lakes.storage()
-    lake = filled(lakes, storage)
+    lake = create_filled(lakes, storage)
     for name in ("a", "b", "c"):
         with lake.transaction() as txn:
             txn.create_table("ns", name, table())
     storage.delete_many([info.path for info in storage.list()])
-    with filled(lakes, storage).transaction() as txn:
+    with create_filled(lakes, storage).transaction() as txn:
         txn.create_table("ns", "first", table())
     with lake.transaction() as txn:
         txn.create_table("ns", "second", table())

@@ -1,4 +1,4 @@
-"""Pages: what they say of every kind of version, to whom they are safe, and how large they get."""
+"""HTML reports: their content for every kind of version, escaping of hostile names, and their size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.foreign import ForeignLake
 from tests.lakes import Lakes, table
 from tests.operations.aging import Aging, keeping, needed_files
 from tests.operations.changes import alter, create
-from tests.operations.pages import Parsed, enlarged, parsed
+from tests.operations.html_pages import Parsed, enlarge, parse_page
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.format.definitions import (
     ExpirationBatch,
@@ -47,12 +47,12 @@ def lake(aging: Aging) -> Lakehouse:
     return aging.lake
 
 
-def log(lake: Lakehouse, limit: int | None = None) -> str:
+def page_of_log(lake: Lakehouse, limit: int | None = None) -> str:
     latest = lake.snapshot()
     return log_page(latest, list(lake.history(limit, latest)), lake.storage.now_ms())
 
 
-def checked(lake: Lakehouse) -> str:
+def verify_page(lake: Lakehouse) -> str:
     return verification_page(operations.verify(lake), lake.storage.now_ms())
 
 
@@ -61,11 +61,11 @@ def states_of(page: Parsed) -> dict[str, tuple[str, str]]:
     return {row[0]: (row[1], row[2]) for row in page.rows("state", "count")}
 
 
-# What pages say
+# Content
 
 
-def test_the_page_of_a_log(lake: Lakehouse) -> None:
-    page = parsed(log(lake))
+def test_log_page_shows_versions_and_tree(lake: Lakehouse) -> None:
+    page = parse_page(page_of_log(lake))
     assert page.headline == "6 versions; the latest is 5"
     assert states_of(page) == {"latest": ("1", "5"), "kept": ("5", "0–4")}
     assert page.bars() == {"latest": 1, "kept": 5}
@@ -79,31 +79,31 @@ def test_the_page_of_a_log(lake: Lakehouse) -> None:
     assert f"version 3, {lake.snapshot(3).created_at:%Y-%m-%d %H:%M:%S} UTC" in page.text
 
 
-def test_the_page_of_a_limited_log_says_that_it_is_one(lake: Lakehouse) -> None:
-    page = parsed(log(lake, 2))
+def test_log_page_headline_mentions_limit(lake: Lakehouse) -> None:
+    page = parse_page(page_of_log(lake, 2))
     assert page.headline == "The newest 2 versions; the latest is 5"
     assert [row[0] for row in page.rows("version", "created (UTC)")] == ["5", "4"]
 
 
-def test_a_log_reads_no_more_for_its_page_than_the_nodes_of_the_latest_tree(lake: Lakehouse) -> None:
+def test_log_page_reads_only_nodes_of_latest_tree_in_addition(lake: Lakehouse) -> None:
     def requests(work: Callable[[Lakehouse], object]) -> dict[str, int]:
         metered = MeteredStorage(lake.storage)
-        opened = Lakehouse(metered)
-        opened.latest_version()  # how roots are named is known from now on
+        reader = Lakehouse(metered)
+        reader.latest_version()  # the naming of roots is known from now on
         before = metered.snapshot().requests
-        work(opened)
+        work(reader)
         return {kind: number - before.get(kind, 0) for kind, number in metered.snapshot().requests.items()}
 
-    plain = requests(lambda opened: list(opened.history()))
-    with_page = requests(log)
+    plain = requests(lambda reader: list(reader.history()))
+    with_page = requests(page_of_log)
     nodes = lake.snapshot().tree_shape().nodes - 1
     assert nodes > 0
     assert with_page == {**plain, "read": plain["read"] + nodes}
 
 
-def test_the_page_of_a_plan(lake: Lakehouse) -> None:
+def test_expiration_page_shows_plan(lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(2))
-    page = parsed(expiration_page(plan))
+    page = parse_page(expiration_page(plan))
     assert page.headline == f"6 versions; 4 would expire and reclaim {plan.bytes / 1_000:.1f} kB; the latest is 5"
     assert f"trinitylake expire --apply {plan.digest}" in page.text
     assert states_of(page) == {"latest": ("1", "5"), "kept": ("1", "4"), "would expire": ("4", "0–3")}
@@ -113,21 +113,21 @@ def test_the_page_of_a_plan(lake: Lakehouse) -> None:
     assert [page.rows("version", "created (UTC)")[1][at] for at in (0, 2, 5)] == ["4", "kept", "among the minimum of 2"]
 
 
-def test_a_page_reads_only_the_tree_of_the_plan(aging: Aging) -> None:
+def test_expiration_page_reads_only_tree_of_plan(aging: Aging) -> None:
     metered = MeteredStorage(aging.lake.storage)
     plan = operations.plan_expiration(Lakehouse(metered), keeping(2))
     before = metered.snapshot().requests
     expiration_page(plan)
     after = metered.snapshot().requests
     nodes = aging.lake.snapshot().tree_shape().nodes - 1
-    asked = {kind: after[kind] - before.get(kind, 0) for kind in after}
-    assert asked.pop("read") <= nodes
-    assert not any(asked.values())
+    additional = {kind: after[kind] - before.get(kind, 0) for kind in after}
+    assert additional.pop("read") <= nodes
+    assert not any(additional.values())
     expiration_chart(plan)
     assert metered.snapshot().requests == after
 
 
-def test_freed_bytes_count_to_the_version_that_wrote_them(lake: Lakehouse) -> None:
+def test_reclaimed_bytes_are_attributed_to_writing_version(lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(2))
     needed = {version: set(needed_files(lake, version)) for version in range(6)}
     first = {path: min(version for version in needed if path in needed[version]) for path in plan.freed.sizes_bytes}
@@ -135,42 +135,42 @@ def test_freed_bytes_count_to_the_version_that_wrote_them(lake: Lakehouse) -> No
     assert sum(plan.freed.bytes_by(plan.freed.writers).values()) == plan.bytes
 
 
-def test_the_page_of_what_expired_and_was_purged(aging: Aging) -> None:
+def test_pages_show_expired_and_purged_versions(aging: Aging) -> None:
     plan = operations.plan_expiration(aging.lake, keeping(2))
     report = plan.execute()
-    page = parsed(expiration_page(plan, report))
+    page = parse_page(expiration_page(plan, report))
     assert "; 4 expired just now, by version 6; a purge reclaims " in page.headline
     assert "trinitylake undelete 0-3" in page.text
     assert page.bars()["expired"] == 4
-    page = parsed(log(aging.lake))
+    page = parse_page(page_of_log(aging.lake))
     assert page.headline == "7 versions, of which 4 expired; the latest is 6"
     assert "undelete can restore it until its purge begins" in page.text
     aging.later()
     assert aging.purge().is_complete
-    for shown in (log(aging.lake), expiration_page(operations.plan_expiration(aging.lake, keeping(3)))):
-        page = parsed(shown)
+    for html in (page_of_log(aging.lake), expiration_page(operations.plan_expiration(aging.lake, keeping(3)))):
+        page = parse_page(html)
         assert ", of which 4 purged; " in page.headline
         assert page.bars()["purged"] == 4
         assert states_of(page)["purged"] == ("4", "0–3")
-    assert parsed(checked(aging.lake)).headline.endswith(", of which 4 purged; the latest is 8; no findings")
+    assert parse_page(verify_page(aging.lake)).headline.endswith(", of which 4 purged; the latest is 8; no findings")
 
 
-def test_nothing_expires(lake: Lakehouse) -> None:
+def test_expiration_page_without_expired_versions(lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(100))
-    page = parsed(expiration_page(plan))
+    page = parse_page(expiration_page(plan))
     assert page.headline == "6 versions; none would expire; the latest is 5"
     assert "Nothing to do." in page.text
     assert "Reclaimed bytes, by" not in page.text
-    assert "Nothing expired." in parsed(expiration_page(plan, plan.execute())).text
+    assert "Nothing expired." in parse_page(expiration_page(plan, plan.execute())).text
 
 
-def test_exports_rollbacks_and_other_programs(aging: Aging) -> None:
+def test_log_page_shows_exports_rollbacks_and_foreign_versions(aging: Aging) -> None:
     lake = aging.lake
     operations.plan_export(lake, "before-the-move", version=2).execute()
     bad = alter(lake, "n0", "a")
     operations.rollback(lake, 3, message="as it was on Monday")
     foreign = ForeignLake(lake.storage).commit_table("n1", "z")
-    page = parsed(log(lake))
+    page = parse_page(page_of_log(lake))
     rows = {int(row[0]): row for row in page.rows("version", "created (UTC)")}
     assert rows[2][4].startswith("exported as before-the-move")
     assert rows[2][5] == "exported as 'before-the-move'"
@@ -184,15 +184,15 @@ def test_exports_rollbacks_and_other_programs(aging: Aging) -> None:
     assert [classes.count(name) for name in ("arc", "foreign", "pennant")] == [1, 1, 1]
 
 
-def test_an_export_pins_its_version_on_the_page_of_a_plan(aging: Aging) -> None:
+def test_expiration_page_shows_version_pinned_by_export(aging: Aging) -> None:
     operations.plan_export(aging.lake, "kept", version=2).execute()
     aging.later()
-    page = parsed(expiration_page(operations.plan_expiration(aging.lake, keeping(1))))
+    page = parse_page(expiration_page(operations.plan_expiration(aging.lake, keeping(1))))
     assert states_of(page)["kept"] == ("1", "2")
     assert "pinned by export 'kept'" in page.text
 
 
-def test_exports_that_are_unfinished_or_of_other_programs_or_elsewhere() -> None:
+def test_timeline_shows_unfinished_foreign_and_external_exports() -> None:
     unfinished = ExportRecord(
         name="a",
         version=1,
@@ -205,42 +205,42 @@ def test_exports_that_are_unfinished_or_of_other_programs_or_elsewhere() -> None
     snapshots = {"b": root_path(2), "c": "_export_y.arrow", "d": "s3://else/where", "e": root_path(9)}
     definition = LakehouseDef(id="x", exports=(unfinished,), exported_snapshots=snapshots)
     records = [VersionRecord(version=version, created_at_ms=version, commit_id=str(version)) for version in range(4)]
-    shown = timeline(records, definition)
-    assert [version.exports for version in shown.versions] == [(), ("a (unfinished)",), ("b",), ()]
-    assert shown.unplaced_exports == ("c", "d", "e")
+    result = timeline(records, definition)
+    assert [version.exports for version in result.versions] == [(), ("a (unfinished)",), ("b",), ()]
+    assert result.unplaced_exports == ("c", "d", "e")
 
 
-def test_versions_that_an_expiry_spared_are_kept(lake: Lakehouse) -> None:
+def test_expiration_page_shows_spared_versions_as_kept(lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(2))
     operations.plan_export(lake, "meanwhile", version=1).execute()
     report = plan.execute()
     assert (report.versions, report.spared) == ("0,2-3", "1")
-    page = parsed(expiration_page(plan, report))
+    page = parse_page(expiration_page(plan, report))
     assert states_of(page) == {"latest": ("1", "5"), "kept": ("2", "4, 1"), "expired": ("3", "2–3, 0")}
     assert "not expired, because something keeps it now" in page.text
 
 
-def test_the_page_of_a_deep_verify_says_what_had_no_checksum(lake: Lakehouse) -> None:
+def test_verify_page_counts_files_without_checksum(lake: Lakehouse) -> None:
     ForeignLake(lake.storage).commit_table("n1", "z")
     report = operations.verify(lake, deep=True)
     assert dict(report.without_checksum) == {"definition": 1, "node": 1}
-    text = parsed(verification_page(report, lake.storage.now_ms())).text
+    text = parse_page(verification_page(report, lake.storage.now_ms())).text
     checksums = "files compared with their checksums, 1 definition, 1 node without a checksum"
     assert f"{report.checked_files} {checksums}" in text
-    assert "checksums" not in parsed(checked(lake)).text
+    assert "checksums" not in parse_page(verify_page(lake)).text
 
 
-def test_the_page_of_verify_says_what_is_wrong_and_what_mends_it(lake: Lakehouse) -> None:
-    assert parsed(checked(lake)).headline == "6 versions; the latest is 5; no findings"
+def test_verify_page_shows_findings_and_repair_commands(lake: Lakehouse) -> None:
+    assert parse_page(verify_page(lake)).headline == "6 versions; the latest is 5; no findings"
     lake.storage.write(HINT_PATH, b"2")
-    page = parsed(checked(lake))
+    page = parse_page(verify_page(lake))
     assert page.headline == "1 warning; 6 versions; the latest is 5"
     (row,) = page.rows("severity", "finding")
     assert (row[0], row[1], row[5]) == ("warning", "hint-wrong", "repair-hint")
 
 
-def test_pages_are_made_of_a_damaged_lakehouse(lakes: Lakes) -> None:
-    aging = Aging.on(lakes.storage())  # nobody checks it at the end
+def test_pages_of_damaged_lakehouse(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage())  # not checked at the end of the test
     lake = aging.lake
     create(lake, "n", *(f"t{number}" for number in range(40)))
     alter(lake, "n", "t1")
@@ -249,47 +249,47 @@ def test_pages_are_made_of_a_damaged_lakehouse(lakes: Lakes) -> None:
     (node, *_) = [child for child in snapshot.root.children if child is not None]
     lake.storage.write(node, b"garbage")
     lake = Lakehouse(lake.storage, cache="off")
-    page = parsed(checked(lake))
+    page = parse_page(verify_page(lake))
     assert page.headline.startswith("2 errors; 3 versions, of which 1 unreadable; the latest is 2")
     assert page.bars()["unreadable"] == 1
     assert {row[1] for row in page.rows("severity", "finding")} == {"root-missing", "node-corrupt"}
     classes = [attributes.get("class") for _, attributes in page.elements]
     assert classes.count("finding") == 2
-    page = parsed(log(lake))
+    page = parse_page(page_of_log(lake))
     assert "The tree cannot be read: " in page.text
     assert node in page.text
     assert page.headline == "The newest 2 versions; the latest is 2"
 
 
-def test_versions_deleted_by_another_program_are_shown_between_others() -> None:
+def test_timeline_shows_versions_deleted_by_another_program() -> None:
     records = [VersionRecord(version=version, created_at_ms=version, commit_id=str(version)) for version in (3, 4, 7)]
-    shown = timeline(records, None)
-    assert [version.state for version in shown.versions] == ["kept", "kept", "deleted", "deleted", "latest"]
+    result = timeline(records, None)
+    assert [version.state for version in result.versions] == ["kept", "kept", "deleted", "deleted", "latest"]
 
 
 @pytest.mark.parametrize("requests", [1, 6])
-def test_the_page_of_a_verify_that_ended_early(aging: Aging, requests: int) -> None:
+def test_verify_page_of_incomplete_run(aging: Aging, requests: int) -> None:
     for _ in range(70):
         alter(aging.lake, "n0", "a")
     report = operations.verify(aging.lake, budget=operations.Budget(max_requests=requests))
     assert not report.is_complete
-    page = parsed(verification_page(report, aging.lake.storage.now_ms()))
+    page = parse_page(verification_page(report, aging.lake.storage.now_ms()))
     assert page.headline.startswith("Not finished, because the budget of ")
     assert page.headline.endswith(f"; the latest is {report.latest_version}")
-    seen = len(report.records)
-    assert page.bars()["unseen"] == report.latest_version + 1 - seen > 0
+    n_checked = len(report.records)
+    assert page.bars()["unseen"] == report.latest_version + 1 - n_checked > 0
     assert "Not checked: " in page.text
 
 
-def test_versions_that_nobody_looked_at_are_shown_after_the_others() -> None:
+def test_timeline_shows_unchecked_versions_last() -> None:
     records = [VersionRecord(version=version, created_at_ms=version, commit_id=str(version)) for version in range(3)]
-    shown = timeline(records, None, latest=4)
-    assert [version.state for version in shown.versions] == ["kept", "kept", "kept", "unseen", "unseen"]
-    assert shown.latest.number == 4
+    result = timeline(records, None, latest=4)
+    assert [version.state for version in result.versions] == ["kept", "kept", "kept", "unseen", "unseen"]
+    assert result.latest.number == 4
     assert [version.state for version in timeline([], None, latest=1).versions] == ["unseen", "unseen"]
 
 
-def test_states_come_from_expirations_before_verdicts() -> None:
+def test_recorded_expirations_take_precedence_over_verdicts() -> None:
     definition = LakehouseDef(
         id="x",
         expirations=tuple(
@@ -306,8 +306,8 @@ def test_states_come_from_expirations_before_verdicts() -> None:
         ),
     )
     records = [VersionRecord(version=version, created_at_ms=version, commit_id=str(version)) for version in range(6)]
-    shown = timeline([*records[:5], replace(records[5], version=5)], definition, expired_now=[4])
-    assert [version.state for version in shown.versions] == [
+    result = timeline([*records[:5], replace(records[5], version=5)], definition, expired_now=[4])
+    assert [version.state for version in result.versions] == [
         "expired",
         "expired",
         "purged",
@@ -315,13 +315,13 @@ def test_states_come_from_expirations_before_verdicts() -> None:
         "expired",
         "latest",
     ]
-    assert shown.versions[1].why == "its purge has begun, so it cannot be restored"
+    assert result.versions[1].why == "its purge has begun, so it cannot be restored"
 
 
-# Who may read them
+# Escaping
 
 
-def test_hostile_names_are_text(lakes: Lakes) -> None:
+def test_hostile_names_are_escaped(lakes: Lakes) -> None:
     lake = lakes.memory(properties={"owner": HOSTILE})
     name = HOSTILE.replace("\x00", "").replace("\x1b", "").replace(" ", "")
     with lake.transaction(message=HOSTILE.replace("\x00", ""), properties={"<b>": "<i>"}) as txn:
@@ -331,12 +331,12 @@ def test_hostile_names_are_text(lakes: Lakes) -> None:
     report = operations.verify(lake)
     finding = Finding(severity="error", code=HOSTILE, message=HOSTILE, path=HOSTILE, version=1, fix=HOSTILE)
     pages = [
-        log(lake),
+        page_of_log(lake),
         verification_page(replace(report, findings=(finding,)), lake.storage.now_ms()),
         expiration_page(operations.plan_expiration(lake)),
     ]
     for page in pages:
-        text = parsed(page).text  # asserts that no element or attribute came of it
+        text = parse_page(page).text  # asserts that they created no element or attribute
         assert "<script>alert('x')</script>" in text
         assert "{{7*7}}" in text
         assert "\\u202e" in text
@@ -344,13 +344,13 @@ def test_hostile_names_are_text(lakes: Lakes) -> None:
             assert control not in page
         assert "<script" not in page
         assert "<svg onload" not in page
-    pictures = [expiration_chart(operations.plan_expiration(lake)), verification_chart(report)]
-    for picture in pictures:
-        assert "<script" not in picture
-        assert "<script>" in "".join(ET.fromstring(picture).itertext())
+    rendered_charts = [expiration_chart(operations.plan_expiration(lake)), verification_chart(report)]
+    for rendered in rendered_charts:
+        assert "<script" not in rendered
+        assert "<script>" in "".join(ET.fromstring(rendered).itertext())
 
 
-def test_commit_info_of_other_programs_may_hold_anything() -> None:
+def test_invalid_commit_info_of_other_programs_is_ignored() -> None:
     system = {"created_at_millis": "5", "commit_info": '{"operation": ["<b>"], "message": {"a": 1}, "properties": 3}'}
     record = VersionRecord.of(4, {**system, "rollback_from_root": "no root at all"})
     assert (record.operation, record.message, record.rollback_from, record.rollback_to) == (None, None, None, None)
@@ -373,32 +373,34 @@ def test_commit_info_of_other_programs_may_hold_anything() -> None:
     ],
     ids=[f"case{number}" for number in range(9)],
 )
-def test_where_a_rollback_went(message: str | None, properties: object, expected: int | None) -> None:
+def test_rollback_target_is_read_from_commit_info(
+    message: str | None, properties: object, expected: int | None
+) -> None:
     assert rolled_back_to(9, message, properties) == expected
 
 
-# How large they get
+# Size
 
 
 @pytest.mark.parametrize("versions", [3, 300, 20_000])
-def test_pages_stay_small_and_are_the_same_for_the_same_input(lake: Lakehouse, versions: int) -> None:
-    plan = enlarged(operations.plan_expiration(lake, keeping(2)), versions)
+def test_pages_are_small_and_deterministic(lake: Lakehouse, versions: int) -> None:
+    plan = enlarge(operations.plan_expiration(lake, keeping(2)), versions)
     page = expiration_page(plan)
     assert page == expiration_page(plan)
     assert len(page.encode()) < MOST_PAGE_BYTES / 10
-    found = parsed(page)
+    document = parse_page(page)
     purged, half = versions // 5, versions // 2
     of_which = f", of which {purged:,} purged" if purged else ""
-    assert found.headline.startswith(f"{versions:,} versions{of_which}; {half - purged:,} would expire and reclaim ")
-    rows = found.rows("version", "created (UTC)")
+    assert document.headline.startswith(f"{versions:,} versions{of_which}; {half - purged:,} would expire and reclaim ")
+    rows = document.rows("version", "created (UTC)")
     assert len(rows) == min(versions, 200)
     assert rows[0][0] == f"{versions - 1:,}"
-    assert (f"{versions - 200:,} versions not listed" in found.text) == (versions > 200)
+    assert (f"{versions - 200:,} versions not listed" in document.text) == (versions > 200)
     assert len(expiration_chart(plan)) < MOST_PAGE_BYTES / 20
 
 
-def test_pages_stay_small_where_everything_is_long(lake: Lakehouse) -> None:
-    plan = enlarged(operations.plan_expiration(lake, keeping(2)), 3_000)
+def test_pages_with_long_names_are_small(lake: Lakehouse) -> None:
+    plan = enlarge(operations.plan_expiration(lake, keeping(2)), 3_000)
     names = [f"{number:04}{'<&>' * 60}" for number in range(3_000)]
     exports = tuple(
         ExportRecord(
@@ -416,7 +418,7 @@ def test_pages_stay_small_where_everything_is_long(lake: Lakehouse) -> None:
     records = tuple(replace(record, message="<&>" * 1_300, operation="<&>" * 100) for record in plan.records)
     page = expiration_page(replace(plan, records=records))
     assert len(page.encode()) < MOST_PAGE_BYTES
-    assert "2,960 more exports are not shown" in parsed(page).text
+    assert "2,960 more exports are not shown" in parse_page(page).text
     findings = tuple(
         Finding(severity="warning", code=f"c{number % 3}", message="<&>" * 1_000, path="<&>" * 300, version=number)
         for number in range(3_000)
@@ -424,4 +426,4 @@ def test_pages_stay_small_where_everything_is_long(lake: Lakehouse) -> None:
     report = replace(operations.verify(lake), findings=findings, _records=records)
     page = verification_page(report, plan.now_ms)
     assert len(page.encode()) < MOST_PAGE_BYTES
-    assert "Not listed: 934 more c2, 933 more c0, 933 more c1." in parsed(page).text
+    assert "Not listed: 934 more c2, 933 more c0, 933 more c1." in parse_page(page).text

@@ -1,4 +1,4 @@
-"""Reading pages as a browser would, and versions by the thousands."""
+"""Parse HTML reports like a browser, and create plans with thousands of versions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trinitylake_ops.operations.retention import Verdict
 from trinitylake_ops.operations.version_records import VersionRecord
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
-#: What may refer to something: none of them may be there at all.
+#: Attributes that refer to other resources, which reports must not contain.
 REFERRING = {"src", "href", "xlink:href", "srcset", "action", "formaction", "poster", "data", "background", "ping"}
 
 
 @dataclass
 class Parsed:
-    """What a page holds: its text by element, its elements with their attributes, its tables."""
+    """The content of a page: texts, elements with their attributes, and tables."""
 
     texts: list[str] = field(default_factory=list)
     elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
@@ -32,72 +32,72 @@ class Parsed:
         return " ".join(" ".join(self.texts).split())
 
     def bars(self) -> Counter[str]:
-        """Return the drawn parts of bars by state, without those of legends."""
+        """Count the segments of bars by state, except those of legends."""
         is_drawing = False
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for tag, attributes in self.elements:
             if tag == "svg":
                 is_drawing = "swatch" not in (attributes.get("class") or "")
             elif tag == "rect" and is_drawing:
-                found[attributes["class"] or ""] += 1
-        del found["ground-expiring"], found["ground-expired"]  # parts of patterns
-        return found
+                counts[attributes["class"] or ""] += 1
+        del counts["ground-expiring"], counts["ground-expired"]  # elements of patterns
+        return counts
 
     def rows(self, *header: str) -> list[list[str]]:
-        """Return the rows of the table whose header begins so."""
+        """Return the rows of the table whose header starts with these cells."""
         (table,) = (table for table in self.tables if tuple(table[0][: len(header)]) == header)
         return table[1:]
 
 
 class _Parser(HTMLParser):
-    """Asserts that every element that is opened is closed, in order, and that nothing beyond the page is named."""
+    """Asserts that elements are closed in order, and that the page refers to no other resource."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.found = Parsed()
+        self.parsed = Parsed()
         self._open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = dict(attrs)
-        assert len(attributes) == len(attrs), f"an attribute twice: {attrs}"
+        assert len(attributes) == len(attrs), f"duplicate attribute: {attrs}"
         assert not REFERRING & attributes.keys(), attrs
         assert not any(name.startswith("on") for name in attributes), attrs
         assert tag not in {"script", "iframe", "object", "embed", "link", "base", "form", "img", "a"}
-        self.found.elements.append((tag, attributes))
+        self.parsed.elements.append((tag, attributes))
         if tag not in VOID:
             self._open.append(tag)
         if tag == "table":
-            self.found.tables.append([])
+            self.parsed.tables.append([])
         elif tag == "tr":
-            self.found.tables[-1].append([])
+            self.parsed.tables[-1].append([])
         elif tag in {"td", "th"}:
-            self.found.tables[-1][-1].append("")
+            self.parsed.tables[-1][-1].append("")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
         self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        assert self._open, f"</{tag}> closes nothing"
+        assert self._open, f"unexpected </{tag}>"
         assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
         if self._open and self._open[-1] == "style":
             return
-        self.found.texts.append(data)
+        self.parsed.texts.append(data)
         if self._open and self._open[-1] == "h1":
-            self.found.headline += data
+            self.parsed.headline += data
         if {"td", "th"} & set(self._open):
-            self.found.tables[-1][-1][-1] += data
+            self.parsed.tables[-1][-1][-1] += data
 
     def finish(self) -> Parsed:
         self.close()
         assert self._open == []
-        return self.found
+        return self.parsed
 
 
-def parsed(page: str) -> Parsed:
-    """Parse a page; it must be well formed and refer to nothing beyond itself."""
+def parse_page(page: str) -> Parsed:
+    """Parse a page, which must be well-formed and self-contained."""
     assert page.startswith("<!DOCTYPE html>\n")
     styles = "".join(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
     assert "@import" not in styles
@@ -109,10 +109,10 @@ def parsed(page: str) -> Parsed:
     return parser.finish()
 
 
-def enlarged(plan: ExpirationPlan, versions: int) -> ExpirationPlan:
-    """Return a plan of so many versions over 90 days, as if they had been read: a third expires, each fifth is purged.
+def enlarge(plan: ExpirationPlan, versions: int) -> ExpirationPlan:
+    """Return a plan with many versions over 90 days, of which the first fifth is purged and the first half expires.
 
-    Some are rollbacks, some of other programs; those that expire free some bytes each.
+    Some are rollbacks or versions of other programs. Expired versions reclaim some bytes each.
     """
     chance = random.Random(versions)
     spacing_ms = 90 * 86_400_000 // versions

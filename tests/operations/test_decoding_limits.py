@@ -1,4 +1,4 @@
-"""Records of verified files and inventories that claim or hold more than files of their size do."""
+"""Records of verified files and inventories whose declared or decompressed content is too large."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from trinitylake_ops.format.arrow_ipc import check_stream
 from trinitylake_ops.format.file_names import new_verified_path
 from trinitylake_ops.iceberg.io.file_io import reading_io
 from trinitylake_ops.operations.gc.inventory import Inventory, InventoryQuery, InventorySearch
-from trinitylake_ops.operations.verified_files import _SCHEMA, VerifiedFile, read_records, write_record
-from trinitylake_ops.operations.verified_files import RecordedPart as KeptOf
+from trinitylake_ops.operations.verified_files import _SCHEMA, RecordedPart, VerifiedFile, read_records, write_record
 
 
-def record_with(content: bytes) -> bytes:
+def encode_record(content: bytes) -> bytes:
     sink = pa.BufferOutputStream()
     row = {"path": "a", "kind": "file", "size_bytes": 1, "modified_millis": 1, "sha256": bytes(32), "content": content}
     with pa.ipc.new_stream(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
@@ -26,29 +25,31 @@ def record_with(content: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
-def test_a_record_that_decompresses_to_more_than_any_is_damaged(lake: Lakehouse) -> None:
-    body = record_with(bytes(96 << 20))
+def test_record_with_excessive_content_is_damaged(lake: Lakehouse) -> None:
+    body = encode_record(bytes(96 << 20))
     assert len(body) < 64 << 10
     path = new_verified_path()
     lake.storage.write(path, body + hashlib.sha256(body).digest())
-    found = read_records(lake.storage, [lake.storage.stat(path)])
-    assert (found.files, list(found.damaged)) == ({}, [path])
+    records = read_records(lake.storage, [lake.storage.stat(path)])
+    assert (records.files, list(records.damaged)) == ({}, [path])
 
 
-def test_a_record_of_ours_is_read(lake: Lakehouse) -> None:
-    files = {f"tables/{number}": VerifiedFile(KeptOf.CHECKSUM, 7, 8, bytes(32)) for number in range(5000)}
+def test_written_record_is_read(lake: Lakehouse) -> None:
+    files = {f"tables/{number}": VerifiedFile(RecordedPart.CHECKSUM, 7, 8, bytes(32)) for number in range(5000)}
     path = write_record(lake.storage, files)
     assert read_records(lake.storage, [lake.storage.stat(path)]).files == files
 
 
-@pytest.mark.parametrize("data", [b"abc", b"\xff" * 8, record_with(b"x")[:-40], record_with(b"x")[4:]], ids=range(4))
-def test_a_stream_that_leads_out_of_itself_is_refused(data: bytes) -> None:
+@pytest.mark.parametrize(
+    "data", [b"abc", b"\xff" * 8, encode_record(b"x")[:-40], encode_record(b"x")[4:]], ids=range(4)
+)
+def test_stream_with_references_outside_is_rejected(data: bytes) -> None:
     with pytest.raises(ValueError, match="it"):
         check_stream(data, 1 << 30)
 
 
 @pytest.mark.parametrize("file_format", ["CSV", "ORC", "Parquet"])
-def test_an_inventory_of_more_keys_than_its_bytes_hold_is_refused(lake: Lakehouse, file_format: str) -> None:
+def test_inventory_with_too_many_key_bytes_is_rejected(lake: Lakehouse, file_format: str) -> None:
     def search(keys: list[str]) -> object:
         lake.storage.write("inventory", inventory_file(keys, file_format))
         uri = lake.root + "inventory"

@@ -1,4 +1,4 @@
-"""Lakehouses made by chance, byte for byte, and what each of their files is."""
+"""Random lakehouses, and the kinds of their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = "memory://generated/"
 
 
 def random_step(lake: Lakehouse, rng: random.Random) -> None:
-    """Do one of the things that people do with a lakehouse; each leaves it sound."""
+    """Run a random operation, which leaves the lakehouse intact."""
     snapshot = lake.snapshot()
     names = snapshot.namespaces()
     tables = [(ns, name) for ns in names for name in snapshot.tables(ns)]
@@ -52,7 +52,7 @@ def random_step(lake: Lakehouse, rng: random.Random) -> None:
 
 @functools.cache
 def generated(seed: int) -> dict[str, bytes]:
-    """Return every file of a lakehouse that a few steps by chance made, with a managed table of two snapshots."""
+    """Return path -> bytes of all files after a few random steps, with a managed table of two snapshots."""
     rng = random.Random(seed)
     order = rng.choice([3, 4, 5, 8])
     with memory_lake({}) as storage:
@@ -71,7 +71,7 @@ def generated(seed: int) -> dict[str, bytes]:
 
 @contextmanager
 def memory_lake(files: dict[str, bytes]) -> Iterator[MemoryStorage]:
-    """A storage in memory with these files, at the root at which they were made: Iceberg's paths are absolute."""
+    """Yield a memory storage with these files at their original root, because Iceberg's paths are absolute."""
     drop_memory_root(ROOT)
     storage = MemoryStorage(ROOT)
     for path, data in files.items():
@@ -83,8 +83,8 @@ def memory_lake(files: dict[str, bytes]) -> Iterator[MemoryStorage]:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A node that some version reaches, with the version that reaches it first."""
+class ReachedNode:
+    """A node, and the first version that reaches it."""
 
     version: int
     visited: VisitedNode
@@ -98,18 +98,18 @@ class Place:
         return self.visited.node
 
 
-def nodes_of(lake: Lakehouse) -> list[Place]:
-    """Return every node that a version reaches, once, roots included."""
-    found: dict[str, Place] = {}
+def nodes_of(lake: Lakehouse) -> list[ReachedNode]:
+    """Return each reachable node once, including roots."""
+    nodes: dict[str, ReachedNode] = {}
     for version in range(lake.latest_version() + 1):
         snapshot = lake.snapshot(version)
         for visited in walk(lake.files.nodes, snapshot.root, snapshot.location):
-            found.setdefault(visited.location, Place(version, visited))
-    return list(found.values())
+            nodes.setdefault(visited.location, ReachedNode(version, visited))
+    return list(nodes.values())
 
 
 def definitions_of(lake: Lakehouse) -> list[str]:
-    """Return the paths of all definitions that versions use, those of the lakehouse included."""
+    """Return the paths of all definitions that versions use, including lakehouse definitions."""
     paths: dict[str, None] = {}
     for version in range(lake.latest_version() + 1):
         snapshot = lake.snapshot(version)

@@ -1,4 +1,4 @@
-"""What repair advises on findings that it leaves: something for each, and nothing that deletes by default."""
+"""The advice of repair for findings that it does not fix: each has some, and unknown ones suggest no deletion."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import pytest
 from trinitylake_ops.operations.repair_steps import _ADVICE, advice_on
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations" / "verify.md"
-#: The findings that are files which nothing needs.
-LEFT = {"plan-left", "transaction-left", "export-left", "orphans"}
+#: Findings about files that are not needed.
+UNNEEDED = {"plan-left", "transaction-left", "export-left", "orphans"}
 
 
 def documented_codes() -> set[str]:
-    """Return the codes of the table of findings."""
+    """Return the codes in the documented table of findings."""
     table = OPERATIONS.read_text().split("| finding |")[1].split("\n\n")[0]
     cells = [row.split("|")[1] for row in table.splitlines()[2:]]
     return {code for cell in cells for code in re.findall(r"`([a-z-]+)`", cell)}
 
 
 @pytest.mark.parametrize("code", sorted(documented_codes()))
-def test_each_finding_has_advice_of_its_own(code: str) -> None:
+def test_each_finding_has_advice(code: str) -> None:
     assert code in _ADVICE
-    assert (advice_on(code) == "run orphans") == (code in LEFT)
+    assert (advice_on(code) == "run orphans") == (code in UNNEEDED)
 
 
-def test_nobody_is_sent_to_a_deletion_for_a_finding_that_is_not_known() -> None:
+def test_advice_on_unknown_finding_suggests_no_deletion() -> None:
     assert "orphans" not in advice_on("of-a-later-version")
 
 
-def test_a_moved_lakehouse_is_relocated() -> None:
+def test_advice_on_moved_lakehouse_is_relocate() -> None:
     assert advice_on("moved") == "run relocate"

@@ -1,4 +1,4 @@
-"""Writing pages: whole or not at all."""
+"""Report files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinitylake_ops.errors import StorageError
 from trinitylake_ops.reports import write_page
 
 
-def test_a_page_replaces_a_file_and_keeps_its_mode(tmp_path: Path) -> None:
+def test_report_replaces_file_and_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text("<!DOCTYPE html>before")
     path.chmod(0o640)
@@ -25,7 +25,7 @@ def test_a_page_replaces_a_file_and_keeps_its_mode(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_page_that_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_existing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "page.html"
     path.write_text("<!DOCTYPE html>before")
 
@@ -41,7 +41,7 @@ def test_a_page_that_cannot_be_written_leaves_what_was_there(tmp_path: Path, mon
         assert path.read_text() == "<!DOCTYPE html>before"
 
 
-def test_a_page_goes_nowhere_but_into_a_file(tmp_path: Path) -> None:
+def test_report_is_written_only_to_regular_files(tmp_path: Path) -> None:
     for path, reason in (
         (tmp_path / "none" / "page.html", "does not exist"),
         (tmp_path, "not a file"),
@@ -55,7 +55,7 @@ def test_a_page_goes_nowhere_but_into_a_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_page_replaces_no_file_of_another_kind(tmp_path: Path) -> None:
+def test_report_does_not_replace_other_kinds_of_files(tmp_path: Path) -> None:
     for content in (b"17", b"ARROW1", b"<html>"):
         path = tmp_path / "_latest_hint.txt"
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The drawing of versions: each is shown once, no text lies on another."""
+"""The chart of versions: each version is shown once, and texts do not overlap."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from trinitylake_ops.reports.timeline import VersionState, timeline
     states=st.lists(st.booleans(), min_size=1, max_size=2_000),
     spacing_ms=st.sampled_from([0, 1, 1_000, 60_000, 3_600_000, 86_400_000, 40 * 86_400_000]),
 )
-def test_a_drawing_shows_every_version_once_and_no_text_on_another(
+def test_chart_shows_every_version_once_without_overlapping_texts(
     first: int, states: list[bool], spacing_ms: int
 ) -> None:
     records = [
         VersionRecord(version=first + at, created_at_ms=at * spacing_ms, commit_id=str(at), is_sealed=sealed)
         for at, sealed in enumerate(states)
     ]
-    shown = timeline(records, None)
-    drawn = draw(shown, bytes_by_version={first: 7, first + len(states) - 1: 3})
-    assert len(drawn.bars) <= MOST_BARS
-    assert (len(drawn.bars) - 1) * drawn.versions_per_bar < len(states) <= len(drawn.bars) * drawn.versions_per_bar
-    for bar, following in itertools.pairwise(drawn.bars):
+    versions = timeline(records, None)
+    chart = draw(versions, bytes_by_version={first: 7, first + len(states) - 1: 3})
+    assert len(chart.bars) <= MOST_BARS
+    assert (len(chart.bars) - 1) * chart.versions_per_bar < len(states) <= len(chart.bars) * chart.versions_per_bar
+    for bar, following in itertools.pairwise(chart.bars):
         assert bar.x + bar.width <= following.x + 1e-6
-    assert drawn.bars[0].x >= 0
-    assert drawn.bars[-1].x + drawn.bars[-1].width <= WIDTH + 1e-6
-    for bar in drawn.bars:
-        assert sum(segment.height for segment in bar.segments) == pytest.approx(drawn.bar_height)
-    assert sum(bar.bytes_height > 0 for bar in drawn.bars) == len({0, (len(states) - 1) // drawn.versions_per_bar})
-    for ticks in (drawn.version_ticks, drawn.time_ticks):
+    assert chart.bars[0].x >= 0
+    assert chart.bars[-1].x + chart.bars[-1].width <= WIDTH + 1e-6
+    for bar in chart.bars:
+        assert sum(segment.height for segment in bar.segments) == pytest.approx(chart.bar_height)
+    assert sum(bar.bytes_height > 0 for bar in chart.bars) == len({0, (len(states) - 1) // chart.versions_per_bar})
+    for ticks in (chart.version_ticks, chart.time_ticks):
         assert ticks
         boxes = sorted(map(_box, ticks))
         assert all(right <= left for (_, right), (left, _) in itertools.pairwise(boxes)), ticks
-    assert drawn.version_ticks[-1].text == f"{first + len(states) - 1:,}"
+    assert chart.version_ticks[-1].text == f"{first + len(states) - 1:,}"
 
 
 def _box(tick: charts.Tick) -> tuple[float, float]:
@@ -50,19 +50,19 @@ def _box(tick: charts.Tick) -> tuple[float, float]:
     return tick.x + start, tick.x + start + width
 
 
-def test_every_state_is_seen_in_a_bar_of_many() -> None:
+def test_every_state_is_visible_in_bars_of_many_versions() -> None:
     records = [
         VersionRecord(version=at, created_at_ms=at, commit_id=str(at), is_readable=at != 19_000) for at in range(20_000)
     ]
-    drawn = draw(timeline(records, None), findings_by_version={19_000: 3})
-    heights = {segment.state: segment.height for bar in drawn.bars for segment in bar.segments}
+    chart = draw(timeline(records, None), findings_by_version={19_000: 3})
+    heights = {segment.state: segment.height for bar in chart.bars for segment in bar.segments}
     assert heights.keys() == {VersionState.KEPT, VersionState.LATEST, VersionState.UNREADABLE}
     assert min(heights.values()) >= 3
-    (mark,) = drawn.marks
+    (mark,) = chart.marks
     assert mark.title == "versions 19,000 to 19,199: 3 findings"
 
 
-def test_words() -> None:
+def test_ranges_times_and_texts_are_formatted() -> None:
     assert ranges([5, 4, 3, 9]) == "9, 3–5"
     assert ranges(range(0, 40, 2)) == "38, 36, 34, 32, 30, 28, 26, 24 and 12 ranges more"
     assert [ago(seconds * 1000) for seconds in (0, 59, 60, 119, 120, 7_200, 172_800)] == [
