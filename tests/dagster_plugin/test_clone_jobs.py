@@ -184,4 +184,6 @@ def test_undroppable_clone_fails_run_but_other_clones_are_dropped(
     clock.forward(25)
     outcome = jobs.run("drop_overdue_clones")
     assert outcome.error.startswith("1 clones were not dropped, for example feature-read: ")
+    assert [event["operation"] for event in outcome.materialized] == ["drop-clone"]
+    assert outcome.metadata["dropped"] == "feature"
     assert [record.name for record in jobs.lake.snapshot().definition.exports] == ["feature-read"]

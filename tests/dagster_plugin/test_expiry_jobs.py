@@ -272,6 +272,7 @@ def test_undeletable_files_fail_run_with_report(jobs: Jobs, monkeypatch: pytest.
     assert not outcome.success
     assert outcome.error.startswith(f"{plan['files']} files were not deleted")
     assert "not allowed" in outcome.error
+    assert [event["operation"] for event in outcome.materialized] == ["purge"], "the start of the purge is committed"
     assert (outcome.metadata["failed_files"], outcome.metadata["files"], outcome.metadata["version"]) == (
         plan["files"],
         0,

@@ -12,13 +12,14 @@ import pytest
 from tests.dagster_plugin.maintenance_jobs import JobOutcome, Jobs, approved
 from tests.lakes import check_lake
 from tests.local_clock import LocalClock
-from tests.operations.changes import alter, content, create
+from tests.operations.changes import alter, append_rows, content, create
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.dagster_plugin.schedules import build_maintenance_schedules
 from trinitylake_ops.declarations.options import ApplyLimits
+from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.format.file_names import HINT_PATH
 
 
@@ -67,6 +68,27 @@ def test_restore_job_restores_internal_and_external_exports(jobs: Jobs, tmp_path
     assert outcome.metadata["files"] >= 1
     assert jobs.lake.snapshot().table("ns", "t").properties == jobs.lake.snapshot(3).table("ns", "t").properties
     check_lake(jobs.lake)
+
+
+def test_partial_export_and_restore_fail_run_with_events(
+    jobs: Jobs, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    append_rows(jobs.lake, "ns.rows")
+    jobs.must_run("export", name="away", target=str(tmp_path / "backup"))
+    for lake in (jobs.lake, Lakehouse.open(str(tmp_path / "backup"), {"fsync": "false"})):
+        location = lake.snapshot().table("ns", "rows").format_properties[METADATA_LOCATION]
+        lake.storage.write(location, b"garbage")
+    outcome = jobs.run("export", name="partial", level="full")
+    assert not outcome.success
+    assert "without damaged tables: ns.rows" in outcome.error
+    assert [event["operation"] for event in outcome.materialized] == ["export"]
+    assert partitions(instance) == ["away", "partial"]
+    with jobs.lake.transaction() as txn:
+        txn.create_namespace("later")
+    outcome = jobs.apply(jobs.plan("restore", name="away"), "restore")
+    assert not outcome.success
+    assert "without damaged tables: ns.rows" in outcome.error
+    assert [event["operation"] for event in outcome.materialized] == ["restore"]
 
 
 def test_expire_job_deletes_partitions_of_expired_exports(jobs: Jobs, instance: dg.DagsterInstance) -> None:

@@ -10,7 +10,7 @@ import dagster as dg
 
 from trinitylake_ops.dagster_plugin._dagster_internals import repository_of
 from trinitylake_ops.dagster_plugin.job_run import RunningJob
-from trinitylake_ops.dagster_plugin.listeners import LISTENERS
+from trinitylake_ops.dagster_plugin.listeners import LISTENERS, JobEvent
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, checked_options, config_fields, signed_in_user
 from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
@@ -103,11 +103,13 @@ def _build_op(
                     details=details,
                     limits=limits,
                 )
-                operation.step(running)
-                for report in running.reports:
-                    for listener in LISTENERS:
-                        yield from listener(running, report)
-                    context.add_output_metadata(report.metadata)
+                try:
+                    operation.step(running)
+                except Exception:
+                    # What the operation reported before it failed has happened, and needs its events.
+                    yield from _events(running)
+                    raise
+                yield from _events(running)
         except TrinityLakeError as error:
             raise dg.Failure(
                 description=str(error), metadata={"error_code": error.code}, allow_retries=False
@@ -115,6 +117,14 @@ def _build_op(
         yield dg.Output(None)
 
     return run
+
+
+def _events(run: RunningJob[Any]) -> Iterator[JobEvent]:
+    """Yield the events of all reports of a run, and add the output metadata."""
+    for report in run.reports:
+        for listener in LISTENERS:
+            yield from listener(run, report)
+        run.context.add_output_metadata(report.metadata)
 
 
 def _approver(options: Options | None, operation: Operation[Any], run: dg.DagsterRun) -> str | None:

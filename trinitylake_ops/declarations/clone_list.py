@@ -127,7 +127,8 @@ def _drop_overdue(run: ReportingContext[None]) -> None:
         else:
             dropped.append(plan.name)
     metadata |= {"dropped": ", ".join(dropped), "kept": listing(("clone", "why"), failures.items())}
-    run.report(f"{len(dropped)} clones dropped", metadata, committed="drop-clone" if dropped else None)
+    committed = "drop-clone" if dropped else None
+    run.report(f"{len(dropped)} clones dropped", metadata, committed=committed, logged={} if failures else None)
     if failures:
         name, why = next(iter(failures.items()))
         raise run.failure(f"{len(failures)} clones were not dropped, for example {name}: {why}", metadata)

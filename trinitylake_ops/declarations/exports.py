@@ -135,12 +135,12 @@ def _execute_export(run: OperationContext[ExportOptions]) -> ExportReport:
 
 
 def _report_export(run: ReportingContext[ExportOptions], report: ExportReport) -> None:
-    message = f"export {report.name} contains version {report.version}"
+    message, metadata = f"export {report.name} contains version {report.version}", report_entries(report.to_dict())
     if not report.is_complete:
-        raise run.failure(
-            f"{message} without damaged tables: {named(report.damaged)}", report_entries(report.to_dict())
-        )
-    run.report(message, report_entries(report.to_dict()), committed="export")
+        message += f" without damaged tables: {named(report.damaged)}"
+    run.report(message, metadata, committed="export", logged=None if report.is_complete else {})
+    if not report.is_complete:
+        raise run.failure(message, metadata)
 
 
 EXPORT = direct(

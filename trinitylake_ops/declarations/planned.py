@@ -387,14 +387,15 @@ def end_deletion(run: ReportingContext[Any], operation: str, report: PurgeReport
         "failures": listing(("path", "reason"), failures),
     }
     again = f"run {run.job(operation)} again to make a plan, then approve it"
+    # A deletion that is not finished has recorded its start.
+    has_committed = report.version is not None or not report.is_complete
+    committed = operation if has_committed else None
+    run.report(str(report.table().title), metadata, committed=committed, logged={} if failures else None)
     if failures:
         path, reason = failures[0]
         raise run.failure(
             f"{len(failures)} files were not deleted, the first is {path}: {reason}; fix the cause, then {again}",
             metadata,
         )
-    # A purge that ended early has committed its first step.
-    has_committed = report.version is not None or report.stopped is not None
-    run.report(str(report.table().title), metadata, committed=operation if has_committed else None)
     if report.stopped is not None:
         run.log.warning("not finished, because %s; %s", report.stopped, again)

@@ -358,11 +358,15 @@ def _report_restore(run: ReportingContext[Any], plan: RollbackPlan | RestorePlan
     copied = {} if isinstance(plan, operations.RollbackPlan) else {"files": plan.files, "bytes": plan.bytes}
     metadata = {"restored_from": name, **copied, **_changes(plan), **report_entries(report.to_dict())}
     message = f"version {report.version} has the content of export {name}"
-    if not report.is_complete and isinstance(plan, operations.RestorePlan):
-        raise run.failure(f"{message}, without damaged tables: {named(report.damaged)}", metadata)
-    if not report.is_complete:
+    is_partial = not report.is_complete and isinstance(plan, operations.RestorePlan)
+    if is_partial:
+        message += f", without damaged tables: {named(report.damaged)}"
+    elif not report.is_complete:
         run.log.warning("these restored tables cannot be read: %s", named(report.damaged))
-    run.report(message, metadata, committed="restore")
+    committed = "restore" if report.has_changed else None
+    run.report(message, metadata, committed=committed, logged={} if is_partial else None)
+    if is_partial:
+        raise run.failure(message, metadata)
 
 
 def _restore_result(
