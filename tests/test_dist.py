@@ -312,7 +312,7 @@ def test_airflow_example_is_imported_and_publishes(airflow_environment: Environm
 
     run("trinitylake", "--root", root, "init")
     run("airflow", "db", "migrate")
-    dags = ["trinitylake_follow", "trinitylake_publish", "trinitylake_upkeep"]
+    dags = [f"trinitylake_{name}" for name in ("follow", "maintenance", "publish", "rollback")]
     assert json.loads(run("python", "-c", _AIRFLOW).splitlines()[-1]) == [{}, dags, True]
     run("airflow", "dags", "test", "trinitylake_publish")
     log = json.loads(run("trinitylake", "--root", root, "log", "--json"))

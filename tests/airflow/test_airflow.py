@@ -210,7 +210,7 @@ def test_a_cleared_run_replaces_where_that_is_asked_for(airflow: Deployment, lak
 
 def test_a_rejected_plan_is_not_applied(airflow: Deployment, lake: Lakehouse) -> None:
     """It stands before the test whose plan is approved, after which nothing is left to expire."""
-    dag, run_id = "trinitylake_upkeep", "rejected"
+    dag, run_id = "trinitylake_maintenance", "rejected"
     airflow.wait_for_dag(dag)
     airflow.trigger(dag, run_id)
     wait_for(lambda: airflow.task_state(dag, run_id, "expire.approve") == "awaiting_input" or None)
@@ -224,7 +224,7 @@ def test_a_rejected_plan_is_not_applied(airflow: Deployment, lake: Lakehouse) ->
 
 def test_a_person_approves_a_plan(airflow: Deployment, lake: Lakehouse) -> None:
     """``python -m scripts.make_airflow_picture`` runs this test, too: the picture becomes that of the docs."""
-    dag, run_id = "trinitylake_upkeep", "approved"
+    dag, run_id = "trinitylake_maintenance", "approved"
     airflow.wait_for_dag(dag)
     airflow.trigger(dag, run_id)
     wait_for(lambda: airflow.task_state(dag, run_id, "expire.approve") == "awaiting_input" or None)

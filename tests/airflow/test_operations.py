@@ -52,7 +52,7 @@ def test_a_plan_is_approved_and_applied(lake: Lakehouse) -> None:
     assert not plan["is_empty"]
     assert "| version | verdict | why |" in plan["page"]
     assert "data:image" not in plan["page"]
-    assert "to apply it, run expire" in plan["said"] and "to apply it" not in plan["page"]
+    assert "to apply it, run expire" in plan["summary"] and "to apply it" not in plan["page"]
     with pytest.raises(InvalidInputError, match="approved_by"):
         ran(lake, "expire", **plan["configuration"])
     done = ran(lake, "expire", approval={"digest": plan["digest"], "approved_by": "ana"})
@@ -109,7 +109,7 @@ def test_the_log_of_a_task_has_what_its_report_has(lake: Lakehouse, caplog: pyte
 
 @pytest.mark.parametrize("operation", ["verify", "log", "purge", "orphans", "trim", "compact"])
 def test_what_reads_only_is_kept_as_json(lake: Lakehouse, operation: str) -> None:
-    assert ran(lake, operation)["said"]
+    assert ran(lake, operation)["summary"]
 
 
 def test_a_damage_fails_the_task_with_its_first_finding(lake: Lakehouse) -> None:

@@ -1,4 +1,4 @@
-"""Airflow: a connection, operators, a sensor and a watcher for the pipelines and operations of a lakehouse."""
+"""Airflow: a connection, operators, a sensor and a trigger for pipelines and operations of a lakehouse."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class CommitTrigger(BaseEventTrigger):
         if table is not None:
             split_name(table)
         if not poll_seconds > 0:
-            raise InvalidInputError(f"poll_seconds is {poll_seconds}, it must be more than 0")
+            raise InvalidInputError(f"poll_seconds is {poll_seconds}; it must be greater than 0")
         self.trinitylake_conn_id = trinitylake_conn_id
         self.table = table
         self.after = after
@@ -46,23 +46,23 @@ class CommitTrigger(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and the arguments that recreate this trigger in another process."""
-        given = {
+        arguments = {
             "trinitylake_conn_id": self.trinitylake_conn_id,
             "table": self.table,
             "after": self.after,
             "poll_seconds": self.poll_seconds,
         }
-        return f"{type(self).__module__}.{type(self).__qualname__}", given
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll the lakehouse, and yield an event for each change."""
         lake = await TrinityLakeHook(self.trinitylake_conn_id).aget_conn()
         seen = None if self.after is None else await asyncio.to_thread(inspect_table, lake, self.table, self.after)
         while True:
-            found = await self._observe(lake)
-            if found is not None and found.is_new(seen):
-                seen = found
-                yield TriggerEvent({"version": found.version, "table": self.table, "root": lake.root})
+            observation = await self._observe(lake)
+            if observation is not None and observation.is_new(seen):
+                seen = observation
+                yield TriggerEvent({"version": observation.version, "table": self.table, "root": lake.root})
             await asyncio.sleep(self.poll_seconds)
 
     async def _observe(self, lake: Lakehouse) -> TableObservation | None:
@@ -70,7 +70,7 @@ class CommitTrigger(BaseEventTrigger):
         try:
             return await asyncio.to_thread(inspect_table, lake, self.table)
         except (ThrottledError, TransientError) as error:
-            self.log.warning("looking again in %s s: %s", self.poll_seconds, error)
+            self.log.warning("cannot read the lakehouse, next attempt in %s s: %s", self.poll_seconds, error)
             return None
 
 
@@ -113,8 +113,9 @@ class CommitSensor(BaseSensorOperator):
     def poke(self, context: Any) -> PokeReturnValue:
         """Check once."""
         lake = TrinityLakeHook(self.trinitylake_conn_id).get_conn()
-        found = inspect_table(lake, self.table)
-        return PokeReturnValue(found.is_new(inspect_table(lake, self.table, self._after(lake, context))), found.version)
+        current = inspect_table(lake, self.table)
+        earlier = inspect_table(lake, self.table, self._after(lake, context))
+        return PokeReturnValue(current.is_new(earlier), current.version)
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> int:
         """Return the version that the trigger reported."""
@@ -128,5 +129,5 @@ class CommitSensor(BaseSensorOperator):
             return version_before(lake, context["dag_run"].run_after)
         text = str(self.after)
         if not (text.isascii() and text.isdecimal()):
-            raise InvalidInputError(f"after: {text!r} is no number of a version")
+            raise InvalidInputError(f"after: {text!r} is not a version number")
         return int(text)

@@ -33,7 +33,7 @@ class TrinityLakeHook(BaseHook):
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """Return which fields the form of a connection has."""
+        """Return the fields of the connection form."""
         return {
             "hidden_fields": ["port", "schema", "login", "password"],
             "relabeling": {"host": "Root"},
@@ -41,10 +41,10 @@ class TrinityLakeHook(BaseHook):
         }
 
     def settings(self) -> LakehouseSettings:
-        """Return what the connection says. Raises InvalidInputError."""
+        """Return the settings of the connection. Raises InvalidInputError."""
         connection = self.get_connection(self.trinitylake_conn_id)
         settings = LakehouseSettings.of(connection.host, connection.extra)
-        mask_secret(settings.model_dump())  # what Airflow takes for secret by its name
+        mask_secret(settings.model_dump())  # masks the values whose names Airflow considers secret
         for secret in settings.secrets:
             mask_secret(secret)
         return settings
@@ -56,12 +56,12 @@ class TrinityLakeHook(BaseHook):
     async def aget_conn(self) -> Lakehouse:
         """Return the lakehouse in a trigger or an asynchronous task.
 
-        Its event loop may not wait for a storage, and neither for the supervisor, which is told what is secret.
+        Opening the lakehouse and masking its secrets in logs would block the event loop, so both run in a thread.
         """
         return await asyncio.to_thread(self.get_conn)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Return whether the lakehouse can be read, and its latest version or what is wrong."""
+        """Return whether the lakehouse can be read, with its latest version or the error."""
         try:
             lake = self.get_conn()
             return True, f"version {lake.latest_version()} of {lake.root}"

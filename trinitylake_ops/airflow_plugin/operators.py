@@ -60,22 +60,22 @@ class TrinityLakeOperator(BaseOperator):
         self.trinitylake_conn_id = trinitylake_conn_id
         self._declared = declared
         self._limits = limits
-        others = sorted(self.options.keys() - (declared.options.model_fields if declared.options else {}).keys())
-        if others:
-            raise InvalidInputError(f"operation {operation} has no option {others[0]!r}")
+        unknown = sorted(self.options.keys() - (declared.options.model_fields if declared.options else {}).keys())
+        if unknown:
+            raise InvalidInputError(f"operation {operation} has no option {unknown[0]!r}")
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Execute the operation, and return the metrics of its report."""
         return self.carry_out(context, self.options)
 
-    def carry_out(self, context: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    def carry_out(self, context: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         """Execute the operation with options.
 
         Raises AirflowFailException, which is not retried, for errors that a retry would not fix.
         """
         try:
             settings = TrinityLakeHook(self.trinitylake_conn_id).settings()
-            return carry_out(self._declared, given, settings, run_name(context), self.log, self._limits)
+            return carry_out(self._declared, options, settings, run_name(context), self.log, self._limits)
         except StorageError:
             raise
         except (TrinityLakeError, OperationFailedError) as error:
@@ -91,7 +91,7 @@ def run_name(context: Any) -> str:
 def _declared(name: str) -> Operation[Any]:
     """Return an operation by its name."""
     if name not in BY_NAME:
-        raise InvalidInputError(f"{name!r} is no operation; there are {', '.join(sorted(BY_NAME))}")
+        raise InvalidInputError(f"{name!r} is not an operation; the operations are {', '.join(sorted(BY_NAME))}")
     return BY_NAME[name]
 
 
@@ -116,7 +116,7 @@ class PlanApprovalOperator(ApprovalOperator):
         """Request approval of the plan that the plan's task returned."""
         plan = _returned(context, self.plan_task_id)
         if plan["is_empty"]:
-            raise AirflowSkipException(f"{plan['said']}: nothing to approve")
+            raise AirflowSkipException(f"{plan['summary']}: nothing to approve")
         self.body = plan["page"]
         return super().execute(context)
 
@@ -136,7 +136,7 @@ class ApplyPlanOperator(TrinityLakeOperator):
         """Execute the plan. Raises AirflowFailException without an approval."""
         answer = _returned(context, self.approval_task_id)
         if list(answer["chosen_options"]) != [ApprovalOperator.APPROVE]:
-            raise AirflowFailException("the plan was not approved, nothing was done")
+            raise AirflowFailException("the plan was not approved; nothing was done")
         config = _returned(context, self.plan_task_id)["configuration"]
         approval = {**config["approval"], "approved_by": _person(answer)}
         return self.carry_out(context, {**config, "approval": approval})
@@ -152,30 +152,41 @@ def build_approval(
     approve: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> TaskGroup:
-    """Return a group of three tasks that plans an operation, waits for a person, and executes the plan.
+    """Build a group of three tasks that plans an operation, waits for approval, and applies the plan.
 
-    ``operation`` is one that is planned, such as ``expire``, ``purge``, ``orphans``, ``rollback`` or ``repair``.
-    ``options`` are those of its plan. ``approve`` are settings of the task that waits, such as ``assigned_users``, and
-    ``apply`` those of the last task, such as ``pool``. Further ones are those of the group. Raises InvalidInputError.
+    Args:
+        operation: The name of an operation with a plan, such as ``expire``, ``purge``, ``orphans``, ``rollback`` or
+            ``repair``.
+        options: The options of the plan.
+        trinitylake_conn_id: The connection that names the lakehouse.
+        group_id: The id of the group. Defaults to the name of the operation.
+        apply: Settings of the task that applies the plan, such as ``pool``.
+        approve: Settings of the task that waits for approval, such as ``assigned_users``.
+        **kwargs: Settings of the group.
+
+    Raises:
+        InvalidInputError: There is no such operation, it has no plan, or it has no such option.
     """
-    planned = sorted(name for name, one in BY_NAME.items() if one.options and issubclass(one.options, PlannedOptions))
+    planned = sorted(
+        name for name, declared in BY_NAME.items() if declared.options and issubclass(declared.options, PlannedOptions)
+    )
     if operation not in planned:
-        raise InvalidInputError(f"{operation!r} is no operation with a plan; there are {', '.join(planned)}")
+        raise InvalidInputError(f"{operation!r} is not an operation with a plan; those are {', '.join(planned)}")
     connection: dict[str, Any] = {"trinitylake_conn_id": trinitylake_conn_id}
     with TaskGroup(group_id=group_id or operation, **kwargs) as group:
         plan = TrinityLakeOperator(task_id="plan", operation=operation, options=options, **connection)
         subject = f"Approve the plan of {operation}?"
-        wait = PlanApprovalOperator(
+        approval = PlanApprovalOperator(
             task_id="approve", plan_task_id=plan.task_id, **{"subject": subject, **(approve or {})}
         )
         execution = ApplyPlanOperator(
             task_id="apply",
             operation=operation,
             plan_task_id=plan.task_id,
-            approval_task_id=wait.task_id,
+            approval_task_id=approval.task_id,
             **{**connection, **(apply or {})},
         )
-        plan >> wait >> execution
+        plan >> approval >> execution
     return group
 
 
@@ -183,7 +194,7 @@ def _returned(context: Any, task_id: str) -> Any:
     """Return the result of an earlier task. Raises AirflowFailException if there is none."""
     value = context["ti"].xcom_pull(task_ids=task_id)
     if value is None:
-        raise AirflowFailException(f"task {task_id} returned nothing: run it again")
+        raise AirflowFailException(f"task {task_id} returned nothing; run it again")
     return value
 
 

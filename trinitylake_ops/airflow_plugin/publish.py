@@ -79,7 +79,7 @@ class PublishOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         if on_clear not in ("keep", "replace"):
-            raise InvalidInputError(f"on_clear is {on_clear!r}, it must be 'keep' or 'replace'")
+            raise InvalidInputError(f"on_clear is {on_clear!r}; it must be 'keep' or 'replace'")
         self.tables = tables
         self.message = message
         self.on_clear = on_clear
@@ -93,8 +93,8 @@ class PublishOperator(BaseOperator):
         except _FINAL as error:
             raise AirflowFailException(str(error)) from None  # the log shows one line, and not twice
         names = ", ".join(f"{table.namespace}.{table.table}" for table in staged)
-        phrase = "had been published before as" if publication.was_published else "are published as"
-        self.log.info("%s %s version %s", names, phrase, publication.version)
+        phrase = "had already been published" if publication.was_published else "published"
+        self.log.info("%s: %s as version %s", names, phrase, publication.version)
         result = _publication_metrics(publication, staged)
         for outlet in self.outlets:
             if isinstance(outlet, Asset):
@@ -102,15 +102,15 @@ class PublishOperator(BaseOperator):
         return result
 
     def _staged(self) -> list[StagedTable]:
-        given = [self.tables] if isinstance(self.tables, str) else list(self.tables)
-        if not all(isinstance(one, str) for one in given):
-            raise InvalidInputError("tables has something that stage did not return")
-        staged = [StagedTable.from_json(one) for one in given]
-        appended = [one for one in staged if one.replaces not in ("partitions", "all")]
+        texts = [self.tables] if isinstance(self.tables, str) else list(self.tables)
+        if not all(isinstance(text, str) for text in texts):
+            raise InvalidInputError("tables contains a value that stage did not return; pass only the results of stage")
+        staged = [StagedTable.from_json(text) for text in texts]
+        appended = [table for table in staged if table.replaces not in ("partitions", "all")]
         if self.on_clear == "replace" and appended:
             raise InvalidInputError(
-                f"{appended[0].namespace}.{appended[0].table} was not replaced, so a cleared run would change it twice:"
-                " take on_clear='keep'"
+                f"{appended[0].namespace}.{appended[0].table} was not replaced, so a cleared run would change it twice;"
+                " use on_clear='keep'"
             )
         return staged
 
@@ -125,7 +125,7 @@ class PublishOperator(BaseOperator):
             lake,
             staged,
             publication_id(*names),
-            # No run begins before it is due. All else that a run knows of its past is new once it was cleared.
+            # A run never starts before it is due. Its other timestamps change when it is cleared.
             since=version_before(lake, run.run_after - CLOCK_SKEW),
             isolation=None if settings.isolation == "lakehouse" else settings.isolation,
             run_id=run_name(context),

@@ -47,9 +47,9 @@ class LakehouseSettings(BaseModel):
                 "the connection's root is not shown, as it may hold credentials; give an absolute path or a URI such as"
                 " s3://BUCKET/PREFIX"
             )
-        given = _read(extra)
+        values = _parse_extra(extra)
         try:
-            return cls(**{**given, "root": root})
+            return cls(**{**values, "root": root})
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))
@@ -68,14 +68,14 @@ class LakehouseSettings(BaseModel):
         return Lakehouse.open(self.root, StorageOptions(options))
 
 
-def _read(extra: Any) -> dict[str, Any]:
+def _parse_extra(extra: Any) -> dict[str, Any]:
     """Return the extra of a connection. Airflow itself treats text that is not JSON as an empty extra."""
-    given = extra
+    values = extra
     if isinstance(extra, str):
         try:
-            given = json.loads(extra.strip() or "{}")
+            values = json.loads(extra.strip() or "{}")
         except ValueError:
             raise InvalidInputError("the connection's extra is no JSON") from None
-    if not isinstance(given, dict | None):
+    if not isinstance(values, dict | None):
         raise InvalidInputError("the connection's extra is no JSON object")
-    return given or {}
+    return values or {}

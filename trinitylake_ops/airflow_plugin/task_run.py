@@ -75,8 +75,8 @@ class RunningTask(ReportingContext[OptionsT]):
         line = f"{message}; {to_do}" if to_do else message
         self.log.info("%s", line)
         version = {} if committed is None else {"lakehouse_version": self.lake.latest_version(), "operation": committed}
-        everything = {**version, **self.details, **metadata}
-        self.shown.update({"said": line, **_plain(everything), "page": page(message, everything)})
+        figures = {**version, **self.details, **metadata}
+        self.shown.update({"summary": line, **_plain(figures), "page": page(message, figures)})
 
     def failure(self, description: str, metadata: Mapping[str, Any]) -> Exception:
         """Log the metrics of a failure, and return its exception."""
@@ -118,7 +118,7 @@ def executors(settings: LakehouseSettings) -> Iterator[Callable[[], Executor]]:
 
 def carry_out(
     operation: Operation[Any],
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     settings: LakehouseSettings,
     run_id: str,
     log: logging.Logger,
@@ -128,7 +128,7 @@ def carry_out(
 
     Args:
         operation: The operation.
-        given: The values of its options.
+        values: The values of its options.
         settings: The lakehouse.
         run_id: The run that commits name.
         log: The log of the task.
@@ -138,7 +138,7 @@ def carry_out(
         InvalidInputError: Options are wrong.
         OperationFailedError: The operation failed, and a retry would fail again.
     """
-    options = None if operation.options is None else operation.options(**given)
+    options = None if operation.options is None else operation.options(**values)
     approved_by = options.approver() if isinstance(options, PlannedOptions) else operation.approved_by
     with acting_for_run(run_id, approved_by), executors(settings) as executor:
         lake = settings.open()
@@ -160,13 +160,13 @@ def carry_out(
 def page(message: str, metadata: Mapping[str, Any]) -> str:
     """Return a report as one page of Markdown: numbers first, then tables. Pictures are left out."""
     numbers = [f"- {name}: {value}" for name, value in metadata.items() if isinstance(value, str | int | float)]
-    drawn = {
+    rendered = {
         name: markdown_table(value.columns, value.rows) if isinstance(value, Table) else value
         for name, value in metadata.items()
     }
     tables = [
         f"**{name}**\n\n{value.text}"
-        for name, value in drawn.items()
+        for name, value in rendered.items()
         if isinstance(value, Markdown) and not isinstance(value, InlineChart)
     ]
     text = "\n\n".join([message, "\n".join(numbers), *tables])
@@ -175,10 +175,10 @@ def page(message: str, metadata: Mapping[str, Any]) -> str:
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a report that Airflow's database stores: JSON, without tables and pictures."""
-    found = {}
+    plain = {}
     for name, value in metadata.items():
         if isinstance(value, Json):
-            found[name] = jsonable(value.value)
+            plain[name] = jsonable(value.value)
         elif not isinstance(value, Markdown | Table):
-            found[name] = jsonable(value)
-    return found
+            plain[name] = jsonable(value)
+    return plain

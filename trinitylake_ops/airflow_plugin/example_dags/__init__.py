@@ -1,1 +1,1 @@
-"""An example of what the plugin offers."""
+"""Example DAGs of the plugin."""

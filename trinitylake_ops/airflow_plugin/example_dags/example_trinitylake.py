@@ -1,6 +1,6 @@
-"""Orders, written, audited and published once a day, what follows a commit, and plans that a person approves.
+"""Write, audit and publish orders once a day, react to commits, and approve plans.
 
-It needs a connection ``trinitylake_default`` to a lakehouse.
+Requires a connection ``trinitylake_default`` to a lakehouse.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ with DAG("trinitylake_publish", schedule="@daily", start_date=BEGIN, catchup=Fal
 
     @task
     def write() -> str:
-        """Write the orders of a day: they replace those of the same day, and nobody reads them yet."""
+        """Write the orders of a day, which replace earlier ones of the same day. Readers do not see them yet."""
         day = get_current_context()["dag_run"].run_after.date().isoformat()
         rows = pa.table({"day": [day, day], "amount": [9.5, 20.0]})
         return stage(rows, ORDERS, mode="replace_partitions", partition_by=["day"])
 
     @task
     def audit(staged: str) -> None:
-        """Read what was written as it will be published, and fail if it is not as it should be."""
+        """Read the table as it will be published, and fail if it contains invalid orders."""
         table = load_staged(TrinityLakeHook().get_conn(), StagedTable.from_json(staged))
-        assert table.scan(row_filter="amount < 0").to_arrow().num_rows == 0, "there are orders below zero"
+        assert table.scan(row_filter="amount < 0").to_arrow().num_rows == 0, "there are orders with a negative amount"
 
     written = write()
     publish = PublishOperator(task_id="publish", tables=[written], message="orders of a day")
@@ -55,7 +55,7 @@ with DAG("trinitylake_follow", schedule=[watched], catchup=False, tags=TAGS):
 
     @task
     def count() -> int:
-        """Count the orders whenever a version changed them, whoever committed it."""
+        """Count the orders after each version that changed them, from any writer."""
         from trinitylake_ops.iceberg import catalog_at
 
         return len(catalog_at(TrinityLakeHook().get_conn()).load_table(ORDERS).scan().to_arrow())
@@ -68,8 +68,8 @@ with DAG("trinitylake_rollback", schedule=None, catchup=False, tags=TAGS, params
     build_approval("rollback", options={"to": {"version": "{{ params.version }}"}})
 # [END rollback]
 
-# [START upkeep]
-with DAG("trinitylake_upkeep", schedule=None, catchup=False, tags=TAGS):
+# [START maintenance]
+with DAG("trinitylake_maintenance", schedule=None, catchup=False, tags=TAGS):
     verify = TrinityLakeOperator(task_id="verify", operation="verify", options={"deep": True})
     expire = build_approval("expire", options={"max_age": "0d", "min_versions": 1})
     trim = TrinityLakeOperator(
@@ -80,4 +80,4 @@ with DAG("trinitylake_upkeep", schedule=None, catchup=False, tags=TAGS):
         trigger_rule="none_failed",  # an expiry with nothing to approve is skipped
     )
     verify >> expire >> trim
-# [END upkeep]
+# [END maintenance]
