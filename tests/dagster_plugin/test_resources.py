@@ -262,7 +262,7 @@ def test_endpoint_with_credentials_is_rejected_when_definitions_load(endpoint: s
 )
 def test_invalid_variable_name_is_rejected_when_definitions_load(value: str) -> None:
     for name in SECRETS:
-        with pytest.raises(InvalidInputError, match=f"'{name}' is no name of an environment variable") as caught:
+        with pytest.raises(InvalidInputError, match=f"'{name}' in secret_options_from_env is not the name") as caught:
             SecretVariables(**{name: value})
         text = everything_shown(caught.value)
         assert leaks(text) == []
@@ -334,7 +334,7 @@ def test_env_var_values_are_checked_when_run_resolves_them(monkeypatch: pytest.M
     [
         ({"root": f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake"}, "'root' is invalid"),
         ({"storage_options": {"endpoint": f"https://user:{SECRET_ACCESS_KEY}@host"}}, "'endpoint' must be"),
-        ({"secret_options_from_env": {"secret_access_key": SECRET_ACCESS_KEY}}, "is no name of an environment"),
+        ({"secret_options_from_env": {"secret_access_key": SECRET_ACCESS_KEY}}, "is not the name of an environment"),
     ],
 )
 def test_invalid_launchpad_values_are_rejected_without_their_values(config: dict[str, Any], message: str) -> None:

@@ -1,8 +1,8 @@
-"""Options of storages in Dagster's configuration: those that may be shown, and variables with the credentials.
+"""Storage options in Dagster's configuration: plain options, and the environment variables with credentials.
 
-The fields are generated from the specifications of the options. An option has one field for roots of the lakehouse's
-scheme, ``endpoint``, and one for each scheme that accepts it, ``s3.endpoint``. Dagster knows all their names, so it
-rejects others before a run exists.
+The fields are generated from the specifications of the options. An option has one field for the scheme of the
+lakehouse's root, such as ``endpoint``, and one for each scheme that accepts it, such as ``s3.endpoint``. The
+configuration schema contains all names, so that Dagster rejects an unknown option before it creates a run.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from trinitylake_ops.storage.registry import OWN_SCHEMES
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _ACCESS_KEY_ID = re.compile(r"(AKIA|ASIA)[A-Z0-9]{16}")
 _SECRET_KEY_LENGTH = 40
-#: What stands for the dot of an option in the name of its field.
-_BETWEEN = "__"
+#: Replaces the dot of an option in the name of its field.
+_DOT = "__"
 
 
-def is_plain_text(given: Any) -> TypeGuard[str]:
-    """Whether a field was given a value itself. The value of an EnvVar comes here when a run resolves it."""
-    return isinstance(given, str) and not isinstance(given, dg.EnvVar)
+def is_plain_text(value: Any) -> TypeGuard[str]:
+    """Whether a value is a literal string. An EnvVar is validated when a run resolves it."""
+    return isinstance(value, str) and not isinstance(value, dg.EnvVar)
 
 
-def _is_variable_name(given: str) -> bool:
-    """Whether this is a variable's name, and not a credential of AWS or a variable's value."""
-    is_like_secret_key = len(given) == _SECRET_KEY_LENGTH and given not in (given.lower(), given.upper())
-    # a template put the value there, "{{ env.NAME }}"
-    is_value = given not in os.environ and given in os.environ.values()
-    return bool(_VARIABLE_NAME.fullmatch(given)) and not (
-        _ACCESS_KEY_ID.fullmatch(given) or is_like_secret_key or is_value
+def _is_variable_name(text: str) -> bool:
+    """Whether a text is the name of a variable, and neither an AWS credential nor the value of a variable."""
+    is_like_secret_key = len(text) == _SECRET_KEY_LENGTH and text not in (text.lower(), text.upper())
+    # A template such as "{{ env.NAME }}" inserts the value.
+    is_value = text not in os.environ and text in os.environ.values()
+    return bool(_VARIABLE_NAME.fullmatch(text)) and not (
+        _ACCESS_KEY_ID.fullmatch(text) or is_like_secret_key or is_value
     )
 
 
 class _OptionsConfig(dg.Config):
-    """Options by their names, which Dagster's configuration schema knows. Others are refused before a run exists."""
+    """Storage options by name. Dagster's configuration schema contains the names and rejects all others."""
 
-    # Only the classes that are used build their validators, and only when they are used.
+    # Each class builds its validators at its first use.
     model_config = ConfigDict(hide_input_in_errors=True, defer_build=True)
 
     if TYPE_CHECKING:  # the fields are generated
@@ -55,20 +55,20 @@ class _OptionsConfig(dg.Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_other_names(cls, given: Any) -> Any:
+    def _reject_unknown_names(cls, values: Any) -> Any:
         # Pydantic's own error would repeat the value, which may be a credential.
-        names = sorted(set(given) - cls.names()) if isinstance(given, Mapping) else []
+        names = sorted(set(values) - cls.names()) if isinstance(values, Mapping) else []
         if secret := next(filter(is_secret, names), None):
             raise InvalidInputError(
-                f"{secret!r} is a credential and Dagster shows configuration: leave it to the environment of the"
+                f"{secret!r} is a credential, and Dagster displays configuration; set it in the environment of the"
                 " process, or name its environment variable in secret_options_from_env"
             )
         if names:
-            # refuses a text that does not look like a name, and does not show it
+            # Rejects a text that is not a well-formed name, without repeating it.
             StorageOptions(dict.fromkeys(names, ""))
-            plain = ", ".join(name for name in cls.model_fields if _BETWEEN not in name)
-            raise InvalidInputError(f"unknown option {names[0]!r}; there are {plain}, and each as SCHEME.NAME")
-        return given
+            plain = ", ".join(name for name in cls.model_fields if _DOT not in name)
+            raise InvalidInputError(f"unknown option {names[0]!r}; the options are {plain}, and each as SCHEME.NAME")
+        return values
 
     @classmethod
     def names(cls) -> set[str]:
@@ -80,24 +80,24 @@ class _OptionsConfig(dg.Config):
         return self.model_dump(by_alias=True, exclude_none=True)
 
     def of_scheme(self, scheme: str, name: str) -> Any:
-        """Return what was set as an option of one scheme: under its name with the scheme, else without."""
-        return getattr(self, f"{scheme}{_BETWEEN}{name}", None) or getattr(self, name)
+        """Return the value of an option of one scheme. The name with the scheme takes precedence over the plain one."""
+        return getattr(self, f"{scheme}{_DOT}{name}", None) or getattr(self, name)
 
 
 def _name_of(field: str) -> str:
-    """Return the name of the option of a field, whose own name must be a word of Python."""
-    return field.replace(_BETWEEN, ".")
+    """Return the name of a field's option. The field's own name is a Python identifier."""
+    return field.replace(_DOT, ".")
 
 
 def _specs() -> dict[str, dict[Option, list[str]]]:
-    """Return the specifications of each option, without and with a scheme in its name, and where each applies."""
+    """Return the specifications of each option by its name, with and without a scheme, and the roots they apply to."""
     specs: dict[str, dict[Option, list[str]]] = {}
     for scheme in OWN_SCHEMES.values():
         for option in scheme.options:
             specs.setdefault(option.name, {}).setdefault(option, []).append(f"{scheme.name}://")
     specs |= {option.name: {option: ["all roots"]} for option in COMMON_OPTIONS}
     for scheme in OWN_SCHEMES.values():
-        roots = f"{scheme.name}:// roots, also where the lakehouse has another scheme"
+        roots = f"{scheme.name}:// roots, even if the lakehouse has another scheme"
         specs |= {f"{scheme.name}.{option.name}": {option: [roots]} for option in scheme.options}
     return specs
 
@@ -106,12 +106,12 @@ _SPECS = _specs()
 
 
 def _with_fields(base: type[_OptionsConfig], form: str, *, secret: bool) -> Any:
-    """Return a class with a field for each option that is, or is not, a credential.
+    """Create a class with a field for each option that is, or is not, a credential.
 
     Args:
-        base: the class without fields.
-        form: the description of an option, with its help and accepted values as ``{help}`` and ``{accepted}``.
-        secret: whether the fields are for credentials.
+        base: The class without fields.
+        form: The template of a description, with the placeholders ``{help}`` and ``{accepted}``.
+        secret: Whether the fields are for credentials.
     """
     fields: dict[str, Any] = {}
     for name, specs in _SPECS.items():
@@ -122,19 +122,19 @@ def _with_fields(base: type[_OptionsConfig], form: str, *, secret: bool) -> Any:
             description = " ".join(f"{', '.join(roots)}: {text}." for text, roots in texts.items())
             alias = name if "." in name else None
             field = Field(default=None, alias=alias, description=description)
-            fields[name.replace(".", _BETWEEN)] = (str | None, field)
+            fields[name.replace(".", _DOT)] = (str | None, field)
     return create_model(f"{base.__name__}Fields", __base__=base, __module__=__name__, **fields)
 
 
 class _CheckedSettings(_OptionsConfig):
-    """Checks of the values of options."""
+    """Validates the values of options."""
 
     @field_validator("*", mode="before")
     @classmethod
-    def _check_value(cls, given: Any, info: ValidationInfo) -> Any:
-        if is_plain_text(given):
-            _check(list(_SPECS[_name_of(info.field_name or "")]), given)
-        return given
+    def _check_value(cls, value: Any, info: ValidationInfo) -> Any:
+        if is_plain_text(value):
+            _check(list(_SPECS[_name_of(info.field_name or "")]), value)
+        return value
 
 
 def _check(options: list[Option], value: str) -> None:
@@ -156,7 +156,7 @@ else:
 
 
 class StorageSettings(_Settings):
-    """Options of storages that may be shown. Each storage accepts some of them (docs/storages/README.md)."""
+    """Storage options that are not credentials. Each storage accepts some of them (docs/storages/README.md)."""
 
     @classmethod
     def from_environment(cls) -> StorageSettings:
@@ -168,18 +168,18 @@ class StorageSettings(_Settings):
 
 
 class _CheckedVariables(_OptionsConfig):
-    """Checks of the names of variables."""
+    """Validates the names of variables."""
 
     @field_validator("*", mode="before")
     @classmethod
-    def _check_variable(cls, given: Any, info: ValidationInfo) -> Any:
-        if is_plain_text(given) and not _is_variable_name(given):
+    def _check_variable(cls, value: Any, info: ValidationInfo) -> Any:
+        if is_plain_text(value) and not _is_variable_name(value):
             name = _name_of(info.field_name or "")
             raise InvalidInputError(
-                f"what secret_options_from_env has for {name!r} is no name of an environment variable;"
-                " give the variable's name there, not the credential itself"
+                f"the value of {name!r} in secret_options_from_env is not the name of an environment variable;"
+                " set it to the name of the variable, not to the credential itself"
             )
-        return given
+        return value
 
 
 if TYPE_CHECKING:
@@ -189,16 +189,16 @@ else:
 
 
 class SecretVariables(_Variables):
-    """Environment variables with options that nobody may see. The process that needs them reads them."""
+    """Environment variables with credentials. Only the process that uses the storage reads their values."""
 
     def read(self) -> dict[str, str]:
-        """Return the credentials. Raises InvalidInputError, which repeats neither value nor variable."""
-        found: dict[str, str] = {}
+        """Return the credentials. Raises InvalidInputError, which repeats neither a value nor a variable's name."""
+        credentials: dict[str, str] = {}
         for name, variable in self.explicit_options().items():
             if variable not in os.environ:
                 raise InvalidInputError(
                     f"the environment variable that secret_options_from_env names for {name!r} is not set in this"
-                    " process; give the variable's name there, not the credential itself"
+                    " process; set it to the name of the variable, not to the credential itself"
                 )
-            found[name] = os.environ[variable]
-        return found
+            credentials[name] = os.environ[variable]
+        return credentials

@@ -273,7 +273,7 @@ class TableIOManager(dg.IOManager):
         own_range = step.partition_key_range if step.has_partitions else None
         if publishes and keys is None and is_deferred_to_last(membership, key, own_range):
             return NotStaged()
-        by_backfill = [table for table, _ in staged_by_other_runs(membership, key, keys, takes=publishes)]
+        by_backfill = [table for table, _ in staged_by_other_runs(membership, key, keys, takes_over=publishes)]
         if len(by_backfill) > 1:
             raise dg.Failure(
                 f"{key.to_user_string()} was not published: separate runs of the backfill staged its partitions, and"

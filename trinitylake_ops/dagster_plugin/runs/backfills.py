@@ -1,4 +1,4 @@
-"""Publications of a backfill in the order in which their tables were made from each other."""
+"""Order the publications of a backfill by the dependencies between their tables."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from trinitylake_ops.iceberg.write.staged_table import StagedTable
 _PARTITION_TAG = "dagster/partition"
 _RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 _ACTIVE = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
-_LONGEST_WAIT_SECONDS = 30
+_MAX_WAIT_SECONDS = 30
 #: With the waits between them, these attempts take one hour.
-_MOST_WAITS = 125
+_MAX_WAITS = 125
 #: Runs that wait for queued runs fail if no run of the instance started or ended in this time.
 IDLE_SECONDS = 300
 
@@ -40,13 +40,13 @@ def wait_for_sources(
     reads: Iterable[BackfillRead],
     publishing: Collection[StagedTable],
 ) -> None:
-    """Return unless another run of the backfill has yet to publish what this publication was made from.
+    """Return if all tables from which this publication was computed are published, or are part of it.
 
     Args:
         context: The context of the publishing step.
         lake: The lakehouse.
         publisher: The publish asset.
-        reads: What the tables of the publication were made from.
+        reads: The reads from which the tables of the publication were computed.
         publishing: The staged tables of the publication.
 
     Raises:
@@ -57,11 +57,11 @@ def wait_for_sources(
     backfill, latest = backfill_of(context.instance, context.run), lake.snapshot()
     if backfill is None:
         return
-    own = {table.metadata_location for table in publishing}
+    own_locations = {table.metadata_location for table in publishing}
     missing: dict[tuple[dg.AssetKey, str | None], None] = {}
     for read in reads:
         staged = read.read.staged
-        is_own = staged.metadata_location in own or read.read.root != latest.files.storage.root
+        is_own = staged.metadata_location in own_locations or read.read.root != latest.files.storage.root
         if not is_own and presence(lake, latest, staged) is Presence.ABSENT:
             missing.update({(read.asset_key, partition): None for partition in read.partitions or [None]})
     if not missing:
@@ -75,13 +75,14 @@ def wait_for_sources(
         name = source.to_user_string()
         if partition is None and context.assets_def.partitions_def is not None:
             raise dg.Failure(
-                f"{publisher.to_user_string()} published nothing: its tables were made from {name}, which is published"
-                f" with the last partition of the backfill; publish {name} by a publish asset of its own, or give all"
-                " these assets backfill_policy=BackfillPolicy.single_run()",
+                f"{publisher.to_user_string()} published nothing: its tables were computed from {name}, which is"
+                f" published with the last partition of the backfill; publish {name} by a separate publish asset, or"
+                " set backfill_policy=BackfillPolicy.single_run() on all these assets",
                 allow_retries=False,
             )
-        shown = f"{name}{'' if partition is None else f' of partition {partition}'}"
-        _wait_for(context, publisher, shown, [run for run in runs if _materializes(context, run, partition)], backfill)
+        source_name = name if partition is None else f"{name} of partition {partition}"
+        publishing_runs = [run for run in runs if _materializes(context, run, partition)]
+        _wait_for(context, publisher, source_name, publishing_runs, backfill)
 
 
 def staged_by_other_runs(
@@ -90,16 +91,16 @@ def staged_by_other_runs(
     partitions: Sequence[str] | None,
     *,
     can_be_united: bool = True,
-    takes: bool = False,
+    takes_over: bool = False,
 ) -> list[tuple[StagedTable, list[str] | None]]:
-    """Return what other runs of the backfill staged for an asset, with the partitions that each covers.
+    """Return the tables that other runs of the backfill staged for an asset, with the partitions that each covers.
 
     Args:
         membership: The assets of the step, and its run.
         key: The asset.
-        partitions: The wanted partitions, None for an asset without partitions.
+        partitions: The partitions to return; None for an asset without partitions.
         can_be_united: Whether the rows of partitions that several runs staged can be read together.
-        takes: Whether the run takes the tables over.
+        takes_over: Whether the run takes the tables over.
 
     Raises:
         dg.Failure: A blocking check of the asset failed where it was staged, or its partitions cannot be united.
@@ -108,35 +109,35 @@ def staged_by_other_runs(
     part = membership.backfill_part(key)
     if instance is None or run is None or part is None:
         return []
-    found: dict[str, tuple[StagedTable, list[str]]] = {}
+    by_run: dict[str, tuple[StagedTable, list[str]]] = {}
     for partition in [None] if partitions is None else partitions:
         note = staged_by_backfill(instance, part.backfill, key, partition)
         staged = None if note is None else note.staged
         if note is not None and staged is not None and note.run_id != run.run_id:
-            found.setdefault(note.run_id, (staged, []))[1].append(partition or "")
-    if not can_be_united and len(found) > 1:
+            by_run.setdefault(note.run_id, (staged, []))[1].append(partition or "")
+    if not can_be_united and len(by_run) > 1:
         raise dg.Failure(
-            f"{key.to_user_string()} was not read: runs of backfill {part.backfill} staged its partitions apart,"
-            " and no column of its table holds them; give it stored_as(partition_by=[COLUMN])",
+            f"{key.to_user_string()} was not read: different runs of backfill {part.backfill} staged its"
+            " partitions, and its table has no column with the partition; add stored_as(partition_by=[COLUMN]) to it",
             allow_retries=False,
         )
-    for run_id in found:
+    for run_id in by_run:
         _check_no_failed_check(instance, key, run_id)
-        if takes:
+        if takes_over:
             record_takeover(instance, run, key, run_id)
-    return [(staged, None if partitions is None else covered) for staged, covered in found.values()]
+    return [(staged, None if partitions is None else covered) for staged, covered in by_run.values()]
 
 
 def is_deferred_to_last(membership: Membership, key: dg.AssetKey, partitions: dg.PartitionKeyRange | None) -> bool:
     """Whether the last publication of the backfill publishes a table without partitions, instead of this one.
 
-    Such a table may be made from partitions that each publication of the backfill publishes, so that only the last
+    Such a table may be computed from partitions that each publication of the backfill publishes, so that only the last
     publication can wait for all others.
 
     Args:
         membership: The assets of the publishing step, and its run.
         key: The asset of the table.
-        partitions: The partitions of the publication, None without any.
+        partitions: The partitions of the publication, or None.
     """
     instance, run, part = membership.instance, membership.run, membership.backfill_part(key)
     if instance is None or run is None or part is None or partitions is None:
@@ -153,18 +154,21 @@ def _check_no_failed_check(instance: dg.DagsterInstance, key: dg.AssetKey, run_i
     """Raise dg.Failure if a blocking check of an asset failed in the run that staged it."""
     for check in failed_blocking_checks(instance, run_id, key):
         raise dg.Failure(
-            f"{key.to_user_string()} is neither read nor published as run {run_id} staged it: its blocking check"
-            f" {check} failed there; correct the data, then backfill these partitions again",
+            f"{key.to_user_string()} as staged by run {run_id} is neither read nor published: its blocking check"
+            f" {check} failed in that run; correct the data, then backfill these partitions again",
             allow_retries=False,
         )
 
 
 def _runs_of(instance: dg.DagsterInstance, backfill: str) -> list[dg.DagsterRun]:
-    """Return the runs of a backfill after their re-executions, which lack its tag if they began after its end."""
+    """Return the re-executions of a backfill's runs, then the runs.
+
+    Re-executions that began after the end of the backfill lack its tag.
+    """
     runs = instance.get_runs(dg.RunsFilter(tags={BACKFILL_TAG: backfill}))
     roots = [run.run_id for run in runs]
-    again = instance.get_runs(dg.RunsFilter(tags={ROOT_TAG: roots})) if roots else []
-    return [*again, *(run for run in runs if run.root_run_id is None)]
+    reexecutions = instance.get_runs(dg.RunsFilter(tags={ROOT_TAG: roots})) if roots else []
+    return [*reexecutions, *(run for run in runs if run.root_run_id is None)]
 
 
 def _wait_for(
@@ -174,28 +178,31 @@ def _wait_for(
     runs: Iterable[dg.DagsterRun],
     backfill: str,
 ) -> None:
-    """Wait for the runs that publish a source, newest first, unless they are finished with success."""
+    """Return if the runs that publish a source succeeded; otherwise request a retry, or fail.
+
+    ``runs`` are ordered from the newest.
+    """
     newest: dict[str, dg.DagsterRun] = {}
     for run in runs:
         newest.setdefault(run.root_run_id or run.run_id, run)
     name, own_root = publisher.to_user_string(), context.run.root_run_id or context.run.run_id
     if own_root in newest:
-        return  # this publication has another version of the source, and its check of the reads reports that
+        return  # this publication contains another version of the source, which the check of its reads reports
     failed = next((run for run in newest.values() if run.is_finished and not run.is_success), None)
     if failed is not None:
-        _fail(name, source, f"run {failed.run_id} did not publish that; re-execute run {failed.run_id} from failure")
+        _fail(name, source, f"run {failed.run_id} did not publish it; re-execute run {failed.run_id} from failure")
     waiting_for = [run for run in newest.values() if not run.is_success]
     if newest and not waiting_for:
         return
     if not newest and not is_backfill_running(context.instance, backfill):
-        _fail(name, source, f"backfill {backfill} ended without a run that publishes that; backfill {name} for it")
+        _fail(name, source, f"backfill {backfill} ended without a run that publishes it; backfill {name} for it")
     listed = ", ".join(f"run {run.run_id}" for run in waiting_for) or f"backfill {backfill}"
-    if context.retry_number >= _MOST_WAITS:
-        _fail(name, source, f"{listed} did not publish that in time; when it has")
+    if context.retry_number >= _MAX_WAITS:
+        _fail(name, source, f"{listed} did not publish it in time; after it has")
     if is_stuck(context):
-        _fail(name, source, f"{listed} cannot start while runs that wait for it occupy all slots; when it has ended")
+        _fail(name, source, f"{listed} cannot start while runs that wait for it occupy all slots; after it has ended")
     context.log.info("waiting for %s, which publishes %s", listed, source)
-    raise dg.RetryRequested(_MOST_WAITS, min(2 ** min(context.retry_number, 10), _LONGEST_WAIT_SECONDS))
+    raise dg.RetryRequested(_MAX_WAITS, min(2 ** min(context.retry_number, 10), _MAX_WAIT_SECONDS))
 
 
 def is_stuck(context: dg.AssetExecutionContext) -> bool:
@@ -211,14 +218,17 @@ def is_stuck(context: dg.AssetExecutionContext) -> bool:
 
 def _fail(publisher: str, source: str, cause: str) -> NoReturn:
     raise dg.Failure(
-        f"{publisher} published nothing: its tables were made from {source}, and {cause}, then re-execute this run from"
-        " failure",
+        f"{publisher} published nothing: its tables were computed from {source}, and {cause}, then re-execute this run"
+        " from failure",
         allow_retries=False,
     )
 
 
 def _materializes(context: dg.AssetExecutionContext, run: dg.DagsterRun, partition: str | None) -> bool:
-    """Whether a run makes a partition of the publish asset. It may publish a table without partitions in any run."""
+    """Whether a run materializes a partition of the publish asset.
+
+    A table without partitions (``partition`` is None) may be published in any run.
+    """
     partitions = context.assets_def.partitions_def
     if partition is None or partitions is None:
         return True

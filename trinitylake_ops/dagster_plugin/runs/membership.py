@@ -1,8 +1,8 @@
-"""Which publish assets publish a table, and what the run of a step may do with the table.
+"""Find the publish assets of a table, and what the run of a step may do with the table.
 
-The definitions decide: a publish asset names the assets that it publishes in its metadata. A table that no publish
-asset names is published by its own step. A table that one names is staged by its step, and only in runs that include
-the publish asset, because nothing else would make it visible.
+The definitions decide: the metadata of a publish asset names the assets that it publishes. A table that is not named
+by a publish asset is published by its own step. A table that is named by one is staged by its step, and only in runs
+that include the publish asset, because otherwise it would never become visible.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from trinitylake_ops.dagster_plugin.runs.staging import is_unpublished, unpublis
 from trinitylake_ops.errors import InvalidInputError
 
 _PUBLISHES = "trinitylake/publishes"
-_LONGEST_WAIT_SECONDS = 30
-_MOST_WAITS = 1_000
+_MAX_WAIT_SECONDS = 30
+_MAX_WAITS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,21 @@ def check_together(
     Args:
         publisher: The publish asset.
         tables: The assets that it publishes, as far as their definitions are known.
-        partitions: Its partitions, None without any.
+        partitions: Its partitions, or None.
     """
-    others = {spec.key: spec for spec in tables}
-    known = (spec.partitions_def for spec in others.values() if spec.partitions_def is not None)
-    expected = partitions or next(known, None)
-    for key, spec in others.items():
-        own, is_automated = spec.partitions_def, spec.automation_condition is not None
-        is_split = own is not None and own != expected
-        if is_split or (is_automated and (own is None) != (partitions is None)):
-            shown = key.to_user_string()
+    specs = {spec.key: spec for spec in tables}
+    definitions = (spec.partitions_def for spec in specs.values() if spec.partitions_def is not None)
+    expected = partitions or next(definitions, None)
+    for key, spec in specs.items():
+        definition, is_automated = spec.partitions_def, spec.automation_condition is not None
+        is_split = definition is not None and definition != expected
+        if is_split or (is_automated and (definition is None) != (partitions is None)):
+            name, publisher_name = key.to_user_string(), publisher.to_user_string()
             raise InvalidInputError(
-                f"{publisher.to_user_string()} cannot publish {shown}: {_with(own)}, {publisher.to_user_string()}"
-                f" {_with(expected if is_split else partitions)}, and no run makes both; build a publish asset for"
-                f" {shown} alone, with partitions_def={'None' if own is None else 'that of the asset'}"
+                f"{publisher_name} cannot publish {name}: {name} {_described(definition)}, {publisher_name}"
+                f" {_described(expected if is_split else partitions)}, and no run can materialize both; build a"
+                f" separate publish asset for {name}, with partitions_def="
+                f"{'None' if definition is None else 'that of the asset'}"
             )
 
 
@@ -67,27 +68,27 @@ def check_publishers(assets: Iterable[dg.AssetsDefinition]) -> None:
         assets: All assets of the code location.
 
     Raises:
-        InvalidInputError: No run could stage a table and publish it, or another code location makes the table.
+        InvalidInputError: No run could stage a table and publish it, or another code location materializes the table.
     """
-    made = {key: asset for asset in assets if asset.is_materializable for key in asset.keys}
-    for publisher, asset in made.items():
+    materializable = {key: asset for asset in assets if asset.is_materializable for key in asset.keys}
+    for publisher, asset in materializable.items():
         spec = asset.get_asset_spec(publisher)
         keys = _publishes(spec.metadata)
-        for key in keys - made.keys():
+        for key in keys - materializable.keys():
             raise InvalidInputError(_foreign_location_message(key))
-        tables = [made[key].get_asset_spec(key) for key in sorted(keys, key=dg.AssetKey.to_user_string)]
+        tables = [materializable[key].get_asset_spec(key) for key in sorted(keys, key=dg.AssetKey.to_user_string)]
         check_together(publisher, tables, spec.partitions_def)
 
 
-def _with(partitions: dg.PartitionsDefinition[str] | None) -> str:
-    return "it has no partitions" if partitions is None else f"it has the partitions {partitions}"
+def _described(partitions: dg.PartitionsDefinition[str] | None) -> str:
+    return "has no partitions" if partitions is None else f"has the partitions {partitions}"
 
 
 def requested_with(tables: Iterable[dg.AssetKey | dg.AssetsDefinition]) -> Any:
-    """Return the condition, an ``AutomationCondition``, to run whenever automation requests one of some tables.
+    """Return the ``AutomationCondition`` to run whenever automation requests one of some tables.
 
-    None is returned if automation requests none of them. The asset of a key may have a condition, so that a key is
-    enough for one. Dagster requests assets of the same partitions in one run.
+    Returns None if automation never requests any of them. The asset of a key may have a condition, so a key counts as
+    automated. Dagster requests assets with the same partitions in one run.
     """
     condition = dg.AutomationCondition
     if not any(
@@ -99,7 +100,7 @@ def requested_with(tables: Iterable[dg.AssetKey | dg.AssetsDefinition]) -> Any:
 
 
 def is_publisher(assets: StepAssets) -> bool:
-    """Whether a step is that of a publish asset."""
+    """Whether a step materializes a publish asset."""
     return any(_PUBLISHES in assets.graph.get(key).metadata for key in assets.own)
 
 
@@ -107,8 +108,8 @@ def publishers_of(assets: StepAssets, key: dg.AssetKey) -> list[dg.AssetKey]:
     """Return the publish assets of the code location that publish an asset, in the order of their keys."""
     if not assets.graph.has(key):
         return []
-    found = (child for child in assets.graph.get(key).child_keys if key in _published_by(assets, child))
-    return sorted(found, key=dg.AssetKey.to_user_string)
+    publishers = (child for child in assets.graph.get(key).child_keys if key in _published_by(assets, child))
+    return sorted(publishers, key=dg.AssetKey.to_user_string)
 
 
 def _published_by(assets: StepAssets, publisher: dg.AssetKey) -> set[dg.AssetKey]:
@@ -116,32 +117,33 @@ def _published_by(assets: StepAssets, publisher: dg.AssetKey) -> set[dg.AssetKey
 
 
 def _publishes(metadata: Mapping[str, Any]) -> set[dg.AssetKey]:
-    """Return the assets that an asset with some metadata publishes, none if it is no publish asset."""
+    """Return the assets that metadata of an asset names as published, which is empty unless it is a publish asset."""
     value = metadata.get(_PUBLISHES)
     names = getattr(value, "value", value)
     return {dg.AssetKey.from_user_string(name) for name in names} if isinstance(names, Sequence) else set()
 
 
 def selection(keys: Iterable[dg.AssetKey]) -> str:
-    """Return the selection of some assets, as the command line and the UI of Dagster take it."""
+    """Return an asset selection in the syntax of Dagster's command line and UI."""
     return " or ".join(f'key:"{key.to_user_string()}"' for key in keys)
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillPart:
-    """The part of a run in an asset backfill that makes a publish asset in other runs.
+    """A backfill that materializes a publish asset in another run than the asset's tables.
 
-    Dagster splits a backfill into runs by the mappings between partitions, so that a run may leave out the publish
-    asset of its tables. The backfill makes it later.
+    Dagster splits a backfill into runs by the mappings between partitions, so that a run may omit the publish asset of
+    its tables. The backfill materializes it later.
     """
 
+    #: The id of the backfill.
     backfill: str
     publisher: dg.AssetKey
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What the run of a step does with tables of publications."""
+    """The relation of a step's run to the publications of tables."""
 
     #: The assets of the step, of its run and of the code location.
     assets: StepAssets
@@ -149,76 +151,83 @@ class Membership:
     run: dg.DagsterRun | None
 
     def backfill_part(self, key: dg.AssetKey) -> BackfillPart | None:
-        """Return the part of the run in an asset backfill that publishes an asset, None if there is none."""
+        """Return the run's backfill, if that also materializes a publish asset of an asset, otherwise None."""
         backfill = None if self.run is None or self.instance is None else backfill_of(self.instance, self.run)
         if self.instance is None or backfill is None:
             return None
         record = self.instance.get_backfill(backfill)
-        made = () if record is None else record.asset_selection or ()
-        return next((BackfillPart(backfill, one) for one in publishers_of(self.assets, key) if one in made), None)
+        selected = () if record is None else record.asset_selection or ()
+        publishers = (publisher for publisher in publishers_of(self.assets, key) if publisher in selected)
+        return next((BackfillPart(backfill, publisher) for publisher in publishers), None)
 
     def check_is_published(self, key: dg.AssetKey, partitions: Sequence[str] = ()) -> BackfillPart | None:
-        """Return the part of the run in a backfill that publishes an asset in another run.
+        """Check that an asset will be published, and return the backfill that publishes it in another run.
 
-        None is returned if no publish asset publishes it, or if the run includes one that does.
+        Returns None if the asset has no publish asset, or if the run includes one of its publish assets.
 
         Args:
             key: The asset.
-            partitions: The partitions that the step makes.
+            partitions: The partitions that the step materializes.
 
         Raises:
-            dg.Failure: Publish assets publish the asset, and neither the run nor its backfill includes one of them.
+            dg.Failure: The asset has publish assets, and neither the run nor its backfill includes one of them.
         """
         assets, publishers = self.assets, publishers_of(self.assets, key)
         if not publishers or assets.in_run(publishers):
             return None
-        shown, publisher = key.to_user_string(), publishers[0]
-        # The backfill of a re-executed run may have ended, and then makes no publish asset any more.
+        name, publisher = key.to_user_string(), publishers[0]
+        # The backfill of a re-executed run may have ended, and then materializes no more publish assets.
         has_tag = self.run is not None and BACKFILL_TAG in self.run.tags
         part = self.backfill_part(key) if has_tag else None
         if part is None:
             raise dg.Failure(
-                f"asset {shown} was not stored: {publisher.to_user_string()} publishes it, and this run does not"
-                f" include {publisher.to_user_string()}; materialize both: as asset selection in the UI, or after"
-                f" --select, {selection([key, publisher])}",
+                f"asset {name} was not stored: {publisher.to_user_string()} publishes it, and this run does not"
+                f" include {publisher.to_user_string()}; materialize both, with this asset selection in the UI or after"
+                f" --select: {selection([key, publisher])}",
                 allow_retries=False,
             )
-        left_out = [one for one in partitions if not is_in_backfill(self.instance, part.backfill, part.publisher, one)]
-        if left_out:
+        omitted = [
+            partition
+            for partition in partitions
+            if not is_in_backfill(self.instance, part.backfill, part.publisher, partition)
+        ]
+        if omitted:
             raise dg.Failure(
-                f"asset {shown} was not stored: backfill {part.backfill} makes partition {left_out[0]} of it without"
-                f" {part.publisher.to_user_string()} of that partition, which publishes it; backfill both for it",
+                f"asset {name} was not stored: backfill {part.backfill} includes its partition {omitted[0]}, but not"
+                f" the same partition of {part.publisher.to_user_string()}, which publishes it; backfill the partition"
+                " of both assets",
                 allow_retries=False,
             )
         if assets.graph.get(part.publisher).partitions_def is None and assets.graph.get(key).partitions_def is not None:
             raise dg.Failure(
-                f"asset {shown} was not stored: {part.publisher.to_user_string()} has no partitions, and a backfill"
-                f" makes it in another run; give it partitions_def= of {shown}",
+                f"asset {name} was not stored: {part.publisher.to_user_string()} has no partitions, so that a backfill"
+                f" materializes it in another run; set its partitions_def= to that of {name}",
                 allow_retries=False,
             )
         return part
 
     def reads_staged(self, key: dg.AssetKey) -> bool:
-        """Whether the step may read rows of an asset that are staged: its outcome is part of the asset's publication.
+        """Whether the step may read staged rows of an asset, because its result is part of the same publication.
 
-        That is a check, a publish asset of the asset, and an asset that one of those publishes or depends on. Any other
-        step reads published rows only.
+        This applies to checks, to the publish assets of the asset, and to all assets that those publish or depend on.
+        Any other step reads only published rows.
         """
         own, graph = self.assets.own, self.assets.graph
         publishers = publishers_of(self.assets, key)
-        return not own or any(own & {one, *graph.get_ancestor_asset_keys(one)} for one in publishers)
+        return not own or any(own & {publisher, *graph.get_ancestor_asset_keys(publisher)} for publisher in publishers)
 
     def wait_for_publication(self, key: dg.AssetKey, partitions: Sequence[str | None], attempt: int) -> None:
-        """Return unless the run has yet to publish an asset.
+        """Return if the run has published an asset, or does not publish it at all.
 
         Args:
             key: The asset that the step reads.
-            partitions: The partitions that it reads, None for an asset without partitions.
-            attempt: How often the step was attempted before.
+            partitions: The partitions that it reads; [None] for an asset without partitions.
+            attempt: The number of earlier attempts of the step.
 
         Raises:
-            RetryRequested: The publication is still to come. Dagster starts the step again later.
-            dg.Failure: A step failed, so the publication may never come, or another run of the backfill publishes it.
+            RetryRequested: The run has not published the asset yet. Dagster starts the step again later.
+            dg.Failure: A step failed, so that the asset may never be published, or another run of the backfill
+                publishes it.
         """
         assets, instance, run = self.assets, self.instance, self.run
         if instance is None or run is None:
@@ -226,27 +235,29 @@ class Membership:
         publishers = assets.in_run(publishers_of(assets, key)) if assets.in_run([key]) else []
         if publishers and step_successes(instance, run.run_id).intersection(map(assets.step_key, publishers)):
             return
-        shown = key.to_user_string()
+        name = key.to_user_string()
         if publishers and not step_failures(instance, run.run_id):
-            raise dg.RetryRequested(_MOST_WAITS, min(2 ** min(attempt, 10), _LONGEST_WAIT_SECONDS))
+            raise dg.RetryRequested(_MAX_WAITS, min(2 ** min(attempt, 10), _MAX_WAIT_SECONDS))
         if publishers:
             raise dg.Failure(
-                f"{shown} was not read: {publishers[0].to_user_string()} has not published what this run staged for it,"
-                " because a step failed; re-execute the run from failure",
+                f"{name} was not read: {publishers[0].to_user_string()} has not published the table that this run"
+                " staged for it, because a step failed; re-execute the run from failure",
                 allow_retries=False,
             )
         part = self.backfill_part(key)
-        if part is not None and any(is_unpublished(instance, part.backfill, key, one) for one in partitions):
+        if part is not None and any(
+            is_unpublished(instance, part.backfill, key, partition) for partition in partitions
+        ):
             publisher = part.publisher.to_user_string()
             raise dg.Failure(
-                f"{shown} was not read: backfill {part.backfill} staged it, and {publisher} has not published it; add"
-                f" {publisher} to the deps of {', '.join(sorted(one.to_user_string() for one in assets.own))}",
+                f"{name} was not read: backfill {part.backfill} staged it, and {publisher} has not published it; add"
+                f" {publisher} to the deps of {', '.join(sorted(asset.to_user_string() for asset in assets.own))}",
                 allow_retries=False,
             )
 
 
 def check_can_stage(assets: StepAssets, key: dg.AssetKey) -> None:
-    """Raise dg.Failure if no run of a publish asset could stage an asset, because another code location makes it.
+    """Raise dg.Failure if another code location materializes an asset, so that no run could stage and publish it.
 
     Args:
         assets: The assets of the step of the publish asset.
@@ -258,30 +269,32 @@ def check_can_stage(assets: StepAssets, key: dg.AssetKey) -> None:
 
 
 def _foreign_location_message(key: dg.AssetKey) -> str:
-    shown = key.to_user_string()
+    name = key.to_user_string()
     return (
-        f"{shown} cannot be published: another code location makes it, so that no run of this one can stage it; leave"
-        f" it out of the tables of the publish asset, or build the publish asset in the code location of {shown}"
+        f"{name} cannot be published: another code location materializes it, so that no run of this one can stage it;"
+        f" remove it from the tables of the publish asset, or build the publish asset in the code location of {name}"
     )
 
 
 def nothing_staged(instance: dg.DagsterInstance, publisher: dg.AssetKey, keys: Iterable[dg.AssetKey]) -> str:
-    """Return why a publish asset has nothing to publish in a run, with what to do: a run may hold staged tables.
+    """Return the message for a publish asset with nothing to publish in its run: the cause, and what to do.
+
+    If another run staged one of the tables without publishing it, the message names that run.
 
     Args:
         instance: The Dagster instance.
         publisher: The publish asset.
         keys: The assets that it publishes.
     """
-    shown = publisher.to_user_string()
+    name = publisher.to_user_string()
     for key in keys:
         run_id = unpublished_by(instance, key)
         if run_id is not None:
             return (
-                f"{shown} published nothing: this run staged none of its tables, and run {run_id} staged"
+                f"{name} published nothing: this run staged none of its tables, and run {run_id} staged"
                 f" {key.to_user_string()} without publishing it; re-execute that run from failure"
             )
     return (
-        f"{shown} published nothing: this run staged none of its tables; materialize them with it: as asset"
-        f" selection in the UI, or after --select, 1+{selection([publisher])}"
+        f"{name} published nothing: this run staged none of its tables; materialize them together, with this asset"
+        f" selection in the UI or after --select: 1+{selection([publisher])}"
     )
