@@ -184,8 +184,10 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
         key=lambda info: info.created_at or utc_of(0),
         reverse=True,
     )
-    whole = [info for info in exports if info.state == "complete" and info.manifest_path is not None]
-    checks = [operations.verify_export(lake, info.name, deep=limits.deep) for info in whole[: limits.verified_exports]]
+    complete = [info for info in exports if info.state == "complete" and info.manifest_path is not None]
+    checks = [
+        operations.verify_export(lake, info.name, deep=limits.deep) for info in complete[: limits.verified_exports]
+    ]
     damaged = [check for check in checks if not check.is_clean]
     wrong = [_damage(check) for check in damaged]
     wrong += [
@@ -193,7 +195,7 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
         for info in exports
         if info.state != "complete" and info.created_at is not None and now - info.created_at > _CUT_OFF_AFTER
     ]
-    full = [info for info in whole if info.level == "full"]
+    full = [info for info in complete if info.level == "full"]
     age = now - full[0].created_at if full and full[0].created_at is not None else None
     if limits.export_max_age is not None and (age is None or age > limits.export_max_age):
         youngest = _span(limits.export_max_age)
@@ -291,8 +293,8 @@ def _tree(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
 def _data_files(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
     head = lake.snapshot()
     survey = survey_data_files(lake, head, limits.data_files_seconds)
-    many = [table for table in survey.tables if table.data_files >= limits.small_files]
-    small = [table for table in many if table.mean_bytes < limits.small_file_bytes and _is_mergeable(lake, table)]
+    fragmented = [table for table in survey.tables if table.data_files >= limits.small_files]
+    small = [table for table in fragmented if table.mean_bytes < limits.small_file_bytes and _is_mergeable(lake, table)]
     small.sort(key=lambda table: -table.data_files)
     wrong = [f"{len(small)} tables have many small data files; most in {_summary(small[0])}"] if small else []
     if survey.unreadable:

@@ -29,16 +29,16 @@ def code_location_of(run: dg.DagsterRun) -> str | None:
     return run.tags.get(REPOSITORY_TAG) if origin is None else origin.repository_origin.get_label()
 
 
-def launchpad_path(place: str, job: str, config: str) -> str:
+def launchpad_path(code_location: str, job: str, config: str) -> str:
     """Return the UI path of a job's launchpad with a configuration in YAML or JSON.
 
     Args:
-        place: The code location as ``REPOSITORY@LOCATION``.
+        code_location: The code location as ``REPOSITORY@LOCATION``.
         job: The name of the job.
         config: The configuration.
     """
     return (
-        f"/locations/{quote(place, safe='@')}/jobs/{quote(job)}/playground/setup"
+        f"/locations/{quote(code_location, safe='@')}/jobs/{quote(job)}/playground/setup"
         f"?mode=default&config={quote(config, safe='')}"
     )
 
@@ -53,7 +53,7 @@ class Links:
 
     names: LakehouseNames
     #: The code location as ``REPOSITORY@LOCATION``.
-    place: str = ""
+    code_location: str = ""
     #: Jobs of the code location. There are no links to other jobs.
     jobs: frozenset[str] = frozenset()
     #: URL of the webserver. If empty, links are relative to the current host.
@@ -72,19 +72,19 @@ class Links:
 
     @classmethod
     def at(
-        cls, repository: dg.RepositoryDefinition | None, place: str | None, names: LakehouseNames, base: str
+        cls, repository: dg.RepositoryDefinition | None, code_location: str | None, names: LakehouseNames, base: str
     ) -> Links:
         """Create the links of a code location. If it is unknown, as in a test, there are only links to runs.
 
         Args:
             repository: The definitions of the code location.
-            place: The code location as ``REPOSITORY@LOCATION``.
+            code_location: The code location as ``REPOSITORY@LOCATION``.
             names: The names of the lakehouse's definitions.
             base: The URL of the webserver, or an empty string.
         """
-        if repository is None or place is None:
+        if repository is None or code_location is None:
             return cls(names, base=base.rstrip("/"))
-        return cls(names, place, frozenset(repository.job_names), base.rstrip("/"))
+        return cls(names, code_location, frozenset(repository.job_names), base.rstrip("/"))
 
     def launchpad(self, job: str, config: Mapping[str, Any], text: str = "") -> Link | None:
         """Return a link to the launchpad of a job.
@@ -100,7 +100,9 @@ class Links:
         job_name, config_text = self.names.of(job), config_yaml(config)
         if job_name not in self.jobs or len(config_text) > LONGEST_CONFIG_CHARS:
             return None
-        return Link(text or f"open {job_name}", f"{self.base}{launchpad_path(self.place, job_name, config_text)}")
+        return Link(
+            text or f"open {job_name}", f"{self.base}{launchpad_path(self.code_location, job_name, config_text)}"
+        )
 
     def roll_back(self, version: int, text: str, table: str | None = None) -> Link | None:
         """Return a link that plans a rollback to a version.
@@ -135,14 +137,14 @@ class Links:
         return {} if link is None else {f"open {self.names.of(job)}": link_metadata(link)}
 
 
-def rollback_link_text(version: int, doubts: Sequence[str]) -> str:
+def rollback_link_text(version: int, warnings: Sequence[str]) -> str:
     """Return the text of a link that rolls back to a version.
 
     Args:
         version: The version.
-        doubts: Reasons not to roll back to it, for example ``undone by 3``. Empty strings are ignored.
+        warnings: Reasons not to roll back to it, for example ``undone by 3``. Empty strings are ignored.
     """
-    reasons = ", ".join(filter(None, doubts))
+    reasons = ", ".join(filter(None, warnings))
     return f"roll back to {version}" + (f" ({reasons})" if reasons else "")
 
 

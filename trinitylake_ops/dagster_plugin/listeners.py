@@ -55,8 +55,8 @@ def lakehouse_events(run: RunningJob[Any], report: JobReport) -> Iterator[JobEve
     if report.committed is None:
         return
     details = metadata_entries(run.details)
-    counted = {name: value for name, value in report.metadata.items() if name not in details}
-    metrics = operation_metrics(report.committed, counted)
+    counts = {name: value for name, value in report.metadata.items() if name not in details}
+    metrics = operation_metrics(report.committed, counts)
     yield from run.page.events(run.lake, report.committed, shown=details, metrics=metrics)
 
 

@@ -161,10 +161,10 @@ def poll_commits(
             " reported"
         )
         return CommitBatch(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
-    seen = max(cursor.version, cursor.until or 0, cursor.requested)
-    if cursor.lakehouse_id != head.definition.id or seen > head.version:
+    processed = max(cursor.version, cursor.until or 0, cursor.requested)
+    if cursor.lakehouse_id != head.definition.id or processed > head.version:
         note = (
-            f"the lakehouse was replaced: version {seen} was read earlier, but the latest version is now"
+            f"the lakehouse was replaced: version {processed} was read earlier, but the latest version is now"
             f" {head.version} of {'this' if cursor.lakehouse_id == head.definition.id else 'another'} lakehouse; the"
             " differences are not reported"
         )

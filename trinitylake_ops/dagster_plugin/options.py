@@ -36,7 +36,7 @@ def signed_in_user(run: dg.DagsterRun) -> str | None:
 _TYPES: Mapping[Any, Any] = {bool: bool, int: int, float: float, str: str}
 
 #: The empty run configuration of jobs without options, so that no run can be pointed at another lakehouse.
-NO_OPTIONS = dg.ConfigMapping(lambda _nothing: {}, config_schema={})
+NO_OPTIONS = dg.ConfigMapping(lambda _config: {}, config_schema={})
 
 
 def config_fields(options: type[Options]) -> dict[str, dg.Field]:

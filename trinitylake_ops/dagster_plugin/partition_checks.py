@@ -74,22 +74,22 @@ def check_formats(asset: str, partitions: dg.TimeWindowPartitionsDefinition, for
     unit = _shortest_period(partitions.cron_schedule)
     if unit not in _determined(list(formats.values())):
         keys, are_all = _first_keys(partitions, unit)
-        same = _same_values(partitions, keys, values_of)
-        if same is None and are_all:
+        duplicate = _same_values(partitions, keys, values_of)
+        if duplicate is None and are_all:
             return
-        example = "" if same is None else f", for example {same[0]!r} and {same[1]!r}"
+        example = "" if duplicate is None else f", for example {duplicate[0]!r} and {duplicate[1]!r}"
         raise InvalidInputError(
             f"asset {asset}: several partitions have the same values by partition_format {dict(formats)!r}{example},"
             f" and a run would replace the rows of all of them; use formats that determine the {unit}, such as"
             f" {_EXAMPLES[unit]!r}"
         )
     for window in _repeated_times(partitions):
-        same = _same_values(partitions, partitions.get_partition_keys_in_time_window(window), values_of)
-        if same is not None:
+        duplicate = _same_values(partitions, partitions.get_partition_keys_in_time_window(window), values_of)
+        if duplicate is not None:
             raise InvalidInputError(
-                f"asset {asset}: partitions {same[0]!r} and {same[1]!r} have the same values by partition_format"
-                f" {dict(formats)!r}, as clocks go back, and a run would replace the rows of both; add %z to a format,"
-                " or use a time zone without clock changes, such as UTC"
+                f"asset {asset}: partitions {duplicate[0]!r} and {duplicate[1]!r} have the same values by"
+                f" partition_format {dict(formats)!r}, as clocks go back, and a run would replace the rows of both; add"
+                " %z to a format, or use a time zone without clock changes, such as UTC"
             )
 
 
@@ -200,7 +200,7 @@ def _determined(formats: Sequence[str]) -> set[_Unit]:
     month = year and months
     day = (month and bool(letters & {"d", "e"})) or (year and "j" in letters) or ((iso_week or week) and weekdays)
     hour = day and ("H" in letters or ({"I", "p"} <= letters and _differ("p", _HALF_DAYS)))
-    found: dict[_Unit, bool] = {
+    determined: dict[_Unit, bool] = {
         "minute": hour and "M" in letters,
         "hour": hour,
         "day": day,
@@ -208,7 +208,7 @@ def _determined(formats: Sequence[str]) -> set[_Unit]:
         "month": day or month,
         "year": day or year,
     }
-    return {unit for unit, is_determined in found.items() if is_determined}
+    return {unit for unit, is_determined in determined.items() if is_determined}
 
 
 def _letters(text: str) -> Iterator[str]:

@@ -84,13 +84,13 @@ def publish_by_step(
     for note in notes:
         event = published_event(key, note, table, publication.version, {})
         context.log_event(event.with_metadata({**pages(table, note), **event.metadata}))
-    counted = staged_tables_metadata([table])
+    totals = staged_tables_metadata([table])
     for shown in page.events(
-        lake, "publish", version=publication.version, metrics=operation_metrics("publish", counted)
+        lake, "publish", version=publication.version, metrics=operation_metrics("publish", totals)
     ):
         context.log_event(shown)
     context.add_output_metadata(
-        {"was_published": publication.was_published, "lakehouse_version": publication.version, **counted}
+        {"was_published": publication.was_published, "lakehouse_version": publication.version, **totals}
     )
     log_no_materialization(context)
 
@@ -203,8 +203,8 @@ def publish_staged(
         context.log.info("%s was already published as version %s", listed, version)
     else:
         context.log.info("published %s as version %s", listed, version)
-    counted = staged_tables_metadata(published_tables)
-    metadata = {"lakehouse_version": version, **counted}
+    totals = staged_tables_metadata(published_tables)
+    metadata = {"lakehouse_version": version, **totals}
     emit_lineage(
         lake,
         version,
@@ -219,7 +219,7 @@ def publish_staged(
     yield from published_events(
         context.instance, publication.runs, publication.tables, version, pages, publication.earlier
     )
-    yield from page.events(lake, "publish", version=version, metrics=operation_metrics("publish", counted))
+    yield from page.events(lake, "publish", version=version, metrics=operation_metrics("publish", totals))
     if not partitions_exist(context):
         context.log.warning("the partition was deleted after version %s published it", version)
         return

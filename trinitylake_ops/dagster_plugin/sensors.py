@@ -104,12 +104,12 @@ def build_commit_sensor(
             lake = resource.open()
         except LakehouseNotFoundError as error:
             return dg.SensorResult(skip_reason=str(error))
-        place = _code_location(context)
-        commit_batch = poll_commits(lake, context.cursor, lambda run: _run_origin(instance, run, place), limits)
+        code_location = _code_location(context)
+        commit_batch = poll_commits(lake, context.cursor, lambda run: _run_origin(instance, run, code_location), limits)
         location = context.repository_def
         keys = table_key or (names.table_key if location is None else None)  # tests have no code location
         assets = TableAssets(location, names, resource, keys)
-        page = VersionsPage(instance, location, names, Links.at(location, place, names, resource.webserver_url))
+        page = VersionsPage(instance, location, names, Links.at(location, code_location, names, resource.webserver_url))
         events = [
             *_note_events(commit_batch, names.lakehouse_key),
             *_table_events(commit_batch, lake, assets, instance),
@@ -132,7 +132,7 @@ def _code_location(context: dg.SensorEvaluationContext) -> str | None:
     return None if origin is None else f"{context.repository_name}@{origin.location_name}"
 
 
-def _run_origin(instance: dg.DagsterInstance, run_id: str, place: str | None) -> RunOrigin:
+def _run_origin(instance: dg.DagsterInstance, run_id: str, code_location: str | None) -> RunOrigin:
     """Classify a run. A run that names no code location counts as one of this code location.
 
     A finished run that did not succeed may have been killed between its commit and its events. It reported only a part
@@ -141,7 +141,7 @@ def _run_origin(instance: dg.DagsterInstance, run_id: str, place: str | None) ->
     run = known_run(instance, run_id)
     if run is None:
         return "other"
-    if place is not None and (code_location_of(run) or place) != place:
+    if code_location is not None and (code_location_of(run) or code_location) != code_location:
         return "neighbor"
     return "running" if not run.is_finished else "own" if run.is_success else "neighbor"
 
@@ -358,9 +358,9 @@ def build_closed_branch_sensor(
         lake = lakehouse_of(context.resources, names).open()
         definition = lake.snapshot().definition
         # Query the branches after listing the clones, so that the branch of each listed clone was already open.
-        kept = {branch_clone(branch) for branch in open_branches()}
+        open_clones = {branch_clone(branch) for branch in open_branches()}
         clones = [record for record in clones_of(definition) if record.name.startswith(BRANCH_PREFIX)]
-        closed = [record for record in clones if record.name not in kept]
+        closed = [record for record in clones if record.name not in open_clones]
         for record in closed:
             yield dg.RunRequest(run_key=record.clone_id, run_config={"name": record.name})
         if not closed:

@@ -67,13 +67,15 @@ class TableAssets:
     def _scan_repository(
         self, repository: dg.RepositoryDefinition, names: LakehouseNames, lakehouse: TrinityLakeResource
     ) -> None:
-        ours = {
+        io_manager_keys = {
             key
             for key, resource in repository.get_top_level_resources().items()
             if _is_of(resource, lakehouse) or key == names.io_manager_key
         }
         for node in repository.asset_graph.asset_nodes:
-            is_stored = node.is_materializable and node.assets_def.get_io_manager_key_for_asset_key(node.key) in ours
+            is_stored = (
+                node.is_materializable and node.assets_def.get_io_manager_key_for_asset_key(node.key) in io_manager_keys
+            )
             is_observed = not node.is_materializable and names_table(node.metadata)
             if is_observed and names.name and node.key.path[0] != names.name:
                 is_observed = False
@@ -155,10 +157,10 @@ class TableChanges:
                     continue
                 partitions = self._partitions(change.namespace, change.table, holder)
                 for partition, values in partitions.items():
-                    counted = self._counted(pages.bounds, change.namespace, change.table, values)
-                    yield dg.AssetMaterialization(holder.key, partition=partition, metadata={**shown, **counted})
+                    counts = self._row_count(pages.bounds, change.namespace, change.table, values)
+                    yield dg.AssetMaterialization(holder.key, partition=partition, metadata={**shown, **counts})
 
-    def _counted(self, bounds: Bounds, namespace: str, table: str, values: Mapping[str, str]) -> dict[str, int]:
+    def _row_count(self, bounds: Bounds, namespace: str, table: str, values: Mapping[str, str]) -> dict[str, int]:
         """Return the row count of a partition as metadata, if the bounds allow it and the count can be determined."""
         if not values or not bounds.take_partition():
             return {}
@@ -174,9 +176,9 @@ class TableChanges:
 
         Returns {None: {}} if the asset has no partitions or the changed partitions cannot be determined.
         """
-        everything: dict[str | None, Mapping[str, str]] = {None: {}}
+        unpartitioned: dict[str | None, Mapping[str, str]] = {None: {}}
         if holder.stored is None or holder.partitions is None or not holder.stored.columns:
-            return everything
+            return unpartitioned
         catalog = catalog_at(self.lake, self.after.version)
         try:
             states = [_definition(version, namespace, table) for version in (self.before, self.after)]
@@ -188,7 +190,7 @@ class TableChanges:
             values = holder.stored.values(keys, holder.partitions)
             partitions = [PartitionKey.of(after, column_values).record for column_values in values]
         except TrinityLakeError:
-            return everything
+            return unpartitioned
         candidates = zip(keys, values, partitions, strict=True)
         return {key: column_values for key, column_values, partition in candidates if partition in changed}
 

@@ -209,9 +209,9 @@ class TableIOManager(dg.IOManager):
         """Load the rows of an asset from the files that the run staged, or from the lakehouse."""
         key, membership = context.asset_key, self._membership(context)
         assets = membership.assets
-        wanted = InputType.of(context.dagster_type.typing_type)
+        input_type = InputType.of(context.dagster_type.typing_type)
         lake, keys = self._settings.lakehouse.open(), partitions_of(context)
-        if is_publisher(assets) or wanted.kind is StagedTable:
+        if is_publisher(assets) or input_type.kind is StagedTable:
             return self._staged_input(context, lake, membership, keys)
         if assets.is_stored_by(self._settings.kind):
             for own in assets.own:
@@ -229,12 +229,12 @@ class TableIOManager(dg.IOManager):
             staged = None if is_self else self._staged(key)
             if staged is not None:
                 table, values = load_staged(lake, staged), partition_values(context, stored, keys)
-                is_replaced = wanted.kind is not Table and are_replaced(table, staged, values)
+                is_replaced = input_type.kind is not Table and are_replaced(table, staged, values)
                 self._record_staged_read(lake, key, staged, includes_base=staged.replaces != _ALL and not is_replaced)
-                return wanted.read(lake, self._settings.spark, [Part(table, rows_of(table, values))])
+                return input_type.read(lake, self._settings.spark, [Part(table, rows_of(table, values))])
             for staged, covered in staged_by_other_runs(membership, key, keys, can_be_united=bool(stored.columns)):
                 table, values = load_staged(lake, staged), partition_values(context, stored, covered)
-                read = None if wanted.kind is Table else values
+                read = None if input_type.kind is Table else values
                 includes_base = staged.replaces != _ALL and not are_replaced(table, staged, read)
                 self._record_backfill_read(
                     lake, key, covered, staged, includes_base=includes_base, read=encoded_partitions(table, read)
@@ -242,7 +242,7 @@ class TableIOManager(dg.IOManager):
                 parts.append(Part(table, rows_of(table, values)))
                 keys = None if keys is None or covered is None else [other for other in keys if other not in covered]
         if parts and not keys:
-            return wanted.read(lake, self._settings.spark, parts)
+            return input_type.read(lake, self._settings.spark, parts)
         version = self._version_with(lake, membership, context, waits=not reads_staged)
         try:
             table = catalog_at(lake, version).load_table(stored.name)
@@ -254,11 +254,11 @@ class TableIOManager(dg.IOManager):
                 ) from error
             self._record_read(lake, context, assets, version, stored.name, exists=False)
             spark = self._settings.spark
-            return wanted.read(lake, spark, parts) if parts else wanted.empty(stored.name, spark)
+            return input_type.read(lake, spark, parts) if parts else input_type.empty(stored.name, spark)
         self._record_read(lake, context, assets, version, stored.name)
         context.log.info("reading %s.%s at version %s of the lakehouse", *stored.name, version)
         parts.append(Part(table, rows_of(table, partition_values(context, stored, keys))))
-        return wanted.read(lake, self._settings.spark, parts)
+        return input_type.read(lake, self._settings.spark, parts)
 
     def _staged_input(
         self, context: dg.InputContext, lake: Lakehouse, membership: Membership, keys: list[str] | None

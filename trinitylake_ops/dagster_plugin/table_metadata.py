@@ -245,13 +245,15 @@ class TablePages:
         ]
         return {**inline_tables("versions", _COLUMNS, rows), "versions_compared_down_to": str(history.looked_back_to)}
 
-    def _action(self, one: TableVersion, namespace: str, table: str, *, is_newest: bool) -> Link | str:
+    def _action(self, entry: TableVersion, namespace: str, table: str, *, is_newest: bool) -> Link | str:
         """Return a link that rolls the table back to an earlier version that contains it."""
-        if is_newest or one.change.kind == "removed" or one.info.state != "live":
+        if is_newest or entry.change.kind == "removed" or entry.info.state != "live":
             return ""
-        doubts = [] if one.undone_by is None else [f"undone by {one.undone_by}"]
+        warnings = [] if entry.undone_by is None else [f"undone by {entry.undone_by}"]
         return (
-            self.links.roll_back(one.info.version, rollback_link_text(one.info.version, doubts), f"{namespace}.{table}")
+            self.links.roll_back(
+                entry.info.version, rollback_link_text(entry.info.version, warnings), f"{namespace}.{table}"
+            )
             or ""
         )
 
@@ -265,23 +267,23 @@ class TablePages:
         return {**shown, "preview": preview(loaded, files, preview_rows)} if preview_rows else shown
 
 
-def _version_row(one: TableVersion) -> tuple[object, ...]:
-    info, after = one.info, one.change.after
-    changed = one.rows_changed
+def _version_row(entry: TableVersion) -> tuple[object, ...]:
+    info, after = entry.info, entry.change.after
+    changed = entry.rows_changed
     return (
         info.version,
         f"{info.created_at:%Y-%m-%d %H:%M:%S}",
         info.operation or "",
         info.approved_by or info.user or "",
-        one.change.kind,
-        _counted(None if after is None else after.rows),
+        entry.change.kind,
+        _number_text(None if after is None else after.rows),
         "" if changed is None else f"{changed:+,}",
-        _counted(None if after is None else after.files),
-        _counted(None if after is None else after.bytes),
+        _number_text(None if after is None else after.files),
+        _number_text(None if after is None else after.bytes),
     )
 
 
-def _counted(number: int | None) -> str:
+def _number_text(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
 
 
@@ -308,12 +310,12 @@ def table_metadata(
     if not definition.is_iceberg:
         return shown
     snapshot = load_iceberg(definition, catalog_at(lake, version.version).io).current_snapshot()
-    counted = totals_of(snapshot)
-    totals = {"dagster/row_count": counted.rows, "bytes": counted.bytes, "data_files": counted.files}
+    totals = totals_of(snapshot)
+    figures = {"dagster/row_count": totals.rows, "bytes": totals.bytes, "data_files": totals.files}
     return {
         **shown,
         "dagster/uri": metadata_uri(definition, lake.root),
-        **{name: total for name, total in totals.items() if total is not None},
+        **{name: figure for name, figure in figures.items() if figure is not None},
         "snapshot_id": "none" if snapshot is None else str(snapshot.snapshot_id),
     }
 
@@ -326,7 +328,7 @@ class PublishedPages:
     version: int
     links: Links
     bounds: Bounds = field(default_factory=Bounds)
-    _made: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    _by_table: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
     def __call__(self, staged: StagedTable, note: Note) -> dict[str, Any]:
         """Return the page of a published table for a partition of its asset.
@@ -340,9 +342,9 @@ class PublishedPages:
         name = (staged.namespace, staged.table)
         shown: dict[str, Any] = {}
         try:
-            if name not in self._made:
-                self._made[name] = self._pages.of(*name, preview_rows=note.preview_rows)
-            shown |= self._made[name]
+            if name not in self._by_table:
+                self._by_table[name] = self._pages.of(*name, preview_rows=note.preview_rows)
+            shown |= self._by_table[name]
             return shown | self._partition(name, note)
         except TrinityLakeError as error:
             return {**shown, "not_shown": str(error)}

@@ -216,7 +216,7 @@ class Stored:
         Raises:
             InvalidInputError: Two partition keys are the same value of a column.
         """
-        own = {column: list(dict.fromkeys(one[column] for one in values)) for column in self.columns}
+        own = {column: list(dict.fromkeys(row[column] for row in values)) for column in self.columns}
         by_column = {self.columns[0]: partitions}
         if isinstance(partitions, dg.MultiPartitionsDefinition):
             by_column = {dimension.name: dimension.partitions_def for dimension in partitions.partitions_defs}
@@ -470,9 +470,11 @@ def arrow_of(frame: Any) -> pa.Table:
                 f"the DataFrame cannot be stored: its index contains {level.dtype} values and has no name; name the"
                 " index to store it as a column, or drop it with reset_index(drop=True)"
             )
-    kept = [name for name in frame.index.names if name is not None and name not in frame.columns]
+    index_columns = [name for name in frame.index.names if name is not None and name not in frame.columns]
     try:
-        return pa.Table.from_pandas(frame.reset_index(level=kept) if kept else frame, preserve_index=False)
+        return pa.Table.from_pandas(
+            frame.reset_index(level=index_columns) if index_columns else frame, preserve_index=False
+        )
     except _UNSTORABLE as error:
         parts = (
             error.args if isinstance(error, pa.ArrowException) else [error]

@@ -73,25 +73,25 @@ def findings_by_version(
         return {}
     runs = _Runs(instance, {info.run_id: info.version for info in infos if info.run_id})
     versions = {info.version for info in infos}
-    found: dict[int, Findings] = {}
+    by_version: dict[int, Findings] = {}
 
-    def near(key: dg.AssetCheckKey) -> tuple[bool, bool, str, str]:
+    def priority(key: dg.AssetCheckKey) -> tuple[bool, bool, str, str]:
         """Sort key: checks of the lakehouse asset, then of assets with the lakehouse's prefix, then all others."""
         is_ours = not names.name or key.asset_key.path[0] == names.name
         return key.asset_key != names.lakehouse_key, not is_ours, key.asset_key.to_string(), key.name
 
-    keys = sorted(repository.asset_graph.asset_check_keys, key=near)
+    keys = sorted(repository.asset_graph.asset_check_keys, key=priority)
     for key in keys[:_MOST_CHECKS]:
-        seen: set[int] = set()
+        evaluated: set[int] = set()
         for evaluation, run_id in _evaluations(instance, key, most_evaluations):
             version = _version_of(evaluation, run_id, names, runs)
-            if version in versions and version not in seen:
-                seen.add(version)
-                _place(found.setdefault(version, Findings()), evaluation).append(key.name)
-    return found
+            if version in versions and version not in evaluated:
+                evaluated.add(version)
+                _same_result(by_version.setdefault(version, Findings()), evaluation).append(key.name)
+    return by_version
 
 
-def _place(findings: Findings, evaluation: dg.AssetCheckEvaluation) -> list[str]:
+def _same_result(findings: Findings, evaluation: dg.AssetCheckEvaluation) -> list[str]:
     if evaluation.passed:
         return findings.passed
     return findings.failed if evaluation.severity == dg.AssetCheckSeverity.ERROR else findings.warned
@@ -131,7 +131,7 @@ class _Runs:
     def _chain(self, run_id: str) -> list[str]:
         if run_id not in self._chains:
             run = known_run(self.instance, run_id)
-            self._chains[run_id] = [] if run is None else [one.run_id for one in run_chain(self.instance, run)]
+            self._chains[run_id] = [] if run is None else [related.run_id for related in run_chain(self.instance, run)]
         return self._chains[run_id]
 
     def _materializes(self, run_id: str) -> set[dg.AssetKey | None]:
@@ -167,17 +167,17 @@ def _number(value: dg.MetadataValue | None) -> int | None:
     return number if type(number) is int else None
 
 
-def last_passed(infos: Sequence[VersionInfo], found: Mapping[int, Findings]) -> int | None:
+def last_passed(infos: Sequence[VersionInfo], findings: Mapping[int, Findings]) -> int | None:
     """Return the newest readable version whose checks passed, or None.
 
     Args:
         infos: The versions, newest first.
-        found: The results of the checks by version.
+        findings: The results of the checks by version.
     """
     good = (
         info.version
         for info in infos
-        if info.state == "live" and (outcome := found.get(info.version)) is not None and outcome.is_good
+        if info.state == "live" and (outcome := findings.get(info.version)) is not None and outcome.is_good
     )
     return next(good, None)
 
@@ -268,11 +268,11 @@ class VersionsPage(VersionRows):
 
     def screen(self, lake: Lakehouse, latest: Snapshot, status: Status | None) -> dict[str, Any]:
         """Return the first entries of the page: health, due maintenance, and the latest versions with actions."""
-        back = self.links.launchpad("rollback", {"to": {"last_passed": True}}, GO_BACK)
+        rollback = self.links.launchpad("rollback", {"to": {"last_passed": True}}, GO_BACK)
         return {
             "health": "the latest version cannot be read; run verify" if status is None else _health(status),
             **({} if status is None else self._next(status)),
-            **({} if back is None else {"go_back": link_metadata(back)}),
+            **({} if rollback is None else {"go_back": link_metadata(rollback)}),
             **self.lists(lake, latest),
         }
 
@@ -333,27 +333,29 @@ class VersionsPage(VersionRows):
             only: The only table that rollback links apply to, or None for the whole lakehouse.
             marks: Remarks by version, which rollback links repeat.
         """
-        found = findings_by_version(self.instance, self.repository, self.names, infos)
+        by_version = findings_by_version(self.instance, self.repository, self.names, infos)
         cells: list[tuple[object, ...]] = []
         for info in infos:
-            findings = found.get(info.version, Findings())
-            doubts = [marks[info.version], "checks failed" if findings.failed else ""]
-            cells.append((findings, self._action(info, latest, only, doubts) or ""))
+            findings = by_version.get(info.version, Findings())
+            warnings = [marks[info.version], "checks failed" if findings.failed else ""]
+            cells.append((findings, self._action(info, latest, only, warnings) or ""))
         return cells
 
     def last_passed(self, infos: Sequence[VersionInfo]) -> int | None:
         """Return the newest readable version whose checks passed, or None. Versions are ordered newest first."""
-        found = findings_by_version(self.instance, self.repository, self.names, infos, most_evaluations=_MOST_INSPECTED)
-        return last_passed(infos, found)
+        by_version = findings_by_version(
+            self.instance, self.repository, self.names, infos, most_evaluations=_MOST_INSPECTED
+        )
+        return last_passed(infos, by_version)
 
-    def _action(self, info: VersionInfo, latest: int, only: str | None, doubts: Sequence[str]) -> Link | None:
+    def _action(self, info: VersionInfo, latest: int, only: str | None, warnings: Sequence[str]) -> Link | None:
         if info.state == "expired":
             return self.links.launchpad("undelete", {"versions": str(info.version)}, "undelete")
         if info.version == latest:
             return self.links.launchpad("export", {"name": None, "version": info.version}, "export")
         if info.state != "live":
             return None
-        return self.links.roll_back(info.version, rollback_link_text(info.version, doubts), only)
+        return self.links.roll_back(info.version, rollback_link_text(info.version, warnings), only)
 
 
 def _health(status: Status) -> str:

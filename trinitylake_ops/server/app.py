@@ -105,7 +105,7 @@ class Application:
         is_shared = self._tokens is not None or self._issuers is not None
         self.scheduler = Scheduler(self._limits, is_shared=is_shared, ended_late=self._ended_late)
         self._readiness = Readiness(
-            [one.lake for one in self.warehouses.served], self.scheduler.workers, self._redacted
+            [served.lake for served in self.warehouses.served], self.scheduler.workers, self._redacted
         )
         self._reading_metrics: asyncio.Task[None] | None = None
         self._most_bytes_of_one = self._limits.bodies_bytes // (2 if is_shared else 1)

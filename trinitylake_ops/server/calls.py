@@ -214,13 +214,13 @@ class RequestedTable:
 
 def _check_numbers(content: Any) -> None:
     """Raise RejectedError, 400, for numbers beyond 64 bits, NaN or infinity, which other programs could not read."""
-    rest = [content]
-    while rest:
-        value = rest.pop()
+    pending = [content]
+    while pending:
+        value = pending.pop()
         if isinstance(value, dict):
-            rest += value.values()
+            pending += value.values()
         elif isinstance(value, list):
-            rest += value
+            pending += value
         elif isinstance(value, int | float) and not -(2**63) <= value < 2**63:
             raise bad_request("a number in the body does not fit into 64 bits")
 
@@ -244,12 +244,12 @@ def names(value: Any) -> list[str]:
     return _NAMES.validate_python(value)
 
 
-def page_of(call: Call, found: Sequence[str]) -> tuple[list[str], str | None]:
+def page_of(call: Call, names: Sequence[str]) -> tuple[list[str], str | None]:
     """Return one page of sorted names. Clients that send no ``pageToken`` get all names.
 
     Args:
         call: The request.
-        found: All names.
+        names: All names.
 
     Returns:
         The names of the page, and the token of the next page, None for the last page.
@@ -257,7 +257,7 @@ def page_of(call: Call, found: Sequence[str]) -> tuple[list[str], str | None]:
     Raises:
         RejectedError: 400 if the token or the page size is invalid.
     """
-    token, ordered = call.query.get("pageToken"), sorted(found)
+    token, ordered = call.query.get("pageToken"), sorted(names)
     size = _page_size(call)
     if token is None:
         return ordered, None

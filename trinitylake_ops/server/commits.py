@@ -159,10 +159,10 @@ def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, C
         call.check(Scope.WRITE, commit.name[0])
     if len({commit.name for commit in commits}) < len(commits):
         raise bad_request("a transaction may change each table once")
-    made = _committed_at_once(call, commits)
-    if made is None:
-        made = retry_on_conflict(lambda: _Attempt(call, commits).commit(), call.note_conflict)
-    return made if made is not None else _present(call.warehouse.served.catalog, commits)
+    committed = _committed_at_once(call, commits)
+    if committed is None:
+        committed = retry_on_conflict(lambda: _Attempt(call, commits).commit(), call.note_conflict)
+    return committed if committed is not None else _present(call.warehouse.served.catalog, commits)
 
 
 def _committed_at_once(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, Committed] | None:
@@ -176,13 +176,13 @@ def _committed_at_once(call: Call, commits: Sequence[TableCommit]) -> Mapping[Na
         return None
     attempt = _Attempt(call, commits, base)
     try:
-        made = attempt.commit()
+        committed = attempt.commit()
     except (CommitStateUnknownException, CommitOutcomeUnknownError):
         raise
     except Exception as error:  # noqa: BLE001 - the attempt on the latest version reports it
         logger.debug("commit on version %s failed; retrying on the latest version: %s", base.version, error)
         return None
-    return made if attempt.has_changed else None
+    return committed if attempt.has_changed else None
 
 
 def _present(catalog: TrinityLakeCatalog, commits: Sequence[TableCommit]) -> dict[Name, Committed]:
@@ -247,27 +247,27 @@ class _Attempt:
         updates = adapt_updates(commit.request.updates, current)
         if table is None or current is None:
             updates = self._placed(updates)
-            table, place = self._new_table(commit.name), location_in(updates)
+            table, location = self._new_table(commit.name), location_in(updates)
         else:
             check_format_version(current)
-            place = current.location
-        read, empty_ids = self._check_files(commit, updates, place, current, parse_slot)
+            location = current.location
+        read, empty_ids = self._check_files(commit, updates, location, current, parse_slot)
         with as_invalid_input():
             updates = list(with_totals(updates, current, self._io, read, empty_ids))
             faulty = {manifest for manifest, entries in read.items() if has_faulty_bounds(entries)}
-            if faulty := {manifest for manifest in faulty if _is_within(manifest.manifest_path, place)}:
+            if faulty := {manifest for manifest in faulty if _is_within(manifest.manifest_path, location)}:
                 updates = self._with_valid_bounds(updates, faulty)
             response = self._catalog.commit_table(table, commit.request.requirements, tuple(updates))
         return self._read_back(response)
 
-    def _read_back(self, made: CommitTableResponse) -> Committed:
+    def _read_back(self, response: CommitTableResponse) -> Committed:
         """Return a table after the commit, from the bytes that the commit writes. Raises as :func:`check_readable`.
 
         They are parsed once: the result is cached for the next request for the table.
         """
-        uri = made.metadata_location
+        uri = response.metadata_location
         data = self._txn.added_file(uri.removeprefix(self._io.root))
-        text = encoded(made.metadata) if data is None else unsealed_json(metadata_json(data, uri))
+        text = encoded(response.metadata) if data is None else unsealed_json(metadata_json(data, uri))
         loaded = check_readable(text, uri)
         if self._catalog.parsed is not None:
             self._catalog.parsed.put(self._io.root, uri, loaded)
@@ -280,46 +280,46 @@ class _Attempt:
     def _placed(self, updates: list[TableUpdate]) -> list[TableUpdate]:
         """Return the updates of a new table with its location, which must be in this lakehouse and unused."""
         lakehouse = self._txn.base.definition
-        place = location_in(updates)
-        if not place:
-            place = new_table_location(self._io.root, lakehouse)
-            claim_location(self._io.storage, place, lakehouse)
-            return [*updates, SetLocationUpdate(location=place)]
+        location = location_in(updates)
+        if not location:
+            location = new_table_location(self._io.root, lakehouse)
+            claim_location(self._io.storage, location, lakehouse)
+            return [*updates, SetLocationUpdate(location=location)]
         roots = [self._io.root, *([normalize_root_uri(lakehouse.table_root)] if lakehouse.table_root else [])]
-        if all(managed_table_id(place, root) is None for root in roots):
+        if all(managed_table_id(location, root) is None for root in roots):
             raise forbidden(
                 "a new table must be in a location that this server staged; stage the create first, or send no location"
             )
-        table_id = managed_table_id(place, self._io.root)
+        table_id = managed_table_id(location, self._io.root)
         is_ours = table_id is None or is_owner(self._io.storage, table_id, lakehouse)
-        if not is_ours or _has_metadata(self._io, place):
+        if not is_ours or _has_metadata(self._io, location):
             raise forbidden(
                 "the new table's location was not staged by this server, or is already in use; stage the create first"
             )
-        kept = [update for update in updates if not isinstance(update, SetLocationUpdate)]
-        return [*kept, SetLocationUpdate(location=place)]
+        other_updates = [update for update in updates if not isinstance(update, SetLocationUpdate)]
+        return [*other_updates, SetLocationUpdate(location=location)]
 
     def _with_valid_bounds(self, updates: Sequence[TableUpdate], faulty: set[ManifestFile]) -> list[TableUpdate]:
         """Return the updates with new copies of manifests that have invalid bounds."""
         repaired: list[TableUpdate] = []
-        written: set[str] = set()
+        new_paths: set[str] = set()
         for update in updates:
             if isinstance(update, AddSnapshotUpdate):
                 own = faulty.intersection(manifests_in(update.snapshot, self._io))
                 if own:
                     snapshot = with_valid_bounds(update.snapshot, own, self._io)
-                    written |= {snapshot.manifest_list, *(repaired_uri(manifest.manifest_path) for manifest in own)}
+                    new_paths |= {snapshot.manifest_list, *(repaired_uri(manifest.manifest_path) for manifest in own)}
                     repaired.append(update.model_copy(update={"snapshot": snapshot}))
                     continue
             repaired.append(update)
-        self._txn.backdate(oldest_of(lambda: written, self._io))  # copies of an earlier attempt may be old
+        self._txn.backdate(oldest_of(lambda: new_paths, self._io))  # copies of an earlier attempt may be old
         return repaired
 
     def _check_files(
         self,
         commit: TableCommit,
         updates: Sequence[TableUpdate],
-        place: str,
+        location: str,
         current: TableMetadata | None,
         parse_slot: ExitStack,
     ) -> tuple[Mapping[ManifestFile, list[ManifestEntry]], set[int]]:
@@ -336,10 +336,10 @@ class _Attempt:
             InvalidDefinitionError: If the id of the table is not valid.
         """
         files = set(named_files(updates))
-        _check_within(files, place)
+        _check_within(files, location)
         if not files:
             return {}, set()
-        io = self._io.for_managed(table_id_of(place) or "")
+        io = self._io.for_managed(table_id_of(location) or "")
         try:
             budget = ManifestBudget(lambda: parse_slot.enter_context(_LARGE_MANIFESTS))
             new = new_files([update.snapshot for update in commit.added], current, io, budget)
@@ -350,12 +350,12 @@ class _Attempt:
         ) as error:  # its advice, to allow a root, only helps if the table already has such files
             if current is not None:
                 self._reached(commit, io)
-            raise _outside(error.path or "the file", place) from error
-        beyond = {file for file in new.named if not _is_within(file, place)}
+            raise _outside(error.path or "the file", location) from error
+        beyond = {file for file in new.named if not _is_within(file, location)}
         if beyond and current is not None:  # for example external files that the operator allowed
             reached = self._reached(commit, io)
             beyond = {file for file in beyond if io.location(file) not in reached}
-        _check_within(beyond, place)
+        _check_within(beyond, location)
         snapshots = [update.snapshot for update in commit.added]
         check_new_lists(new, snapshots, spec_ids_after(updates, current))
         check_new_entries(new.entries, snapshots, io)
@@ -378,28 +378,28 @@ def _check_keeps_snapshots(commit: TableCommit) -> None:
         )
 
 
-def _check_within(files: set[str], place: str) -> None:
+def _check_within(files: set[str], location: str) -> None:
     for file in sorted(files):
-        if not _is_within(file, place):
-            raise _outside(file, place)
+        if not _is_within(file, location):
+            raise _outside(file, location)
 
 
-def _outside(file: str, place: str) -> RejectedError:
+def _outside(file: str, location: str) -> RejectedError:
     return forbidden(
-        f"cannot add {file[:200]!r}: it is not in the table's folder '{place}/'; append its rows, or copy data files to"
-        f" '{place}/data/' and add the copies"
+        f"cannot add {file[:200]!r}: it is not in the table's folder '{location}/'; append its rows, or copy data files"
+        f" to '{location}/data/' and add the copies"
     )
 
 
-def _is_within(file: str, place: str) -> bool:
+def _is_within(file: str, location: str) -> bool:
     try:
-        return to_location(f"{place}/", file) != file  # engines on Hadoop write some URIs in another form
+        return to_location(f"{location}/", file) != file  # engines on Hadoop write some URIs in another form
     except InvalidLocationError:
         return False
 
 
-def _has_metadata(io: StorageFileIO, place: str) -> bool:
-    return any(file.path.endswith(".metadata.json") for file in files_below(io, f"{place}/metadata/"))
+def _has_metadata(io: StorageFileIO, location: str) -> bool:
+    return any(file.path.endswith(".metadata.json") for file in files_below(io, f"{location}/metadata/"))
 
 
 def _was_applied(commit: TableCommit, table: Table | None) -> bool:
@@ -432,14 +432,14 @@ def _holds(commit: TableCommit, table: Table | None) -> bool:
     """Whether a table has the changes of a commit, as far as later commits cannot have replaced them."""
     if table is None or not (_was_applied(commit, table) or not commit.added):
         return False
-    metadata, asked = table.metadata, commit.request
-    for requirement in asked.requirements:
+    metadata, request = table.metadata, commit.request
+    for requirement in request.requirements:
         if isinstance(requirement, AssertTableUUID) and requirement.uuid != metadata.table_uuid:
             return False
-    for update in asked.updates:
+    for update in request.updates:
         if isinstance(update, SetPropertiesUpdate):
-            wanted = {name: value for name, value in update.updates.items() if name not in MANAGED_PROPERTIES}
-            if not wanted.items() <= metadata.properties.items():
+            properties = {name: value for name, value in update.updates.items() if name not in MANAGED_PROPERTIES}
+            if not properties.items() <= metadata.properties.items():
                 return False
         elif isinstance(update, RemovePropertiesUpdate):
             if metadata.properties.keys() & set(update.removals) - set(MANAGED_PROPERTIES):

@@ -41,20 +41,20 @@ class Access:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def vends(call: Call, found: RequestedTable | None) -> bool:
+def vends(call: Call, requested: RequestedTable | None) -> bool:
     """Whether the response about a table contains credentials: the client requests them, and is allowed to get them.
 
     Args:
         call: The request.
-        found: The table, None for one that the request creates.
+        requested: The table, None for one that the request creates.
 
     Raises:
         StorageError: If the latest version cannot be read at the moment.
     """
-    return _VENDED in _requested_delegation(call) and vends_credentials(call, found)
+    return _VENDED in _requested_delegation(call) and vends_credentials(call, requested)
 
 
-def vends_credentials(call: Call, found: RequestedTable | None) -> bool:
+def vends_credentials(call: Call, requested: RequestedTable | None) -> bool:
     """Whether the client may get credentials for the folder of a table that the principal may read.
 
     Credentials give access to all files in the folder, including those of the latest version. A warehouse of an older
@@ -63,7 +63,7 @@ def vends_credentials(call: Call, found: RequestedTable | None) -> bool:
 
     Args:
         call: The request.
-        found: The table, None for one that the request creates.
+        requested: The table, None for one that the request creates.
 
     Raises:
         StorageError: If the latest version cannot be read at the moment.
@@ -71,7 +71,7 @@ def vends_credentials(call: Call, found: RequestedTable | None) -> bool:
     delegate = call.warehouse.served.delegate
     if delegate is None or not delegate.settings.vends_credentials:
         return False
-    return found is None or call.warehouse.has_now(call.table, found.definition.id)
+    return requested is None or call.warehouse.has_now(call.table, requested.definition.id)
 
 
 def access_at(call: Call, namespace: str, table: str, location: str | None, *, writes: bool, is_vended: bool) -> Access:
@@ -125,19 +125,19 @@ def vended(call: Call, folder: str, *, writes: bool) -> list[dict[str, Any]]:
     return [{"prefix": folder, "config": {**_public_config(call), **credentials.properties}}]
 
 
-def may_write(call: Call, namespace: str, found: RequestedTable) -> bool:
+def may_write(call: Call, namespace: str, requested: RequestedTable) -> bool:
     """Whether the principal may write to a table, in the requested warehouse.
 
     Args:
         call: The request.
         namespace: The namespace of the table.
-        found: The table.
+        requested: The table.
     """
     is_latest, principal = call.warehouse.version is None, call.principal
     return (
         is_latest
         and principal.may(Scope.WRITE, namespace)
-        and call.may_change(Scope.WRITE, found.definition, found.latest)
+        and call.may_change(Scope.WRITE, requested.definition, requested.latest)
     )
 
 
@@ -231,23 +231,23 @@ def sign_request(call: Call) -> JsonResponse:
     return ok({"uri": signed.uri, "headers": signed.headers}, NOT_KEPT)
 
 
-def _reached(call: Call, found: RequestedTable) -> ReachedFiles:
+def _reached(call: Call, requested: RequestedTable) -> ReachedFiles:
     """Return the files that a table refers to at the version of the warehouse. Raises StorageError."""
-    io, kept = found.catalog.io, call.warehouse.served.reached
-    uri = metadata_uri(found.definition, io.root)
-    reached = kept.get(uri)
+    io, cache = requested.catalog.io, call.warehouse.served.reached
+    uri = metadata_uri(requested.definition, io.root)
+    reached = cache.get(uri)
     if reached is None:
-        reached = ReachedFiles(found.definition, io)
-        kept.put(uri, reached, reached.size_bytes)
+        reached = ReachedFiles(requested.definition, io)
+        cache.put(uri, reached, reached.size_bytes)
     return reached
 
 
-def _folder(call: Call, found: RequestedTable) -> str | None:
+def _folder(call: Call, requested: RequestedTable) -> str | None:
     """Return the folder of a table, None if the server gives no access to it."""
-    definition = found.definition
+    definition = requested.definition
     if not definition.is_managed:
         return None
     try:
-        return own_folder(call, own_location(definition, found.catalog.io.home_of(definition.id)))
+        return own_folder(call, own_location(definition, requested.catalog.io.home_of(definition.id)))
     except InvalidDefinitionError:  # an invalid id has no folder
         return None

@@ -90,7 +90,7 @@ class Keys:
         self._fetch_attempt_s: float | None = None
         self._fetching: Future[None] | None = None
 
-    def wanted(self, kid: str | None) -> Future[None] | None:
+    def refresh_for(self, kid: str | None) -> Future[None] | None:
         """Return the download to wait for before a token with a key id is checked, None if no download is needed."""
         now_s = self._now()
         with self._lock:
@@ -365,9 +365,9 @@ class Issuers:
         algorithm, kid = header.get("alg"), header.get("kid")
         if algorithm not in settings.algorithms:
             raise unauthorized("the token's signature algorithm is not accepted")
-        wanted = keys.wanted(kid)
-        if wanted is not None:
-            await asyncio.wait({asyncio.wrap_future(wanted)}, timeout=LONGEST_FETCH_SECONDS)
+        refresh = keys.refresh_for(kid)
+        if refresh is not None:
+            await asyncio.wait({asyncio.wrap_future(refresh)}, timeout=LONGEST_FETCH_SECONDS)
         return self._checked(token, settings, keys, algorithm, kid)
 
     def _checked(self, token: str, settings: IssuerSettings, keys: Keys, algorithm: str, kid: str | None) -> Principal:

@@ -42,8 +42,8 @@ def list_namespaces(call: Call) -> JsonResponse:
 
 def create_namespace(call: Call) -> JsonResponse:
     """Create a namespace, which must have one level."""
-    asked = call.document()
-    levels, properties = names(asked.get("namespace")), texts(asked.get("properties") or {})
+    body = call.document()
+    levels, properties = names(body.get("namespace")), texts(body.get("properties") or {})
     if len(levels) != 1:
         raise bad_request(
             f"namespace {'.'.join(levels)!r} has {len(levels)} levels; namespaces of a lakehouse have one level"
@@ -78,8 +78,8 @@ def drop_namespace(call: Call) -> JsonResponse:
 
 def update_properties(call: Call) -> JsonResponse:
     """Set and remove properties of a namespace."""
-    name, asked = _writable(call), call.document()
-    removals, updates = set(names(asked.get("removals") or [])), texts(asked.get("updates") or {})
+    name, body = _writable(call), call.document()
+    removals, updates = set(names(body.get("removals") or [])), texts(body.get("updates") or {})
     if both := sorted(removals & updates.keys()):
         raise RejectedError(
             422, "UnprocessableEntityException", f"properties are both set and removed: {', '.join(both)}"
@@ -119,12 +119,12 @@ def create_view(call: Call) -> JsonResponse:
     """Create a view."""
     namespace = call.namespace
     call.check(Scope.WRITE, namespace)
-    asked = call.model(NewViewRequest)
+    request = call.model(NewViewRequest)
     with as_invalid_input():
-        made = new_view(asked.schema_, asked.view_version, asked.properties, call.warehouse.served.lake.root)
-    name = (namespace, asked.name)
-    done = changed(call, lambda catalog: catalog.put_view(name, lambda _: made, is_new=True))
-    return _view_response(done or _present(call, name))
+        metadata = new_view(request.schema_, request.view_version, request.properties, call.warehouse.served.lake.root)
+    name = (namespace, request.name)
+    view = changed(call, lambda catalog: catalog.put_view(name, lambda _: metadata, is_new=True))
+    return _view_response(view or _present(call, name))
 
 
 def load_view(call: Call) -> JsonResponse:
@@ -147,16 +147,16 @@ def replace_view(call: Call) -> JsonResponse:
     """Change a view: its versions, schemas and properties."""
     name = _name(call)
     call.check(Scope.WRITE, name[0])
-    asked = call.model(ReplaceViewRequest)
+    request = call.model(ReplaceViewRequest)
 
     def change(current: ViewMetadata | None) -> ViewMetadata:
         if current is None:
             raise InvalidInputError("the view does not exist, so it cannot be replaced; create it")
         with as_invalid_input():
-            return replaced_view(current, asked)
+            return replaced_view(current, request)
 
-    done = changed(call, lambda catalog: catalog.put_view(name, change))
-    return _view_response(done or _present(call, name))
+    view = changed(call, lambda catalog: catalog.put_view(name, change))
+    return _view_response(view or _present(call, name))
 
 
 def drop_view(call: Call) -> JsonResponse:

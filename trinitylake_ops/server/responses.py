@@ -149,8 +149,8 @@ def table_response(
         headers: Additional headers.
     """
     members = {"metadata-location": location} if location is not None else {}
-    rest = json.dumps({**members, **(given or {})})[:-1]
-    body = f'{rest}{"" if rest == "{" else ", "}"metadata": '.encode()
+    encoded = json.dumps({**members, **(given or {})})[:-1]
+    body = f'{encoded}{"" if encoded == "{" else ", "}"metadata": '.encode()
     return JsonResponse(200, body, dict(headers or {}), shared=metadata)
 
 

@@ -208,9 +208,9 @@ def _allow_many_connections() -> None:
     """Raise the limit on open files, because each connection needs one and the default is often 1,024."""
     try:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        limit = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < limit:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     except (OSError, ValueError) as error:
         logger.warning("cannot raise the limit on open files: %s", error)
 
@@ -259,8 +259,8 @@ def configuration_of(application: Application, settings: ServerSettings) -> uvic
         settings: The settings of the server.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_FILES if soft == resource.RLIM_INFINITY else max(soft - _FILES_OF_STORAGE, soft // 2)
-    bounds = {"limits": settings.limits, "most_connections": most, "unread": {}}
+    max_files = _MOST_FILES if soft == resource.RLIM_INFINITY else max(soft - _FILES_OF_STORAGE, soft // 2)
+    bounds = {"limits": settings.limits, "most_connections": max_files, "unread": {}}
     return uvicorn.Config(
         application,
         http=type("Connection", (LimitedConnection,), bounds),

@@ -33,11 +33,11 @@ class Scheduler:
     """
 
     def __init__(self, limits: Limits, *, is_shared: bool, ended_late: Callable[[asyncio.Future[object]], None]):
-        most = limits.threads + limits.waiting
+        max_jobs = limits.threads + limits.waiting
         self._seconds = limits.seconds
         self._ended_late = ended_late
         self.workers = Workers(limits, is_shared=is_shared)
-        self.queue = TableQueue(most, max(1, most // 2) if is_shared else most)
+        self.queue = TableQueue(max_jobs, max(1, max_jobs // 2) if is_shared else max_jobs)
 
     def begin(self, principal: str, request: Request) -> Execution:
         """Begin the execution of a request whose body has arrived. Its time limit starts now.
@@ -80,14 +80,14 @@ class Execution:
             RejectedError: 503 if the step did not begin, 504 if it did not end in time.
             ClientDisconnect: If the client disconnected before the step began.
         """
-        place = await self._enter_queue(tables) if tables else None
+        ticket = await self._enter_queue(tables) if tables else None
         workers = self._scheduler.workers
         try:
             job = workers.submit(kind, self._principal, work)
         except BaseException:
-            self._leave_queue(place)
+            self._leave_queue(ticket)
             raise
-        job.ended.add_done_callback(lambda _: self._leave_queue(place))
+        job.ended.add_done_callback(lambda _: self._leave_queue(ticket))
         await self._wait(job.ended, or_disconnected=True)
         if not job.ended.done() and workers.cancel(kind, job):
             raise ClientDisconnect if self._disconnected.done() else busy_error()
@@ -100,19 +100,19 @@ class Execution:
         return result
 
     async def _enter_queue(self, tables: Collection[TableKey]) -> QueueTicket:
-        place = self._scheduler.queue.enter(self._principal, tables)
+        ticket = self._scheduler.queue.enter(self._principal, tables)
         try:
-            await self._wait(place.ready, or_disconnected=True)
-            if not place.ready.done():
+            await self._wait(ticket.ready, or_disconnected=True)
+            if not ticket.ready.done():
                 raise ClientDisconnect if self._disconnected.done() else busy_error()
         except BaseException:
-            self._leave_queue(place)
+            self._leave_queue(ticket)
             raise
-        return place
+        return ticket
 
-    def _leave_queue(self, place: QueueTicket | None) -> None:
-        if place is not None:
-            self._scheduler.queue.leave(place)
+    def _leave_queue(self, ticket: QueueTicket | None) -> None:
+        if ticket is not None:
+            self._scheduler.queue.leave(ticket)
 
     async def _wait(self, future: asyncio.Future[T], *, or_disconnected: bool) -> None:
         futures: set[asyncio.Future[T] | asyncio.Future[None]] = {future}

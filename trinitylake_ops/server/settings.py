@@ -214,8 +214,8 @@ def read_yaml(path: Path, key: str) -> Any:
     ) as error:  # the latter for invalid timestamps and numbers
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f", line {mark.line + 1}"
-        what = "contains a duplicate key" if isinstance(error, _DoubledKeyError) else "is not valid YAML"
-        raise InvalidInputError(f"{str(path)!r} {what}{where}", path=str(path)) from None
+        problem = "contains a duplicate key" if isinstance(error, _DoubledKeyError) else "is not valid YAML"
+        raise InvalidInputError(f"{str(path)!r} {problem}{where}", path=str(path)) from None
     if not isinstance(content, dict) or list(content) != [key]:
         raise InvalidInputError(f"{str(path)!r} must contain a mapping with the single key {key!r}", path=str(path))
     return content[key]

@@ -98,25 +98,25 @@ def create_table(call: Call) -> JsonResponse:
     namespace = call.namespace
     call.check(Scope.WRITE, namespace)
     absent: dict[str, Any] = {"location": None, "partition-spec": None, "write-order": None}
-    asked = call.model(CreateTableRequest, **absent)
-    properties = {name: value for name, value in asked.properties.items() if name not in MANAGED_PROPERTIES}
+    request = call.model(CreateTableRequest, **absent)
+    properties = {name: value for name, value in request.properties.items() if name not in MANAGED_PROPERTIES}
     check_format(properties)
     check_settable(properties)
-    spec, order = asked.partition_spec or UNPARTITIONED_PARTITION_SPEC, asked.write_order or UNSORTED_SORT_ORDER
+    spec, order = request.partition_spec or UNPARTITIONED_PARTITION_SPEC, request.write_order or UNSORTED_SORT_ORDER
     with as_invalid_input():
-        made = new_table_metadata(asked.table_schema, spec, order, "file:///place", dict(properties))
-    check_readable(encoded(made), "the new table")
-    arguments = ((namespace, asked.name), asked.table_schema, None, spec, order, properties)
-    if asked.stage_create:
+        metadata = new_table_metadata(request.table_schema, spec, order, "file:///place", dict(properties))
+    check_readable(encoded(metadata), "the new table")
+    arguments = ((namespace, request.name), request.table_schema, None, spec, order, properties)
+    if request.stage_create:
         catalog = call.warehouse.catalog()
         catalog.load_namespace_properties((namespace,))
         staged = catalog.stage_table(*arguments)
         _make_local_folders(call, staged.metadata.location)
         location, is_vended = staged.metadata.location, vends(call, None)
-        access = access_at(call, namespace, asked.name, location, writes=True, is_vended=is_vended)
+        access = access_at(call, namespace, request.name, location, writes=True, is_vended=is_vended)
         return table_response(None, as_member(encoded(staged.metadata)), access.members, access.headers)
     table = changed(call, lambda catalog: catalog.create_table(*arguments))
-    table = table or call.warehouse.catalog().load_table((namespace, asked.name))
+    table = table or call.warehouse.catalog().load_table((namespace, request.name))
     _make_local_folders(call, table.metadata.location)
     return _table_response(call, table, is_vended=vends(call, None))
 
@@ -130,13 +130,15 @@ def committed_table(call: Call) -> list[Name]:
 def commit_table(call: Call) -> JsonResponse:
     """Commit updates to one table."""
     namespace, name = call.table
-    asked = call.model(CommitTableRequest, identifier={"namespace": [namespace], "name": name})
-    commit = TableCommit.of(asked)
+    request = call.model(CommitTableRequest, identifier={"namespace": [namespace], "name": name})
+    commit = TableCommit.of(request)
     if commit.name != (namespace, name):
         raise bad_request("the identifier in the body does not match the table in the path")
-    made = commit_tables(call, [commit])[commit.name]
+    committed = commit_tables(call, [commit])[commit.name]
     return table_response(
-        made.metadata_location, as_member(made.text), headers={"ETag": _tag(call, made.metadata_location, "all")}
+        committed.metadata_location,
+        as_member(committed.text),
+        headers={"ETag": _tag(call, committed.metadata_location, "all")},
     )
 
 
@@ -167,9 +169,9 @@ def register_table(call: Call) -> JsonResponse:
     """Register an external table by its metadata file, which must be in a location that the operator allows."""
     namespace = call.namespace
     call.check(Scope.OPERATE, namespace)
-    asked = call.model(RegisterTableRequest, overwrite=False)
+    request = call.model(RegisterTableRequest, overwrite=False)
     io = call.warehouse.served.catalog.io.strict()
-    uri = registered_uri(io.root, asked.metadata_location)
+    uri = registered_uri(io.root, request.metadata_location)
     _check_allowed(call, uri)
     # Checked before the file is read, so that the response does not reveal whether another table has such a file.
     _check_is_not_own(io, uri)
@@ -178,12 +180,14 @@ def register_table(call: Call) -> JsonResponse:
     except (FileMissingError, CorruptFileError) as error:
         raise bad_request(f"cannot read the metadata file: {error}") from error
     _check_served_format(metadata)
-    place = as_uri(metadata.location).rstrip("/")
-    _check_allowed(call, f"{place}/metadata/any")
-    _check_is_not_own(io, f"{place}/metadata/any")
-    changed(call, lambda catalog: catalog.register_table((namespace, asked.name), uri, overwrite=bool(asked.overwrite)))
-    loaded = call.warehouse.catalog().load_table((namespace, asked.name))
-    definition = call.warehouse.served.lake.snapshot().table(namespace, asked.name)
+    location = as_uri(metadata.location).rstrip("/")
+    _check_allowed(call, f"{location}/metadata/any")
+    _check_is_not_own(io, f"{location}/metadata/any")
+    changed(
+        call, lambda catalog: catalog.register_table((namespace, request.name), uri, overwrite=bool(request.overwrite))
+    )
+    loaded = call.warehouse.catalog().load_table((namespace, request.name))
+    definition = call.warehouse.served.lake.snapshot().table(namespace, request.name)
     return _table_response(call, loaded, definition, writes=False, is_vended=False)
 
 
@@ -226,8 +230,8 @@ def renamed(
         move: The catalog method that renames the object.
         check: Raises RejectedError if the principal may not change the object under its old name.
     """
-    asked = call.document()
-    source, target = (_identifier_of(asked.get(name)) for name in ("source", "destination"))
+    body = call.document()
+    source, target = (_identifier_of(body.get(name)) for name in ("source", "destination"))
     call.check(Scope.WRITE, source[0])
     call.check(Scope.WRITE, target[0])
     check(call, source)
@@ -288,12 +292,12 @@ def _table_response(
         writes: Whether the client may write the table's files.
         is_vended: Whether the client gets credentials for the files.
     """
-    tag, kept = _tag(call, table.metadata_location, mode), call.warehouse.served.encoded
+    tag, cache = _tag(call, table.metadata_location, mode), call.warehouse.served.encoded
     with _ENCODING[hash(tag) % len(_ENCODING)]:  # many clients may load the same large table
-        text = kept.get(tag)
+        text = cache.get(tag)
         if text is None:
             text = as_member(encoded(table.metadata if mode == "all" else _with_refs_only(table.metadata)))
-            kept.put(tag, text, len(text))
+            cache.put(tag, text, len(text))
     namespace, name = table.name()
     is_managed = definition is None or definition.is_managed
     location = table.metadata.location if is_managed else None
@@ -312,9 +316,9 @@ def _check_served_format(metadata: TableMetadata) -> None:
 
 
 def _with_refs_only(metadata: TableMetadata) -> TableMetadata:
-    kept = {ref.snapshot_id for ref in metadata.refs.values()}
+    referenced = {ref.snapshot_id for ref in metadata.refs.values()}
     return metadata.model_copy(
-        update={"snapshots": [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id in kept]}
+        update={"snapshots": [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id in referenced]}
     )
 
 
@@ -328,8 +332,8 @@ def _tag(call: Call, metadata_location: str, mode: str) -> str:
     return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
 
 
-def _matches(asked: str, tag: str) -> bool:
-    return tag in (value.strip().removeprefix("W/") for value in asked.split(","))
+def _matches(requested: str, tag: str) -> bool:
+    return tag in (value.strip().removeprefix("W/") for value in requested.split(","))
 
 
 def _make_local_folders(call: Call, location: str) -> None:

@@ -102,9 +102,9 @@ class Served:
             other = TrinityLakeCatalog.on(target)
             other.io.metadata_limit_bytes = MAX_METADATA_BYTES
             return other
-        made = copy.copy(self.catalog)
-        made.target = target
-        return made
+        catalog = copy.copy(self.catalog)
+        catalog.target = target
+        return catalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +217,13 @@ class Warehouses:
 
     def named(self, name: str) -> Warehouse:
         """Return a warehouse by name. Raises StorageError, or RejectedError, 404, if there is none."""
-        lakehouse, rest = self._split(name)
+        lakehouse, version_name = self._split(name)
         if lakehouse not in self._served:
             raise unknown_warehouse(name, "names begin with a lakehouse, for example LAKEHOUSE.main")
         served = self._served[lakehouse]
-        if rest.startswith(_CLONE):
-            return self._clone_warehouse(served, rest)
-        return Warehouse(served, rest, _snapshot(served.lake, rest))
+        if version_name.startswith(_CLONE):
+            return self._clone_warehouse(served, version_name)
+        return Warehouse(served, version_name, _snapshot(served.lake, version_name))
 
     def lakehouse_of(self, name: str) -> str:
         """Return the lakehouse part of a warehouse name, whether or not it exists."""
@@ -232,8 +232,8 @@ class Warehouses:
     def _split(self, name: str) -> tuple[str, str]:
         """Split a warehouse name into the lakehouse's name and the rest."""
         name = name[:_LONGEST_CHARS]
-        lakehouse, _, rest = (ONLY, "", name) if ONLY in self._served else name.partition(".")
-        return lakehouse, rest or MAIN
+        lakehouse, _, version_name = (ONLY, "", name) if ONLY in self._served else name.partition(".")
+        return lakehouse, version_name or MAIN
 
     def _clone_warehouse(self, parent: Served, name: str) -> Warehouse:
         """Return the warehouse of a clone. Its errors do not reveal the clone's root."""
@@ -294,15 +294,15 @@ def _delegate(settings: LakehouseSettings) -> Delegate | None:
     return S3Delegate(options, files)
 
 
-def unknown_warehouse(name: str, how: str, detail: str | None = None) -> RejectedError:
+def unknown_warehouse(name: str, advice: str, detail: str | None = None) -> RejectedError:
     """Return the error for a warehouse that does not exist.
 
     Args:
         name: The name in the request.
-        how: What the client can do. It must not reveal other exports, clones or roots.
+        advice: What the client can do. It must not reveal other exports, clones or roots.
         detail: The cause, for the log only.
     """
-    message = f"Warehouse does not exist: {name[:200]}; {how}"
+    message = f"Warehouse does not exist: {name[:200]}; {advice}"
     return RejectedError(404, "NoSuchWarehouseException", message, detail=detail)
 
 
@@ -331,8 +331,8 @@ def _snapshot(lake: Lakehouse, name: str) -> Snapshot | None:
                 return lake.snapshot(export)
     except (errors.NotFoundError, errors.LocationNotAllowedError) as error:
         # Errors about versions and times mention only these; errors about exports mention other exports.
-        how = _FORMS if name.startswith(_EXPORT) or error.path is not None else error.message
-        raise unknown_warehouse(name, how, str(error)) from error
+        advice = _FORMS if name.startswith(_EXPORT) or error.path is not None else error.message
+        raise unknown_warehouse(name, advice, str(error)) from error
     except errors.StorageError as error:
         if name.startswith(_EXPORT):
             raise _unreadable(name, error) from error

@@ -141,11 +141,11 @@ class _Pool:
         self._running[job.principal] += 1
         self._progress_s = time.monotonic()
 
-        def done(future: Future[Any]) -> None:
+        def on_done(future: Future[Any]) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._end, job, future)
 
-        self._executor.submit(_without_stop_iteration, job.work).add_done_callback(done)
+        self._executor.submit(_without_stop_iteration, job.work).add_done_callback(on_done)
 
     def _end(self, job: Job, future: Future[Any]) -> None:
         self.n_running -= 1
@@ -277,30 +277,30 @@ class TableQueue:
         """
         if len(self) >= self._most or self._n_places[principal] >= self._most_of_one:
             raise busy_error()
-        place = QueueTicket(principal, frozenset(tables), asyncio.get_running_loop().create_future())
+        ticket = QueueTicket(principal, frozenset(tables), asyncio.get_running_loop().create_future())
         self._n_places[principal] += 1
-        for table in place.tables:
+        for table in ticket.tables:
             queue = self._queues.setdefault(table, OrderedDict())
-            place.n_behind += bool(queue)
-            queue[place] = None
-        if not place.n_behind:
-            place.ready.set_result(None)
-        return place
+            ticket.n_behind += bool(queue)
+            queue[ticket] = None
+        if not ticket.n_behind:
+            ticket.ready.set_result(None)
+        return ticket
 
-    def leave(self, place: QueueTicket) -> None:
+    def leave(self, ticket: QueueTicket) -> None:
         """Leave all queues, whether or not the commit was first in them. The next commit of each table moves up."""
-        self._n_places -= Counter({place.principal: 1})
-        for table in place.tables:
+        self._n_places -= Counter({ticket.principal: 1})
+        for table in ticket.tables:
             queue = self._queues[table]
-            was_first = next(iter(queue)) is place
-            del queue[place]
+            was_first = next(iter(queue)) is ticket
+            del queue[ticket]
             if not queue:
                 del self._queues[table]
             elif was_first:
                 self._move_up(next(iter(queue)))
 
     @staticmethod
-    def _move_up(place: QueueTicket) -> None:
-        place.n_behind -= 1
-        if not place.n_behind and not place.ready.done():
-            place.ready.set_result(None)
+    def _move_up(ticket: QueueTicket) -> None:
+        ticket.n_behind -= 1
+        if not ticket.n_behind and not ticket.ready.done():
+            ticket.ready.set_result(None)

@@ -185,9 +185,9 @@ def runs_with_staged(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[d
     """Return a run, the runs that it re-executes, and the other runs of its backfill whose tables it took over."""
     chain = run_chain(instance, run)
     known = {execution.run_id for execution in chain}
-    taken = (run_id for execution in chain for run_id in _Events.of(instance, execution.run_id).taken_from)
-    others = (instance.get_run_by_id(run_id) for run_id in dict.fromkeys(taken) if run_id not in known)
-    return [*chain, *(other for other in others if other is not None)]
+    source_ids = (run_id for execution in chain for run_id in _Events.of(instance, execution.run_id).taken_from)
+    sources = (instance.get_run_by_id(run_id) for run_id in dict.fromkeys(source_ids) if run_id not in known)
+    return [*chain, *(source for source in sources if source is not None)]
 
 
 class RunReads:
@@ -209,19 +209,19 @@ class RunReads:
         self._by_asset: dict[dg.AssetKey, list[TableRead]] = {}
         self._staged: dict[str, StagedRead] = {}
         self._of_backfill: list[BackfillRead] = []
-        wanted = [runs[0].run_id, *(found[0].run_id for found in notes.values() if found)]
+        pending = [runs[0].run_id, *(asset_notes[0].run_id for asset_notes in notes.values() if asset_notes)]
         for run, earlier in pairwise(runs):
             if run.tags.get(RESUMED_TAG) != "true":
                 break
-            wanted.append(earlier.run_id)
-        seen: set[str] = set()
-        while wanted:
-            run_id = wanted.pop()
-            if run_id in seen or run_id not in self._events:
+            pending.append(earlier.run_id)
+        visited: set[str] = set()
+        while pending:
+            run_id = pending.pop()
+            if run_id in visited or run_id not in self._events:
                 continue
-            seen.add(run_id)
+            visited.add(run_id)
             events = self._events[run_id]
-            wanted += events.taken_from
+            pending += events.taken_from
             self._of_backfill += events.backfill_reads
             for asset_key, read in events.reads:
                 self._by_asset.setdefault(asset_key, []).append(read)

@@ -175,8 +175,8 @@ def has_succeeded(instance: dg.DagsterInstance, run_id: str, asset_key: dg.Asset
         for record in _records(instance, run_id, dg.DagsterEventType.ASSET_MATERIALIZATION)
         if record.asset_key == asset_key
     }
-    ended = _records(instance, run_id, dg.DagsterEventType.STEP_SUCCESS) if steps else ()
-    return any(record.event_log_entry.step_key in steps for record in ended)
+    successes = _records(instance, run_id, dg.DagsterEventType.STEP_SUCCESS) if steps else ()
+    return any(record.event_log_entry.step_key in steps for record in successes)
 
 
 def failed_blocking_checks(instance: dg.DagsterInstance, run_id: str, asset_key: dg.AssetKey) -> list[str]:

@@ -152,10 +152,10 @@ def staged_by_backfill(
         asset_key: The asset.
         partition: The partition, or None for an asset without partitions.
     """
-    wanted = dg.AssetRecordsFilter(asset_key, asset_partitions=None if partition is None else [partition])
+    records_filter = dg.AssetRecordsFilter(asset_key, asset_partitions=None if partition is None else [partition])
     cursor: str | None = None
     while True:
-        page = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
+        page = instance.fetch_materializations(records_filter, limit=_PAGE, cursor=cursor)
         for record in page.records:
             event = record.asset_materialization
             if event is not None and _text(event.metadata.get(_BACKFILL)) == backfill:
@@ -174,8 +174,8 @@ def is_unpublished(instance: dg.DagsterInstance, backfill: str, asset_key: dg.As
         asset_key: The asset.
         partition: The partition, or None for an asset without partitions.
     """
-    wanted = dg.AssetRecordsFilter(asset_key, asset_partitions=None if partition is None else [partition])
-    records = instance.fetch_materializations(wanted, limit=1).records
+    records_filter = dg.AssetRecordsFilter(asset_key, asset_partitions=None if partition is None else [partition])
+    records = instance.fetch_materializations(records_filter, limit=1).records
     event = records[0].asset_materialization if records else None
     return event is not None and _text(event.metadata.get(_BACKFILL)) == backfill
 
@@ -264,9 +264,9 @@ def published_events(
     notes = {key: newest_notes(instance, runs, key) for key in tables}
     reported: dict[dg.AssetKey, tuple[str | None, int | None]] = {}
     while len(reported) < len(tables):
-        left = [key for key in tables if key not in reported]
-        ready = [key for key in left if not _inputs(notes[key]) & {*left} - {key}]
-        for key in ready or left:
+        remaining = [key for key in tables if key not in reported]
+        ready = [key for key in remaining if not _inputs(notes[key]) & {*remaining} - {key}]
+        for key in ready or remaining:
             for note in notes[key]:
                 event = published_event(key, note, tables[key], earlier.get(key, version), reported)
                 yield event.with_metadata({**shown(tables[key], note), **event.metadata})

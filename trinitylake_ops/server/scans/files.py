@@ -87,8 +87,8 @@ class _Writer:
     def task(self, task: FileScanTask) -> bytes:
         document: dict[str, Any] = {"data-file": self._file(task.file)}
         if task.delete_files:
-            ordered = sorted(task.delete_files, key=lambda one: one.file_path)
-            document["delete-file-references"] = sorted(self._position(one) for one in ordered)
+            ordered = sorted(task.delete_files, key=lambda file: file.file_path)
+            document["delete-file-references"] = sorted(self._position(file) for file in ordered)
         text, residual = (
             json.dumps(document).encode(),
             self._filter(task.residual if self._residual is None else self._residual),
@@ -144,11 +144,11 @@ class _Writer:
         return document
 
     def _statistics(self, file: DataFile) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        stats: dict[str, Any] = {}
         for name in _COUNTS:
             counts: Mapping[int, int] = _attribute(file, name) or {}
-            wanted = {field_id: counts[field_id] for field_id in self._stats if field_id in counts}
-            found |= _columns(name, wanted)
+            selected = {field_id: counts[field_id] for field_id in self._stats if field_id in counts}
+            stats |= _columns(name, selected)
         for name in _BOUNDS:
             bounds: Mapping[int, bytes] = _attribute(file, name) or {}
             values: dict[int, Any] = {}
@@ -157,8 +157,8 @@ class _Writer:
                     value = _value(kind, from_bytes(kind, bounds[field_id]))
                     if value is not None:
                         values[field_id] = value
-            found |= _columns(name, values)
-        return found
+            stats |= _columns(name, values)
+        return stats
 
 
 def _columns(name: str, values: Mapping[int, Any]) -> dict[str, Any]:
@@ -214,5 +214,5 @@ def no_such_plan(call: Call) -> JsonResponse:
 
 
 def _table(call: Call) -> Table:
-    found = call.requested_table()
-    return found.catalog.load_defined(*call.table, found.definition)
+    requested = call.requested_table()
+    return requested.catalog.load_defined(*call.table, requested.definition)

@@ -89,15 +89,19 @@ def part_of(text: str) -> Part:
         if not inflating.eof or not isinstance(content, list):
             raise no_such_task()
         version, table_uuid, snapshot_id, request, first, last, after = content
-        asked = json.loads(request)
+        document = json.loads(request)
     except (ValueError, TypeError, binascii.Error, zlib.error, RecursionError):
         raise no_such_task() from None
     numbers = (version, snapshot_id, first, last, after)
-    if not isinstance(table_uuid, str) or not isinstance(asked, dict) or any(type(one) is not int for one in numbers):
+    if (
+        not isinstance(table_uuid, str)
+        or not isinstance(document, dict)
+        or any(type(number) is not int for number in numbers)
+    ):
         raise no_such_task()
     if version != _VERSION or not 0 <= first <= last <= _MOST_MANIFESTS or not 0 <= after <= _MOST_FILES:
         raise no_such_task()
-    return Part(table_uuid, snapshot_id, asked, first, last, after)
+    return Part(table_uuid, snapshot_id, document, first, last, after)
 
 
 def no_such_task() -> RejectedError:
@@ -118,15 +122,15 @@ _MOST_VALUES = 200
 
 def units_of(content: Any) -> int:
     """Return the units of a filter in JSON, before it is parsed. Raises RejectedError, 413, if it has too many."""
-    units, rest = 0, [content]
-    while rest:
-        value = rest.pop()
+    units, pending = 0, [content]
+    while pending:
+        value = pending.pop()
         units += _NODE_UNITS if isinstance(value, dict) else 1
         if isinstance(value, dict):
-            rest += [member for member in value.values() if isinstance(member, dict | list)]
+            pending += [member for member in value.values() if isinstance(member, dict | list)]
         elif isinstance(value, list):
-            rest += value
-        if units + len(rest) > MOST_UNITS:
+            pending += value
+        if units + len(pending) > MOST_UNITS:
             raise RejectedError(
                 413,
                 "BadRequestException",
@@ -175,7 +179,7 @@ def _range(part: In, schema: Schema, *, case_sensitive: bool) -> BooleanExpressi
     if not isinstance(bound, BoundIn):
         return part
     literals = bound.literals
-    if any(isinstance(one, AboveMax | BelowMin) or one.value != one.value for one in literals):  # NaN
+    if any(isinstance(literal, AboveMax | BelowMin) or literal.value != literal.value for literal in literals):  # NaN
         return AlwaysTrue()
     return And(
         GreaterThanOrEqual(term=part.term, value=min(literals)), LessThanOrEqual(term=part.term, value=max(literals))
@@ -262,6 +266,6 @@ class WindowedManifest(ManifestFile):
                 ManifestFile(*self._data), self._stored, self.window, self.budget.take
             )
             self._decoded = (self.window, entries)
-            self.added = {one.data_file.file_path for one in entries if one.status == ManifestEntryStatus.ADDED}
+            self.added = {entry.data_file.file_path for entry in entries if entry.status == ManifestEntryStatus.ADDED}
         entries = self._decoded[1]
-        return [one for one in entries if not discard_deleted or one.status != ManifestEntryStatus.DELETED]
+        return [entry for entry in entries if not discard_deleted or entry.status != ManifestEntryStatus.DELETED]

@@ -143,7 +143,7 @@ class Planner:
         row_filter = self._filter_for([*data[part.first : part.last], *deletes])
         residual = None if row_filter is self._filter else self._filter
         every = EntryBudget(_MOST_DELETES)
-        whole = [WindowedManifest.of(one, range(_MOST_DELETES + 1), every) for one in deletes]
+        whole = [WindowedManifest.of(manifest, range(_MOST_DELETES + 1), every) for manifest in deletes]
         if part.last - part.first == 1:
             try:
                 tasks, rest = self._single(part, data[part.first], whole, row_filter)
@@ -154,7 +154,9 @@ class Planner:
                 ) from error
             return Planned(tasks, rest, residual)
         budget = EntryBudget(_MOST_ENTRIES)
-        several = [WindowedManifest.of(one, range(_MOST_ENTRIES + 1), budget) for one in data[part.first : part.last]]
+        several = [
+            WindowedManifest.of(manifest, range(_MOST_ENTRIES + 1), budget) for manifest in data[part.first : part.last]
+        ]
         with suppress(TooManyEntriesError):
             tasks = self._tasks(several, whole, row_filter)
             if len(tasks) <= self._most_files:
@@ -187,14 +189,14 @@ class Planner:
         if self._appends is not None:
             return [one for append in self._appends for one in self._appended_by(append)], []
         manifests = manifests_in(self._snapshot, self._io)
-        data = [one for one in manifests if one.content == ManifestContent.DATA]
-        return data, [one for one in manifests if one.content != ManifestContent.DATA]
+        data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
+        return data, [manifest for manifest in manifests if manifest.content != ManifestContent.DATA]
 
     def _appended_by(self, snapshot: Snapshot) -> list[ManifestFile]:
         return [
-            one
-            for one in manifests_in(snapshot, self._io)
-            if one.content == ManifestContent.DATA and one.added_snapshot_id == snapshot.snapshot_id
+            manifest
+            for manifest in manifests_in(snapshot, self._io)
+            if manifest.content == ManifestContent.DATA and manifest.added_snapshot_id == snapshot.snapshot_id
         ]
 
     def _part(self, first: int, last: int, after: int = 0) -> Part:
@@ -221,7 +223,7 @@ class Planner:
 
     def _filter_for(self, manifests: Sequence[ManifestFile]) -> BooleanExpression:
         """Return the filter to evaluate for files: the request's, or a weaker one if that is too much work."""
-        n_files, n_specs = _n_files(manifests), len({one.partition_spec_id for one in manifests})
+        n_files, n_specs = _n_files(manifests), len({manifest.partition_spec_id for manifest in manifests})
         if not is_too_much(self._units, n_files, n_specs):
             return self._filter
         schema = self._metadata.schema()
@@ -244,7 +246,7 @@ class Planner:
         if self._appends is None:
             return tasks
         # An append may rewrite existing manifests, so its manifests may also list files of earlier snapshots.
-        added = set().union(*(one.added for one in data))
+        added = set().union(*(manifest.added for manifest in data))
         return [task for task in tasks if task.file.file_path in added]
 
 
@@ -269,10 +271,10 @@ def check_is_of(part: Part, table: Table) -> None:
 def _snapshot_of(metadata: TableMetadata, snapshot_id: int | None) -> Snapshot | None:
     if snapshot_id is None:
         return metadata.current_snapshot()
-    found = metadata.snapshot_by_id(snapshot_id)
-    if found is None:
+    snapshot = metadata.snapshot_by_id(snapshot_id)
+    if snapshot is None:
         raise bad_request(f"snapshot {snapshot_id} does not exist in the table")
-    return found
+    return snapshot
 
 
 def _appends(metadata: TableMetadata, start_id: int | None, end: Snapshot | None) -> list[Snapshot] | None:
@@ -280,18 +282,22 @@ def _appends(metadata: TableMetadata, start_id: int | None, end: Snapshot | None
     if start_id is None:
         return None
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    found: list[Snapshot] = []
+    newest_first: list[Snapshot] = []
     at = end
-    while at is not None and at.snapshot_id != start_id and len(found) <= len(metadata.snapshots):
-        found.append(at)
+    while at is not None and at.snapshot_id != start_id and len(newest_first) <= len(metadata.snapshots):
+        newest_first.append(at)
         at = None if at.parent_snapshot_id is None else by_id.get(at.parent_snapshot_id)
     if at is None or at.snapshot_id != start_id:
         raise bad_request(f"snapshot {start_id} is not an ancestor of snapshot {end and end.snapshot_id}")
-    return [one for one in reversed(found) if one.summary is not None and one.summary.operation == Operation.APPEND]
+    return [
+        snapshot
+        for snapshot in reversed(newest_first)
+        if snapshot.summary is not None and snapshot.summary.operation == Operation.APPEND
+    ]
 
 
-def _with_schema_of(metadata: TableMetadata, snapshot: Snapshot | None, asked: PlanTableScanRequest) -> TableMetadata:
-    if snapshot is None or snapshot.schema_id is None or not asked.use_snapshot_schema:
+def _with_schema_of(metadata: TableMetadata, snapshot: Snapshot | None, request: PlanTableScanRequest) -> TableMetadata:
+    if snapshot is None or snapshot.schema_id is None or not request.use_snapshot_schema:
         return metadata
     if all(schema.schema_id != snapshot.schema_id for schema in metadata.schemas):
         raise CorruptFileError(
@@ -303,7 +309,7 @@ def _with_schema_of(metadata: TableMetadata, snapshot: Snapshot | None, asked: P
 
 
 def _n_files(manifests: Sequence[ManifestFile]) -> int:
-    return sum((one.added_files_count or 0) + (one.existing_files_count or 0) for one in manifests)
+    return sum((manifest.added_files_count or 0) + (manifest.existing_files_count or 0) for manifest in manifests)
 
 
 @contextmanager
