@@ -149,7 +149,7 @@ def test_verify_check_lists_what_the_budget_left_unchecked(lake: Lake) -> None:
     evaluations = lake.check(CheckLimits(verify_budget=Budget(max_requests=1)))["verify_clean"]
     assert evaluations.passed
     assert evaluations.description.startswith("not finished because ")
-    assert "orphans" in evaluations.metadata["not_looked_at"]
+    assert "orphans" in evaluations.metadata["not_checked"]
 
 
 def test_retention_check_fails_when_expiry_and_purge_are_overdue(lake: Lake) -> None:
@@ -256,7 +256,7 @@ def test_data_files_check_fails_on_many_small_files(lake: Lake) -> None:
     assert evaluation.description.startswith("1 tables have many small data files; most in sales.orders: 5 files of ")
     data = [info.size_bytes for info in lake.lake.storage.list("tables/") if info.path.endswith(".parquet")]
     assert len(data) == 6
-    metric_names = ("tables", "tables_with_small_files", "data_files", "bytes", "uncounted_tables", "not_looked_at")
+    metric_names = ("tables", "tables_with_small_files", "data_files", "bytes", "uncounted_tables", "not_checked")
     assert [evaluation.metadata[name] for name in metric_names] == [3, 1, 6, sum(data), 0, 0]
     assert lake.failed(CheckLimits(small_files=2, small_file_bytes=min(data) - 1)) == {}
     assert lake.failed(CheckLimits(small_files=6)) == {}
@@ -287,7 +287,7 @@ def test_data_files_check_respects_time_limit(lake: Lake, monkeypatch: pytest.Mo
     append_rows(lake.lake, "sales.orders")
     evaluation = lake.check(CheckLimits(data_files_seconds=0))["data_files_in_shape"]
     assert evaluation.passed
-    assert evaluation.metadata["not_looked_at"] == 2
+    assert evaluation.metadata["not_checked"] == 2
     assert "2 tables were not checked" in evaluation.description
 
 

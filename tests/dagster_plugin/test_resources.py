@@ -122,7 +122,7 @@ def test_options_of_other_schemes_have_scheme_prefix(tmp_path: Path, monkeypatch
     [
         (StorageSettings, {"s3.endpoint": f"https://user:{SECRET_ACCESS_KEY}@host"}, "'endpoint' must be"),
         (StorageSettings, {"s3.secret_access_key": SECRET_ACCESS_KEY}, "'s3.secret_access_key' is a credential"),
-        (SecretVariables, {"s3.secret_access_key": SECRET_ACCESS_KEY}, "'s3.secret_access_key' is not the name of an env"),
+        (SecretVariables, {"s3.secret_access_key": SECRET_ACCESS_KEY}, "is not the name of an environment"),
         (StorageSettings, {"gs.region": SECRET_ACCESS_KEY}, "unknown option 'gs.region'; .*, and each as SCHEME.NAME"),
         (StorageSettings, {"s3__region": SECRET_ACCESS_KEY}, "unknown option 's3__region'"),
     ],

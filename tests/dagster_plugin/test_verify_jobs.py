@@ -25,9 +25,9 @@ def test_verify_job_uses_record_and_limits(jobs: Jobs) -> None:
     assert jobs.must_run("verify", incremental=True).metadata["known_files"] > 0
     stopped = jobs.must_run("verify", max_requests=1).metadata
     assert stopped["stopped"] == "the budget of 1 requests is spent"
-    assert "orphans" in stopped["not_looked_at"]
+    assert "orphans" in stopped["not_checked"]
     assert jobs.must_run("verify", max_seconds=1000.0).metadata["stopped"] == "none"
-    assert jobs.must_run("verify").metadata["not_looked_at"] == ""
+    assert jobs.must_run("verify").metadata["not_checked"] == ""
 
 
 def test_deep_verify_reports_files_without_checksum(jobs: Jobs) -> None:

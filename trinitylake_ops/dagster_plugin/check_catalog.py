@@ -138,7 +138,7 @@ def _verify(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
             "warnings": len(report.findings) - len(errors),
             "findings": findings_table(report),
             "damaged_versions": report.damaged_versions,
-            "not_looked_at": "; ".join(report.unchecked),
+            "not_checked": "; ".join(report.unchecked),
             "requests": report.cost.total_requests,
         },
     )
@@ -299,7 +299,7 @@ def _data_files(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
     wrong = [f"{len(small)} tables have many small data files; most in {_summary(small[0])}"] if small else []
     if survey.unreadable:
         wrong.append(f"cannot read the metadata of {len(survey.unreadable)} tables, for example {survey.unreadable[0]}")
-    unfinished = f"; {survey.not_looked_at} tables were not checked in time" if survey.not_looked_at else ""
+    unfinished = f"; {survey.not_checked} tables were not checked in time" if survey.not_checked else ""
     rows = [(table.name, table.data_files, table.bytes, round(table.mean_bytes)) for table in small]
     return CheckResult(
         wrong=wrong,
@@ -312,7 +312,7 @@ def _data_files(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
             "data_files": sum(table.data_files for table in survey.tables),
             "bytes": sum(table.bytes for table in survey.tables),
             "uncounted_tables": len(survey.uncounted),
-            "not_looked_at": survey.not_looked_at,
+            "not_checked": survey.not_checked,
             "small_files": table_value(("table", "data files", "bytes", "bytes per file"), rows),
         },
     )

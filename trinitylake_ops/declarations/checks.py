@@ -81,14 +81,14 @@ def _report_verify(run: ReportingContext[VerifyOptions], report: VerifyReport) -
         "timeline": inline_chart(reports.verification_chart(report)),
         "findings": findings_table(report),
         "checksums": report.checksums,
-        "not_looked_at": "; ".join(report.unchecked),
+        "not_checked": "; ".join(report.unchecked),
     }
     if not report.is_clean:
         errors = [finding.message for finding in report.findings if finding.severity == "error"]
         metadata.update(run.entry("repair", {}))
         raise run.failure(f"{len(errors)} error{'s' if len(errors) > 1 else ''}, the first: {errors[0]}", metadata)
     if report.stopped is not None:
-        run.log.warning("not finished, because %s; not checked: %s", report.stopped, metadata["not_looked_at"])
+        run.log.warning("not finished, because %s; not checked: %s", report.stopped, metadata["not_checked"])
     run.report(str(report.table().title), metadata)
 
 

@@ -261,7 +261,7 @@ def _changed_after_target(run: ReportingContext[Any], plan: RollbackPlan) -> dic
     columns = [column for column in run.page.columns if column != ACTIONS]
     return {
         "commits_lost": len(rows),
-        **({"older_commits_not_looked_at": older} if older > 0 else {}),
+        **({"older_commits_not_checked": older} if older > 0 else {}),
         "lost": listing(columns, [row[: len(columns)] for row in rows]),
     }
 

@@ -54,7 +54,7 @@ class DataFileSurvey:
     #: Tables whose metadata file is missing or corrupt.
     unreadable: tuple[str, ...]
     #: The number of tables that were not read in time.
-    not_looked_at: int
+    not_checked: int
 
 
 def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) -> DataFileSurvey:
@@ -94,7 +94,7 @@ def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) ->
         tables=tuple(counted_tables),
         uncounted=tuple(uncounted),
         unreadable=tuple(unreadable),
-        not_looked_at=len(tables) - n_seen,
+        not_checked=len(tables) - n_seen,
     )
 
 
