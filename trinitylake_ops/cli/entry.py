@@ -59,11 +59,11 @@ class _BestEffortStderr(io.BufferedIOBase):
         return os.isatty(_STDERR)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        rest = memoryview(data).cast("B")
-        size = len(rest)
-        while rest:
+        remaining = memoryview(data).cast("B")
+        size = len(remaining)
+        while remaining:
             try:
-                rest = rest[os.write(_STDERR, rest) :]
+                remaining = remaining[os.write(_STDERR, remaining) :]
             except OSError:
                 break
         return size

@@ -117,11 +117,11 @@ def _stat_rows(info: VersionInfo, diff: VersionDiff | None) -> Iterator[tuple[ob
 
     tables = ("", "", "") if diff is not None and not diff.tables else delta_texts(None if diff is None else diff.sums)
     cost = (info.cost.get("attempts"), info.cost.get("requests"), _size(info.bytes_written))
-    counted = map(info.counts.get, _COUNTED)
-    yield info.version, info.created_at, _operation(info), info.message, *counted, *tables, *cost
+    counts = map(info.counts.get, _COUNTED)
+    yield info.version, info.created_at, _operation(info), info.message, *counts, *tables, *cost
     for member in info.transactions:
-        counted = map(member.counts.get, _COUNTED)
-        yield "", "", f"- {member.operation}", member.message, *counted, "", "", "", "", "", ""
+        counts = map(member.counts.get, _COUNTED)
+        yield "", "", f"- {member.operation}", member.message, *counts, "", "", "", "", "", ""
 
 
 def _operation(info: VersionInfo) -> str:

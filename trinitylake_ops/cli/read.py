@@ -61,9 +61,11 @@ _SETTINGS = (
 
 def _setting_options(command: Any) -> Any:
     defaults = LakehouseDef(id="")
-    for name, kind, what in reversed(_SETTINGS):
+    for name, kind, description in reversed(_SETTINGS):
         flag = "--" + name.replace("_", "-")
-        option = click.option(flag, name, type=kind, default=getattr(defaults, name), show_default=True, help=what)
+        option = click.option(
+            flag, name, type=kind, default=getattr(defaults, name), show_default=True, help=description
+        )
         command = option(command)
     return command
 

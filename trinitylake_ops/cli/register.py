@@ -76,7 +76,7 @@ def _register_one(session: Session, table: str, metadata_location: str, as_json:
     version = operations.register_table(lake, namespace, name, metadata_location)
     definition = lake.snapshot(version).table(namespace, name)
     io = reading_io(lake)
-    needed = root_to_allow(definition, registering_io(io, [metadata_uri(definition, lake.root)]))
+    missing_root = root_to_allow(definition, registering_io(io, [metadata_uri(definition, lake.root)]))
     print_committed(
         version,
         as_json,
@@ -84,9 +84,10 @@ def _register_one(session: Session, table: str, metadata_location: str, as_json:
         namespace=namespace,
         table=name,
         definition=definition,
-        root_to_allow=needed,
+        root_to_allow=missing_root,
     )
-    if needed is not None:
+    if missing_root is not None:
         print_notice(
-            f"Its files are at another root, which readers and operations that delete must allow: --allow-root {needed}"
+            f"Its files are at another root, which readers and operations that delete must allow:"
+            f" --allow-root {missing_root}"
         )

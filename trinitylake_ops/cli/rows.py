@@ -194,8 +194,8 @@ def _print_aligned(names: Sequence[str], columns: Sequence[Sequence[str]], is_nu
     from rich.console import Console
 
     console = Console()
-    wanted = [max(map(cell_len, (name, *texts))) for name, texts in zip(names, columns, strict=True)]
-    widths = fitted_widths(wanted, console.width) if console.is_terminal else wanted
+    natural_widths = [max(map(cell_len, (name, *texts))) for name, texts in zip(names, columns, strict=True)]
+    widths = fitted_widths(natural_widths, console.width) if console.is_terminal else natural_widths
     for line in zip(*((name, *texts) for name, texts in zip(names, columns, strict=True)), strict=True):
         cells = [_cell(text, width, right) for text, width, right in zip(line, widths, is_number, strict=False)]
         write_output(_GAP.join(cells).rstrip())
@@ -205,23 +205,23 @@ def _print_aligned(names: Sequence[str], columns: Sequence[Sequence[str]], is_nu
         print_notice("No rows.")
 
 
-def fitted_widths(wanted: Sequence[int], total: int) -> list[int]:
+def fitted_widths(natural_widths: Sequence[int], total: int) -> list[int]:
     """Return the widths of the first columns that fit on a line.
 
     Args:
-        wanted: The width of the content of each column, in characters.
+        natural_widths: The width of the content of each column, in characters.
         total: The width of the line, in characters.
     """
     widths: list[int] = []
-    for want in wanted:
+    for want in natural_widths:
         width = min(want, _NARROWEST_CHARS)
         if widths and sum(widths) + len(_GAP) * len(widths) + width > total:
             break
         widths.append(width)
     spare = max(0, total - sum(widths) - len(_GAP) * (len(widths) - 1))
-    narrow_first = sorted(range(len(widths)), key=lambda index: wanted[index])
+    narrow_first = sorted(range(len(widths)), key=lambda index: natural_widths[index])
     for n_done, index in enumerate(narrow_first):
-        added = min(wanted[index] - widths[index], spare // (len(widths) - n_done))
+        added = min(natural_widths[index] - widths[index], spare // (len(widths) - n_done))
         widths[index] += added
         spare -= added
     return [min(width, total) for width in widths]

@@ -127,14 +127,14 @@ def _plan_repair(run: OperationContext[RepairOptions]) -> RepairPlan:
 def _repair_metadata(repair: RepairPlan | RepairReport) -> dict[str, Any]:
     """Return the steps and the remaining findings as tables."""
     steps = [(step.action, step.what, "" if step.version is None else step.version) for step in repair.steps]
-    left = [
+    remaining = [
         (f.severity, f.code, f.path or "", "" if f.version is None else f.version, f.advice) for f in repair.remaining
     ]
     return {
         "n_steps": len(steps),
-        "n_left": len(left),
+        "n_left": len(remaining),
         "steps": listing(("step", "of", "version"), steps),
-        "left": listing(_COLUMNS, left),
+        "left": listing(_COLUMNS, remaining),
     }
 
 

@@ -43,11 +43,16 @@ class CloneList:
         """Return one row for each clone."""
         rows = [
             (
-                *(one.name, one.state, one.cloned_version, one.version if one.version != one.cloned_version else None),
-                *(span_text(max(0, (self.now - one.created_at) // timedelta(milliseconds=1))), one.retain_until),
-                *(one.versions, one.parent_versions, one.own_bytes, one.root),
+                *(
+                    clone.name,
+                    clone.state,
+                    clone.cloned_version,
+                    clone.version if clone.version != clone.cloned_version else None,
+                ),
+                *(span_text(max(0, (self.now - clone.created_at) // timedelta(milliseconds=1))), clone.retain_until),
+                *(clone.versions, clone.parent_versions, clone.own_bytes, clone.root),
             )
-            for one in self.clones
+            for clone in self.clones
         ]
         columns = ("name", "state", "of version", "refreshed to", "age", "time until (UTC)", "ahead", "behind")
         return new_table("" if rows else "No clones", *columns, "own bytes", "root", rows=rows)
@@ -79,12 +84,12 @@ def find_clone_problems(lake: Lakehouse) -> tuple[list[str], Mapping[str, Any]]:
     clones, now = operations.list_clones(lake), utc_of(lake.storage.now_ms())
     problems = [message for clone in clones if (message := _problem(clone, now))]
     rows = [
-        (one.name, one.state.value, one.retain_until or "dropped", one.versions, one.own_bytes, one.root)
-        for one in clones
+        (clone.name, clone.state.value, clone.retain_until or "dropped", clone.versions, clone.own_bytes, clone.root)
+        for clone in clones
     ]
     return problems, {
         "clones": len(clones),
-        "own_bytes": sum(one.own_bytes or 0 for one in clones),
+        "own_bytes": sum(clone.own_bytes or 0 for clone in clones),
         "list": listing(("clone", "state", "kept until", "versions", "own bytes", "root"), rows),
     }
 

@@ -179,7 +179,7 @@ def _undecided(plan: PromotionPlan | RefreshPlan, prefix: str = "") -> str:
 def _steps(plan: PromotionPlan | RefreshPlan) -> Table:
     """Return the steps of a plan, and the conflicts that block it."""
     steps = plan.steps()
-    conflicts = [("conflict", one.name, one.reason, "") for one in plan.conflicts]
+    conflicts = [("conflict", conflict.name, conflict.reason, "") for conflict in plan.conflicts]
     return new_table(steps.title, *steps.columns, rows=[*steps.rows, *conflicts])
 
 

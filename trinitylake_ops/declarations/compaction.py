@@ -97,12 +97,12 @@ def _plan_tables(run: OperationContext[CompactTablesOptions]) -> CompactTablesPl
 
 
 def _tables_metadata(plan: CompactTablesPlan) -> dict[str, Any]:
-    rows = [(one.name, one.files, one.data_files, one.groups, one.bytes) for one in plan.tables]
+    rows = [(table.name, table.files, table.data_files, table.groups, table.bytes) for table in plan.tables]
     older = [(name, f"{number} files of an older partition spec") for name, number in plan.older_spec_files.items()]
     return {
         "tables": len(plan.tables),
         "files": plan.files,
-        "bytes": sum(one.bytes for one in plan.tables),
+        "bytes": sum(table.bytes for table in plan.tables),
         "plan": listing(("table", "small files", "data files", "become", "bytes"), rows),
         "left": listing(("table", "why"), [*plan.left.items(), *older]),
     }
@@ -125,14 +125,14 @@ def _report_tables(run: ReportingContext[Any], plan: CompactTablesPlan | None, r
         run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"is_empty": True, **_tables_metadata(plan)})
         return
     rows = [
-        (one.table, one.files_before, one.files_after, one.rows, one.bytes_before, one.bytes_after)
-        for one in report.tables
+        (table.table, table.files_before, table.files_after, table.rows, table.bytes_before, table.bytes_after)
+        for table in report.tables
     ]
     metadata = {
         **report_entries(report.to_dict()),
         "tables": len(report.tables),
-        "files_before": sum(one.files_before for one in report.tables),
-        "files_after": sum(one.files_after for one in report.tables),
+        "files_before": sum(table.files_before for table in report.tables),
+        "files_after": sum(table.files_after for table in report.tables),
         "compacted": listing(("table", "files", "became", "rows", "bytes", "became bytes"), rows),
         "left": listing(("table", "why"), [*plan.left.items(), *report.left.items()]),
     }

@@ -203,13 +203,13 @@ def _report_drop(run: ReportingContext[Any], _plan: DropExportPlan | None, repor
 
 def _drop_result(run: OperationContext[Any], plan: DropExportPlan, report: CommitReport) -> CommandResult:
     name = run.options.name
-    lost = (
+    warning = (
         f"The lakehouse at {plan.export.target} reads files here that are no longer kept: the next expirations, purges"
         " and orphan removals delete them"
     )
     return CommandResult(
         shown=Committed(version=report.version, line=f"Dropped export {name}", details={"name": name}),
-        notices=(lost,) if plan.loses_files else (),
+        notices=(warning,) if plan.loses_files else (),
     )
 
 

@@ -262,11 +262,11 @@ def _report_trim(run: ReportingContext[Any], plan: TrimPlan | None, report: Trim
 
 
 def _trim_result(_run: OperationContext[Any], plan: TrimPlan, report: TrimReport) -> CommandResult:
-    left = {
+    skipped = {
         "their metadata cannot be read": (plan.unreadable, "; run verify for details"),
         "their format version cannot be written": (plan.unwritable, ""),
     }
-    notices = [f"Skipped, because {why}: {', '.join(names)}{more}" for why, (names, more) in left.items() if names]
+    notices = [f"Skipped, because {why}: {', '.join(names)}{more}" for why, (names, more) in skipped.items() if names]
     return CommandResult(shown=report, notices=tuple(notices))
 
 

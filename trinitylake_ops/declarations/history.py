@@ -53,12 +53,13 @@ def _history(run: ReportingContext[HistoryOptions]) -> None:
     name, latest = run.options.table, run.lake.snapshot()
     limit = run.options.limit
     history = table_history(run.lake, *split_name(name), head=latest, most=limit, look_back=limit)
-    changes = {one.info.version: (one.change.kind, *delta_texts(one.change.delta)) for one in history.versions}
+    changes = {entry.info.version: (entry.change.kind, *delta_texts(entry.change.delta)) for entry in history.versions}
     marks = {
-        one.info.version: "" if one.undone_by is None else f"undone by {one.undone_by}" for one in history.versions
+        entry.info.version: "" if entry.undone_by is None else f"undone by {entry.undone_by}"
+        for entry in history.versions
     }
-    rows = run.page.rows_with(latest, [one.info for one in history.versions], changes, marks, only=name)
-    columns = [(one.info.version, line) for one in history.versions for line in one.columns]
+    rows = run.page.rows_with(latest, [entry.info for entry in history.versions], changes, marks, only=name)
+    columns = [(entry.info.version, line) for entry in history.versions for line in entry.columns]
     metadata = {
         "table": name,
         "n_versions": len(rows),

@@ -343,16 +343,16 @@ class PlanDeclaration(Generic[PlannedT, PlanT, ReportT]):
         plan = self.plan_within_limits(run, limits)
         metadata = self.plan_metadata(plan)
         files, size_bytes = int(metadata.get("files", 0)), int(metadata.get("bytes", 0))
-        about = {"digest": plan.digest, "base_version": plan.base_version, "limits": str(limits)}
+        plan_details = {"digest": plan.digest, "base_version": plan.base_version, "limits": str(limits)}
         if not limits.allow(files, size_bytes):  # a plan that counts no files is within the limits
             raise replace(run, details={}).failure(
                 f"this {self.name} {self.verb} {files} files with {size_bytes} bytes, which exceeds the limits of an"
                 f" unattended run ({limits}), so nothing was done; run {run.job(self.name)} to make a plan, then"
                 " approve it",
-                {**about, **metadata},
+                {**plan_details, **metadata},
             )
         run.log.info("%s; within the limits of unattended runs: %s", plan.table().title, limits)
-        self._apply(replace(run, details={**run.details, **about}), plan, None)
+        self._apply(replace(run, details={**run.details, **plan_details}), plan, None)
 
 
 def limits_of(run: ReportingContext[Any]) -> ApplyLimits:

@@ -63,4 +63,6 @@ def chosen_operations(chosen: str | Sequence[str] = ()) -> tuple[Operation[Any],
         )
     groups = GROUPS if EVERYTHING in names else {name: GROUPS[name] for name in GROUPS if name in names}
     grouped = {operation.job for group in groups.values() for operation in group}
-    return tuple(one for one in ALL if one in COMMON or one.job in names or one.job in grouped)
+    return tuple(
+        operation for operation in ALL if operation in COMMON or operation.job in names or operation.job in grouped
+    )

@@ -45,8 +45,16 @@ class ExportList:
     def table(self) -> Table:
         """Return one row for each export."""
         rows = [
-            (one.name, one.version, one.level, one.state, one.created_at, one.retain_until, one.location)
-            for one in self.exports
+            (
+                export.name,
+                export.version,
+                export.level,
+                export.state,
+                export.created_at,
+                export.retain_until,
+                export.location,
+            )
+            for export in self.exports
         ]
         return new_table("", "name", "version", "level", "state", "created (UTC)", "kept until", "root", rows=rows)
 

@@ -245,7 +245,7 @@ def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
 
 def _changed_after_target(run: ReportingContext[Any], plan: RollbackPlan) -> dict[str, Any]:
     """Return the commits after the target that changed an object to roll back."""
-    base, wanted = plan.operation.base, plan.only
+    base, selected = plan.operation.base, plan.only
     if plan.to_version >= base.version:
         return {}
     n_later = base.version - plan.to_version
@@ -254,7 +254,7 @@ def _changed_after_target(run: ReportingContext[Any], plan: RollbackPlan) -> dic
 
     def is_affected(diff: VersionDiff | None) -> bool:
         objects = () if diff is None else diff.objects
-        return diff is None or any(not wanted or one.name in wanted or one.namespace in wanted for one in objects)
+        return diff is None or any(not selected or one.name in selected or one.namespace in selected for one in objects)
 
     rows = run.page.rows(lake, base, infos, most_seconds=_MOST_SECONDS, is_wanted=is_affected)
     older = n_later - len(infos)

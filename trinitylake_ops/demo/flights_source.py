@@ -49,8 +49,8 @@ class FlightsSource:
             path = folder / f"{name}{ending}"
             if path.is_file():
                 return path
-        wanted = " or ".join(f"{name}{ending}" for ending in _ENDINGS)
-        raise FileMissingError(f"the flights data set has no file {wanted}; add it", path=str(folder))
+        expected = " or ".join(f"{name}{ending}" for ending in _ENDINGS)
+        raise FileMissingError(f"the flights data set has no file {expected}; add it", path=str(folder))
 
     def spark_path(self, name: str) -> str:
         """Return a path that Spark can read: the file itself, or an unzipped copy of a zip file.

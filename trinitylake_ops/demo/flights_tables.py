@@ -69,13 +69,13 @@ class FlightsTable:
         """
         if self.read is not None:
             return self.read(spark, source, month)
-        given = inputs or {}
-        missing = [name for name in self.inputs if name not in given]
+        provided = inputs or {}
+        missing = [name for name in self.inputs if name not in provided]
         if missing or self.derive is None:
             raise InvalidInputError(f"table {self.name} is missing the inputs {', '.join(missing)}")
         return self.derive(
             {
-                name: model.of_month(given[name], month) if TABLES[name].is_monthly else given[name]
+                name: model.of_month(provided[name], month) if TABLES[name].is_monthly else provided[name]
                 for name in self.inputs
             }
         )

@@ -70,8 +70,8 @@ def ago(duration_ms: int) -> str:
 
 def ranges(versions: Iterable[int]) -> str:
     """Format versions as ranges, newest first. Only the first ranges are listed."""
-    found = VersionRanges.of(versions).ranges
-    shown = [f"{first:,}" if first == last else f"{first:,}–{last:,}" for first, last in reversed(found)]
+    ranges = VersionRanges.of(versions).ranges
+    shown = [f"{first:,}" if first == last else f"{first:,}–{last:,}" for first, last in reversed(ranges)]
     more = len(shown) - _MOST_RANGES
     return ", ".join(shown[:_MOST_RANGES]) + (f" and {counted(more, 'range')} more" if more > 0 else "")
 

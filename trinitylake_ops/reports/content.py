@@ -258,8 +258,8 @@ def finding_rows(findings: Sequence[Finding]) -> Findings:
         )
         for finding in ordered[:MOST_ROWS]
     )
-    rest = Counter(finding.code for finding in ordered[MOST_ROWS:])
-    return Findings(rows, ", ".join(f"{number:,} more {code}" for code, number in rest.most_common()))
+    omitted = Counter(finding.code for finding in ordered[MOST_ROWS:])
+    return Findings(rows, ", ".join(f"{number:,} more {code}" for code, number in omitted.most_common()))
 
 
 def version_rows(timeline: Timeline, of_interest: Iterable[int]) -> tuple[tuple[VersionRow, ...], str]:
@@ -272,10 +272,10 @@ def version_rows(timeline: Timeline, of_interest: Iterable[int]) -> tuple[tuple[
     Returns:
         The rows, and a note about versions that are not listed.
     """
-    everything = timeline.versions
-    chosen = everything if len(everything) <= MOST_ROWS else _notable(timeline, of_interest)
+    versions = timeline.versions
+    chosen = versions if len(versions) <= MOST_ROWS else _notable(timeline, of_interest)
     rows = tuple(_version_row(version) for version in reversed(chosen))
-    n_left = len(everything) - len(chosen)
+    n_left = len(versions) - len(chosen)
     more = f"{counted(n_left, 'version')} not listed: the table contains the newest and the notable ones."
     return rows, f"{more} All of them: trinitylake log" if n_left else ""
 
@@ -337,9 +337,9 @@ def latest_version_metric(timeline: Timeline, now_ms: int) -> Metric:
         now_ms: When the report was created.
     """
     record = timeline.latest.record
-    made = "" if record.created_at_ms is None else ago(now_ms - record.created_at_ms)
+    age = "" if record.created_at_ms is None else ago(now_ms - record.created_at_ms)
     by = clipped(record.operation or "", 40)
-    return Metric("Latest", f"{record.version:,}", " by ".join(filter(None, (made, by))))
+    return Metric("Latest", f"{record.version:,}", " by ".join(filter(None, (age, by))))
 
 
 def version_count_metrics(timeline: Timeline) -> list[Metric]:

@@ -217,13 +217,13 @@ def _expiration_headline(plan: ExpirationPlan, report: ExpirationReport | None, 
     latest = f"the latest is {plan.base_version:,}"
     if report is not None and report.version is not None:
         n_expired = len(VersionRanges.parse(report.versions))
-        done = f"{n_expired:,} expired just now, by version {report.version:,}"
-        return f"{every}; {done}; a purge reclaims {size(report.bytes)}"
-    ended = f"; {counted(len(plan.exports), 'export')} would end" if plan.exports else ""
+        outcome = f"{n_expired:,} expired just now, by version {report.version:,}"
+        return f"{every}; {outcome}; a purge reclaims {size(report.bytes)}"
+    exports_ended = f"; {counted(len(plan.exports), 'export')} would end" if plan.exports else ""
     if plan.is_empty:
         return f"{every}; none would expire; {latest}"
     n_expiring = sum(verdict.expires for verdict in plan.verdicts)
-    return f"{every}; {n_expiring:,} would expire and reclaim {size(plan.bytes)}; {latest}{ended}"
+    return f"{every}; {n_expiring:,} would expire and reclaim {size(plan.bytes)}; {latest}{exports_ended}"
 
 
 def _expiration_steps(plan: ExpirationPlan, report: ExpirationReport | None) -> tuple[Step, ...]:

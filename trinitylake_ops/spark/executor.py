@@ -114,11 +114,11 @@ class SparkExecutor:
         for start in range(0, len(batches), slots * _BATCHES_PER_SLOT):
             wave = [pickle.dumps(list(things)) for things in batches[start : start + slots * _BATCHES_PER_SLOT]]
             for row in self._run(type(work).__name__, run_batches, pickled, wave, n_tasks):
-                done: BatchDone = pickle.loads(row)
-                _count(work.storages, done.requests)
-                if done.error is not None:
-                    raise done.error
-                yield from done.results
+                result: BatchDone = pickle.loads(row)
+                _count(work.storages, result.requests)
+                if result.error is not None:
+                    raise result.error
+                yield from result.results
 
     def listed(self, listing: Listing) -> Iterator[FileInfo]:
         """Yield the listed files, part by part. Raises JobFailedError, and the errors of the listing."""
@@ -188,9 +188,9 @@ class SparkExecutor:
         if self._rate is not None:
             time.sleep(max(0.0, begun_s + -(-len(paths) // storage.delete_batch_size) / self._rate - time.monotonic()))
         failures: dict[str, StorageError] = {}
-        for done in rows:
-            _count(deletes.storages, done.requests)
-            failures |= done.failures
+        for result in rows:
+            _count(deletes.storages, result.requests)
+            failures |= result.failures
         return DeleteOutcome(failures, frozenset(path for row in rows for path in row.held_back))
 
     def _run(

@@ -133,8 +133,8 @@ def delete_parts(pickled_deletes: bytes, parts: Iterator[bytes]) -> Iterator[byt
     deletes = None if is_repeated else _loaded(pickled_deletes)
     for part in parts:
         paths: list[str] = pickle.loads(part)
-        done = DeletesDone({}, tuple(paths), is_repeated, ()) if deletes is None else _deleted(deletes, paths)
-        yield pickle.dumps(done)
+        deleted = DeletesDone({}, tuple(paths), is_repeated, ()) if deletes is None else _deleted(deletes, paths)
+        yield pickle.dumps(deleted)
 
 
 def _deleted(deletes: FencedDeletes, paths: list[str]) -> DeletesDone:

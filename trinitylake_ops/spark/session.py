@@ -85,13 +85,13 @@ def build_session(
     return session
 
 
-def _remote_session(app_name: str, remote: str | None, asked: Mapping[str, str]) -> SparkSession:
+def _remote_session(app_name: str, remote: str | None, requested: Mapping[str, str]) -> SparkSession:
     if remote is not None:
         check_remote(remote)
     session = running_remote()
     if session is None:
         assert remote is not None
-        session = open_remote(remote, app_name, _SETTINGS, asked)
+        session = open_remote(remote, app_name, _SETTINGS, requested)
     register_catalog_source(session)
     return session
 

@@ -63,14 +63,15 @@ def create_views(
     snapshot = lake.snapshot(version)
     names = _iceberg_tables(snapshot) if tables is None else [resolved_name(table, snapshot) for table in tables]
     views = {f"{prefix}trinitylake_{metadata}": metadata for metadata in METADATA_TABLES}
-    taken = {view.lower(): table for view, table in views.items()}  # Spark ignores the case of names
+    existing = {view.lower(): table for view, table in views.items()}  # Spark ignores the case of names
     for namespace, table in names:
         view = f"{prefix}{namespace}_{table}"
-        if view.lower() in taken:
+        if view.lower() in existing:
             raise InvalidInputError(
-                f"{taken[view.lower()]} and {namespace}.{table} would have the same view name {view!r}; pass 'tables'"
+                f"{existing[view.lower()]} and {namespace}.{table} would have the same view name {view!r}; pass"
+                " 'tables'"
             )
-        views[view] = taken[view.lower()] = f"{namespace}.{table}"
+        views[view] = existing[view.lower()] = f"{namespace}.{table}"
     frames: list[DataFrame] = []
     for metadata in METADATA_TABLES:
         pinned = (snapshot.version if version is None else version) if metadata in _AT_A_VERSION else None

@@ -212,16 +212,16 @@ def load_table(lake: Lakehouse, request: Request) -> CatalogResponse:
     if len(path) != 2:
         raise CatalogError("no such table", ".".join(path))
     namespace, table = path
-    asked = _at(name_option(namespace, table), request)
-    snapshot = snapshot_of(lake, asked)
+    selection = _at(name_option(namespace, table), request)
+    snapshot = snapshot_of(lake, selection)
     try:
         table_at_version = open_iceberg_table(lake, snapshot, namespace, table)
     except (NamespaceNotFoundError, TableNotFoundError) as error:
-        if asked.time is None:
+        if selection.time is None:
             raise CatalogError("no such table", str(error)) from error
         raise
-    pinned = {"export": asked.export} if asked.export is not None else {"version": str(snapshot.version)}
-    is_latest = asked.time is None
+    pinned = {"export": selection.export} if selection.export is not None else {"version": str(snapshot.version)}
+    is_latest = selection.time is None
     return _described(table_at_version.metadata, name_option(namespace, table), pinned, is_writable=is_latest)
 
 

@@ -166,11 +166,11 @@ class Wanted:
             conditions: The conditions, also of other columns.
             column: The column.
         """
-        wanted = cls()
+        combined = cls()
         for condition in conditions:
             if condition.column == column:
-                wanted = wanted._and(condition)
-        return wanted
+                combined = combined._and(condition)
+        return combined
 
     def _and(self, condition: Condition) -> Wanted:
         if condition.operator == "is null":

@@ -98,18 +98,18 @@ def is_remote(spark: SparkSession) -> bool:
     return not isinstance(spark, SparkSession)
 
 
-def open_remote(url: str, app_name: str, settings: Mapping[str, str], asked: Mapping[str, str]) -> SparkSession:
+def open_remote(url: str, app_name: str, settings: Mapping[str, str], requested: Mapping[str, str]) -> SparkSession:
     """Open a session at a server, to be closed by :func:`close_remote`.
 
     Args:
         url: The URL of the server, ``sc://host:port``.
         app_name: The name of the application.
         settings: Settings to apply where sessions are allowed to choose them.
-        asked: Settings that must be applied.
+        requested: Settings that must be applied.
 
     Raises:
-        InvalidInputError: If the URL is invalid, a setting in ``asked`` can only be set at the server, or this process
-            already runs a local Spark.
+        InvalidInputError: If the URL is invalid, a setting in ``requested`` can only be set at the server, or this
+            process already runs a local Spark.
         MissingExtraError: If the client is not installed.
         JobFailedError: If no server responds.
     """
@@ -125,12 +125,12 @@ def open_remote(url: str, app_name: str, settings: Mapping[str, str], asked: Map
     session = cast("SparkSession", connected)
     _keepers[id(session)] = start_keeper(url, connected.session_id, connected.client._user_id)
     try:
-        for key in asked:
+        for key in requested:
             if not session.conf.isModifiable(key):
                 raise InvalidInputError(
                     f"{key} cannot be set for a session at {address}; set it where the server is started"
                 )
-        for key, value in {**settings, **asked}.items():
+        for key, value in {**settings, **requested}.items():
             if session.conf.isModifiable(key):
                 session.conf.set(key, value)
     except PySparkException as error:

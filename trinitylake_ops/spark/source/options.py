@@ -66,9 +66,9 @@ class TableRequest:
 
     def __post_init__(self) -> None:
         times = {"version": self.version, "timestamp": self.timestamp, "export": self.export}
-        given = [name for name, value in times.items() if value is not None]
-        if len(given) > 1:
-            raise InvalidInputError(f"the options {' and '.join(given)} exclude each other; use one of them")
+        options = [name for name, value in times.items() if value is not None]
+        if len(options) > 1:
+            raise InvalidInputError(f"the options {' and '.join(options)} exclude each other; use one of them")
         if self.columns is not None and len(set(self.columns)) < len(self.columns):
             raise InvalidInputError(f"duplicate column in {', '.join(self.columns)}")
 
@@ -215,14 +215,14 @@ class StreamOptions:
     on_overwrite: OnProblem = "fail"
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> StreamOptions:
+    def parse(cls, options: Mapping[str, str]) -> StreamOptions:
         """Parse options, by lower-case names; others are ignored. Raises InvalidInputError."""
-        start = given.get("starting_version")
+        start = options.get("starting_version")
         return cls(
-            starting_version="latest" if start == LATEST else _stream_number(given, "starting_version", 0),
-            max_versions=_stream_number(given, "max_versions", 1),
-            on_gap=_on_problem(given, "on_gap"),
-            on_overwrite=_on_problem(given, "on_overwrite"),
+            starting_version="latest" if start == LATEST else _stream_number(options, "starting_version", 0),
+            max_versions=_stream_number(options, "max_versions", 1),
+            on_gap=_on_problem(options, "on_gap"),
+            on_overwrite=_on_problem(options, "on_overwrite"),
         )
 
 
@@ -250,31 +250,31 @@ class WriteOptions:
     message: str | None = None
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> WriteOptions:
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         """Parse options, by lower-case names; others are ignored. Raises InvalidInputError."""
-        replace = given.get("replace", "table")
+        replace = options.get("replace", "table")
         if replace not in ("table", "partitions"):
             raise InvalidInputError(f"invalid value {replace!r} of option 'replace'; use 'table' or 'partitions'")
-        if "replace" in given and "partition" in given:
+        if "replace" in options and "partition" in options:
             raise InvalidInputError("the options replace and partition exclude each other; use one of them")
         for name in ("stream_id", "run_id"):
-            if name in given and not 0 < len(given[name]) <= _LONGEST_ID_CHARS:
+            if name in options and not 0 < len(options[name]) <= _LONGEST_ID_CHARS:
                 raise InvalidInputError(f"option {name!r} must have 1 to {_LONGEST_ID_CHARS} characters")
         return cls(
-            stream_id=given.get("stream_id"),
-            run_id=given.get("run_id"),
-            partition_by=_stream_names(given, "partition_by"),
-            primary_key=_stream_names(given, "primary_key") or (),
+            stream_id=options.get("stream_id"),
+            run_id=options.get("run_id"),
+            partition_by=_stream_names(options, "partition_by"),
+            primary_key=_stream_names(options, "primary_key") or (),
             replaces_partitions=replace == "partitions",
-            partition=_partition(given.get("partition")),
-            must_create=_is_true(given, "create"),
-            reads=_reads(given.get("reads")),
-            message=given.get("message"),
+            partition=_partition(options.get("partition")),
+            must_create=_is_true(options, "create"),
+            reads=_reads(options.get("reads")),
+            message=options.get("message"),
         )
 
 
-def _stream_number(given: Mapping[str, str], name: str, least: int) -> int | None:
-    text = given.get(name)
+def _stream_number(options: Mapping[str, str], name: str, least: int) -> int | None:
+    text = options.get(name)
     if text is None:
         return None
     is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(2**32))
@@ -283,8 +283,8 @@ def _stream_number(given: Mapping[str, str], name: str, least: int) -> int | Non
     return int(text)
 
 
-def _on_problem(given: Mapping[str, str], name: str) -> OnProblem:
-    text = given.get(name, "fail")
+def _on_problem(options: Mapping[str, str], name: str) -> OnProblem:
+    text = options.get(name, "fail")
     if text == "fail":
         return "fail"
     if text == "skip":
@@ -292,10 +292,10 @@ def _on_problem(given: Mapping[str, str], name: str) -> OnProblem:
     raise InvalidInputError(f"invalid value {text!r} of option {name!r}; use 'fail' or 'skip'")
 
 
-def _is_true(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name, "false").lower()
+def _is_true(options: Mapping[str, str], name: str) -> bool:
+    text = options.get(name, "false").lower()
     if text not in ("true", "false"):
-        raise InvalidInputError(f"invalid value {given[name]!r} of option {name!r}; use 'true' or 'false'")
+        raise InvalidInputError(f"invalid value {options[name]!r} of option {name!r}; use 'true' or 'false'")
     return text == "true"
 
 
@@ -330,8 +330,8 @@ def _reads(text: str | None) -> Mapping[str, int] | None:
     return reads
 
 
-def _stream_names(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:
-    text = given.get(name)
+def _stream_names(options: Mapping[str, str], name: str) -> tuple[str, ...] | None:
+    text = options.get(name)
     if text is None:
         return None
     names = tuple(part.strip() for part in text.split(","))

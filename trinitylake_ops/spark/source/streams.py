@@ -145,17 +145,17 @@ class FollowedTable:
     def _misfit(self, fields: Iterable[NestedField], of_batch: Mapping[int, NestedField], *, lags: bool) -> str | None:
         for field in fields:
             name = self.table_schema.find_column_name(field.field_id)
-            written = of_batch.get(field.field_id)
-            if written is None:
+            written_type = of_batch.get(field.field_id)
+            if written_type is None:
                 if not field.required or (lags and field.initial_default is not None):
                     continue  # a null or the default
                 return f"required column {name!r} {'did not exist' if lags else 'was dropped'}"
-            if field.required and not written.required and not lags:
+            if field.required and not written_type.required and not lags:
                 return f"column {name!r} became optional"
             kind = field.field_type
             if kind.is_primitive:
-                if not _is_readable_as(written.field_type, kind):
-                    return f"column {name!r} {'had type' if lags else 'was changed to type'} {written.field_type}"
+                if not _is_readable_as(written_type.field_type, kind):
+                    return f"column {name!r} {'had type' if lags else 'was changed to type'} {written_type.field_type}"
             elif misfit := self._misfit(_fields_within(kind), of_batch, lags=lags):
                 return misfit
         return None
@@ -170,12 +170,12 @@ def _fields_within(kind: IcebergType) -> Sequence[NestedField]:
     return kind.fields
 
 
-def _is_readable_as(written: IcebergType, wanted: IcebergType) -> bool:
+def _is_readable_as(written_type: IcebergType, target: IcebergType) -> bool:
     """Whether values of a type can be read as another type: the same, or one that Iceberg can promote it to."""
-    if written == wanted:
+    if written_type == target:
         return True
     try:
-        promote(written, wanted)
+        promote(written_type, target)
     except ResolveError:
         return False
     return True
@@ -304,7 +304,7 @@ class _Batch:
         latest = self._lake.snapshot()
         first, last = max(self._start["version"], 0), self._end["version"]
         expired = set(expired_between(latest, first - 1, last))
-        seen: set[str] = set()
+        visited: set[str] = set()
         for version in [*range(last, first - 1, -1), latest.version]:
             if version in expired:
                 continue
@@ -316,8 +316,8 @@ class _Batch:
                 continue
             self.io = self.io.for_table(definition)
             uri = metadata_uri(definition, self._lake.root)
-            if uri not in seen:
-                seen.add(uri)
+            if uri not in visited:
+                visited.add(uri)
                 yield table_metadata(definition, self.io)
 
     def _gap(self) -> VersionExpiredError:

@@ -63,13 +63,13 @@ class WriteTarget:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteTarget:
         """Parse the options of a write. Raises InvalidInputError."""
-        given = {name.lower(): value for name, value in options.items() if name.lower() not in _OF_SPARK}
-        if read_option := next((name for name in OPTIONS if name in given and name != ROOT), None):
+        plain_options = {name.lower(): value for name, value in options.items() if name.lower() not in _OF_SPARK}
+        if read_option := next((name for name in OPTIONS if name in plain_options and name != ROOT), None):
             raise InvalidInputError(
                 f"option {read_option!r} is for reads; the options of writes are {', '.join(WRITE_OPTIONS)}"
             )
-        source = SourceOptions.parse(given, WRITE_OPTIONS)
-        return cls(source, WriteOptions.parse(given), table_name(source.request.table))
+        source = SourceOptions.parse(plain_options, WRITE_OPTIONS)
+        return cls(source, WriteOptions.parse(plain_options), table_name(source.request.table))
 
     def open(self) -> Lakehouse:
         """Open the lakehouse. Raises LakehouseNotFoundError, InvalidInputError, or StorageError."""
@@ -220,8 +220,8 @@ class BatchWriter(DataSourceArrowWriter):
 
 def files_of(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
     """Return the data files of all tasks."""
-    written = [message for message in messages if isinstance(message, WrittenFiles)]
-    return [file for message in written for file in pickle.loads(message.pickled_files)]
+    new_files = [message for message in messages if isinstance(message, WrittenFiles)]
+    return [file for message in new_files for file in pickle.loads(message.pickled_files)]
 
 
 def staged_by(
@@ -340,18 +340,18 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return WrittenFiles(files, self._pickled_plan, _query_id(), rows)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        written = [message for message in messages if isinstance(message, WrittenFiles)]
+        new_files = [message for message in messages if isinstance(message, WrittenFiles)]
         files = files_of(messages)
-        if not written or not (files or self._is_complete):
+        if not new_files or not (files or self._is_complete):
             return  # an epoch without rows creates no version, and its repetition is empty as well
         lake = self._target.open()
-        query_id = written[0].query_id
-        rows = str(total_of(message.rows for message in written))
+        query_id = new_files[0].query_id
+        rows = str(total_of(message.rows for message in new_files))
         epoch = Epoch(self._stream_id, batchId, rows, query_id)
         search = find_epoch(lake, epoch)
         if search.version is not None:
             return
-        plan: TableWrite = pickle.loads(written[0].pickled_plan)
+        plan: TableWrite = pickle.loads(new_files[0].pickled_plan)
         guard = EpochGuard(epoch, search.searched_to)
 
         def publish(staged: StagedTable) -> Publication:

@@ -150,18 +150,18 @@ def _same_field(column: pa.Field, field: iceberg.NestedField) -> bool:
     return metadata.get(_FIELD_ID) == str(field.field_id).encode() and _same_type(column.type, field.field_type)
 
 
-def _same_type(kind: pa.DataType, wanted: iceberg.IcebergType) -> bool:
-    if isinstance(wanted, iceberg.StructType):
-        return pa.types.is_struct(kind) and _same_fields(list(kind), wanted.fields)
-    if isinstance(wanted, iceberg.ListType):
+def _same_type(kind: pa.DataType, expected: iceberg.IcebergType) -> bool:
+    if isinstance(expected, iceberg.StructType):
+        return pa.types.is_struct(kind) and _same_fields(list(kind), expected.fields)
+    if isinstance(expected, iceberg.ListType):
         is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        return is_list and _same_field(kind.value_field, wanted.element_field)
-    if isinstance(wanted, iceberg.MapType):
+        return is_list and _same_field(kind.value_field, expected.element_field)
+    if isinstance(expected, iceberg.MapType):
         return (
             pa.types.is_map(kind)
-            and _same_field(kind.key_field, wanted.key_field)
-            and _same_field(kind.item_field, wanted.value_field)
+            and _same_field(kind.key_field, expected.key_field)
+            and _same_field(kind.item_field, expected.value_field)
         )
-    if isinstance(wanted, iceberg.DecimalType):
-        return bool(kind == pa.decimal128(wanted.precision, wanted.scale))
-    return kind in _PRIMITIVES.get(type(wanted), ())
+    if isinstance(expected, iceberg.DecimalType):
+        return bool(kind == pa.decimal128(expected.precision, expected.scale))
+    return kind in _PRIMITIVES.get(type(expected), ())

@@ -216,14 +216,14 @@ def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) 
     from trinitylake_ops.iceberg.read import file_batches, reading_at
 
     remaining = RemainingRows(ArrowScan(job.metadata, job.io, job.schema, job.row_filter))
-    wanted = arrow_schema(schema)
+    expected_schema = arrow_schema(schema)
     with reading_at(job.version, job.io):
         for task in tasks:  # one at a time, because pyiceberg keeps all batches of the passed files in memory
             for batch in file_batches(remaining, task, job.io):
                 if not batch.num_rows:
                     continue
                 try:
-                    rows = batch.select(wanted.names).cast(wanted)
+                    rows = batch.select(expected_schema.names).cast(expected_schema)
                 except ValueError as error:  # a column became required, but old rows contain nulls
                     path = job.io.location(task.file.file_path)
                     raise CorruptFileError(
