@@ -127,7 +127,7 @@ def _remove_orphans_unrecorded() -> AbstractContextManager[Any]:
 
 def _register_during_purges() -> AbstractContextManager[Any]:
     """Neither wait for who deletes files, nor look whether the table was ever committed."""
-    return mock.patch.object(register, "_undisturbed", return_value=nullcontext(lambda _base: None))
+    return mock.patch.object(register, "_deletions_blocked", return_value=nullcontext(lambda _base: None))
 
 
 def _purge_before_its_time() -> AbstractContextManager[Any]:

@@ -25,7 +25,7 @@ from trinitylake_ops.storage import LocalStorage, MeteredStorage
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 from trinitylake_ops.tree.shape import walk
 
-pytestmark = pytest.mark.local_only("tasks of Spark read a folder here")
+pytestmark = [pytest.mark.local_only("tasks of Spark read a folder here"), pytest.mark.usefixtures("fixed_requests")]
 
 
 @pytest.fixture

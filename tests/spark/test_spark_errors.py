@@ -29,4 +29,4 @@ def test_a_commit_without_an_answer_can_be_asked_for(lakes: Lakes) -> None:
     found = told(outcome_unknown(roots, 7, "some-id", "no answer"))
     assert isinstance(found, CommitOutcomeUnknownError)
     assert (found.version, found.commit_id) == (7, "some-id")
-    assert "ask later with: trinitylake resolve-commit 7 some-id" in str(found)
+    assert "trinitylake resolve-commit 7 some-id" in str(found)

@@ -278,22 +278,22 @@ def test_wrong_requests_run_no_task(spark: SparkSession, lake: Lakehouse) -> Non
     spark.sparkContext.setJobGroup("wrong", "")
     february = {"year": 2013, "month": 2}
     wrong: list[tuple[type[TrinityLakeError], str, dict[str, Any]]] = [
-        (InvalidInputError, "has format 'LANCE'; only ICEBERG", {"table": "other"}),
-        (InvalidInputError, "mode 'overwrite' is none of", {"mode": "overwrite"}),
+        (InvalidInputError, "LANCE", {"table": "other"}),
+        (InvalidInputError, "mode 'overwrite'", {"mode": "overwrite"}),
         (
             InvalidInputError,
-            "use it with replace_partitions or append",
+            "partitions",
             {"mode": "replace_table", "partitions": [february]},
         ),
-        (InvalidInputError, "name at least one", {"mode": "append", "partitions": []}),
-        (InvalidInputError, "needs a value for each of year, month", {"partitions": [{"month": 2}]}),
-        (InvalidInputError, "'may' is no value of the partition column", {"partitions": [{"year": 1, "month": "may"}]}),
-        (InvalidDefinitionError, r"is partitioned by \['year', 'month'\]", {"partition_by": ("year",)}),
-        (InvalidDefinitionError, r"primary key \(id\), not \(text\)", {"primary_key": ("text",)}),
-        (InvalidDefinitionError, "column 'key'", {"primary_key": ("key",)}),
-        (InvalidInputError, "column 'id' of table facts.numbers is required", {"frame": frame.drop("id")}),
-        (InvalidDefinitionError, "duplicate column 'id'", {"frame": frame.select("id", "*")}),
-        (InvalidDefinitionError, "do not match", {"frame": frame.withColumn("id", F.col("id").cast("string"))}),
+        (InvalidInputError, "partitions", {"mode": "append", "partitions": []}),
+        (InvalidInputError, "year, month", {"partitions": [{"month": 2}]}),
+        (InvalidInputError, "'may'", {"partitions": [{"year": 1, "month": "may"}]}),
+        (InvalidDefinitionError, r"\['year', 'month'\]", {"partition_by": ("year",)}),
+        (InvalidDefinitionError, r"\(id\).*\(text\)", {"primary_key": ("text",)}),
+        (InvalidDefinitionError, "'key'", {"primary_key": ("key",)}),
+        (InvalidInputError, "'id'", {"frame": frame.drop("id")}),
+        (InvalidDefinitionError, "'id'", {"frame": frame.select("id", "*")}),
+        (InvalidDefinitionError, "facts.numbers", {"frame": frame.withColumn("id", F.col("id").cast("string"))}),
         (
             InvalidDefinitionError,
             "'TEXT' .*'text'",
@@ -380,8 +380,8 @@ FAILURES: list[tuple[Callable[[Lakehouse, SparkSession], None], type[TrinityLake
     (killed_task, JobFailedError, "cannot write table facts.numbers: .*(crash|exited)"),
     (failing_row, JobFailedError, "cannot write table facts.numbers: .*row 9 is bad"),
     (failing_after_another_task, JobFailedError, "cannot write table facts.numbers: ValueError: row 19 is bad"),
-    (null_in_key, InvalidInputError, "column 'id' is required and 1 rows have no value"),
-    (unexpected_partition, InvalidInputError, r"partition \{'year': 2013, 'month': [13]\}, which is not among"),
+    (null_in_key, InvalidInputError, "column 'id' .*1 rows"),
+    (unexpected_partition, InvalidInputError, r"partition \{'year': 2013, 'month': [13]\}"),
 ]
 
 

@@ -143,9 +143,9 @@ WRONG = {
     "with a master": (
         ["--spark-remote", "sc://127.0.0.1:1", "--spark-master", "local[2]"],
         "",
-        "--spark-master and --spark-remote exclude each other",
+        "--spark-master and --spark-remote",
     ),
-    "without spark": (["--engine", "local", "--spark-remote", "sc://h"], "", "go with --engine spark"),
+    "without spark": (["--engine", "local", "--spark-remote", "sc://h"], "", "--engine spark"),
     "address": (["--spark-remote", "spark://h:1"], "", "use sc://HOST:PORT"),
     "token": (["--spark-remote", "sc://h:1/;token=secret"], "", "set SPARK_CONNECT_AUTHENTICATE_TOKEN"),
     "no server": (
